@@ -1,0 +1,64 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. Each does all its own set-up.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+# Everything that the build and the tests need of the system; the one list.
+SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium
+
+NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
+
+.PHONY: help setup system demo test test-slow bench lint format native clean
+
+help:  ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+system:
+	@scripts/system-packages $(SYSTEM_PACKAGES)
+
+$(VENV)/.packages: constraints.txt pyproject.toml scripts/check-python
+	@scripts/check-python $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $$(sed -e '/^#/d' -e 's/==.*//' constraints.txt)
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.packages $(NATIVE_SOURCES)
+	CMAKE_BUILD_PARALLEL_LEVEL=$(WORKERS) flock $(VENV) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+setup: system $(VENV)/.native  ## Virtual environment, pinned packages, native extension
+
+native: $(VENV)/.native  ## Rebuild the extension after a change in cpp/
+
+demo: setup  ## Train on real text, lose a node, finish anyway; ends with a report
+	$(BIN)/ff demo
+
+lint: setup  ## Format check, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## Apply the formatter and the safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
+	$(BIN)/pytest -q -n $(WORKERS) -m "not slow and not serial and not gpu"
+	$(BIN)/pytest -q -m "serial and not slow and not gpu"
+
+test-slow: setup  ## Longer campaigns: wide simulations, sanitizers, many kills
+	scripts/native-tests
+	$(BIN)/pytest -q -m "slow and not gpu" --timeout 900
+
+bench: setup  ## Every benchmark briefly, beside its peers, into build/bench
+	$(BIN)/python -m bench
+
+clean:  ## Remove the virtual environment and everything built
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

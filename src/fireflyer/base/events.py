@@ -1,0 +1,191 @@
+"""The step-report protocol and the job's event log.
+
+Ranks *report* (what they did, how long it took on their own clock); the launcher *logs* (what it saw, on its clock).
+Everything that is later said about a job (progress line, report, ETTR, goodput) is computed from this log and from
+nothing else. The log is a file of JSON lines, one `Logged` each; durations and instants are nanoseconds.
+
+A record that a newer version wrote is read with unknown fields ignored; unknown `type`s are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+import msgspec
+
+from fireflyer.base.errors import DataCorruption
+
+__all__ = [
+    "AttemptFailed",
+    "AttemptStarted",
+    "CheckpointReport",
+    "FaultInjected",
+    "JobEvent",
+    "JobFinished",
+    "JobStarted",
+    "Logged",
+    "NodeLost",
+    "PassedOver",
+    "RankExited",
+    "Report",
+    "ResumeReport",
+    "StepReport",
+    "decode_log",
+    "decode_report",
+    "encode_log_line",
+    "encode_report",
+]
+
+
+class StepReport(msgspec.Struct, frozen=True, tag="step"):
+    """One optimizer step of one rank."""
+
+    rank: int
+    attempt: int
+    step: int
+    """1 for the first step of the job; a resumed attempt reports steps again that were lost."""
+    samples: int
+    """Samples of this rank in this step."""
+    tokens: int
+    loss: float | None
+    """Mean over the whole batch (all ranks) where the rank knows it, else None. Exact: floats travel as float64."""
+    productive_ns: int
+    """Time spent on this step (data, forward, backward, optimizer), without checkpoint stalls."""
+    checkpoint_ns: int = 0
+    """Time that checkpointing held this step up (snapshot; the background write does not count)."""
+    allreduce_bytes: int = 0
+    allreduce_ns: int = 0
+    """Time during which at least one allreduce of this rank was in flight."""
+
+
+class PassedOver(msgspec.Struct, frozen=True):
+    name: str
+    reason: str
+
+
+class ResumeReport(msgspec.Struct, frozen=True, tag="resume"):
+    """Sent once by each rank when its state is ready and training is about to begin."""
+
+    rank: int
+    attempt: int
+    step: int
+    """Steps already done: 0 for a fresh start."""
+    checkpoint: str | None
+    passed_over: tuple[PassedOver, ...] = ()
+    load_ns: int = 0
+
+
+class CheckpointReport(msgspec.Struct, frozen=True, tag="checkpoint"):
+    """A checkpoint has been committed, or has failed (training goes on)."""
+
+    rank: int
+    attempt: int
+    step: int
+    bytes: int
+    stall_ns: int
+    write_ns: int
+    error: str | None = None
+
+
+Report = StepReport | ResumeReport | CheckpointReport
+
+
+class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
+    job: str
+    command: tuple[str, ...]
+    nodes: int
+    ranks_per_node: int
+    max_restarts: int
+    wall_time_s: float
+    """Seconds since the epoch, for people only."""
+
+
+class AttemptStarted(msgspec.Struct, frozen=True, tag="attempt_started"):
+    attempt: int
+
+
+class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
+    node: int
+    attempt: int
+    reason: str
+
+
+class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
+    rank: int
+    attempt: int
+    exit_code: int
+    """As the shell says it: 128 + n for signal n."""
+
+
+class AttemptFailed(msgspec.Struct, frozen=True, tag="attempt_failed"):
+    """The gang is being stopped; `restarting` says whether another attempt follows."""
+
+    attempt: int
+    reason: str
+    restarting: bool
+
+
+class FaultInjected(msgspec.Struct, frozen=True, tag="fault_injected"):
+    """The launcher was asked to break something (`--inject`)."""
+
+    what: str
+    attempt: int
+    step: int
+
+
+class JobFinished(msgspec.Struct, frozen=True, tag="job_finished"):
+    exit_code: int
+    reason: str
+
+
+JobEvent = (
+    StepReport
+    | ResumeReport
+    | CheckpointReport
+    | JobStarted
+    | AttemptStarted
+    | NodeLost
+    | RankExited
+    | AttemptFailed
+    | FaultInjected
+    | JobFinished
+)
+
+
+class Logged(msgspec.Struct, frozen=True):
+    """`at_ns` is the launcher's monotonic clock since the job started."""
+
+    at_ns: int
+    event: JobEvent
+
+
+_encoder = msgspec.json.Encoder()
+_log_decoder = msgspec.json.Decoder(Logged)
+_report_encoder = msgspec.msgpack.Encoder()
+_report_decoder = msgspec.msgpack.Decoder(Report)
+
+
+def encode_report(report: Report) -> bytes:
+    return _report_encoder.encode(report)
+
+
+def decode_report(data: bytes) -> Report:
+    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on hostile bytes."""
+    return _report_decoder.decode(data)
+
+
+def encode_log_line(entry: Logged) -> bytes:
+    return _encoder.encode(entry) + b"\n"
+
+
+def decode_log(lines: Iterable[bytes], *, name: str = "event log") -> list[Logged]:
+    """All entries. A last line without its newline is what a crash leaves and is dropped; any other bad line raises
+    `DataCorruption` with its number."""
+    entries: list[Logged] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            entries.append(_log_decoder.decode(line))
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise DataCorruption(f"{name}, line {number}: {error}") from error
+    return entries

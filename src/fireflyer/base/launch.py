@@ -1,0 +1,96 @@
+"""What a launched rank is told: the torchrun environment, and ours beside it.
+
+Pure: mappings in, structs out. `runtime.environment` is the one module that reads `os.environ`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["RankEnvironment"]
+
+
+class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank stands. `node` is what the launcher says it is: ranks of different nodes talk over TCP only."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: int = 0
+    nodes: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    attempt: int = 0
+    max_restarts: int = 0
+    job: str = "local"
+    control: str | None = None
+    """`host:port` of the launcher's control service; None when not started by `ff run`."""
+    secret_file: str | None = None
+    run_dir: str | None = None
+
+    def to_mapping(self) -> dict[str, str]:
+        """Environment variables for the rank's process."""
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.node,
+            "GROUP_WORLD_SIZE": self.nodes,
+            "ROLE_NAME": "default",
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.world_size,
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": self.master_port,
+            "TORCHELASTIC_RESTART_COUNT": self.attempt,
+            "TORCHELASTIC_MAX_RESTARTS": self.max_restarts,
+            "TORCHELASTIC_RUN_ID": self.job,
+            "TORCHELASTIC_USE_AGENT_STORE": False,
+            "FF_CONTROL": self.control,
+            "FF_SECRET_FILE": self.secret_file,
+            "FF_RUN_DIR": self.run_dir,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_mapping(cls, environ: Mapping[str, str]) -> RankEnvironment:
+        """Reads what `ff run` or `torchrun` set; a process started by hand is rank 0 of 1. Raises `UsageError`."""
+
+        def integer(name: str, default: int) -> int:
+            text = environ.get(name)
+            if text is None:
+                return default
+            try:
+                return int(text)
+            except ValueError:
+                raise UsageError(f"environment variable {name}={text!r} is not an integer") from None
+
+        world_size = integer("WORLD_SIZE", 1)
+        local_world_size = integer("LOCAL_WORLD_SIZE", world_size)
+        env = cls(
+            rank=integer("RANK", 0),
+            world_size=world_size,
+            local_rank=integer("LOCAL_RANK", 0),
+            local_world_size=local_world_size,
+            node=integer("GROUP_RANK", 0),
+            nodes=integer("GROUP_WORLD_SIZE", max(1, world_size // max(1, local_world_size))),
+            master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=integer("MASTER_PORT", 0),
+            attempt=integer("TORCHELASTIC_RESTART_COUNT", 0),
+            max_restarts=integer("TORCHELASTIC_MAX_RESTARTS", 0),
+            job=environ.get("TORCHELASTIC_RUN_ID", "local"),
+            control=environ.get("FF_CONTROL"),
+            secret_file=environ.get("FF_SECRET_FILE"),
+            run_dir=environ.get("FF_RUN_DIR"),
+        )
+        if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:
+            raise UsageError(
+                f"rank {env.rank} of {env.world_size} (local {env.local_rank} of {env.local_world_size}) is not a rank; "
+                "RANK and LOCAL_RANK count from 0 below WORLD_SIZE and LOCAL_WORLD_SIZE"
+            )
+        return env

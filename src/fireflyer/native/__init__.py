@@ -1,0 +1,1 @@
+"""The compiled extension. Import `fireflyer.native`, never `_core` directly."""
