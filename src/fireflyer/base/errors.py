@@ -122,7 +122,7 @@ class JobFailed(PermanentError):
 
 
 class PeerFailed(PermanentError):
-    """A collective cannot complete because `rank` died, hung or broke the protocol. The group is unusable afterwards."""
+    """A collective cannot complete because `rank` died, hung or broke the protocol; the group is unusable."""
 
     code = "peer_failed"
 

@@ -10,6 +10,7 @@ A record that a newer version wrote is read with unknown fields ignored; unknown
 from __future__ import annotations
 
 from collections.abc import Iterable
+
 import msgspec
 
 from fireflyer.base.errors import DataCorruption
@@ -161,7 +162,7 @@ class Logged(msgspec.Struct, frozen=True):
 _encoder = msgspec.json.Encoder()
 _log_decoder = msgspec.json.Decoder(Logged)
 _report_encoder = msgspec.msgpack.Encoder()
-_report_decoder = msgspec.msgpack.Decoder(Report)
+_report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
 def encode_report(report: Report) -> bytes:

@@ -90,7 +90,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         )
         if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:
             raise UsageError(
-                f"rank {env.rank} of {env.world_size} (local {env.local_rank} of {env.local_world_size}) is not a rank; "
-                "RANK and LOCAL_RANK count from 0 below WORLD_SIZE and LOCAL_WORLD_SIZE"
+                f"rank {env.rank} of {env.world_size} (local {env.local_rank} of {env.local_world_size}) "
+                "is not a rank; RANK and LOCAL_RANK count from 0 below WORLD_SIZE and LOCAL_WORLD_SIZE"
             )
         return env

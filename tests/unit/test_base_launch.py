@@ -1,0 +1,49 @@
+"""A rank learns where it stands from the variables that torchrun sets, and from ours beside them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.launch import RankEnvironment
+
+
+@given(nodes=st.integers(1, 5), per_node=st.integers(1, 8), data=st.data())
+def test_what_the_launcher_writes_the_rank_reads(nodes: int, per_node: int, data: st.DataObject) -> None:
+    node, local = data.draw(st.integers(0, nodes - 1)), data.draw(st.integers(0, per_node - 1))
+    env = RankEnvironment(
+        rank=node * per_node + local,
+        world_size=nodes * per_node,
+        local_rank=local,
+        local_world_size=per_node,
+        node=node,
+        nodes=nodes,
+        master_port=4242,
+        attempt=data.draw(st.integers(0, 9)),
+        max_restarts=9,
+        job="j",
+        control=data.draw(st.none() | st.just("127.0.0.1:1")),
+    )
+    assert RankEnvironment.from_mapping(env.to_mapping()) == env
+
+
+def test_a_process_started_by_hand_is_rank_0_of_1() -> None:
+    env = RankEnvironment.from_mapping({})
+    assert (env.rank, env.world_size, env.node, env.nodes, env.control) == (0, 1, 0, 1, None)
+
+
+def test_plain_torchrun_gives_the_number_of_nodes_by_division() -> None:
+    env = RankEnvironment.from_mapping({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
+    assert env.nodes == 2
+
+
+def test_a_variable_that_is_not_a_number_is_named() -> None:
+    with pytest.raises(UsageError, match="RANK='two' is not an integer"):
+        RankEnvironment.from_mapping({"RANK": "two"})
+
+
+def test_a_rank_outside_the_world_is_refused() -> None:
+    with pytest.raises(UsageError, match="rank 4 of 4"):
+        RankEnvironment.from_mapping({"RANK": "4", "WORLD_SIZE": "4"})
