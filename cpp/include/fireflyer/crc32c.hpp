@@ -1,0 +1,14 @@
+// CRC-32C (Castagnoli; RFC 3720 appendix B.4), the checksum of every payload and record.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ff {
+
+// crc32c(0, "123456789", 9) == 0xE3069283; chainable: crc32c(crc32c(0, a), b) is the sum of a followed by b
+std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t n);
+
+std::uint32_t crc32c_portable(std::uint32_t crc, const void* data, std::size_t n);  // the same on any CPU, slower
+
+}  // namespace ff

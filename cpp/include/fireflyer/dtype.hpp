@@ -1,0 +1,19 @@
+// Element types of buffers that are reduced. The numbers are part of the collective wire format: append, never renumber.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace ff {
+
+enum class DType : std::uint8_t { f64 = 0, f32 = 1, f16 = 2, bf16 = 3, f8e4m3 = 4, f8e5m2 = 5, i32 = 6, i64 = 7 };
+
+inline constexpr int dtype_count = 8;
+
+std::size_t dtype_size(DType d);          // bytes of one element
+const char* dtype_name(DType d);          // the enumerator's name, e.g. "bf16"
+DType dtype_from_name(std::string_view);  // throws std::invalid_argument
+DType accum_dtype(DType d);               // f32 for f16, bf16, f8e4m3 and f8e5m2; otherwise the type itself
+
+}  // namespace ff

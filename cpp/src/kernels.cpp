@@ -1,0 +1,93 @@
+// Checks arguments and calls the reductions of the instruction set in use.
+#include "fireflyer/kernels.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "kernels_driver.hpp"
+
+namespace ff {
+namespace {
+
+struct TypeInfo {
+  const char* name;
+  std::size_t size;
+  DType accum;
+};
+
+constexpr TypeInfo types[dtype_count] = {
+    {"f64", 8, DType::f64},   {"f32", 4, DType::f32},    {"f16", 2, DType::f32}, {"bf16", 2, DType::f32},
+    {"f8e4m3", 1, DType::f32}, {"f8e5m2", 1, DType::f32}, {"i32", 4, DType::i32}, {"i64", 8, DType::i64},
+};
+
+const TypeInfo& info(DType d) {
+  const auto index = static_cast<std::size_t>(d);
+  if (index >= dtype_count) throw std::invalid_argument("dtype code " + std::to_string(index) + " is not known");
+  return types[index];
+}
+
+const KernelTable* find(const char* name) {
+  if (std::strcmp(name, "portable") == 0) return &portable_kernels();
+  return nullptr;
+}
+
+std::atomic<const KernelTable*>& active() {
+  static std::atomic<const KernelTable*> table{&portable_kernels()};
+  return table;
+}
+
+const KernelTable& kernels() { return *active().load(std::memory_order_relaxed); }
+
+void check(int n) {
+  if (n < 1) throw std::invalid_argument("a sum needs at least one input, not " + std::to_string(n));
+}
+
+}  // namespace
+
+std::size_t dtype_size(DType d) { return info(d).size; }
+const char* dtype_name(DType d) { return info(d).name; }
+DType accum_dtype(DType d) { return info(d).accum; }
+
+DType dtype_from_name(std::string_view name) {
+  for (int i = 0; i < dtype_count; ++i)
+    if (name == types[i].name) return static_cast<DType>(i);
+  throw std::invalid_argument("dtype '" + std::string(name) + "' is not one of f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64");
+}
+
+void reduce_to_accum(void* acc, const void* const* in, int n, std::size_t count, DType d) {
+  check(n);
+  info(d);
+  kernels().widen[static_cast<int>(d)](acc, in, n, count);
+}
+
+void reduce_to(void* out, const void* const* in, int n, std::size_t count, DType d) {
+  check(n);
+  info(d);
+  kernels().reduce[static_cast<int>(d)](out, in, n, count);
+}
+
+void add_accum(void* out, const void* const* parts, int n, std::size_t count, DType accum) {
+  check(n);
+  if (accum_dtype(accum) != accum)
+    throw std::invalid_argument(std::string(dtype_name(accum)) + " is not a type that sums are kept in");
+  kernels().reduce[static_cast<int>(accum)](out, parts, n, count);
+}
+
+void round_from_accum(void* out, const void* acc, std::size_t count, DType d) {
+  info(d);
+  kernels().narrow[static_cast<int>(d)](out, &acc, 1, count);
+}
+
+const char* active_isa() { return kernels().name; }
+
+bool isa_supported(const char* name) { return find(name) != nullptr; }
+
+void set_isa(const char* name) {
+  const KernelTable* table = find(name);
+  if (table == nullptr) throw std::invalid_argument("this CPU cannot run the instruction set '" + std::string(name) + "'");
+  active().store(table, std::memory_order_relaxed);
+}
+
+}  // namespace ff
