@@ -1,0 +1,80 @@
+"""Small files that hold credentials: read only when nobody else can, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+
+from fireflyer.base.errors import DataCorruption, FireflyerError, PermissionDenied, UsageError
+from fireflyer.base.os_errors import translate_os_error
+
+__all__ = ["read_private_file", "write_private_file"]
+
+
+def read_private_file(path: str, max_bytes: int) -> bytes:
+    """The whole file. Raises `NotFound`, `PermissionDenied` when group or others have any right on it or another
+    user owns it, `DataCorruption` when it is longer than `max_bytes`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise translate_os_error(error, f"read {path}") from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{path} is not a regular file")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
+            raise PermissionDenied(f"{path} is open to other users (mode {mode:04o}); run: chmod 600 {path}")
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionDenied(f"{path} belongs to user {status.st_uid}; it must belong to the user who runs this")
+        data = b""
+        while len(data) <= max_bytes and (piece := os.read(fd, max_bytes + 1 - len(data))):
+            data += piece
+    except FireflyerError:
+        raise
+    except OSError as error:
+        raise translate_os_error(error, f"read {path}") from error
+    finally:
+        os.close(fd)
+    if len(data) > max_bytes:
+        raise DataCorruption(f"{path} is longer than {max_bytes} bytes; it is not what it should be")
+    return data
+
+
+def write_private_file(path: str, data: bytes) -> None:
+    """Replaces `path` atomically and durably, mode 0600. After a crash it holds the old content or the new."""
+    directory = os.path.dirname(os.path.abspath(path))
+    temporary = os.path.join(directory, f".{os.path.basename(path)}.{secrets.token_hex(8)}.tmp")
+    try:
+        _write_new(temporary, data)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+        _sync_directory(directory)
+    except OSError as error:
+        raise translate_os_error(error, f"write {path}") from error
+
+
+def _write_new(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
