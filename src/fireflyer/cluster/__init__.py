@@ -1,0 +1,30 @@
+"""The launcher: starts a job's ranks on its nodes, watches them, and starts them again when some of them die.
+
+    spec = JobSpec(script="train.py", args=("--steps", "500"), nodes=2, ranks_per_node=2, max_restarts=1, run_dir=path)
+    result = fireflyer.runtime.run(run_job(spec, on_entry=progress.update, on_line=print_line))
+    sys.exit(result.exit_code)
+
+`run_job` raises `UsageError` (and makes nothing) where the job cannot start as asked: script missing, port taken, more
+ranks than devices, a run directory that is in use. Once started it does not raise for what happens to the job: the
+result says it. It takes over SIGINT, SIGTERM and SIGHUP while it runs (they are passed on to the ranks; the second one
+kills), so it is called from the main thread. `on_entry` gets every entry of the event log after it was written, in
+order; `on_line` every line that a rank printed; both are called on the event loop and must not block for long.
+
+A training script reports with `Reporter.from_environment(read_environment())`.
+"""
+
+from fireflyer.cluster.client.reporter import Reporter
+from fireflyer.cluster.launcher import run_job
+from fireflyer.cluster.schema.job import Culprit, Fault, JobResult, JobSpec, RankLine, Timeouts, parse_fault
+
+__all__ = [
+    "Culprit",
+    "Fault",
+    "JobResult",
+    "JobSpec",
+    "RankLine",
+    "Reporter",
+    "Timeouts",
+    "parse_fault",
+    "run_job",
+]
