@@ -1,4 +1,4 @@
-"""What is asked of the launcher (`JobSpec`), what it hands back (`JobResult`), and a line that a rank printed (`RankLine`)."""
+"""What is asked of the launcher, what it hands back, and a line that a rank printed."""
 
 from __future__ import annotations
 
