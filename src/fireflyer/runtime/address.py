@@ -1,0 +1,31 @@
+"""Network addresses as people write them and as sockets want them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["Address"]
+
+
+class Address(NamedTuple):
+    """A host name or IP address and a TCP port; `str()` gives `host:port`, `[host]:port` for IPv6."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """The address in `"host:port"` or `"[ipv6]:port"`. Raises `UsageError`."""
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            colon = ""
+        if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+            raise UsageError(f"address {text!r} is not understood; write it like 10.0.0.1:7000 or [fd00::1]:7000")
+        return cls(host, int(port))
