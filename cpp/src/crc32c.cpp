@@ -5,7 +5,14 @@
 #include <bit>
 #include <cstring>
 
+#include "fireflyer/cpu.hpp"
+
 namespace ff {
+
+#if defined(__x86_64__)
+std::uint32_t crc32c_sse42(std::uint32_t crc, const void* data, std::size_t n);
+#endif
+
 namespace {
 
 using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
@@ -43,6 +50,12 @@ std::uint32_t crc32c_portable(std::uint32_t crc, const void* data, std::size_t n
   return ~crc;
 }
 
-std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t n) { return crc32c_portable(crc, data, n); }
+std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t n) {
+#if defined(__x86_64__)
+  static const bool fast = cpu_features().sse42 && cpu_features().pclmul;
+  if (fast) return crc32c_sse42(crc, data, n);
+#endif
+  return crc32c_portable(crc, data, n);
+}
 
 }  // namespace ff

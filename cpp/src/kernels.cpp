@@ -5,7 +5,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "fireflyer/cpu.hpp"
 #include "kernels_driver.hpp"
 
 namespace ff {
@@ -28,13 +30,27 @@ const TypeInfo& info(DType d) {
   return types[index];
 }
 
+// The widest first. A name stands here only if this CPU, and the operating system, can run its code.
+std::vector<const KernelTable*> runnable() {
+  std::vector<const KernelTable*> tables;
+#if defined(__x86_64__)
+  const CpuFeatures cpu = cpu_features();
+  if (cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.f16c && cpu.fma)
+    tables.push_back(&avx512_kernels());
+  if (cpu.avx2 && cpu.f16c && cpu.fma) tables.push_back(&avx2_kernels());
+#endif
+  tables.push_back(&portable_kernels());
+  return tables;
+}
+
 const KernelTable* find(const char* name) {
-  if (std::strcmp(name, "portable") == 0) return &portable_kernels();
+  for (const KernelTable* table : runnable())
+    if (std::strcmp(name, table->name) == 0) return table;
   return nullptr;
 }
 
 std::atomic<const KernelTable*>& active() {
-  static std::atomic<const KernelTable*> table{&portable_kernels()};
+  static std::atomic<const KernelTable*> table{runnable().front()};
   return table;
 }
 

@@ -55,7 +55,7 @@ void reduce_blocks(void* out, const void* const* in, int n, std::size_t count) {
 
 // Codecs is a struct with F64, F32, F16, BF16, E4M3, E5M2, I32 and I64.
 template <class Codecs>
-KernelTable make_table(const char* name) {
+constexpr KernelTable make_table(const char* name) {
   using C = Codecs;
   return KernelTable{
       name,

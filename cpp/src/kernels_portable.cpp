@@ -123,7 +123,7 @@ struct Codecs {
 }  // namespace
 
 const KernelTable& portable_kernels() {
-  static const KernelTable table = make_table<Codecs>("portable");
+  static constexpr KernelTable table = make_table<Codecs>("portable");
   return table;
 }
 

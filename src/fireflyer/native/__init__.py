@@ -1,1 +1,31 @@
-"""The compiled extension. Import `fireflyer.native`, never `_core` directly."""
+"""The compiled extension. Import `fireflyer.native`, never `_core` directly.
+
+Kernels work on anything contiguous with the buffer protocol (NumPy arrays, memoryviews, bytes for inputs); their
+element type is a name: `f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64`. Bad sizes and unknown names raise `ValueError`, an
+argument that is no buffer raises `TypeError`. The GIL is released while they run. What they compute, to the bit, is
+written down in `fireflyer.collectives.kernels`.
+"""
+
+from fireflyer.native._core import (
+    active_isa,
+    cpu_features,
+    crc32c,
+    crc32c_portable,
+    isa_names,
+    reduce,
+    reduce_to_accum,
+    round_from_accum,
+    set_isa,
+)
+
+__all__ = [
+    "active_isa",
+    "cpu_features",
+    "crc32c",
+    "crc32c_portable",
+    "isa_names",
+    "reduce",
+    "reduce_to_accum",
+    "round_from_accum",
+    "set_isa",
+]

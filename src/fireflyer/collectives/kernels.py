@@ -1,0 +1,198 @@
+"""The native kernels, said again in NumPy: the same signatures, the same bits.
+
+These functions are the definition that `fireflyer.native` is held to by a property test; nothing falls back to them
+silently. Buffers are anything with the buffer protocol, contiguous; element types go by name:
+
+| name | bytes | sums are kept in | overflow of a rounding |
+|---|---|---|---|
+| `f64`, `f32` | 8, 4 | the type itself | infinity |
+| `f16`, `bf16` | 2 | float32 | infinity |
+| `f8e5m2` | 1 | float32 | infinity |
+| `f8e4m3` (no infinity) | 1 | float32 | saturates to 448, infinities too, as PyTorch 2.13 casts do |
+| `i32`, `i64` | 4, 8 | the type itself | wraps (two's complement) |
+
+Floats are added strictly from left to right and rounded once, to nearest even. Every NaN result is the positive quiet
+NaN of its type (0x7ff8<<48, 0x7fc00000, 0x7e00, 0x7fc0, 0x7f), since which payload survives an addition is a compiler's
+whim.
+CRC-32C is that of RFC 3720 appendix B.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    # NumPy arrays declare the buffer protocol from Python 3.12 on only.
+    AnyBuffer = Buffer | npt.NDArray[Any]
+
+__all__ = ["DTYPES", "accum_dtype", "crc32c", "decode", "encode", "reduce", "reduce_to_accum", "round_from_accum"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+_STORED: dict[str, str] = {
+    "f64": "<f8",
+    "f32": "<f4",
+    "f16": "<f2",
+    "bf16": "<u2",
+    "f8e4m3": "u1",
+    "f8e5m2": "u1",
+    "i32": "<i4",
+    "i64": "<i8",
+}
+DTYPES = tuple(_STORED)  # in the order of the codes in cpp/include/fireflyer/dtype.hpp
+_CRC_POLYNOMIAL = 0x82F63B78
+
+
+def accum_dtype(dtype: str) -> str:
+    """The type that sums of `dtype` are kept in: `f32` for the small floats, otherwise the type itself."""
+    _check(dtype)
+    return "f32" if dtype in ("f16", "bf16", "f8e4m3", "f8e5m2") else dtype
+
+
+def reduce(out: AnyBuffer, inputs: Sequence[AnyBuffer], dtype: str) -> None:
+    """`out[i] = inputs[0][i] + inputs[1][i] + ...`, rounded to `dtype` once; `out` may be one of the inputs."""
+    target = _elements(out, dtype, writable=True)
+    target[:] = encode(_sum(inputs, dtype, target.size), dtype)
+
+
+def reduce_to_accum(acc: AnyBuffer, inputs: Sequence[AnyBuffer], dtype: str) -> None:
+    """The same sum, stored in `accum_dtype(dtype)` without rounding to `dtype`."""
+    target = _elements(acc, accum_dtype(dtype), writable=True)
+    target[:] = encode(_sum(inputs, dtype, target.size), accum_dtype(dtype))
+
+
+def round_from_accum(out: AnyBuffer, acc: AnyBuffer, dtype: str) -> None:
+    """`out[i] = acc[i]`, of `accum_dtype(dtype)`, rounded to `dtype`."""
+    target = _elements(out, dtype, writable=True)
+    source = _elements(acc, accum_dtype(dtype))
+    _check_count(source, target.size, "acc")
+    target[:] = encode(source.copy(), dtype)
+
+
+def crc32c(data: AnyBuffer, crc: int = 0) -> int:
+    """CRC-32C of `data`, which follows bytes whose checksum is `crc`; byte by byte, for comparison only."""
+    state = crc ^ 0xFFFFFFFF
+    for byte in _view(data).tobytes():
+        state = (state >> 8) ^ _CRC_TABLE[(state ^ byte) & 0xFF]
+    return state ^ 0xFFFFFFFF
+
+
+def decode(stored: Array, dtype: str) -> Array:
+    """The elements as numbers of `accum_dtype(dtype)`; exact, since the small floats are a part of float32.
+
+    `stored` has the storage type: unsigned integers for `bf16`, `f8e4m3` and `f8e5m2`, the NumPy type of the rest.
+    """
+    _check(dtype)
+    if dtype == "f16":
+        return stored.astype(np.float32)
+    if dtype == "bf16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    if dtype in _BYTE_VALUES:
+        return _BYTE_VALUES[dtype][stored]
+    return stored
+
+
+def encode(values: Array, dtype: str) -> Array:
+    """Numbers of `accum_dtype(dtype)` rounded to nearest even, in the storage type; NaNs as the module says."""
+    _check(dtype)
+    if dtype in ("i32", "i64"):
+        return values
+    if dtype == "bf16":
+        bits = values.view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+        return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+    if dtype in _BYTE_VALUES:
+        return _nearest_byte(values, dtype)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.where(np.isnan(values), np.nan, values).astype(_STORED[dtype])
+
+
+def _sum(inputs: Sequence[AnyBuffer], dtype: str, count: int) -> Array:
+    if len(inputs) == 0:
+        raise ValueError("inputs must not be empty")
+    arrays = [_elements(item, dtype) for item in inputs]
+    for index, array in enumerate(arrays):
+        _check_count(array, count, f"inputs[{index}]")
+    total = decode(arrays[0], dtype).copy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        for array in arrays[1:]:
+            total += decode(array, dtype)
+    return total
+
+
+def _byte_values(mantissa: int, bias: int, finite: int) -> Floats:
+    """The value of each of the 256 codes; the codes above `finite` are NaN (infinity is put in by the caller)."""
+    values = np.full(256, np.nan, np.float32)
+    for code in range(finite + 1):
+        exponent, fraction = code >> mantissa, code & ((1 << mantissa) - 1)
+        normal = min(exponent, 1)
+        values[code] = (normal + fraction / (1 << mantissa)) * 2.0 ** (max(exponent, 1) - bias)
+        values[code | 0x80] = -values[code]
+    return values
+
+
+def _nearest_byte(values: Floats, dtype: str) -> npt.NDArray[np.uint8]:
+    """By searching among the midpoints of neighbours: a different way from the kernels', on purpose."""
+    midpoints = _BYTE_MIDPOINTS[dtype]
+    magnitude = np.abs(values)
+    code = np.searchsorted(midpoints, magnitude, side="left")
+    tie = midpoints[np.minimum(code, midpoints.size - 1)] == magnitude
+    code += tie & (code % 2 == 1)
+    code |= np.where(np.signbit(values), 0x80, 0)
+    return np.where(np.isnan(values), 0x7F, code).astype(np.uint8)
+
+
+def _midpoints(magnitudes: Floats) -> Floats:
+    return ((magnitudes[1:] + magnitudes[:-1]) / 2).astype(np.float32)
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (_CRC_POLYNOMIAL if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+def _elements(buffer: AnyBuffer, dtype: str, *, writable: bool = False) -> Array:
+    _check(dtype)
+    view = _view(buffer)
+    if not view.c_contiguous or (writable and view.readonly):
+        raise ValueError("a buffer must be contiguous" + (" and writable" if writable else ""))
+    itemsize = np.dtype(_STORED[dtype]).itemsize
+    if view.nbytes % itemsize:
+        raise ValueError(f"a buffer holds {view.nbytes} bytes, not a multiple of the {itemsize} of {dtype}")
+    return np.frombuffer(view, np.uint8).view(_STORED[dtype]) if view.nbytes else np.empty(0, _STORED[dtype])
+
+
+def _view(buffer: AnyBuffer) -> memoryview:
+    return memoryview(cast("Buffer", buffer))
+
+
+def _check(dtype: str) -> None:
+    if dtype not in _STORED:
+        raise ValueError(f"dtype {dtype!r} is not one of {' '.join(DTYPES)}")
+
+
+def _check_count(array: Array, expected: int, name: str) -> None:
+    if array.size != expected:
+        raise ValueError(f"{name} holds {array.size} elements, not the {expected} of the output")
+
+
+_CRC_TABLE = _crc_table()
+_BYTE_VALUES = {"f8e4m3": _byte_values(3, 7, 0x7E), "f8e5m2": _byte_values(2, 15, 0x7B)}
+# What follows the largest e5m2, were there one more, is 65536: from half-way to it on, a number becomes infinity. e4m3
+# has no such code, and everything beyond its last midpoint stays at 448.
+_BYTE_MIDPOINTS = {
+    "f8e4m3": _midpoints(_BYTE_VALUES["f8e4m3"][:0x7F]),
+    "f8e5m2": _midpoints(np.append(_BYTE_VALUES["f8e5m2"][:0x7C], np.float32(65536))),
+}
+_BYTE_VALUES["f8e5m2"][[0x7C, 0xFC]] = np.inf, -np.inf

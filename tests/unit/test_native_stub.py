@@ -1,0 +1,26 @@
+"""The committed stub names what the extension has, no more and no less."""
+
+import ast
+from importlib import import_module, resources
+
+from fireflyer import native
+
+EXTENSION = import_module("fireflyer.native._core")
+
+
+def stub_names() -> set[str]:
+    tree = ast.parse(resources.files("fireflyer.native").joinpath("_core.pyi").read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_stub_and_module_have_the_same_names() -> None:
+    assert stub_names() == {name for name in vars(EXTENSION) if not name.startswith("_")}
+
+
+def test_package_exports_are_those_of_the_extension() -> None:
+    for name in native.__all__:
+        assert getattr(native, name) is getattr(EXTENSION, name)
