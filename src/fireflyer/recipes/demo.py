@@ -1,0 +1,190 @@
+"""The demonstration: train a GPT on real text, lose a node in mid-run, finish anyway, prove that nothing was lost.
+
+Two jobs with the same seed run one after the other on two nodes of two ranks each. The first is left alone. In the
+second the launcher kills node 1 (its agent and its ranks, with SIGKILL) when step `kill_step` is reported; the gang is started
+again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish and the loss curve of
+the second, from the step it resumed at to the end, is bitwise that of the first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from fireflyer.analytics import JobAccount, LossPoint, account
+from fireflyer.base.errors import Exists, UsageError
+from fireflyer.base.events import Logged, decode_log
+from fireflyer.cluster import Fault, JobResult, JobSpec, RankLine, run_job
+from fireflyer.recipes.corpus import build_corpus
+
+__all__ = ["CurveComparison", "DemoResult", "DemoSpec", "compare_curves", "run_demo"]
+
+
+class DemoSpec(msgspec.Struct, frozen=True, kw_only=True):
+    directory: str
+    """Everything is written beneath it. The runs of an earlier demonstration there are replaced, its corpus is reused."""
+    steps: int = 120
+    kill_step: int = 70
+    checkpoint_every: int = 20
+    kill_node: int = 1
+    nodes: int = 2
+    ranks_per_node: int = 2
+    seed: int = 0
+    corpus_bytes: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.checkpoint_every < self.kill_step < self.steps:
+            raise UsageError(
+                f"checkpoint every {self.checkpoint_every}, kill at {self.kill_step}, steps {self.steps}: must rise from 1, "
+                "so that the node dies after a checkpoint and before the end"
+            )
+        if not 0 <= self.kill_node < self.nodes:
+            raise UsageError(f"node {self.kill_node} cannot be killed; nodes count from 0 below {self.nodes}")
+
+
+class CurveComparison(msgspec.Struct, frozen=True):
+    """Two loss curves, step by step, as bits of their float64 values."""
+
+    first_step: int
+    last_step: int
+    compared: int
+    first_difference: int | None
+    """The first step whose loss differs or is missing from one curve; None when all are bitwise equal."""
+
+    @property
+    def equal(self) -> bool:
+        return self.compared > 0 and self.first_difference is None
+
+
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    ok: bool
+    facts: tuple[tuple[str, str], ...]
+    """What the report says beside its own figures: (name, value), in the order to be shown."""
+    problems: tuple[str, ...]
+    """Why `ok` is false, one line each."""
+    undisturbed: JobResult
+    disturbed: JobResult | None
+    disturbed_log: tuple[Logged, ...] = ()
+
+
+def _bits(losses: Sequence[LossPoint]) -> dict[int, bytes]:
+    return {point.step: struct.pack("<d", point.loss) for point in losses}
+
+
+def compare_curves(
+    ours: Sequence[LossPoint], reference: Sequence[LossPoint], *, first: int, last: int
+) -> CurveComparison:
+    """Compares steps `first` to `last`, both included. A step that either curve lacks counts as a difference."""
+    left, right = _bits(ours), _bits(reference)
+    compared = 0
+    for step in range(first, last + 1):
+        if left.get(step) is None or left.get(step) != right.get(step):
+            return CurveComparison(first, last, compared, step)
+        compared += 1
+    return CurveComparison(first, last, compared, None)
+
+
+def _job(spec: DemoSpec, name: str, corpus: str, inject: tuple[Fault, ...]) -> JobSpec:
+    run_dir = os.path.join(spec.directory, name)
+    if os.path.isfile(os.path.join(run_dir, "events.jsonl")):
+        shutil.rmtree(run_dir)
+    elif os.path.lexists(run_dir):
+        raise Exists(f"{run_dir} is in the way and is not an earlier demonstration; give another --directory")
+    options: Mapping[str, object] = {
+        "--steps": spec.steps,
+        "--seed": spec.seed,
+        "--checkpoint-every": spec.checkpoint_every,
+        "--checkpoint-dir": os.path.join(run_dir, "checkpoints"),
+        "--corpus-dir": corpus,
+    }
+    return JobSpec(
+        script="fireflyer.recipes.train_gpt",
+        kind="module",
+        args=tuple(str(part) for pair in options.items() for part in pair),
+        run_dir=run_dir,
+        nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node,
+        max_restarts=1,
+        name=name,
+        devices="cpu",
+        inject=inject,
+    )
+
+
+def _read_log(result: JobResult) -> list[Logged]:
+    with open(result.events_path, "rb") as file:
+        return decode_log(file, name=result.events_path)
+
+
+def _judge(spec: DemoSpec, reference: JobAccount, disturbed: JobAccount) -> tuple[list[tuple[str, str]], list[str]]:
+    """(facts, problems) of two finished jobs."""
+    facts: list[tuple[str, str]] = []
+    problems: list[str] = []
+    injected = [failure for failure in disturbed.failures if failure.injected]
+    if not injected or injected[0].resumed_step is None:
+        return facts, ["the node was not killed, or the job did not resume from a checkpoint after it"]
+    failure = injected[0]
+    resumed = failure.resumed_step or 0
+    comparison = compare_curves(disturbed.losses, reference.losses, first=resumed + 1, last=spec.steps)
+    facts.append(("node killed", f"node {spec.kill_node} (its agent and its ranks) at step {failure.broken_step}"))
+    facts.append(("resumed from", f"step {resumed} ({failure.resumed_checkpoint})"))
+    if resumed == 0:
+        problems.append("the job started from the beginning: there was no checkpoint to resume from")
+    if comparison.equal:
+        steps = f"steps {resumed + 1} to {spec.steps}"
+        facts.append(("loss curve", f"{steps} are bitwise those of the undisturbed run with the same seed"))
+    else:
+        problems.append(f"the loss curve differs from the undisturbed run, first at step {comparison.first_difference}")
+    before = compare_curves(disturbed.losses, reference.losses, first=1, last=resumed) if resumed else None
+    if before is not None and not before.equal:
+        problems.append(f"the loss curve before the failure differs, first at step {before.first_difference}")
+    if disturbed.losses and disturbed.losses[-1].loss >= disturbed.losses[0].loss:
+        problems.append("the loss did not fall")
+    return facts, problems
+
+
+async def run_demo(
+    spec: DemoSpec,
+    *,
+    on_phase: Callable[[str], None],
+    on_entry: Callable[[Logged], None],
+    on_line: Callable[[RankLine], None],
+) -> DemoResult:
+    """Runs the demonstration; `on_phase` gets a sentence before each part, the others are `run_job`'s callbacks.
+
+    Raises `UsageError` and `Exists` for what cannot start. What happens to the jobs is in the result.
+    """
+    undisturbed_job = _job(spec, "undisturbed", os.path.join(spec.directory, "corpus"), ())
+    disturbed_job = _job(
+        spec,
+        "disturbed",
+        os.path.join(spec.directory, "corpus"),
+        (Fault("kill-node", spec.kill_node, spec.kill_step),),
+    )
+    on_phase("preparing the corpus: the sources of the Python standard library")
+    corpus = build_corpus(os.path.join(spec.directory, "corpus"), max_bytes=spec.corpus_bytes)
+    on_phase(f"corpus: {corpus}")
+    on_phase(f"run 1 of 2: undisturbed, {spec.nodes} nodes of {spec.ranks_per_node} ranks, {spec.steps} steps")
+    undisturbed = await run_job(undisturbed_job, on_entry=on_entry, on_line=on_line)
+    if undisturbed.exit_code != 0:
+        problem = f"the undisturbed run failed: {undisturbed.reason}"
+        return DemoResult(ok=False, facts=(), problems=(problem,), undisturbed=undisturbed, disturbed=None)
+    on_phase(f"run 2 of 2: the same, and node {spec.kill_node} is killed at step {spec.kill_step}")
+    disturbed = await run_job(disturbed_job, on_entry=on_entry, on_line=on_line)
+    log = _read_log(disturbed)
+    if disturbed.exit_code != 0:
+        facts, problems = [], [f"the disturbed run failed: {disturbed.reason}"]
+    else:
+        facts, problems = _judge(spec, account(_read_log(undisturbed)), account(log))
+    return DemoResult(
+        ok=not problems,
+        facts=tuple(facts),
+        problems=tuple(problems),
+        undisturbed=undisturbed,
+        disturbed=disturbed,
+        disturbed_log=tuple(log),
+    )
