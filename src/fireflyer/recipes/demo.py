@@ -1,9 +1,9 @@
 """The demonstration: train a GPT on real text, lose a node in mid-run, finish anyway, prove that nothing was lost.
 
 Two jobs with the same seed run one after the other on two nodes of two ranks each. The first is left alone. In the
-second the launcher kills node 1 (its agent and its ranks, with SIGKILL) when step `kill_step` is reported; the gang is started
-again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish and the loss curve of
-the second, from the step it resumed at to the end, is bitwise that of the first.
+second the launcher kills node 1 (its agent and its ranks, with SIGKILL) when step `kill_step` is reported; the gang is
+started again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish and the loss
+curve of the second, from the step it resumed at to the end, is bitwise that of the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CurveComparison", "DemoResult", "DemoSpec", "compare_curves", "run_d
 
 class DemoSpec(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
-    """Everything is written beneath it. The runs of an earlier demonstration there are replaced, its corpus is reused."""
+    """Everything is written beneath it; the runs of an earlier demonstration are replaced, its corpus is reused."""
     steps: int = 120
     kill_step: int = 70
     checkpoint_every: int = 20
@@ -39,8 +39,8 @@ class DemoSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.checkpoint_every < self.kill_step < self.steps:
             raise UsageError(
-                f"checkpoint every {self.checkpoint_every}, kill at {self.kill_step}, steps {self.steps}: must rise from 1, "
-                "so that the node dies after a checkpoint and before the end"
+                f"checkpoint every {self.checkpoint_every}, kill at {self.kill_step}, steps {self.steps}: these must "
+                "rise from 1, so that the node dies after a checkpoint and before the end"
             )
         if not 0 <= self.kill_node < self.nodes:
             raise UsageError(f"node {self.kill_node} cannot be killed; nodes count from 0 below {self.nodes}")
