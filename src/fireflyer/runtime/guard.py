@@ -1,0 +1,194 @@
+"""A guard: the parent of one process, which leaves nothing of it behind. Runs as a program of its own.
+
+    python -I -S guard.py TOKEN -- command argument ...
+
+The guard is started with a pipe as standard input, which nobody but its owner holds open, and a pipe as standard
+output, on which it says one line each: `started PID`, `exited CODE` when the command has ended, `clean` when nothing is
+left. When its input ends (the owner closed it, or died, however it died), or when the command ends, the guard kills
+everything that the command started and ends itself.
+
+Nothing escapes by `setsid` or by forking twice: the guard is a *child subreaper*, so whoever loses its parent becomes
+the guard's own child, and the guard looks for descendants until there are none. As a second net it looks for processes
+of the same user whose environment holds `FF_JOB_TOKEN=TOKEN`: they are found even when an earlier guard was killed.
+
+Standard library only, and as little of it as possible: it starts in 10 ms and must outlive everything else.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+__all__ = ["MARKER", "descendants", "main", "marked"]
+
+MARKER = "FF_JOB_TOKEN"
+KILL_TIMEOUT_S = 10.0
+"""Processes that outlive SIGKILL for so long are stuck in the kernel; the guard says `left` instead of `clean`."""
+MAX_ENVIRON_BYTES = 4 << 20
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTTOU)
+
+
+def processes() -> dict[int, int]:
+    """Parent of every process that is not a zombie."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if fields and (fields[0] not in (b"Z", b"X") or _has_threads(name)):
+                parents[int(name)] = int(fields[1])
+    return parents
+
+
+def _has_threads(pid: str) -> bool:
+    """A process whose first thread has ended looks like a zombie while its other threads run on."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
+
+
+def descendants(root: int) -> list[int]:
+    """Living processes below `root`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in processes().items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.pop(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def marked(token: str) -> list[int]:
+    """Living processes of this user, except the caller, that were started with the token, or with one that continues it
+    after a dot."""
+    needle = f"\0{MARKER}={token}".encode()
+    found = []
+    for pid in processes():
+        if pid == os.getpid():
+            continue
+        try:
+            if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+                continue
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environ = b"\0" + file.read(MAX_ENVIRON_BYTES) + b"\0"
+        except OSError:
+            continue
+        at = environ.find(needle)
+        if at >= 0 and environ[at + len(needle) : at + len(needle) + 1] in (b"\0", b"."):
+            found.append(pid)
+    return found
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def _reap() -> list[tuple[int, int]]:
+    """Children that have ended, with their exit codes as the shell says them."""
+    ended = []
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            code = os.waitstatus_to_exitcode(status)
+            ended.append((pid, code if code >= 0 else 128 - code))
+    except ChildProcessError:
+        pass
+    return ended
+
+
+def _kill_all(token: str) -> bool:
+    """Kills until nothing is left; whoever forks meanwhile is found in the next round."""
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    pause_s = 0.001
+    while time.monotonic() < deadline:
+        victims = descendants(os.getpid()) or marked(token)
+        _kill(victims)
+        _reap()
+        if not victims:
+            return True
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    return False
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(1, text.encode() + b"\n")
+    except OSError:
+        pass
+
+
+def _become(command: list[str], guard: int, libc: ctypes.CDLL) -> None:
+    """In the child: dies with the guard, hears signals again, and becomes the command."""
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guard:
+            return
+        for number in (*_DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        os.execvp(command[0], command)  # noqa: S606
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def main(token: str, command: list[str]) -> int:
+    """0 when nothing is left behind."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in _DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(command, guard, libc)
+    _say(f"started {child}")
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    running = True
+    while running:
+        ready = [fd for fd, _ in poll.poll()]
+        if 0 in ready:
+            break
+        try:
+            os.read(wake_read, 4096)
+        except BlockingIOError:
+            pass
+        for pid, code in _reap():
+            if pid == child:
+                _say(f"exited {code}")
+                running = False
+    clean = _kill_all(token)
+    _say("clean" if clean else "left")
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[3:]))

@@ -1,0 +1,212 @@
+"""Starting processes that cannot be left behind.
+
+`Guarded` starts a command under a guard (see `fireflyer.runtime.guard`): when this process closes it or dies, the
+command and all that it started are killed. `start_leashed` starts a direct child that dies with this process (see
+`fireflyer.runtime.leash`); on top of that it has a session of its own, so that `killpg` reaches what it forks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, cast
+
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.runtime import guard, leash
+from fireflyer.runtime.guard import MARKER, descendants, marked
+
+__all__ = [
+    "MARKER",
+    "Guarded",
+    "become_subreaper",
+    "child_environment",
+    "descendants",
+    "exit_code_of",
+    "kill_marked",
+    "marked",
+    "new_token",
+    "reap_strangers",
+    "start_leashed",
+    "watch_exit",
+]
+
+_PYTHON = (sys.executable, "-I", "-S")
+KILL_TIMEOUT_S = 10.0
+
+
+def new_token() -> str:
+    """Marks the processes of one job; not a secret."""
+    return secrets.token_hex(12)
+
+
+def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment and, over it, the additions."""
+    return {**os.environ, **additions}
+
+
+def exit_code_of(returncode: int) -> int:
+    """As the shell says it: 128 + n for signal n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def become_subreaper() -> None:
+    """Descendants that lose their parent become children of this process from now on; see `reap_strangers`."""
+    ctypes.CDLL(None).prctl(guard.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_strangers(known: Callable[[int], bool]) -> None:
+    """Removes ended children that nobody waits for. `known` says which ones somebody does; those stay."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or known(ended.si_pid):
+            return
+        os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def watch_exit(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]) -> None:
+    """Calls `on_exit` once when the child has ended (it is still to be waited for). Raises `FireflyerError`."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        raise translate_os_error(error, f"watch process {pid}") from error
+
+    def ended() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+        on_exit()
+
+    loop.add_reader(fd, ended)
+
+
+def start_leashed(
+    command: Sequence[str], *, environment: Mapping[str, str], stdout: int, stderr: int, directory: str | None = None
+) -> subprocess.Popen[bytes]:
+    """A child in a session of its own with the given environment (complete), standard input empty. A command that
+    cannot be executed ends with 127 or 126 and says why on its standard error. Raises `FireflyerError`."""
+    try:
+        return subprocess.Popen(
+            [*_PYTHON, leash.__file__, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise translate_os_error(error, f"start {command[0]}") from error
+
+
+async def kill_marked(token: str) -> bool:
+    """Kills every process that carries the token until none is left; False when some outlive SIGKILL."""
+    deadline_s = asyncio.get_running_loop().time() + KILL_TIMEOUT_S
+    pause_s = 0.002
+    while pids := marked(token):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        if asyncio.get_running_loop().time() >= deadline_s:
+            return False
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+    return True
+
+
+class Guarded:
+    """A command under a guard, and all that it starts. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        token: str,
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        on_exit: Callable[[int], None],
+    ) -> None:
+        """`on_exit` is called with the exit code when the command itself has ended: what it started may still run.
+        Output of the command goes to `log`. Raises `FireflyerError`."""
+        self.token = token
+        self.pid: int | None = None
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._said = b""
+        self._clean = False
+        try:
+            self._process = subprocess.Popen(
+                [*_PYTHON, guard.__file__, token, "--", *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**environment, MARKER: token},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise translate_os_error(error, f"start {command[0]}") from error
+        self._leash = cast("IO[bytes]", self._process.stdin)
+        self._words = cast("IO[bytes]", self._process.stdout)
+        os.set_blocking(self._words.fileno(), False)
+        self._loop.add_reader(self._words.fileno(), self._listen)
+        watch_exit(self._loop, self._process.pid, self._ended)
+
+    def kill(self) -> None:
+        """SIGKILL to the command and everything below it; returns at once, `wait_gone` says when it is done."""
+        self._leash.close()
+        if not self._gone.done():
+            self._process.send_signal(signal.SIGCONT)
+
+    async def wait_gone(self, timeout_s: float = KILL_TIMEOUT_S) -> bool:
+        """Waits until the guard has ended by itself or, after `kill`, until `timeout_s` is over; a guard that does not
+        answer is killed as well. True when nothing is left."""
+        if not self._leash.closed:
+            await asyncio.shield(self._gone)
+        else:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.shield(self._gone)
+            except TimeoutError:
+                self._process.kill()
+                await asyncio.shield(self._gone)
+        if not self._clean:
+            self._clean = await kill_marked(self.token)
+        return self._clean
+
+    def _listen(self) -> None:
+        try:
+            words = os.read(self._words.fileno(), 4096)
+        except BlockingIOError:
+            return
+        if not words:
+            self._loop.remove_reader(self._words.fileno())
+            return
+        *lines, self._said = (self._said + words).split(b"\n")
+        for line in lines:
+            word, _, number = line.partition(b" ")
+            if word == b"started":
+                self.pid = int(number)
+            elif word == b"exited":
+                self._on_exit(int(number))
+            elif word == b"clean":
+                self._clean = True
+
+    def _ended(self) -> None:
+        if not self._words.closed:
+            self._listen()
+            self._loop.remove_reader(self._words.fileno())
+            self._words.close()
+        self._leash.close()
+        self._process.wait()
+        if not self._gone.done():
+            self._gone.set_result(None)
