@@ -1,0 +1,171 @@
+"""Runs a pure machine in the real world, on asyncio.
+
+The machine decides, the driver acts: `post` queues an event, the loop hands it to `machine.handle` with the clock's
+time, and every effect that comes back goes to `perform`, in order, before the next event. Events that `perform` posts
+wait their turn, so the machine is never entered twice. Slow work belongs into `spawn`: it runs beside the machine and
+posts what came of it. Timers are events at an instant (`call_at_ns`).
+
+An error in the machine, in `perform` or in spawned work is a bug of ours: the driver stops and `run` raises it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import uvloop
+
+from fireflyer.base.errors import Aborted, Busy
+from fireflyer.base.ports import Clock
+from fireflyer.base.units import SECOND
+from fireflyer.runtime.clock import MonotonicClock
+
+__all__ = ["MAX_EVENTS_QUEUED", "MAX_TIMERS", "Driver", "Machine", "Timer", "run"]
+
+MAX_EVENTS_QUEUED = 65536
+MAX_TIMERS = 65536
+_E = TypeVar("_E")
+_F = TypeVar("_F")
+_T = TypeVar("_T")
+_EventIn = TypeVar("_EventIn", contravariant=True)
+_EffectOut = TypeVar("_EffectOut", covariant=True)
+
+
+class Machine(Protocol[_EventIn, _EffectOut]):
+    """State and decisions, without IO: `handle` may only compute."""
+
+    def handle(self, now_ns: int, event: _EventIn) -> Sequence[_EffectOut]: ...
+
+
+def run(main: Coroutine[Any, Any, _T]) -> _T:
+    """Runs `main` to its end on a fresh uvloop loop and returns its result. Ctrl-C cancels it, then raises
+    `KeyboardInterrupt`."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+class Timer:
+    """One event to come. `cancel` is idempotent and final: after it the event is not posted."""
+
+    __slots__ = ("_cancel", "when_ns")
+
+    def __init__(self, when_ns: int, cancel: Callable[[Timer], None]) -> None:
+        self.when_ns = when_ns
+        self._cancel = cancel
+
+    def cancel(self) -> None:
+        self._cancel(self)
+
+
+class Driver(Generic[_E, _F]):
+    """See the module's text. Lives in the loop in which it is made; only `post_threadsafe` may be called elsewhere."""
+
+    def __init__(self, machine: Machine[_E, _F], perform: Callable[[_F], None], *, clock: Clock | None = None) -> None:
+        self._machine = machine
+        self._perform = perform
+        self._clock = clock or MonotonicClock()
+        self._loop = asyncio.get_running_loop()
+        self._events: collections.deque[_E] = collections.deque()
+        self._scheduled = False
+        self._finished: asyncio.Future[None] = self._loop.create_future()
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def post(self, event: _E) -> None:
+        """Queues an event; ignored once the driver has stopped. Raises `Busy` over `MAX_EVENTS_QUEUED`."""
+        if self._finished.done():
+            return
+        if len(self._events) >= MAX_EVENTS_QUEUED:
+            raise Busy(f"{MAX_EVENTS_QUEUED} events wait for the machine already")
+        self._events.append(event)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def post_threadsafe(self, event: _E) -> None:
+        """`post` from another thread. An event for a full queue stops the driver with `Busy`."""
+        self._loop.call_soon_threadsafe(self._guarded, self.post, event)
+
+    def call_at_ns(self, when_ns: int, event: _E) -> Timer:
+        """Posts `event` when the clock shows `when_ns`, never earlier; at once if that is past."""
+        timer = Timer(when_ns, self._cancel)
+        if len(self._timers) >= MAX_TIMERS:
+            raise Busy(f"{MAX_TIMERS} timers are set already")
+        if not self._finished.done():
+            self._arm(timer, event)
+        return timer
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs `work` beside the machine; cancelled when the driver stops."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def stop(self) -> None:
+        """No more events are handled; `run` returns. Effects of the event in hand are still performed."""
+        self._finish(None)
+
+    async def run(self) -> None:
+        """Waits until `stop`, then ends timers and spawned work. Raises what broke the driver. Cancelling it stops."""
+        try:
+            await asyncio.shield(self._finished)
+        finally:
+            self._finish(Aborted("the driver was cancelled"))
+            self._events.clear()
+            for timer in list(self._timers):
+                timer.cancel()
+            for task in self._tasks:
+                task.cancel()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            self._finished.exception()  # seen: either raised above or our own, for a cancelled run
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        # Only what is queued now: events that come of these wait, so that sockets get their turn in between.
+        for _ in range(len(self._events)):
+            if self._finished.done():
+                return
+            self._guarded(self._step, self._events.popleft())
+
+    def _step(self, event: _E) -> None:
+        for effect in self._machine.handle(self._clock.now_ns(), event):
+            self._perform(effect)
+
+    def _guarded(self, act: Callable[[_E], None], event: _E) -> None:
+        try:
+            act(event)
+        except Exception as error:
+            self._finish(error)
+
+    def _arm(self, timer: Timer, event: _E) -> None:
+        delay_ns = max(0, timer.when_ns - self._clock.now_ns())
+        self._timers[timer] = self._loop.call_later(delay_ns / SECOND, self._fire, timer, event)
+
+    def _fire(self, timer: Timer, event: _E) -> None:
+        if self._clock.now_ns() < timer.when_ns:  # the loop's clock is coarser than ours
+            self._arm(timer, event)
+            return
+        del self._timers[timer]
+        self._guarded(self.post, event)
+
+    def _cancel(self, timer: Timer) -> None:
+        handle = self._timers.pop(timer, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        if self._finished.done():
+            return
+        if error is None:
+            self._finished.set_result(None)
+        else:
+            self._finished.set_exception(error)
