@@ -1,0 +1,38 @@
+"""Who is who: node secrets, users and tokens, and the handshake by which both ends of a connection prove themselves.
+
+`handshake` is pure and says what it protects against; `secrets` and `tokens` keep their files.
+"""
+
+from fireflyer.identity.handshake import (
+    Accepts,
+    ClientHandshake,
+    Credential,
+    NodeCredential,
+    Refusal,
+    Role,
+    ServerHandshake,
+    Session,
+    UserCredential,
+    UserKey,
+)
+from fireflyer.identity.secrets import Secret, load_secret, new_secret, save_secret
+from fireflyer.identity.tokens import TokenInfo, TokenStore
+
+__all__ = [
+    "Accepts",
+    "ClientHandshake",
+    "Credential",
+    "NodeCredential",
+    "Refusal",
+    "Role",
+    "Secret",
+    "ServerHandshake",
+    "Session",
+    "TokenInfo",
+    "TokenStore",
+    "UserCredential",
+    "UserKey",
+    "load_secret",
+    "new_secret",
+    "save_secret",
+]

@@ -39,6 +39,7 @@ from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied, UsageE
 from fireflyer.identity.secrets import Secret
 
 __all__ = [
+    "BEARER_MARK",
     "HANDSHAKE_VERSION",
     "LENGTH_BYTES",
     "MAX_IDENTITY_BYTES",
@@ -69,7 +70,7 @@ MAX_PURPOSE_BYTES: Final = 128
 MAX_MESSAGE_BYTES: Final = 1024
 LENGTH_BYTES: Final = 2
 _PROOF_BYTES: Final = 32
-_MARK: Final = "fft1"
+BEARER_MARK: Final = "fft1"
 
 Role = Literal["node", "user"]
 
@@ -196,8 +197,8 @@ def message_length(header: bytes) -> int:
 def token_id_of(token: str) -> str:
     """The public part of a token, by which the server finds it. Raises `UsageError` if it is no token."""
     parts = token.split(".")
-    if len(parts) != 3 or parts[0] != _MARK or not parts[1] or not parts[2] or len(token) > 256:
-        raise UsageError(f"this is not a user token; a token looks like {_MARK}.<id>.<secret>")
+    if len(parts) != 3 or parts[0] != BEARER_MARK or not parts[1] or not parts[2] or len(token) > 256:
+        raise UsageError(f"this is not a user token; a token looks like {BEARER_MARK}.<id>.<secret>")
     return parts[1]
 
 
