@@ -1,0 +1,267 @@
+"""What is said about a job when it is over: the account as sentences and tables, the same for a terminal and for HTML.
+
+`build_report` turns a log into rows of text; renderers only lay them out. What is not known is called *unknown*, and a
+string that came from a rank or a user is made one printable line of bounded length here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from fireflyer.analytics.accounting import Failure, JobAccount, account
+from fireflyer.analytics.ettr import Ettr, EttrInputs, daly_young_interval_s, ettr
+from fireflyer.base.events import Logged
+from fireflyer.base.units import SECOND, format_bytes, format_duration, format_rate
+
+__all__ = ["MAX_TEXT", "Fact", "FailureStory", "JobReport", "PartRow", "Row", "build_report", "one_line"]
+
+MAX_TEXT = 300
+"""Characters of one text from outside (a reason, a name) that a report shows."""
+MAX_CHECKPOINT_NOTES = 20
+"""Failed and refused checkpoints that a report lists one by one."""
+
+Mark = Literal["", "good", "bad"]
+UNKNOWN = "unknown"
+
+
+class Row(msgspec.Struct, frozen=True):
+    label: str
+    value: str
+    note: str = ""
+    mark: Mark = ""
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """Something that the caller knows and the log does not, such as the verdict of a check."""
+
+    label: str
+    value: str
+    good: bool | None = None
+
+
+class PartRow(msgspec.Struct, frozen=True):
+    """One part of the wall time. `spent_ns` is None where nobody knows it."""
+
+    kind: str
+    label: str
+    spent_ns: int | None
+    share: float | None
+    meaning: str
+
+    @property
+    def duration(self) -> str:
+        return UNKNOWN if self.spent_ns is None else format_duration(self.spent_ns)
+
+    @property
+    def percent(self) -> str:
+        return "" if self.share is None else f"{self.share:.1%}"
+
+
+class FailureStory(msgspec.Struct, frozen=True):
+    title: str
+    rows: tuple[Row, ...]
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    account: JobAccount
+    ettr: Ettr
+    title: str
+    headline: str
+    succeeded: bool | None
+    """None when the log ends before the job did."""
+    facts: tuple[Row, ...]
+    summary: tuple[Row, ...]
+    parts: tuple[PartRow, ...]
+    failures: tuple[FailureStory, ...]
+    checkpoints: tuple[Row, ...]
+    ettr_rows: tuple[Row, ...]
+
+
+def build_report(log: Sequence[Logged], *, facts: Sequence[Fact] = ()) -> JobReport:
+    """The report of one job from its event log alone, and from `facts` that the caller adds."""
+    job = account(log)
+    ratio = ettr(job)
+    return JobReport(
+        account=job,
+        ettr=ratio,
+        title=f"Job {one_line(job.job)}",
+        headline=_headline(job),
+        succeeded=None if job.exit_code is None else job.exit_code == 0,
+        facts=tuple(Row(one_line(f.label), one_line(f.value), mark=_mark(f.good)) for f in facts),
+        summary=tuple(_summary(job)),
+        parts=tuple(_parts(job)),
+        failures=tuple(_story(number, failure) for number, failure in enumerate(job.failures, start=1)),
+        checkpoints=tuple(_checkpoints(job)),
+        ettr_rows=tuple(_ettr_rows(ratio)),
+    )
+
+
+def one_line(text: str, limit: int = MAX_TEXT) -> str:
+    """`text` without control characters and line breaks, and cut where it is too long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _mark(good: bool | None) -> Mark:
+    return "" if good is None else "good" if good else "bad"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _headline(job: JobAccount) -> str:
+    wall = format_duration(job.wall_ns)
+    if job.exit_code is None:
+        start = f"Not finished: the log covers {wall}"
+    elif job.exit_code == 0:
+        start = f"Finished in {wall}"
+    else:
+        start = f"Failed after {wall} with exit code {job.exit_code} ({one_line(job.reason)})"
+    said = [_count(job.steps, "step")] if job.reported else ["the ranks reported nothing"]
+    if job.losses:
+        said.append(f"loss {job.losses[0].loss:.4g} → {job.losses[-1].loss:.4g}")
+    survived = sum(failure.resumed_step is not None or failure.restart_ns is not None for failure in job.failures)
+    said.append(f"{_count(len(job.failures), 'failure')}" + (f", {survived} survived" if job.failures else ""))
+    return f"{start}: {', '.join(said)}."
+
+
+def _summary(job: JobAccount) -> list[Row]:
+    world = job.nodes * job.ranks_per_node
+    rows = [Row("Command", one_line(" ".join(job.command)) or UNKNOWN)]
+    if world:
+        rows.append(
+            Row("Ranks", f"{_count(job.nodes, 'node')} × {_count(job.ranks_per_node, 'rank')}", f"world size {world}")
+        )
+    rows.append(Row("Wall time", format_duration(job.wall_ns), _count(job.attempts, "attempt")))
+    if not job.reported:
+        rows.append(Row("Steps", UNKNOWN, "the ranks reported nothing; see fireflyer.cluster.client.Reporter"))
+        return rows
+    resumed = f", {job.first_step:,} done by an earlier run" if job.first_step else ""
+    lost = sum(failure.lost_steps for failure in job.failures)
+    rows.append(Row("Steps", f"{job.steps:,}", f"up to step {job.last_step:,}{resumed}; {lost:,} done twice"))
+    if job.losses:
+        first, last = job.losses[0], job.losses[-1]
+        value = f"{first.loss:.6g} → {last.loss:.6g}"
+        rows.append(Row("Loss", value, f"step {first.step:,} → step {last.step:,}"))
+    if job.tokens and job.parts.productive_ns:
+        speed = job.tokens * SECOND / job.parts.productive_ns
+        over_all = job.tokens * SECOND / max(1, job.wall_ns)
+        rows.append(Row("Throughput", f"{speed:,.0f} tokens/s", f"{over_all:,.0f} tokens/s over the wall time"))
+    if job.allreduce_ns and job.allreduce_bytes:
+        rate = job.allreduce_bytes * SECOND / job.allreduce_ns
+        note = "algorithm bandwidth: bytes of a rank's tensors over the time in flight"
+        rows.append(Row("Allreduce", format_rate(rate), note))
+    if job.exit_code and job.last_step:
+        saved = max((c.step for c in job.checkpoints if c.error is None), default=job.first_step)
+        unsaved = max(0, job.last_step - saved)
+        rows.append(Row("Not saved", _count(unsaved, "step"), f"since the last checkpoint, step {saved:,}"))
+    return rows
+
+
+_MEANINGS = (
+    ("productive", "Productive", "step time of the steps that counted"),
+    ("lost", "Lost", "steps done again later, and the step in progress when it broke"),
+    ("restart", "Restart", "from noticing a failure until all ranks resumed"),
+    ("checkpoint", "Checkpoint", "training stood still for a checkpoint"),
+    ("startup", "Startup", "from the job's start until all ranks were ready"),
+    ("other", "Other", "between steps, after the last step, shutting down"),
+    ("unknown", "Not reported", "ranks ran and reported nothing"),
+)
+
+
+def _parts(job: JobAccount) -> list[PartRow]:
+    rows = []
+    for kind, label, meaning in _MEANINGS:
+        spent_ns: int | None = getattr(job.parts, f"{kind}_ns")
+        if kind == "unknown" and not spent_ns:
+            continue
+        if kind == "restart" and not job.reported:
+            meaning = "until the ranks were started again; when they resumed is unknown"
+        elif not job.reported and kind not in ("other", "unknown"):
+            spent_ns = None
+        share = spent_ns / job.wall_ns if spent_ns is not None and job.wall_ns else None
+        rows.append(PartRow(kind, label, spent_ns, share, meaning))
+    return rows
+
+
+def _story(number: int, failure: Failure) -> FailureStory:
+    if failure.node is not None:
+        who = f"node {failure.node} lost"
+    elif failure.rank is not None:
+        who = f"rank {failure.rank} failed"
+    else:
+        who = "attempt failed"
+    where = f" at step {failure.broken_step:,}" if failure.broken_step is not None else ""
+    rows = [Row("Noticed", f"{format_duration(failure.noticed_ns)} into the job", one_line(failure.reason))]
+    if failure.injected is not None:
+        took = UNKNOWN if failure.detection_ns is None else format_duration(failure.detection_ns)
+        rows.append(Row("Detection", took, f"after it was injected on request ({one_line(failure.injected)})"))
+    if failure.resumed_step is not None:
+        source = one_line(failure.resumed_checkpoint) if failure.resumed_checkpoint else "no checkpoint: from the start"
+        rows.append(Row("Resumed", f"from step {failure.resumed_step:,}", source))
+    else:
+        rows.append(Row("Resumed", "no", "the attempt after it did not get to training", mark="bad"))
+    rows.extend(
+        Row("Passed over", one_line(passed.name), one_line(passed.reason), mark="bad")
+        for passed in failure.passed_over[:MAX_CHECKPOINT_NOTES]
+    )
+    if failure.broken_step is not None:
+        rows.append(Row("Done again", _count(failure.lost_steps, "step"), "and the step in progress"))
+    if failure.restart_ns is not None:
+        rows.append(Row("Restart", format_duration(failure.restart_ns), "until all ranks resumed"))
+    return FailureStory(f"Failure {number}: {who}{where}", tuple(rows))
+
+
+def _checkpoints(job: JobAccount) -> list[Row]:
+    committed = [checkpoint for checkpoint in job.checkpoints if checkpoint.error is None]
+    failed = [checkpoint for checkpoint in job.checkpoints if checkpoint.error is not None]
+    if not job.reported:
+        return [Row("Committed", UNKNOWN)]
+    rows = [Row("Committed", f"{len(committed):,}", f"last at step {committed[-1].step:,}" if committed else "")]
+    if committed:
+        size = sum(c.bytes for c in committed) / len(committed)
+        stall_ns = sum(c.stall_ns for c in committed) // len(committed)
+        write_ns = sum(c.write_ns for c in committed) // len(committed)
+        rows.append(Row("Size", format_bytes(size), "mean"))
+        rows.append(Row("Stall", format_duration(stall_ns), "mean time that training waited"))
+        rows.append(Row("Write", format_duration(write_ns), "mean, in the background"))
+    rows.extend(
+        Row(f"Failed, step {checkpoint.step:,}", one_line(checkpoint.error or ""), mark="bad")
+        for checkpoint in failed[:MAX_CHECKPOINT_NOTES]
+    )
+    if len(failed) > MAX_CHECKPOINT_NOTES:
+        rows.append(Row("Failed", f"{len(failed) - MAX_CHECKPOINT_NOTES:,} more", mark="bad"))
+    return rows
+
+
+def _ettr_rows(ratio: Ettr) -> list[Row]:
+    measured = UNKNOWN if ratio.measured is None else f"{ratio.measured:.3f}"
+    computed = UNKNOWN if ratio.expected is None else f"{ratio.expected:.3f}"
+    rows = [
+        Row("Measured", measured, "productive over wall time"),
+        Row("Computed", computed, ratio.note),
+    ]
+    return rows + _input_rows(ratio.inputs) if ratio.inputs is not None else rows
+
+
+def _input_rows(inputs: EttrInputs) -> list[Row]:
+    def seconds(value: float) -> str:
+        return format_duration(round(value * SECOND))
+
+    rate = f"one per {seconds(1 / inputs.failures_per_s)}" if inputs.failures_per_s else "none seen"
+    rows = [
+        Row("Failures", f"{inputs.failures}", f"N·r_f: {rate}"),
+        Row("Restart overhead", seconds(inputs.restart_s), "u0: mean of the first start and the restarts"),
+        Row("Checkpoint period", seconds(inputs.period_s), "Δt: productive time between checkpoints"),
+        Row("Checkpoint stall", seconds(inputs.stall_s), "w: mean"),
+        Row("Productive time", seconds(inputs.productive_s), "R"),
+        Row("Queue time", seconds(inputs.queue_s), "q: nothing queues under a launcher"),
+    ]
+    if inputs.failures_per_s:
+        best_s = daly_young_interval_s(stall_s=inputs.stall_s, failures_per_s=inputs.failures_per_s)
+        rows.append(Row("Daly–Young period", seconds(best_s), "√(2w / N·r_f): nearly the best Δt at this rate"))
+    return rows
