@@ -1,0 +1,105 @@
+"""The sampler's promises, for any size, batch and world: each sample once per epoch, whatever stops and goes on how."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.errors import UsageError
+from fireflyer.data.sampler import MAX_SAMPLES, ResumableSampler, SamplerState, permute, slice_of_rank
+
+sizes = st.integers(1, 500)
+seeds = st.integers(0, 2**63 - 1)
+
+
+@given(sizes, seeds, st.integers(0, 2**70), st.booleans())
+def test_every_epoch_holds_each_sample_exactly_once(size: int, seed: int, epoch: int, shuffle: bool) -> None:
+    sampler = ResumableSampler(size, global_batch=1, seed=seed, shuffle=shuffle)
+    assert sorted(sampler.stream(epoch * size, size).tolist()) == list(range(size))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300))
+def test_the_slices_of_all_ranks_partition_the_batch(count: int, world_size: int) -> None:
+    slices = [slice_of_rank(count, rank, world_size) for rank in range(world_size)]
+    assert [first for first, _ in slices[1:]] == [end for _, end in slices[:-1]]
+    assert (slices[0][0], slices[-1][1]) == (0, count)
+    lengths = [end - first for first, end in slices]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(sizes, seeds, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(0, 6)), max_size=8))
+def test_restarts_with_any_world_size_neither_repeat_nor_skip(
+    size: int, seed: int, attempts: list[tuple[int, int, int]]
+) -> None:
+    """Attempts of (world size, global batch, steps) one after another consume exactly the undisturbed stream."""
+    consumed: list[int] = []
+    saved = ResumableSampler(size, global_batch=1, seed=seed).state(0)
+    for world_size, global_batch, steps in attempts:
+        saved = msgspec.json.decode(msgspec.json.encode(saved), type=SamplerState)
+        sampler = ResumableSampler(size, global_batch=global_batch, seed=seed)
+        position = sampler.resume(saved)
+        for _ in range(steps):
+            for rank in range(world_size):
+                consumed += sampler.batch(position, rank, world_size).tolist()
+            position += global_batch
+        saved = sampler.state(position)
+    undisturbed = ResumableSampler(size, global_batch=1, seed=seed).stream(0, len(consumed))
+    assert consumed == undisturbed.tolist()
+
+
+@given(st.integers(2**40, MAX_SAMPLES), seeds)
+def test_huge_data_sets_need_no_memory_and_stay_a_bijection(size: int, seed: int) -> None:
+    edge = np.array([0, 1, size // 2, size - 2, size - 1], dtype=np.int64)
+    images = permute(edge, size, seed, epoch=3)
+    assert len(set(images.tolist())) == len(edge)
+    assert images.min() >= 0
+    assert images.max() < size
+
+
+def test_seeds_and_epochs_shuffle_differently_and_well() -> None:
+    size = 4096
+    natural = np.arange(size)
+    orders = [permute(natural, size, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    for number, order in enumerate(orders):
+        assert abs(np.corrcoef(natural, order)[0, 1]) < 0.06
+        assert 0.3 < np.mean(np.diff(order) > 0) < 0.7
+        for other in orders[:number]:
+            assert np.count_nonzero(order == other) < 12  # one is expected by chance
+
+
+def test_the_order_of_a_seed_is_fixed_for_ever() -> None:
+    """Changing the permutation would make old checkpoints resume into another stream."""
+    assert ResumableSampler(1000, global_batch=8, seed=7).batch(996).tolist() == GOLDEN
+
+
+GOLDEN = [207, 695, 862, 234, 191, 311, 897, 85]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"size": 11}, "size=11"),
+        ({"seed": 2}, "seed=2"),
+        ({"shuffle": False}, "shuffle=False"),
+        ({"version": 2}, "version 2"),
+    ],
+)
+def test_another_data_set_or_seed_is_refused(change: dict[str, int], named: str) -> None:
+    sampler = ResumableSampler(10, global_batch=4, seed=1)
+    with pytest.raises(UsageError, match=named):
+        sampler.resume(msgspec.structs.replace(sampler.state(8), **change))
+
+
+def test_nonsense_is_refused() -> None:
+    sampler = ResumableSampler(10, global_batch=4, seed=1)
+    with pytest.raises(UsageError, match="size=0"):
+        ResumableSampler(0, global_batch=4, seed=1)
+    with pytest.raises(UsageError, match="rank 2 of 2"):
+        sampler.batch(0, 2, 2)
+    with pytest.raises(UsageError, match="negative"):
+        sampler.stream(-1, 3)
+    with pytest.raises(UsageError, match="negative"):
+        sampler.resume(sampler.state(-4))

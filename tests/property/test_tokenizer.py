@@ -1,0 +1,143 @@
+"""Encoding loses nothing, training depends on nothing but its input, and a bad vocabulary file is named."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.errors import DataCorruption, NotFound, UsageError
+from fireflyer.data.tokenizer import END_OF_TEXT, BpeTokenizer, ByteTokenizer
+
+TEXT = "def add(left, right):\n    return left + right\n\n\ndef sub(left, right):\n    return left - right\n" * 3
+
+
+@cache
+def trained() -> BpeTokenizer:
+    return BpeTokenizer.train([TEXT], 320)
+
+
+code = st.text(alphabet=" \t\n(),+-:_abdeflnrstu0123é字🙂", max_size=200)
+
+
+@given(st.binary(max_size=300) | st.builds(str.encode, code) | st.builds(str.encode, st.text()))
+def test_decode_is_the_inverse_of_encode(data: bytes) -> None:
+    for tokenizer in (trained(), ByteTokenizer()):
+        ids = tokenizer.encode(data)
+        assert tokenizer.decode(ids) == data
+        assert ids.dtype == np.uint16
+        assert END_OF_TEXT not in ids
+
+
+@given(code)
+def test_text_comes_back_as_text(text: str) -> None:
+    assert trained().decode_text(trained().encode(text)) == text
+
+
+@given(st.lists(st.text(alphabet="ab cé\n", max_size=60), max_size=6), st.integers(257, 300))
+def test_training_is_a_function_of_its_input(texts: list[str], vocab_size: int) -> None:
+    first = BpeTokenizer.train(texts, vocab_size)
+    assert first.to_json() == BpeTokenizer.train(iter(texts), vocab_size).to_json()
+    assert first.to_json() == BpeTokenizer.train(reversed(texts), vocab_size).to_json()
+    assert first.vocab_size <= vocab_size
+
+
+@given(st.lists(st.text(alphabet="aabbc d", max_size=40), max_size=6))
+def test_training_merges_the_most_frequent_pair_every_time(texts: list[str]) -> None:
+    """Held against the definition: count all pairs anew before every merge."""
+    tokenizer = BpeTokenizer.train(texts, 270)
+    words = [list(word) for text in texts for word in split_words(text)]
+    for number, merge in enumerate(tokenizer.merges):
+        counts: dict[tuple[int, int], int] = {}
+        for word in words:
+            for pair in pairwise(word):
+                counts[pair] = counts.get(pair, 0) + 1
+        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        assert merge == best
+        words = [merged(word, best, 257 + number) for word in words]
+
+
+def split_words(text: str) -> list[bytes]:
+    """Words of an alphabet of letters and spaces: one space goes with the letters after it."""
+    words: list[bytes] = []
+    for part in text.replace(" ", "\n ").split("\n"):
+        data = part.encode()
+        if data.strip() == b"" and data and words and words[-1].strip() == b"":
+            words[-1] += data
+        elif data:
+            words.append(data)
+    return words
+
+
+def merged(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
+    out = word.copy()
+    at = 0
+    while at + 1 < len(out):
+        if (out[at], out[at + 1]) == pair:
+            out[at : at + 2] = [token]
+        at += 1
+    return out
+
+
+def test_merges_shorten_what_was_seen() -> None:
+    assert len(trained().encode(TEXT)) < len(TEXT) / 3
+
+
+def test_long_runs_of_anything_are_quick() -> None:
+    for run in (b"a", b" ", b"\n", b"1", b"(", b"\xff"):
+        assert trained().decode(trained().encode(run * 200_000)) == run * 200_000
+
+
+def test_a_saved_tokenizer_is_the_same_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "tokenizer.json")
+    ByteTokenizer().save(path)
+    trained().save(path)
+    loaded = BpeTokenizer.load(path)
+    assert loaded.merges == trained().merges
+    assert loaded.encode(TEXT).tolist() == trained().encode(TEXT).tolist()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"format": "other", "version": 1, "merges": []}',
+        b'{"format": "fireflyer-bpe", "version": 2, "merges": []}',
+        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[257, 97]]}',
+        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[-1, 97]]}',
+        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[256, 97]]}',
+        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[97, 97], [97, 97]]}',
+        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[97, 97, 97]]}',
+        b'{"format": "fireflyer-bpe", "version": 1, "merges": ['
+        + b",".join(b"[%d, %d]" % (k, k) for k in (97, *range(257, 280)))
+        + b"]}",
+    ],
+)
+def test_a_bad_file_is_named_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(DataCorruption, match=r"tokenizer\.json: not a tokenizer") as caught:
+        BpeTokenizer.load(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_misuse_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        BpeTokenizer.load(str(tmp_path / "missing.json"))
+    with pytest.raises(UsageError, match="vocab_size=200"):
+        BpeTokenizer.train([TEXT], 200)
+    with pytest.raises(UsageError, match="this vocabulary has 0 to 256"):
+        ByteTokenizer().decode([97, 257])
+    with pytest.raises(UsageError, match="list of integers"):
+        ByteTokenizer().decode([0.5])
+    with pytest.raises(UsageError, match="not Unicode"):
+        trained().encode("a\ud800")
+    assert trained().decode([]) == b""
+    assert trained().decode([97, END_OF_TEXT, 98]) == b"ab"
