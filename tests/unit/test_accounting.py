@@ -216,12 +216,28 @@ def test_a_job_that_the_user_stopped_has_not_failed() -> None:
             (100, resume(0, 0, 0)),
             (200, step(0, 0, 1)),
             (290, RankExited(0, 0, 130)),
+            (295, AttemptFailed(0, "stopped by SIGINT", False, stopped=True)),
             (300, JobFinished(130, "stopped by SIGINT")),
         )
     )
     assert result.failures == ()
     assert result.parts.lost_ns == 0
     assert result.parts.other_ns == 100 * MS
+
+
+def test_the_launchers_verdict_names_the_culprit_not_the_first_who_fell() -> None:
+    result = account(
+        log_of(
+            (0, STARTED),
+            (0, AttemptStarted(0)),
+            (100, resume(0, 0, 0)),
+            (300, RankExited(0, 0, 1)),
+            (301, RankExited(1, 0, 137)),
+            (600, AttemptFailed(0, "rank 1 was killed by SIGKILL", True, node=0, rank=1)),
+        )
+    )
+    (failure,) = result.failures
+    assert (failure.node, failure.rank, failure.noticed_ns) == (0, 1, 300 * MS)
 
 
 def test_a_log_that_ends_at_a_lost_node_knows_the_failure() -> None:

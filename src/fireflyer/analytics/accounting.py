@@ -85,7 +85,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     noticed_ns: int
     reason: str
     node: int | None
+    """Who is to blame, where that is known."""
     rank: int | None
+    """None where the whole node is."""
     injected: str | None
     """What the launcher was asked to break, where it was."""
     detection_ns: int | None
@@ -349,14 +351,14 @@ def _failures(reading: JobReading, keeps: Sequence[int]) -> tuple[Failure, ...]:
         resumed = following is not None and following.ready_ns is not None
         resume = following.resume if following is not None else None
         injected_ns, injected = attempt.injected if attempt.injected is not None else (None, None)
-        node, rank = attempt.node_lost, attempt.rank_exited
+        node, rank = attempt.culprit
         failures.append(
             Failure(
                 attempt=attempt.number,
                 noticed_ns=attempt.noticed_ns - reading.start_ns,
                 reason=attempt.reason,
-                node=node.node if node is not None else None,
-                rank=rank.rank if rank is not None and node is None else None,
+                node=node,
+                rank=rank,
                 injected=injected.what if injected is not None else None,
                 detection_ns=max(0, attempt.noticed_ns - injected_ns) if injected_ns is not None else None,
                 broken_step=attempt.done_step + 1 if attempt.ready_ns is not None else None,

@@ -161,10 +161,10 @@ def _runs(points: Sequence[LossPoint]) -> list[list[LossPoint]]:
 
 
 def _failure_label(failure: Failure) -> str:
-    if failure.node is not None:
-        who = f"node {failure.node} lost"
-    elif failure.rank is not None:
+    if failure.rank is not None:
         who = f"rank {failure.rank} failed"
+    elif failure.node is not None:
+        who = f"node {failure.node} lost"
     else:
         who = "failed"
     return who if failure.broken_step is None else f"{who} at step {failure.broken_step}"

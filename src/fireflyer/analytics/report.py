@@ -189,10 +189,10 @@ def _parts(job: JobAccount) -> list[PartRow]:
 
 
 def _story(number: int, failure: Failure) -> FailureStory:
-    if failure.node is not None:
-        who = f"node {failure.node} lost"
-    elif failure.rank is not None:
+    if failure.rank is not None:
         who = f"rank {failure.rank} failed"
+    elif failure.node is not None:
+        who = f"node {failure.node} lost"
     else:
         who = "attempt failed"
     where = f" at step {failure.broken_step:,}" if failure.broken_step is not None else ""

@@ -74,6 +74,8 @@ class AttemptReading:
     """When the launcher noticed that the attempt had failed; None when it did not fail."""
     reason: str = ""
     restarting: bool = False
+    culprit: tuple[int | None, int | None] = (None, None)
+    """`(node, rank)`: the launcher's verdict, else the first that was noticed; `rank` is None for a whole node."""
     node_lost: NodeLost | None = None
     rank_exited: RankExited | None = None
     injected: tuple[int, FaultInjected] | None = None
@@ -284,11 +286,21 @@ def _read_failure(attempt: AttemptReading, events: Sequence[_Timed], job_finishe
             case _:
                 continue
         noticed_ns = at_ns if noticed_ns is None else noticed_ns
-    if noticed_ns is None or (verdict is None and is_last and job_finished):
+    stopped = verdict.stopped if verdict is not None else is_last and job_finished
+    if noticed_ns is None or stopped:
         return
     attempt.noticed_ns = noticed_ns
+    attempt.culprit = _culprit(attempt, verdict)
     attempt.restarting = verdict.restarting if verdict is not None else not is_last
     attempt.reason = verdict.reason if verdict is not None else _reason(attempt)
+
+
+def _culprit(attempt: AttemptReading, verdict: AttemptFailed | None) -> tuple[int | None, int | None]:
+    if verdict is not None and verdict.node is not None:
+        return verdict.node, verdict.rank
+    if attempt.node_lost is not None:
+        return attempt.node_lost.node, None
+    return None, attempt.rank_exited.rank if attempt.rank_exited is not None else None
 
 
 def _reason(attempt: AttemptReading) -> str:

@@ -123,6 +123,11 @@ class AttemptFailed(msgspec.Struct, frozen=True, tag="attempt_failed"):
     attempt: int
     reason: str
     restarting: bool
+    node: int | None = None
+    """Who is to blame: this node, and where it was a single rank of it, `rank`. None where nobody is."""
+    rank: int | None = None
+    stopped: bool = False
+    """It ended because somebody asked for it: nothing broke."""
 
 
 class FaultInjected(msgspec.Struct, frozen=True, tag="fault_injected"):

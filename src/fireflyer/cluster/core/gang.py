@@ -421,7 +421,17 @@ class Gang:
         self._judged = True
         reason = self._verdict()
         self._restarting = self._stop_signal is None and self._fatal is None and self._may_restart()
-        self._log(AttemptFailed(attempt=self.attempt, reason=reason, restarting=self._restarting))
+        culprit = self._culprit if self._culprit is not None and self._culprit.attempt == self.attempt else None
+        self._log(
+            AttemptFailed(
+                attempt=self.attempt,
+                reason=reason,
+                restarting=self._restarting,
+                node=culprit.node if culprit is not None else None,
+                rank=culprit.rank if culprit is not None else None,
+                stopped=self._stop_signal is not None,
+            )
+        )
 
     def _verdict(self) -> str:
         if self._stop_signal is not None:
