@@ -1,0 +1,220 @@
+"""What every disk must do: the contract of the `Disk` port, on the real one and on the simulated one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.disks import DISKS
+
+from fireflyer.base.errors import Exists, FireflyerError, NotFound, UsageError
+from fireflyer.base.ports import Data, Disk
+
+
+@dataclass
+class Place:
+    disk: Disk
+    root: str
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def write(self, name: str, data: Data) -> None:
+        file = self.disk.create(self.path(name))
+        file.pwrite(data, 0)
+        file.fsync()
+        file.close()
+
+    def read(self, name: str) -> bytes:
+        file = self.disk.open(self.path(name))
+        data = file.pread(1 << 20, 0)
+        file.close()
+        return data
+
+
+@pytest.fixture(params=sorted(DISKS))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(*DISKS[request.param](tmp_path))
+
+
+def test_what_was_written_is_read_back_by_another_handle(place: Place) -> None:
+    place.write("file", b"some bytes")
+    assert place.read("file") == b"some bytes"
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_kind_of_bytes_can_be_written(place: Place, kind: type[Data]) -> None:
+    place.write("file", kind(b"\x00\x01\xff"))
+    assert place.read("file") == b"\x00\x01\xff"
+
+
+def test_a_memoryview_of_numbers_is_written_as_its_bytes(place: Place) -> None:
+    place.write("file", memoryview(bytes(range(16))).cast("I"))
+    assert place.read("file") == bytes(range(16))
+
+
+def test_a_new_file_reads_what_it_wrote_and_holes_are_zeros(place: Place) -> None:
+    file = place.disk.create(place.path("file"))
+    assert file.size() == 0
+    assert file.pread(10, 0) == b""
+    file.pwrite(b"end", 7)
+    file.pwrite(b"in", 1)
+    assert file.size() == 10
+    assert file.pread(100, 0) == b"\0in\0\0\0\0end"
+    assert file.pread(3, 8) == b"nd"
+    assert file.pread(3, 50) == b""
+    file.pwrite(b"", 0)
+    file.fsync()
+    file.close()
+
+
+def test_create_refuses_what_exists_and_needs_the_parent(place: Place) -> None:
+    place.write("file", b"")
+    place.disk.mkdir(place.path("dir"))
+    for name in ("file", "dir"):
+        with pytest.raises(Exists):
+            place.disk.create(place.path(name))
+        with pytest.raises(Exists):
+            place.disk.mkdir(place.path(name))
+    with pytest.raises(NotFound):
+        place.disk.create(place.path("no/file"))
+    with pytest.raises(NotFound):
+        place.disk.mkdir(place.path("no/dir"))
+    with pytest.raises(FireflyerError):
+        place.disk.create(place.path("file/below"))
+
+
+def test_open_is_for_files_that_exist_and_for_reading(place: Place) -> None:
+    with pytest.raises(NotFound):
+        place.disk.open(place.path("file"))
+    place.disk.mkdir(place.path("dir"))
+    with pytest.raises(FireflyerError):
+        place.disk.open(place.path("dir"))
+    place.write("file", b"x")
+    file = place.disk.open(place.path("file"))
+    with pytest.raises(FireflyerError):
+        file.pwrite(b"y", 0)
+    file.close()
+    assert place.read("file") == b"x"
+
+
+def test_a_closed_file_is_of_no_use_and_may_be_closed_again(place: Place) -> None:
+    file = place.disk.create(place.path("file"))
+    file.close()
+    file.close()
+    with pytest.raises(UsageError):
+        file.pwrite(b"x", 0)
+    with pytest.raises(UsageError):
+        file.pread(1, 0)
+
+
+def test_rename_replaces_a_file_and_never_a_directory(place: Place) -> None:
+    disk = place.disk
+    place.write("new", b"new")
+    place.write("old", b"old")
+    disk.rename(place.path("new"), place.path("old"))
+    assert place.read("old") == b"new"
+    assert disk.list(place.root) == ["old"]
+    for name in ("dir", "empty"):
+        disk.mkdir(place.path(name))
+    place.write("dir/file", b"inside")
+    for source in ("dir", "old"):
+        with pytest.raises(Exists):
+            disk.rename(place.path(source), place.path("empty"))
+    disk.rename(place.path("dir"), place.path("moved"))
+    assert place.read("moved/file") == b"inside"
+    assert disk.list(place.root) == ["empty", "moved", "old"]
+    with pytest.raises(NotFound):
+        disk.rename(place.path("gone"), place.path("somewhere"))
+    with pytest.raises(NotFound):
+        disk.rename(place.path("gone"), place.path("empty"))
+    with pytest.raises(NotFound):
+        disk.rename(place.path("old"), place.path("no/where"))
+    assert place.read("old") == b"new"
+
+
+def test_remove_and_rmdir_take_only_their_own_kind(place: Place) -> None:
+    disk = place.disk
+    disk.mkdir(place.path("dir"))
+    place.write("dir/file", b"")
+    with pytest.raises(FireflyerError):
+        disk.remove(place.path("dir"))
+    with pytest.raises(Exists):
+        disk.rmdir(place.path("dir"))
+    with pytest.raises(FireflyerError):
+        disk.rmdir(place.path("dir/file"))
+    disk.remove(place.path("dir/file"))
+    disk.rmdir(place.path("dir"))
+    assert disk.list(place.root) == []
+    with pytest.raises(NotFound):
+        disk.remove(place.path("dir/file"))
+    with pytest.raises(NotFound):
+        disk.rmdir(place.path("dir"))
+
+
+def test_an_open_file_outlives_its_name(place: Place) -> None:
+    place.write("file", b"still here")
+    file = place.disk.open(place.path("file"))
+    place.disk.remove(place.path("file"))
+    assert file.pread(100, 0) == b"still here"
+    file.close()
+
+
+def test_list_exists_and_is_dir_agree(place: Place) -> None:
+    disk = place.disk
+    for name in ("b", "a", "c"):
+        place.write(name, b"")
+    disk.mkdir(place.path("aa"))
+    assert disk.list(place.root) == ["a", "aa", "b", "c"]
+    assert disk.exists(place.path("a"))
+    assert disk.exists(place.path("aa"))
+    assert not disk.exists(place.path("d"))
+    assert not disk.exists(place.path("a/b"))
+    assert disk.is_dir(place.path("aa"))
+    assert not disk.is_dir(place.path("a"))
+    assert not disk.is_dir(place.path("d"))
+    with pytest.raises(NotFound):
+        disk.list(place.path("d"))
+    with pytest.raises(FireflyerError):
+        disk.list(place.path("a"))
+
+
+def test_directories_can_be_synced_and_have_free_space(place: Place) -> None:
+    place.disk.sync_dir(place.root)
+    assert place.disk.free_bytes(place.root) > 0
+    with pytest.raises(NotFound):
+        place.disk.sync_dir(place.path("gone"))
+
+
+@pytest.mark.parametrize("path", ["", "relative", "./here", "/nul\0"])
+def test_paths_are_absolute(place: Place, path: str) -> None:
+    with pytest.raises(UsageError):
+        place.disk.create(path)
+    with pytest.raises(UsageError):
+        place.disk.list(path)
+
+
+_WRITES = st.lists(st.tuples(st.binary(max_size=70), st.integers(0, 200)), max_size=12)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(writes=_WRITES, reads=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=5))
+def test_any_writes_leave_what_a_byte_array_would_hold(
+    place: Place, writes: list[tuple[bytes, int]], reads: list[tuple[int, int]]
+) -> None:
+    if place.disk.exists(place.path("file")):
+        place.disk.remove(place.path("file"))
+    file = place.disk.create(place.path("file"))
+    model = bytearray()
+    for data, offset in writes:
+        file.pwrite(data, offset)
+        if data:
+            model.extend(bytes(max(0, offset + len(data) - len(model))))
+            model[offset : offset + len(data)] = data
+    assert file.size() == len(model)
+    for length, offset in reads:
+        assert file.pread(length, offset) == bytes(model[offset : offset + length])
+    file.close()
