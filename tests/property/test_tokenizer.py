@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.data.tokenizer import END_OF_TEXT, BpeTokenizer, ByteTokenizer
+from fireflyer.native import crc32c
 
 TEXT = "def add(left, right):\n    return left + right\n\n\ndef sub(left, right):\n    return left - right\n" * 3
 
@@ -103,27 +106,33 @@ def test_a_saved_tokenizer_is_the_same_one(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
+def forged(*merges: tuple[int, ...], **changes: object) -> bytes:
+    """A file whose checksum is right."""
+    crc = crc32c(np.array(merges).astype("<u2").tobytes())
+    return msgspec.json.encode({"format": "fireflyer-bpe", "version": 1, "crc32c": crc, "merges": merges} | changes)
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "why"),
     [
-        b"",
-        b"[]",
-        b'{"format": "other", "version": 1, "merges": []}',
-        b'{"format": "fireflyer-bpe", "version": 2, "merges": []}',
-        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[257, 97]]}',
-        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[-1, 97]]}',
-        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[256, 97]]}',
-        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[97, 97], [97, 97]]}',
-        b'{"format": "fireflyer-bpe", "version": 1, "merges": [[97, 97, 97]]}',
-        b'{"format": "fireflyer-bpe", "version": 1, "merges": ['
-        + b",".join(b"[%d, %d]" % (k, k) for k in (97, *range(257, 280)))
-        + b"]}",
+        (b"", "truncated"),
+        (b"[]", "got `array`"),
+        (forged(format="other"), "format 'other'"),
+        (forged(version=2), "version 2"),
+        (forged((97, 98), crc32c=1), "CRC32C"),
+        (forged((257, 97)), "not two earlier ones"),
+        (forged((-1, 97)), "not two earlier ones"),
+        (forged((256, 97)), "not two earlier ones"),
+        (forged((97, 97), (97, 97)), "repeats"),
+        (forged((97, 97, 97)), "length 2"),
+        (forged((97, 97), *((k, k) for k in range(257, 280))), "more than 64 bytes"),
+        (forged(merges=[(97, 97)] * (1 << 16)), "at most"),
     ],
 )
-def test_a_bad_file_is_named_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_bad_file_is_named_in_one_line(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(DataCorruption, match=r"tokenizer\.json: not a tokenizer") as caught:
+    with pytest.raises(DataCorruption, match=rf"tokenizer\.json: not a tokenizer: .*{re.escape(why)}") as caught:
         BpeTokenizer.load(str(path))
     assert "\n" not in str(caught.value)
 

@@ -11,7 +11,8 @@ Ids fit into uint16. Encoding is a table look-up for each word that was seen bef
 sample once and then keeps the pair counts up to date, so it is quick and depends on nothing but its input: of equally
 frequent pairs the one with the smaller ids is merged first.
 
-File: JSON `{"format": "fireflyer-bpe", "version": 1, "merges": [[left, right], …]}`.
+File: JSON `{"format": "fireflyer-bpe", "version": 1, "crc32c": n, "merges": [[left, right], …]}`; n is that of the
+merges as pairs of little-endian uint16.
 (Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016; bytes as in GPT-2.)
 """
 
@@ -30,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.data.files import read_file, replace_file
+from fireflyer.native import crc32c
 
 __all__ = ["END_OF_TEXT", "MAX_VOCABULARY", "BpeTokenizer", "ByteTokenizer"]
 
@@ -48,6 +50,7 @@ Pair = tuple[int, int]
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     version: int
+    crc32c: int
     merges: list[tuple[int, int]]
 
 
@@ -119,7 +122,7 @@ class BpeTokenizer:
         return self.decode(ids).decode("utf-8", errors="replace")
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(_File(format="fireflyer-bpe", version=1, merges=self.merges))
+        return msgspec.json.encode(_File("fireflyer-bpe", 1, _checksum(self.merges), self.merges))
 
     @classmethod
     def from_json(cls, data: bytes, *, name: str = "tokenizer") -> BpeTokenizer:
@@ -128,7 +131,10 @@ class BpeTokenizer:
             file = msgspec.json.decode(data, type=_File)
             if file.format != "fireflyer-bpe" or file.version != 1:
                 raise UsageError(f"format {file.format!r} version {file.version} is not 'fireflyer-bpe' version 1")
-            return cls(file.merges)
+            tokenizer = cls(file.merges)
+            if file.crc32c != _checksum(file.merges):
+                raise UsageError("the merges do not match their CRC32C")
+            return tokenizer
         except (msgspec.DecodeError, UsageError) as error:
             raise DataCorruption(f"{name}: not a tokenizer: {error}; train it again or restore the file") from error
 
@@ -174,6 +180,10 @@ def _checked_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.int64]:
     if int(array.min()) < 0 or int(array.max()) >= vocab_size:
         raise UsageError(f"token ids {array.min()} to {array.max()}; this vocabulary has 0 to {vocab_size - 1}")
     return array.astype(np.int64)
+
+
+def _checksum(merges: Sequence[Pair]) -> int:
+    return crc32c(np.array(merges, "<u2").tobytes())
 
 
 def _merge_word(symbols: list[int], ranks: dict[Pair, int]) -> list[int]:
