@@ -1,30 +1,177 @@
-"""How a training script tells the launcher what it did."""
+"""How a training script tells the launcher what it did.
+
+Never blocks and never breaks the training: a report is put into a bounded queue and sent by a thread of its own. When
+the launcher is slower than the training the oldest *step* reports are given up and counted; a resume or a checkpoint
+report never is. Without a launcher a `Reporter` does nothing at all.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
 from typing import Self
 
-from fireflyer.base.events import CheckpointReport, ResumeReport, StepReport
+from fireflyer.base.errors import FireflyerError, TransientError
+from fireflyer.base.events import CheckpointReport, Report, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.schema.wire import MAX_REPORTS, REPORT, Reports
+from fireflyer.identity.secrets import load_secret
+from fireflyer.runtime.rpc import BlockingRpcClient, NodeCredential
 
-__all__ = ["Reporter"]
+__all__ = ["CLOSE_NS", "MAX_IMPORTANT", "MAX_STEPS_QUEUED", "Reporter"]
+
+_log = logging.getLogger(__name__)
+MAX_STEPS_QUEUED = 4096
+MAX_IMPORTANT = 65536
+"""Resume and checkpoint reports that wait; a job that makes so many while its launcher is away is told so."""
+CONNECT_NS = 10 * SECOND
+CALL_NS = 10 * SECOND
+RETRY_NS = 200 * MS
+CLOSE_NS = 3 * SECOND
 
 
 class Reporter:
-    """Never blocks and never breaks the training: reports are queued (bounded) and sent by a thread of its own.
+    """Made by `from_environment`. Also a context manager; may be used from several threads."""
 
-    Without a launcher it does nothing at all.
-    """
+    def __init__(self, address: str | None, secret_file: str | None, identity: str) -> None:
+        self._address = address
+        self._secret_file = secret_file
+        self._identity = identity
+        self._owner = os.getpid()
+        self._queue: deque[Report] = deque()
+        self._steps = 0
+        self._dropped = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._deadline_ns = 0
+        self._client: BlockingRpcClient | None = None
+        self._thread: threading.Thread | None = None
+        if address is not None and secret_file is not None:
+            self._thread = threading.Thread(target=self._send_all, name="step reports", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
 
     @classmethod
     def from_environment(cls, env: RankEnvironment) -> Self:
-        raise NotImplementedError
+        """Reports to the launcher that started this rank, if one did. Never raises."""
+        return cls(env.control, env.secret_file, f"{env.job}/rank {env.rank}/attempt {env.attempt}")
 
-    def step(self, report: StepReport) -> None: ...
+    @property
+    def dropped(self) -> int:
+        """Step reports that were given up so far."""
+        return self._dropped
 
-    def resume(self, report: ResumeReport) -> None: ...
+    def step(self, report: StepReport) -> None:
+        self._put(report)
 
-    def checkpoint(self, report: CheckpointReport) -> None: ...
+    def resume(self, report: ResumeReport) -> None:
+        self._put(report)
+
+    def checkpoint(self, report: CheckpointReport) -> None:
+        self._put(report)
 
     def close(self) -> None:
-        """Sends what is queued, within a bound of a few seconds; then gives up."""
+        """Sends what is queued, for at most `CLOSE_NS`; idempotent. Called at the interpreter's exit if not before."""
+        thread = self._thread
+        if thread is None or os.getpid() != self._owner:
+            return
+        self._thread = None
+        with self._changed:
+            self._closing = True
+            self._deadline_ns = time.monotonic_ns() + CLOSE_NS
+            self._changed.notify()
+        thread.join(CLOSE_NS / SECOND + 1)
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _put(self, report: Report) -> None:
+        if self._thread is None or os.getpid() != self._owner:
+            return
+        with self._changed:
+            if isinstance(report, StepReport):
+                self._steps += 1
+                if self._steps > MAX_STEPS_QUEUED:
+                    self._drop_oldest_step()
+            elif len(self._queue) - self._steps >= MAX_IMPORTANT:
+                _log.error("report lost, the launcher takes none report=%r", report)
+                return
+            self._queue.append(report)
+            self._changed.notify()
+
+    def _drop_oldest_step(self) -> None:
+        for index, report in enumerate(self._queue):
+            if isinstance(report, StepReport):
+                del self._queue[index]
+                self._steps -= 1
+                self._dropped += 1
+                return
+
+    # -- in the thread -------------------------------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        try:
+            while (batch := self._take()) is not None:
+                if not self._send(batch):
+                    return
+        finally:
+            if self._client is not None:
+                self._client.close()
+
+    def _take(self) -> list[Report] | None:
+        """Waits for reports; None when closing and nothing is left."""
+        with self._changed:
+            while not self._queue and not self._closing:
+                self._changed.wait()
+            if not self._queue:
+                return None
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_REPORTS))]
+            self._steps -= sum(isinstance(report, StepReport) for report in batch)
+            return batch
+
+    def _send(self, batch: list[Report]) -> bool:
+        """Tries until it is done. False when there is no point in trying (any more)."""
+        request = Reports(tuple(batch), self._dropped)
+        while True:
+            try:
+                self._connected().call(REPORT, request, CALL_NS)
+                return True
+            except TransientError as error:
+                self._lose_connection()
+                if self._wait_to_retry():
+                    continue
+                _log.warning("reports lost at the end count=%d reason=%s", len(batch), error)
+                return False
+            except FireflyerError as error:
+                _log.warning("no reports are sent any more reason=%s", error)
+                self._lose_connection()
+                return False
+            except Exception:
+                _log.exception("no reports are sent any more")
+                return False
+
+    def _connected(self) -> BlockingRpcClient:
+        if self._client is None:
+            credential = NodeCredential(load_secret(self._secret_file or ""), self._identity)
+            self._client = BlockingRpcClient.connect(self._address or "", credential, CONNECT_NS)
+        return self._client
+
+    def _lose_connection(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _wait_to_retry(self) -> bool:
+        """False when the time for closing is over."""
+        with self._changed:
+            self._changed.wait(RETRY_NS / SECOND)
+            return not self._closing or time.monotonic_ns() < self._deadline_ns

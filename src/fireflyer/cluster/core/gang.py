@@ -434,6 +434,7 @@ class Gang:
         )
 
     def _verdict(self) -> str:
+        self._culprit = None
         if self._stop_signal is not None:
             return f"stopped by {signal_name(self._stop_signal)}"
         if self._failures:

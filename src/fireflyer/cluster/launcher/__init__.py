@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 from collections.abc import Callable
 
+from fireflyer.base.errors import FireflyerError
 from fireflyer.base.events import Logged
-from fireflyer.cluster.launcher.devices import Devices
+from fireflyer.cluster.core.messages import Finish
+from fireflyer.cluster.launcher.checks import EVENTS_NAME, check_job
+from fireflyer.cluster.launcher.devices import Devices, find_devices
+from fireflyer.cluster.launcher.event_log import EventLog
+from fireflyer.cluster.launcher.job import MASTER_ADDR, Job
+from fireflyer.cluster.launcher.signals import take_signals
 from fireflyer.cluster.schema.job import JobResult, JobSpec, RankLine
+from fireflyer.identity.secrets import new_secret, save_secret
+from fireflyer.runtime.disk import translate_os_error
+from fireflyer.runtime.processes import child_environment, new_token
+from fireflyer.runtime.rpc import Accepts, RpcServer, ServerLimits
+from fireflyer.runtime.store import StoreService
 
-__all__ = ["run_job"]
+__all__ = ["Devices", "find_devices", "run_job"]
+
+LOGS_NAME = "logs"
+SECRET_NAME = "node-secret"  # noqa: S105
+_CONNECTIONS_PER_RANK = 8
 
 
 def _ignore(_: object) -> None:
@@ -22,5 +40,86 @@ async def run_job(
     on_line: Callable[[RankLine], None] = _ignore,
     devices: Devices | None = None,
 ) -> JobResult:
-    """Runs one job to its end; see the package docstring. `devices` None: those of this machine."""
-    raise NotImplementedError
+    """Runs one job to its end; see the package docstring. `devices` None: those of this machine.
+
+    Raises `UsageError`, `Exists`, `PermissionDenied` or `NoSpace` where it cannot start."""
+    check_job(spec, devices or find_devices(child_environment({})))
+    log = _make_run_dir(spec.run_dir)
+    secret_file = os.path.join(log.directory, SECRET_NAME)
+    secret = new_secret()
+    try:
+        save_secret(secret, secret_file)
+        job = Job(
+            spec,
+            job_token=new_token(),
+            logs_dir=os.path.join(log.directory, LOGS_NAME),
+            secret_file=secret_file,
+            log=log,
+            on_entry=on_entry,
+            on_line=on_line,
+        )
+        server = RpcServer(
+            Accepts(secret),
+            identity="launcher",
+            limits=ServerLimits(connections=1024 + spec.nodes + _CONNECTIONS_PER_RANK * spec.world_size),
+            on_disconnect=job.control.disconnected,
+        )
+        return _result(job, await _serve(job, server), log)
+    except FireflyerError:
+        if log.empty:
+            log.remove()
+        raise
+    finally:
+        log.close()
+        _remove(secret_file)
+
+
+def _make_run_dir(path: str) -> EventLog:
+    run_dir = os.path.abspath(path)
+    try:
+        os.makedirs(run_dir, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.join(run_dir, LOGS_NAME), mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise translate_os_error(error, f"make run directory {run_dir}") from error
+    return EventLog(run_dir, EVENTS_NAME)
+
+
+async def _serve(job: Job, server: RpcServer) -> Finish:
+    job.control.serve(server)
+    store = StoreService(server)
+    address = await server.start(MASTER_ADDR, 0)
+    loop = asyncio.get_running_loop()
+    in_main = threading.current_thread() is threading.main_thread()
+    give_back = take_signals(loop, job.stop) if in_main else lambda: None
+    try:
+        return await job.run(str(address), store)
+    finally:
+        await job.nodes.close()
+        give_back()
+        await server.close()
+
+
+def _result(job: Job, finish: Finish, log: EventLog) -> JobResult:
+    exit_code, reason = finish.exit_code, finish.reason
+    try:
+        log.sync()
+    except FireflyerError as error:
+        if exit_code == 0:
+            exit_code, reason = 1, str(error)
+    return JobResult(
+        exit_code=exit_code,
+        reason=reason,
+        attempts=job.gang.attempts,
+        culprit=finish.culprit,
+        run_dir=log.directory,
+        events_path=log.path,
+        logs_dir=os.path.join(log.directory, LOGS_NAME),
+        reports_dropped=job.control.reports_dropped,
+    )
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

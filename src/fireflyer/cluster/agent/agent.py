@@ -1,0 +1,259 @@
+"""The agent of a node.
+
+It holds one connection to the launcher and ends when that is lost: its guard then kills what it started. Four tasks
+share it: heartbeats, fetching commands, telling what happened to ranks (in order, one call at a time), and sending what
+they printed.
+
+When the last rank of an attempt has ended, whatever they left behind on the node is killed, their pipes are read to the
+end and the lines delivered; only then does the agent tell that the attempt is gone from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from fireflyer.base.errors import FireflyerError, Timeout, Unreachable
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.agent.outbox import Outbox
+from fireflyer.cluster.agent.rank import RankProcess
+from fireflyer.cluster.schema.wire import (
+    BEAT,
+    EXITED,
+    GONE,
+    HELLO,
+    NEXT,
+    OUTPUT,
+    STARTED,
+    TROUBLE,
+    AgentConfig,
+    AgentHello,
+    Command,
+    Done,
+    Exited,
+    Gone,
+    Next,
+    ShutDown,
+    Start,
+    Started,
+    Stop,
+    Trouble,
+)
+from fireflyer.identity.secrets import load_secret
+from fireflyer.runtime.processes import become_subreaper, descendants, reap_strangers
+from fireflyer.runtime.rpc import Method, NodeCredential, RpcClient
+
+__all__ = ["run_agent"]
+
+_log = logging.getLogger(__name__)
+CONNECT_NS = 20 * SECOND
+CALL_NS = 30 * SECOND
+NEXT_NS = 20 * SECOND
+"""The launcher answers `NEXT` in half of this, with nothing if there is nothing."""
+OUTPUT_NS = 600 * SECOND
+"""A display that takes no lines for so long is as good as dead."""
+PIPES_S = 2.0
+"""After the last process is gone its pipes are at their end; waiting longer would be waiting for nothing."""
+SWEEP_S = 5.0
+
+
+async def run_agent(config: AgentConfig) -> int:
+    """Serves one launcher until told to shut down (0) or until it is lost (1)."""
+    become_subreaper()
+    credential = NodeCredential(load_secret(config.secret_file), f"agent {config.node}.{config.incarnation}")
+    client = await RpcClient.connect(config.launcher, credential, CONNECT_NS)
+    agent = Agent(config, client)
+    try:
+        return await agent.run()
+    finally:
+        agent.kill()
+        await client.close()
+
+
+class Agent:
+    def __init__(self, config: AgentConfig, client: RpcClient) -> None:
+        self._config = config
+        self._client = client
+        self._ranks: dict[int, RankProcess] = {}
+        self._attempt = -1
+        self._paused = False
+        self._outbox = Outbox(full=self._pause, free=self._resume)
+        self._news: asyncio.Queue[tuple[Method[Any, Any], Any]] = asyncio.Queue()
+        self._cleaning: asyncio.Task[None] | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping: asyncio.TimerHandle | None = None
+
+    async def run(self) -> int:
+        config = self._config
+        await self._client.call(HELLO, AgentHello(config.node, config.incarnation, os.getpid()), CALL_NS)
+        commands = asyncio.create_task(self._obey())
+        others = [
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._tell()),
+            asyncio.create_task(self._outbox.send_all(self._send_output)),
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._fail()),
+        ]
+        try:
+            done, _ = await asyncio.wait([commands, *others], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is not None:
+                    _log.error("giving up node=%d reason=%s", config.node, error)
+                    return 1
+            return 0
+        finally:
+            for task in (commands, *others):
+                task.cancel()
+            await asyncio.wait([commands, *others])
+
+    def kill(self) -> None:
+        for rank in self._ranks.values():
+            rank.signal(signal.SIGKILL)
+
+    # -- the four tasks --------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            await self._client.notify(BEAT, Done())
+            reap_strangers(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
+            await asyncio.sleep(self._config.heartbeat_ns / SECOND)
+
+    async def _tell(self) -> None:
+        while True:
+            method, news = await self._news.get()
+            await self._client.call(method, news, CALL_NS)
+
+    async def _watch(self) -> None:
+        raise await self._client.wait_lost()
+
+    async def _fail(self) -> None:
+        await self._failed
+
+    async def _send_output(self, output: Any) -> None:
+        await self._client.call(OUTPUT, output, OUTPUT_NS)
+
+    async def _obey(self) -> None:
+        after = 0
+        while True:
+            try:
+                answer = await self._client.call(NEXT, Next(after), NEXT_NS)
+            except Timeout as error:
+                raise Unreachable(f"the launcher is silent: {error}") from error
+            after = answer.number
+            if isinstance(answer.command, ShutDown):
+                await self._outbox.drained()
+                return
+            if answer.command is not None:
+                self._perform(answer.command)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def _perform(self, command: Command) -> None:
+        if isinstance(command, Start):
+            self._start(command)
+        elif isinstance(command, Stop) and command.attempt == self._attempt:
+            self._stop(command)
+
+    def _start(self, command: Start) -> None:
+        if any(rank.end is None for rank in self._ranks.values()):
+            raise Unreachable(f"told to start attempt {command.attempt} while attempt {self._attempt} is running")
+        self._attempt = command.attempt
+        self._ranks = {}
+        for plan in command.ranks:
+            rank = RankProcess(
+                command.attempt,
+                plan.rank,
+                on_line=self._outbox.put,
+                on_trouble=lambda reason: self._news.put_nowait((TROUBLE, Trouble(reason[:1000]))),
+                on_exit=self._on_exit,
+            )
+            self._ranks[plan.rank] = rank
+            rank.start(command.command, plan, self._log_path(command.attempt, plan.rank))
+            if rank.pid:
+                self._news.put_nowait((STARTED, Started(command.attempt, plan.rank, rank.pid)))
+        if self._paused:
+            self._pause()
+
+    def _log_path(self, attempt: int, rank: int) -> str:
+        return f"{self._config.logs_dir}/attempt-{attempt}/rank-{rank}.log"
+
+    def _stop(self, command: Stop) -> None:
+        for rank in self._ranks.values():
+            rank.signal(command.signal)
+        if self._stopping is not None:
+            self._stopping.cancel()
+        loop = asyncio.get_running_loop()
+        self._stopping = loop.call_later(command.grace_ns / SECOND, self.kill)
+
+    # -- what ranks do ---------------------------------------------------------------------------------------------
+
+    def _on_exit(self, end: Exited) -> None:
+        self._news.put_nowait((EXITED, end))
+        if all(rank.end is not None for rank in self._ranks.values()):
+            if self._stopping is not None:
+                self._stopping.cancel()
+                self._stopping = None
+            self._cleaning = asyncio.get_running_loop().create_task(self._clean_up(list(self._ranks.values())))
+            self._cleaning.add_done_callback(self._cleaned)
+
+    def _cleaned(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _clean_up(self, ranks: list[RankProcess]) -> None:
+        await _until(lambda: not _kill_descendants(), SWEEP_S)
+        reap_strangers(_nobody)
+        try:
+            async with asyncio.timeout(PIPES_S if not self._paused else None):
+                for rank in ranks:
+                    await rank.closed()
+        except TimeoutError:
+            _log.warning("pipes of a rank are held open node=%d", self._config.node)
+        for rank in ranks:
+            rank.close()
+        await self._outbox.drained()
+        ends = tuple(rank.end for rank in ranks if rank.end is not None)
+        self._news.put_nowait((GONE, Gone(ends[0].attempt, ends)))
+
+    def _pause(self) -> None:
+        self._paused = True
+        for rank in self._ranks.values():
+            rank.pause()
+
+    def _resume(self) -> None:
+        self._paused = False
+        for rank in self._ranks.values():
+            rank.resume()
+
+
+def _nobody(_pid: int) -> bool:
+    return False
+
+
+def _kill_descendants() -> bool:
+    """Whether there were any."""
+    pids = descendants(os.getpid())
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    reap_strangers(_nobody)
+    return bool(pids)
+
+
+async def _until(condition: Callable[[], bool], limit_s: float) -> None:
+    pause_s = 0.002
+    try:
+        async with asyncio.timeout(limit_s):
+            while not condition():
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.05)
+    except TimeoutError:
+        raise FireflyerError("processes of the attempt outlive SIGKILL") from None

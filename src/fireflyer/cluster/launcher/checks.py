@@ -1,0 +1,87 @@
+"""What can be known to be wrong with a job before anything is started: one line each, naming the argument."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import shutil
+import sys
+
+from fireflyer.base.errors import Exists, UsageError
+from fireflyer.base.launch import RankEnvironment
+from fireflyer.cluster.launcher.devices import Devices, check_devices
+from fireflyer.cluster.launcher.master_port import check_port
+from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
+
+__all__ = ["EVENTS_NAME", "check_job", "command_of"]
+
+EVENTS_NAME = "events.jsonl"
+_OURS = frozenset(RankEnvironment(control="", secret_file="", run_dir="").to_mapping())
+
+
+def check_job(spec: JobSpec, devices: Devices) -> None:
+    """Raises `UsageError` or `Exists`; changes nothing."""
+    _check_counts(spec)
+    _check_command(spec)
+    _check_environment(spec)
+    check_devices(spec, devices)
+    check_port(spec.master_port)
+    if os.path.exists(os.path.join(spec.run_dir, EVENTS_NAME)):
+        raise Exists(f"run directory {spec.run_dir} holds another run; choose another one with --run-dir")
+    if os.path.exists(spec.run_dir) and not os.path.isdir(spec.run_dir):
+        raise UsageError(f"run directory {spec.run_dir} is a file; choose another one with --run-dir")
+
+
+def command_of(spec: JobSpec) -> tuple[str, ...]:
+    """What each rank executes."""
+    if spec.kind == "program":
+        return (spec.script, *spec.args)
+    module = ("-m",) if spec.kind == "module" else ()
+    return (sys.executable, "-u", *module, spec.script, *spec.args)
+
+
+def _check_counts(spec: JobSpec) -> None:
+    for option, count, highest in (("--nodes", spec.nodes, MAX_NODES), ("--ranks-per-node", spec.ranks_per_node, 4096)):
+        if not 1 <= count <= highest:
+            raise UsageError(f"{option} {count} must be from 1 to {highest}")
+    if spec.world_size > MAX_RANKS:
+        raise UsageError(f"{spec.world_size} ranks are more than the {MAX_RANKS} that one launcher can hold")
+    if not 0 <= spec.max_restarts <= 1_000_000:
+        raise UsageError(f"--max-restarts {spec.max_restarts} must be from 0 to 1000000")
+    if spec.omp_num_threads is not None and spec.omp_num_threads < 1:
+        raise UsageError(f"--omp-num-threads {spec.omp_num_threads} must be at least 1")
+    for fault in spec.inject:
+        limit, what = (spec.nodes, "node") if fault.kind == "kill-node" else (spec.world_size, "rank")
+        if fault.target >= limit:
+            raise UsageError(f"--inject {fault}: there is no {what} {fault.target}; the last one is {limit - 1}")
+
+
+def _check_command(spec: JobSpec) -> None:
+    if any("\0" in text for text in (spec.script, *spec.args)):
+        raise UsageError("the command holds a NUL character")
+    if spec.kind == "script":
+        _check_script(spec.script)
+    elif spec.kind == "program":
+        if shutil.which(spec.script) is None:
+            raise UsageError(f"program {spec.script!r} is not found or not executable; check its name and PATH")
+    else:
+        package = spec.script.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(package, [os.getcwd(), *sys.path]) is None:
+            raise UsageError(f"module {spec.script!r} is not found; check its name, or install it into this Python")
+
+
+def _check_script(path: str) -> None:
+    if not os.path.exists(path):
+        raise UsageError(f"script {path!r} is not found; check the path (working directory: {os.getcwd()})")
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
+        raise UsageError(f"script {path!r} is a directory; name the Python file to run")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"script {path!r} cannot be read; check its owner and mode")
+
+
+def _check_environment(spec: JobSpec) -> None:
+    for name, value in spec.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise UsageError(f"environment variable {name!r} cannot be set; write NAME=VALUE")
+        if name in _OURS:
+            raise UsageError(f"environment variable {name} is set by the launcher for each rank; leave it out")

@@ -1,0 +1,182 @@
+"""The control service: what agents and ranks call, turned into events for the gang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fireflyer.base.errors import PermissionDenied, UsageError
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.messages import (
+    AgentBeat,
+    AgentLost,
+    AgentUp,
+    Event,
+    RankEnd,
+    RankExited,
+    RankReported,
+    RanksGone,
+    StorageFailed,
+)
+from fireflyer.cluster.schema.job import RankLine
+from fireflyer.cluster.schema.wire import (
+    BEAT,
+    EXITED,
+    GONE,
+    HELLO,
+    NEXT,
+    OUTPUT,
+    REPORT,
+    STARTED,
+    TROUBLE,
+    AgentHello,
+    Command,
+    Done,
+    Exited,
+    Gone,
+    Next,
+    Numbered,
+    Output,
+    Reports,
+    Started,
+    Trouble,
+)
+from fireflyer.runtime.rpc import Caller, RpcServer
+
+__all__ = ["Control", "Member"]
+
+_NEXT_WAIT_NS = 10 * SECOND
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of one node's agent."""
+
+    node: int
+    incarnation: int
+    agent_pid: int = 0
+    rank_pids: dict[int, int] = field(default_factory=dict)
+    """Of the attempt that was started last; a rank that has ended is taken out."""
+    connection: int = 0
+    commands: list[Command] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, command: Command) -> None:
+        self.commands.append(command)
+        self.arrived.set()
+
+
+class Control:
+    def __init__(self, *, feed: Callable[[Event], None], on_line: Callable[[RankLine], None]) -> None:
+        self._feed = feed
+        self._on_line = on_line
+        self._members: dict[int, Member] = {}
+        self._dropped: dict[str, int] = {}
+
+    def serve(self, server: RpcServer) -> None:
+        server.register(HELLO, self._hello)
+        server.register(NEXT, self._next)
+        server.register(BEAT, self._beat)
+        server.register(STARTED, self._started)
+        server.register(EXITED, self._exited)
+        server.register(GONE, self._gone)
+        server.register(TROUBLE, self._trouble)
+        server.register(OUTPUT, self._output)
+        server.register(REPORT, self._report)
+
+    @property
+    def reports_dropped(self) -> int:
+        return sum(self._dropped.values())
+
+    def expect(self, node: int, incarnation: int) -> None:
+        """From now on the node is this incarnation and no other."""
+        self._members[node] = Member(node, incarnation)
+
+    def member(self, node: int, incarnation: int) -> Member | None:
+        member = self._members.get(node)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def current(self, node: int) -> Member | None:
+        return self._members.get(node)
+
+    def disconnected(self, caller: Caller) -> None:
+        for member in self._members.values():
+            if member.connection == caller.connection:
+                self._feed(AgentLost(member.node, member.incarnation, "the connection to its agent broke"))
+
+    # -- methods -------------------------------------------------------------------------------------------------------
+
+    def _who(self, caller: Caller) -> Member:
+        for member in self._members.values():
+            if member.connection == caller.connection:
+                return member
+        raise PermissionDenied("say hello first: this connection is no agent's, or that of a node that was given up")
+
+    async def _hello(self, request: AgentHello, caller: Caller) -> Done:
+        if caller.role != "node":
+            raise PermissionDenied("only nodes may run an agent")
+        member = self.member(request.node, request.incarnation)
+        if member is None or member.connection:
+            raise UsageError(f"no agent {request.node}.{request.incarnation} is waited for")
+        member.connection, member.agent_pid = caller.connection, request.pid
+        self._feed(AgentUp(member.node, member.incarnation))
+        return Done()
+
+    async def _next(self, request: Next, caller: Caller) -> Numbered:
+        member = self._who(caller)
+        if request.after > len(member.commands):
+            raise UsageError(f"there is no command {request.after}")
+        if request.after == len(member.commands):
+            member.arrived.clear()
+            try:
+                async with asyncio.timeout(_NEXT_WAIT_NS / SECOND):
+                    await member.arrived.wait()
+            except TimeoutError:
+                return Numbered(request.after, None)
+        return Numbered(request.after + 1, member.commands[request.after])
+
+    async def _beat(self, _: Done, caller: Caller) -> Done:
+        member = self._who(caller)
+        self._feed(AgentBeat(member.node, member.incarnation))
+        return Done()
+
+    async def _started(self, request: Started, caller: Caller) -> Done:
+        self._who(caller).rank_pids[request.rank] = request.pid
+        return Done()
+
+    async def _exited(self, request: Exited, caller: Caller) -> Done:
+        member = self._who(caller)
+        member.rank_pids.pop(request.rank, None)
+        self._feed(RankExited(member.node, member.incarnation, request.attempt, _end(request)))
+        return Done()
+
+    async def _gone(self, request: Gone, caller: Caller) -> Done:
+        member = self._who(caller)
+        ends = tuple(_end(end) for end in request.ends)
+        self._feed(RanksGone(member.node, member.incarnation, request.attempt, ends))
+        return Done()
+
+    async def _trouble(self, request: Trouble, caller: Caller) -> Done:
+        self._who(caller)
+        self._feed(StorageFailed(request.reason))
+        return Done()
+
+    async def _output(self, request: Output, caller: Caller) -> Done:
+        node = self._who(caller).node
+        for line in request.lines:
+            self._on_line(RankLine(line.rank, node, line.attempt, line.stream, line.text, line.cut))
+        return Done()
+
+    async def _report(self, request: Reports, caller: Caller) -> Done:
+        if caller.role != "node":
+            raise PermissionDenied("only ranks may report")
+        if request.dropped:
+            self._dropped[caller.identity] = request.dropped
+        for report in request.reports:
+            self._feed(RankReported(report))
+        return Done()
+
+
+def _end(exited: Exited) -> RankEnd:
+    return RankEnd(exited.rank, exited.exit_code, exited.told, exited.note)
