@@ -1,0 +1,5 @@
+"""The `ff` command."""
+
+from fireflyer.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,127 @@
+"""The command group, and the one place where an error becomes a line on stderr and an exit code.
+
+Exit codes: 0 success; 2 the command line is wrong; 1 anything else of ours; what the job ended with, when it ran (128 +
+n where signal n stopped it). Commands are imported when they are called: `ff version` does not load the launcher.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
+
+__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_COMMANDS = {
+    "run": "fireflyer.cli.run",
+    "demo": "fireflyer.cli.demo",
+    "report": "fireflyer.cli.report",
+    "version": "fireflyer.cli.version",
+}
+
+
+class _Commands(click.Group):
+    """Verbs by name; the module of each is imported when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command = importlib.import_module(module).command
+        assert isinstance(command, click.Command)  # noqa: S101
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, _COMMANDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_COMMANDS)}"
+            if not near and (name.endswith(".py") or os.path.isfile(name)):
+                hint = f"to run it: ff run {name}"
+            raise click.UsageError(f"no command {name!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def _ff(debug: bool) -> None:
+    """Train large models on an affordable cluster, and keep training when parts of it break."""
+
+
+def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
+    """Runs one command and returns its exit code; `argv` without the program's name, by default the process's."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a narrow locale must not end a job
+    try:
+        code = _ff.main(args=args, prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except Exception as error:
+        if _debug_asked(args):
+            traceback.print_exc()
+        return _explain(error, program)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+
+
+def _debug_asked(args: Sequence[str]) -> bool:
+    """`--debug` stands before the command: what follows it belongs to the command or to a script."""
+    return "--debug" in args[: next((i for i, arg in enumerate(args) if not arg.startswith("-")), len(args))]
+
+
+def _explain(error: Exception, program: str) -> int:
+    match error:
+        case click.exceptions.NoArgsIsHelpError():
+            sys.stderr.write(f"{error.format_message()}\n")
+            return EXIT_USAGE
+        case click.UsageError():
+            message = error.format_message().rstrip(".")
+            place = error.ctx.command_path if error.ctx is not None else program
+            return _fail(f"{message}; see '{place} --help'", EXIT_USAGE)
+        case click.exceptions.Exit():
+            return error.exit_code
+        case click.Abort():
+            return _fail("interrupted", EXIT_INTERRUPTED)
+        case click.ClickException():
+            return _fail(error.format_message(), EXIT_FAILURE)
+        case UsageError():
+            return _fail(error.message, EXIT_USAGE)
+        case JobFailed():
+            return _fail(error.message, error.exit_code or EXIT_FAILURE)
+        case FireflyerError():
+            return _fail(error.message, EXIT_FAILURE)
+        case BrokenPipeError():
+            # Whoever read our output went away; the interpreter must not complain about it once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_FAILURE
+        case OSError():
+            name = f"{error.filename}: " if error.filename else ""
+            return _fail(f"{name}{error.strerror or error}", EXIT_FAILURE)
+        case _:
+            what = f"internal error: {type(error).__name__}: {error}"
+            return _fail(f"{what}; '{program} --debug …' shows where it happened", EXIT_FAILURE)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    sys.stderr.flush()
+    return code

@@ -1,0 +1,166 @@
+"""What a running job looks like: event log entries in, one status line and a few notices out. Pure.
+
+Rates are taken over the last `WINDOW_STEPS` steps of the current attempt on the launcher's clock, so they say what the
+job does now; the report says what it did on the whole.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from fireflyer.analytics.report import one_line
+from fireflyer.base.events import (
+    AttemptFailed,
+    AttemptStarted,
+    CheckpointReport,
+    FaultInjected,
+    JobFinished,
+    JobStarted,
+    Logged,
+    NodeLost,
+    RankExited,
+    ResumeReport,
+    StepReport,
+)
+from fireflyer.base.units import SECOND, format_duration, format_rate
+
+__all__ = ["WINDOW_STEPS", "JobProgress"]
+
+WINDOW_STEPS = 32
+
+
+@dataclass(slots=True)
+class _Recent:
+    at_ns: int
+    tokens: int = 0
+    allreduce_bytes: int = 0
+    allreduce_ns: int = 0
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """The present state of one job; a `JobStarted` begins another."""
+
+    phase: str = "starting"
+    attempt: int = 0
+    step: int = 0
+    loss: float | None = None
+    saved_step: int | None = None
+    _resumed: bool = False
+    _blamed: bool = False
+    _recent: OrderedDict[int, _Recent] = field(default_factory=OrderedDict)
+
+    def feed(self, entry: Logged) -> list[str]:
+        """Takes one entry; returns what is worth a line of its own now."""
+        match entry.event:
+            case StepReport() as report:
+                self._stepped(entry.at_ns, report)
+                return []
+            case ResumeReport() as report:
+                return self._resume(report)
+            case CheckpointReport() as report:
+                if report.error is not None:
+                    return [f"checkpoint of step {report.step} failed: {one_line(report.error)}; training goes on"]
+                self.saved_step = max(self.saved_step or 0, report.step)
+                return []
+            case event:
+                return self._happened(entry.at_ns, event)
+
+    def _happened(
+        self,
+        at_ns: int,
+        event: JobStarted | AttemptStarted | NodeLost | RankExited | AttemptFailed | FaultInjected | JobFinished,
+    ) -> list[str]:
+        match event:
+            case JobStarted():
+                self._new_attempt(0)
+                self.step, self.loss, self.saved_step = 0, None, None
+                return [f"job {one_line(event.job)}: nodes {event.nodes}, ranks per node {event.ranks_per_node}"]
+            case AttemptStarted():
+                self._new_attempt(event.attempt)
+                return [f"attempt {event.attempt} starts"] if event.attempt else []
+            case FaultInjected():
+                return [f"breaking on request: {one_line(event.what)}, at step {event.step}"]
+            case NodeLost():
+                self.phase = "failing"
+                return [f"node {event.node} lost: {one_line(event.reason)}"]
+            case RankExited():
+                if event.exit_code == 0 or self._blamed:
+                    return []
+                self._blamed, self.phase = True, "failing"
+                return [f"rank {event.rank} exited with code {event.exit_code}"]
+            case AttemptFailed():
+                self._blamed, self.phase = True, "restarting" if event.restarting else "stopping"
+                what = "stopped" if event.stopped else "failed"
+                then = "; restarting" if event.restarting else ""
+                return [f"attempt {event.attempt} {what}: {one_line(event.reason)}{then}"]
+            case JobFinished():
+                self.phase = "finished"
+                return [f"ended after {format_duration(at_ns)}: {one_line(event.reason)}"]
+
+    def _new_attempt(self, attempt: int) -> None:
+        self.attempt, self.phase = attempt, "starting" if attempt == 0 else "restarting"
+        self._resumed, self._blamed = False, False
+        self._recent.clear()
+
+    def _resume(self, report: ResumeReport) -> list[str]:
+        if report.attempt != self.attempt or self._resumed:
+            return []
+        self._resumed, self.phase, self.step = True, "training", report.step
+        passed = [f"passed over {one_line(item.name)}: {one_line(item.reason)}" for item in report.passed_over]
+        if report.checkpoint is None:
+            return [*passed, "training from the start" if report.step == 0 else f"training from step {report.step}"]
+        return [*passed, f"resuming from step {report.step} ({one_line(report.checkpoint)})"]
+
+    def _stepped(self, at_ns: int, report: StepReport) -> None:
+        if report.attempt != self.attempt:
+            return
+        if self.phase in ("starting", "restarting"):
+            self.phase = "training"
+        if report.step >= self.step:
+            self.step = report.step
+            self.loss = report.loss if report.loss is not None else self.loss
+        recent = self._recent.get(report.step)
+        if recent is None:
+            recent = self._recent[report.step] = _Recent(at_ns)
+            if len(self._recent) > WINDOW_STEPS:
+                self._recent.popitem(last=False)
+        recent.at_ns = at_ns
+        recent.tokens += max(0, report.tokens)
+        recent.allreduce_bytes += max(0, report.allreduce_bytes)
+        recent.allreduce_ns += max(0, report.allreduce_ns)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Over all ranks; None until two steps were reported."""
+        recent = list(self._recent.values())
+        if len(recent) < 2:
+            return None
+        span_ns = recent[-1].at_ns - recent[0].at_ns
+        tokens = sum(item.tokens for item in recent[1:])
+        return tokens * SECOND / span_ns if span_ns > 0 and tokens else None
+
+    @property
+    def allreduce_bytes_per_s(self) -> float | None:
+        """Algorithm bandwidth of a rank: bytes of its tensors over the time they were in flight."""
+        total_ns = sum(item.allreduce_ns for item in self._recent.values())
+        total = sum(item.allreduce_bytes for item in self._recent.values())
+        return total * SECOND / total_ns if total_ns and total else None
+
+    def status(self) -> str:
+        """One line, without end of line."""
+        said = [f"step {self.step:,}" if self.step or self.phase == "training" else self.phase]
+        if self.step and self.phase != "training":
+            said.insert(0, self.phase)
+        if self.loss is not None:
+            said.append(f"loss {self.loss:.4f}")
+        if self.tokens_per_s is not None:
+            said.append(f"{self.tokens_per_s:,.0f} tokens/s")
+        if self.allreduce_bytes_per_s is not None:
+            said.append(f"allreduce {format_rate(self.allreduce_bytes_per_s)}")
+        if self.saved_step is not None:
+            said.append(f"saved step {self.saved_step:,}")
+        if self.attempt:
+            said.append(f"attempt {self.attempt}")
+        return " · ".join(said)

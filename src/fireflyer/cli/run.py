@@ -1,0 +1,196 @@
+"""`ff run`: start a script on several nodes, watch it, restart it when it breaks, report."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from fireflyer.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.schema.job import JobResult, JobSpec
+
+__all__ = ["command", "parse_environment", "script_arguments"]
+
+MAX_PORT = 65535
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def parse_environment(values: tuple[str, ...]) -> dict[str, str]:
+    """`("A=1", "B=")` as a mapping. Raises `UsageError`."""
+    mapping = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise UsageError(f"--env {value!r} is not understood; write it like --env NAME=value")
+        mapping[name] = text
+    return mapping
+
+
+def script_arguments(args: tuple[str, ...]) -> tuple[str, ...]:
+    """What the script gets: everything after its name, less one separating `--`."""
+    return args[1:] if args[:1] == ("--",) else args
+
+
+def _check_script(script: str, kind: str) -> None:
+    if kind != "script" or os.path.isfile(script):
+        return
+    if os.path.isdir(script):
+        raise UsageError(f"script {script!r} is a directory; give a Python file in it")
+    names = []
+    if os.path.isdir(os.path.dirname(script) or "."):
+        names = [name for name in os.listdir(os.path.dirname(script) or ".") if name.endswith(".py")]
+    near = difflib.get_close_matches(os.path.basename(script), names, n=1)
+    hint = (
+        f"did you mean {os.path.join(os.path.dirname(script), near[0])!r}?"
+        if near
+        else ("give the path of a Python file, -m for a module, --no-python for a program")
+    )
+    raise UsageError(f"script {script!r} does not exist; {hint}")
+
+
+def _default_run_dir(name: str) -> str:
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "job"
+    path = os.path.join("runs", f"{safe[:60]}-{stamp}")
+    number = 1
+    while os.path.lexists(path if number == 1 else f"{path}-{number}"):
+        number += 1
+    return path if number == 1 else f"{path}-{number}"
+
+
+@click.command(
+    "run",
+    short_help="Run a script on several nodes, restart it when it breaks.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option(
+    "--nodes", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes; each has an agent."
+)
+@click.option(
+    "--ranks-per-node",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes of the script per node.",
+)
+@click.option(
+    "--max-restarts",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Restart all ranks so many times when some of them die.",
+)
+@click.option(
+    "--name", metavar="NAME", help="Name of the job; ranks see it as TORCHELASTIC_RUN_ID.  [default: the script's]"
+)
+@click.option(
+    "--run-dir", metavar="DIR", help="New directory for the event log, rank logs and the report.  [default: in ./runs]"
+)
+@click.option(
+    "--master-port",
+    metavar="PORT",
+    type=click.IntRange(0, MAX_PORT),
+    default=0,
+    help="MASTER_PORT of the ranks.  [default: a free one for each attempt]",
+)
+@click.option(
+    "--devices",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="What a rank occupies; auto: a GPU where the machine has one, else a core.",
+)
+@click.option("--env", "environment", metavar="NAME=VALUE", multiple=True, help="Set a variable for every rank.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a Python module.")
+@click.option("--no-python", is_flag=True, help="SCRIPT is a program of any kind.")
+@click.option(
+    "--inject",
+    metavar="FAULT",
+    multiple=True,
+    help="Break something to see what happens: kill-node=1@60 or kill-rank=3@60, when step 60 is reported.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only what the ranks print, and errors.")
+@click.argument("script", metavar="SCRIPT")
+@click.argument("args", metavar="[--] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def command(
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    max_restarts: int,
+    name: str | None,
+    run_dir: str | None,
+    master_port: int,
+    devices: Literal["auto", "cpu", "gpu"],
+    environment: tuple[str, ...],
+    module: bool,
+    no_python: bool,
+    inject: tuple[str, ...],
+    quiet: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> int:
+    """Run SCRIPT on nodes × ranks-per-node processes with torchrun's environment, and report.
+
+    Options stand before SCRIPT; everything after it goes to the script. When a rank or a node dies, all ranks are
+    started again, and the script resumes from its last checkpoint.
+    """
+    if module and no_python:
+        raise UsageError("--module and --no-python exclude each other; give one of them")
+    kind: Literal["script", "module", "program"] = "module" if module else "program" if no_python else "script"
+    _check_script(script, kind)
+
+    from fireflyer.cluster.schema.job import JobSpec, parse_fault
+
+    job = name or (script if module else os.path.splitext(os.path.basename(script))[0])
+    spec = JobSpec(
+        script=script,
+        args=script_arguments(args),
+        kind=kind,
+        run_dir=run_dir or _default_run_dir(job),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        max_restarts=max_restarts,
+        name=job,
+        env=parse_environment(environment),
+        master_port=master_port,
+        devices=devices,
+        inject=tuple(parse_fault(text) for text in inject),
+    )
+    return _run(spec, quiet=quiet)
+
+
+def _run(spec: JobSpec, *, quiet: bool) -> int:
+    from fireflyer.cli.output import REPORT_NAME, read_events, show_report, stdout_console
+    from fireflyer.cli.view import JobView, printer_for
+    from fireflyer.cluster import run_job
+    from fireflyer.runtime import run
+
+    console = stdout_console()
+    with JobView(printer_for(console, plain_out=sys.stdout), ranks_only=quiet) as view:
+        result = run(run_job(spec, on_entry=view.on_entry, on_line=view.on_line))
+    try:
+        html_path = os.path.join(result.run_dir, REPORT_NAME)
+        show_report(read_events(result.run_dir), html_path=html_path, console=None if quiet else console)
+    finally:
+        if result.exit_code != 0:
+            sys.stdout.flush()
+            click.echo(f"error: {_explain(result)}", err=True)
+    return result.exit_code
+
+
+def _explain(result: JobResult) -> str:
+    reason = " ".join(result.reason.split())
+    culprit = result.culprit
+    if culprit is None or culprit.rank is None:
+        return f"{reason}; logs are in {result.logs_dir}"
+    path = os.path.join(result.logs_dir, f"attempt-{culprit.attempt}", f"rank-{culprit.rank}.log")
+    return f"{reason}; its log is {path}" if os.path.isfile(path) else f"{reason}; logs are in {result.logs_dir}"

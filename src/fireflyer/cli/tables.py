@@ -1,0 +1,78 @@
+"""A job's report on a terminal: the same rows as the HTML page, laid out by rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fireflyer.analytics.report import JobReport, PartRow, Row
+
+__all__ = ["print_report"]
+
+_STYLES = {
+    "productive": "green",
+    "lost": "red",
+    "restart": "yellow",
+    "checkpoint": "blue",
+    "startup": "magenta",
+    "other": "bright_black",
+    "unknown": "bright_black",
+}
+BAR_CELLS = 20
+
+
+def print_report(console: Console, report: JobReport) -> None:
+    """Prints all of it. Colours and symbols are rich's to leave out where the console is no terminal."""
+    status = {None: ("Incomplete", "bold yellow"), True: ("Succeeded", "bold green"), False: ("Failed", "bold red")}
+    word, style = status[report.succeeded]
+    console.print(Text.assemble((report.title, "bold"), " · ", (word, style)))
+    console.print(Text(report.headline))
+    sections: list[tuple[str, Sequence[Row]]] = [
+        ("Checks", report.facts),
+        ("Summary", report.summary),
+        *((story.title, story.rows) for story in report.failures),
+        ("Checkpoints", report.checkpoints),
+    ]
+    for title, rows in sections:
+        _print_rows(console, title, rows)
+    _print_parts(console, report.parts)
+    _print_rows(console, "Effective training time ratio", report.ettr_rows)
+
+
+def _grid(console: Console, title: str) -> Table:
+    console.print()
+    console.print(Text(title, style="bold"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=17)
+    return table
+
+
+def _print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    table = _grid(console, title)
+    table.add_column(overflow="fold")
+    marks = {"": ("", ""), "good": ("✓ ", "green"), "bad": ("✗ ", "red")}
+    for row in rows:
+        symbol, style = marks[row.mark]
+        value = Text.assemble((f"{symbol}{row.value}", style))
+        if row.note:
+            value.append(f"  {row.note}", style="bright_black")
+        table.add_row(Text(f"  {row.label}"), value)
+    console.print(table)
+
+
+def _print_parts(console: Console, parts: Sequence[PartRow]) -> None:
+    table = _grid(console, "Where the time went")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, width=BAR_CELLS)
+    table.add_column(overflow="fold", style="bright_black")
+    for part in parts:
+        cells = 0 if not part.share else max(1, round(part.share * BAR_CELLS))
+        bar = Text("█" * cells, style=_STYLES[part.kind])
+        table.add_row(Text(f"  {part.label}"), part.duration, part.percent, bar, part.meaning)
+    console.print(table)
