@@ -1,0 +1,50 @@
+"""Saves a job's state so that no crash loses it, and finds the newest whole checkpoint afterwards.
+
+Sharded safetensors files and one manifest per checkpoint, a checksum per tensor, commit by rename. The names that need
+torch (`CheckpointManager`, `State`, …) are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fireflyer.checkpoint.reader import CheckpointInfo, describe, stored_job_plan, verify
+
+if TYPE_CHECKING:
+    from fireflyer.checkpoint.background import SaveHandle
+    from fireflyer.checkpoint.manager import CheckpointManager, Restored
+    from fireflyer.checkpoint.state import State, capture, capture_rng, load_into, load_rng
+
+__all__ = [
+    "CheckpointInfo",
+    "CheckpointManager",
+    "Restored",
+    "SaveHandle",
+    "State",
+    "capture",
+    "capture_rng",
+    "describe",
+    "load_into",
+    "load_rng",
+    "stored_job_plan",
+    "verify",
+]
+
+_LAZY = {
+    "CheckpointManager": "manager",
+    "Restored": "manager",
+    "SaveHandle": "background",
+    "State": "state",
+    "capture": "state",
+    "capture_rng": "state",
+    "load_into": "state",
+    "load_rng": "state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,0 +1,219 @@
+"""One save in flight: the thread that performs what the save machine asks for, and the handle that tells its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from fireflyer.base.errors import Aborted, FireflyerError, InvariantViolation, Timeout, error_from_wire, error_to_wire
+from fireflyer.base.events import CheckpointReport
+from fireflyer.base.ports import Clock, Disk
+from fireflyer.base.units import SECOND, format_duration
+from fireflyer.checkpoint.core.effects import (
+    Await,
+    Begin,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Finish,
+    Forget,
+    Heard,
+    Publish,
+    TakeSnapshot,
+)
+from fireflyer.checkpoint.core.manager import SaveMachine
+from fireflyer.checkpoint.executor import Share, perform
+from fireflyer.runtime.store import Store
+
+__all__ = ["BackgroundSave", "SaveHandle", "run_steps"]
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_SLICE_NS = SECOND
+"""A wait for another rank looks this often whether the save was given up."""
+
+
+def run_steps(steps: Generator[None, None, T], stopped: Callable[[], bool] = lambda: False) -> T:
+    """Runs to the end. Raises `Aborted` between two operations when `stopped` says so."""
+    while True:
+        if stopped():
+            steps.close()
+            raise Aborted("the save was given up because a newer one began")
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+class SaveHandle:
+    """How a save went. Safe to use from any thread."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.skipped = False
+        """True: nothing was saved, because an earlier save was still in flight."""
+        self._ended = threading.Event()
+        self._name: str | None = None
+        self._error: FireflyerError | None = None
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout_ns: int | None = None) -> None:
+        """Raises `Timeout`."""
+        if not self._ended.wait(None if timeout_ns is None else timeout_ns / SECOND):
+            raise Timeout(f"the save of step {self.step} did not end within {format_duration(timeout_ns or 0)}")
+
+    def error(self) -> FireflyerError | None:
+        """Waits for the end, then says what went wrong."""
+        self.wait()
+        return self._error
+
+    def result(self, timeout_ns: int | None = None) -> str | None:
+        """The name of the committed checkpoint, None for a skipped one. Raises what went wrong, and `Timeout`."""
+        self.wait(timeout_ns)
+        if self._error is not None:
+            raise self._error
+        return self._name
+
+    def skip(self) -> None:
+        self.skipped = True
+        self._ended.set()
+
+    def finish(self, name: str | None, error: FireflyerError | None) -> None:
+        if not self._ended.is_set():
+            self._name, self._error = name, error
+            self._ended.set()
+
+
+class BackgroundSave:
+    """Drives one `SaveMachine`: the snapshot in the caller's thread, the rest in one of its own."""
+
+    def __init__(
+        self,
+        machine: SaveMachine,
+        handle: SaveHandle,
+        *,
+        disk: Disk,
+        store: Store | None,
+        root: str,
+        clock: Clock,
+        start_ns: int,
+        report: Callable[[CheckpointReport], None],
+    ) -> None:
+        self._machine = machine
+        self._handle = handle
+        self._disk = disk
+        self._store = store
+        self._root = root
+        self._clock = clock
+        self._start_ns = start_ns
+        self._report = report
+        self._stall_ns = 0
+        self.committed = False
+        self._share: Share | None = None
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint-{machine.step}", daemon=True)
+        self._effects: list[Effect] = []
+
+    def start(self, take: Callable[[], Share]) -> None:
+        """Takes the snapshot, then returns; a snapshot that fails is reported like a failed write."""
+        self._effects = self._machine.handle(self._start_ns, Begin())
+        event: Event = Done()
+        try:
+            self._share = take()
+        except Exception as error:
+            event = Failed(*error_to_wire(error))
+        now_ns = self._clock.now_ns()
+        self._stall_ns = now_ns - self._start_ns
+        self._effects = self._machine.handle(now_ns, event)
+        self._thread.start()
+
+    @property
+    def sequence(self) -> int:
+        return self._machine.sequence
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def give_up_and_join(self) -> None:
+        """Stops writing and waiting as soon as the operation at hand is over."""
+        self._given_up.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._effects:
+                event = self._perform(self._effects.pop(0))
+                self._effects += self._machine.handle(self._clock.now_ns(), event)
+        except Exception as error:
+            _log.exception("checkpoint save stopped by a bug step=%d", self._machine.step)
+            self._finish(Finish(None, 0, Failed(*error_to_wire(error))))
+        for text in self._machine.notes:
+            _log.warning("checkpoint step=%d note=%s", self._machine.step, text)
+
+    def _perform(self, effect: Effect) -> Event:
+        try:
+            match effect:
+                case Publish(key, payload):
+                    self._the_store().set(key, payload)
+                    return Done()
+                case Await(key, timeout_ns):
+                    return Heard(self._await(key, timeout_ns))
+                case Forget(prefix):
+                    self._the_store().delete_prefix(prefix)
+                    return Done()
+                case Finish():
+                    self._finish(effect)
+                    return Done()
+                case TakeSnapshot():
+                    return Done()
+            steps = perform(effect, self._disk, self._root, self._share)
+            # What comes after Finish is tidying: it is never given up half-way.
+            return run_steps(steps, lambda: self._given_up.is_set() and not self._handle.done())
+        except Exception as error:
+            return Failed(*error_to_wire(error))
+
+    def _the_store(self) -> Store:
+        if self._store is None:
+            raise InvariantViolation("a save of a single rank asked for the store")
+        return self._store
+
+    def _await(self, key: str, timeout_ns: int) -> bytes:
+        deadline_ns = self._clock.now_ns() + timeout_ns
+        while True:
+            left_ns = deadline_ns - self._clock.now_ns()
+            try:
+                return self._the_store().get(key, max(1, min(left_ns, _SLICE_NS)))
+            except Timeout:
+                if left_ns <= _SLICE_NS:
+                    waited = format_duration(timeout_ns)
+                    raise Timeout(f"no {key} within {waited}: another rank is gone, or its disk is stuck") from None
+            if self._given_up.is_set():
+                raise Aborted("the save was given up because a newer one began")
+
+    def _finish(self, effect: Finish) -> None:
+        error = None if effect.error is None else error_from_wire(effect.error.code, effect.error.message)
+        self.committed = error is None
+        report = CheckpointReport(
+            rank=self._machine.settings.rank,
+            attempt=self._machine.settings.attempt,
+            step=self._machine.step,
+            bytes=len(self._share.data) if self._share is not None else 0,
+            stall_ns=self._stall_ns,
+            write_ns=self._clock.now_ns() - self._start_ns - self._stall_ns,
+            error=None if error is None else error.message,
+        )
+        try:
+            self._report(report)
+        except Exception:
+            _log.exception("on_event raised for the checkpoint of step %d", self._machine.step)
+        self._handle.finish(effect.name, error)

@@ -1,0 +1,133 @@
+"""What a save machine hears and what it asks for. Each effect, performed, gives exactly one event."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fireflyer.checkpoint.core.manifest import ShardRecord
+
+__all__ = [
+    "Await",
+    "Begin",
+    "Commit",
+    "Committed",
+    "Discard",
+    "Done",
+    "Effect",
+    "Event",
+    "Failed",
+    "Finish",
+    "Forget",
+    "Heard",
+    "Listed",
+    "Listing",
+    "Open",
+    "Publish",
+    "ShardWritten",
+    "TakeSnapshot",
+    "WriteShard",
+]
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Start. Given once."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The effect succeeded and has nothing else to say."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The effect failed; `code` and `message` as in `fireflyer.base.errors`."""
+
+    code: str
+    message: str
+
+
+class ShardWritten(msgspec.Struct, frozen=True, tag=True):
+    """The shard and its name are durable."""
+
+    record: ShardRecord
+
+
+class Heard(msgspec.Struct, frozen=True, tag=True):
+    payload: bytes
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    """The checkpoint is durable under `name`."""
+
+    name: str
+
+
+class Listed(msgspec.Struct, frozen=True, tag=True):
+    names: tuple[str, ...]
+
+
+Event = Begin | Done | Failed | ShardWritten | Heard | Committed | Listed
+
+
+class TakeSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Copy this rank's share, so that training may go on. Done."""
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """Make the temporary directory. Done."""
+
+    directory: str
+
+
+class WriteShard(msgspec.Struct, frozen=True, tag=True):
+    """Write the snapshot into `directory`/`file` and make it durable. ShardWritten."""
+
+    directory: str
+    file: str
+
+
+class Publish(msgspec.Struct, frozen=True, tag=True):
+    """Set a key of the store. Done."""
+
+    key: str
+    payload: bytes
+
+
+class Await(msgspec.Struct, frozen=True, tag=True):
+    """Wait for a key of the store. Heard."""
+
+    key: str
+    timeout_ns: int
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """Write the manifest and rename the directory to its final name, durably. Committed."""
+
+    directory: str
+    step: int
+    manifest: bytes
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """Tell whoever waits for this save. Done."""
+
+    name: str | None
+    size_bytes: int
+    error: Failed | None
+
+
+class Listing(msgspec.Struct, frozen=True, tag=True):
+    """List the checkpoint directory. Listed."""
+
+
+class Discard(msgspec.Struct, frozen=True, tag=True):
+    """Move `name` out of the way and remove it. Done, also when it is gone already."""
+
+    name: str
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Delete the keys below `prefix` from the store. Done."""
+
+    prefix: str
+
+
+Effect = TakeSnapshot | Open | WriteShard | Publish | Await | Commit | Finish | Listing | Discard | Forget

@@ -1,0 +1,351 @@
+"""When to save, and the order of things in one save.
+
+`Schedule` says when a save is due. `SaveMachine` is one save on one rank, from its snapshot to its end; a new one is
+made for each save. Ranks talk through keys of the store, below `prefix/attempt/sequence/`:
+
+    rank 0                                        rank r
+    TakeSnapshot                                  TakeSnapshot
+    Open        .tmp-step-…                       Await    dir
+    Publish     dir                               WriteShard   (file and its name durable)
+    WriteShard                                    Publish  record/r
+    Await       record/1 … record/W-1             Await    outcome
+    Commit      manifest, rename, sync            Finish
+    Publish     outcome
+    Finish
+    Listing, Discard …   (older ones beyond `keep`)
+    Forget      keys of the save before
+
+Why it is safe. A record is published when its shard and the shard's name are durable, and the manifest, written after
+the last record, is made durable before the rename: a directory that is called `step-…` is whole. Nobody else renames
+this directory, its name carries the attempt and the sequence number, files in it are created and never opened again, so
+a writer of an older save cannot reach into it. Older checkpoints are removed after the new one's name is durable.
+
+When something fails on rank r, it publishes the failure as its record; rank 0 then gives the save up, publishes that as
+the outcome, and removes the directory. Checkpoints that were there before are not touched. When a rank dies, the
+others' waits end by `timeout_ns`, or with the attempt.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption, InvariantViolation, UsageError
+from fireflyer.checkpoint.core.effects import (
+    Await,
+    Begin,
+    Commit,
+    Committed,
+    Discard,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Finish,
+    Forget,
+    Heard,
+    Listed,
+    Listing,
+    Open,
+    Publish,
+    ShardWritten,
+    TakeSnapshot,
+    WriteShard,
+)
+from fireflyer.checkpoint.core.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    ShardRecord,
+    decode_record,
+    encode_manifest,
+    encode_record,
+)
+from fireflyer.checkpoint.core.names import MAX_STEP, shard_name, temporary_name
+from fireflyer.checkpoint.core.retention import to_remove
+
+__all__ = ["Phase", "SaveMachine", "Schedule", "Settings"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change during an attempt."""
+
+    rank: int
+    world_size: int
+    attempt: int
+    keep: int
+    prefix: str
+    timeout_ns: int
+    job_plan: dict[str, Any] | None = None
+
+
+class Schedule:
+    """When a save is due: at multiples of `period_steps`, or `period_ns` after the last one began. Both may be given;
+    with neither, saves happen only when asked for."""
+
+    def __init__(self, *, period_steps: int | None, period_ns: int | None, start_ns: int) -> None:
+        for name, value in (("period_steps", period_steps), ("period_ns", period_ns)):
+            if value is not None and value <= 0:
+                raise UsageError(f"{name}={value} is not a period; give a positive number, or None for no such period")
+        self._period_steps = period_steps
+        self._period_ns = period_ns
+        self._last_ns = start_ns
+        self._last_step = 0
+        self.skipped = 0
+
+    def due(self, step: int, now_ns: int) -> bool:
+        """After `step` steps are done. A step that was saved (or restored) is not due again."""
+        if step <= self._last_step:
+            return False
+        by_steps = self._period_steps is not None and step % self._period_steps == 0
+        return by_steps or (self._period_ns is not None and now_ns - self._last_ns >= self._period_ns)
+
+    def began(self, step: int, now_ns: int) -> None:
+        self._last_step, self._last_ns = step, now_ns
+
+    def skip(self, step: int) -> None:
+        """A due save found another in flight: it is left out, and with a period in time tried at the next step."""
+        self._last_step = step
+        self.skipped += 1
+
+
+class Phase(enum.Enum):
+    NEW = "new"
+    SNAPSHOT = "snapshot"
+    OPENING = "opening"
+    INVITING = "inviting"
+    INVITED = "waiting for the directory"
+    WRITING = "writing"
+    COLLECTING = "waiting for the other ranks' shards"
+    COMMITTING = "committing"
+    ANNOUNCING = "announcing"
+    REPORTING = "reporting"
+    LISTENING = "waiting for rank 0 to commit"
+    FINISHING = "finishing"
+    TIDYING = "tidying"
+    END = "end"
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """A message between ranks: the failure, or what there is to say."""
+
+    failed: Failed | None = None
+    name: str | None = None
+    size_bytes: int = 0
+    record: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class SaveMachine:
+    """One save on one rank. `refused` are the checkpoints that the restore of this attempt passed over; the store may
+    still hold keys of the sequence numbers from `forget_from` on (None: of none)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        step: int,
+        sequence: int,
+        values: dict[str, Any],
+        refused: Sequence[str] = (),
+        forget_from: int | None = None,
+    ) -> None:
+        if not 0 <= step <= MAX_STEP:
+            raise UsageError(f"step {step} is out of range; it must be between 0 and {MAX_STEP}")
+        self.settings = settings
+        self.step = step
+        self.sequence = sequence
+        self.phase = Phase.NEW
+        self.directory = temporary_name(step, settings.attempt, sequence)
+        self._values = values
+        self._refused = refused
+        self._records: list[ShardRecord] = []
+        self._forget_from = sequence if forget_from is None else forget_from
+        self._announcements: list[Effect] = []
+        self._tidy: list[Effect] = []
+        self._answer = _Answer()
+        self.notes: list[str] = []
+        """What went wrong without harm, for the log."""
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:  # noqa: ARG002 - a machine's signature
+        if isinstance(event, Failed):
+            return self._failed(event)
+        return self._lead(event) if self.settings.rank == 0 else self._follow(event)
+
+    def _prefix(self, sequence: int) -> str:
+        return f"{self.settings.prefix}/{self.settings.attempt}/{sequence}/"
+
+    def _key(self, name: str) -> str:
+        return self._prefix(self.sequence) + name
+
+    def _enter(self, phase: Phase, *effects: Effect) -> list[Effect]:
+        self.phase = phase
+        return list(effects)
+
+    def _unexpected(self, event: Event) -> InvariantViolation:
+        return InvariantViolation(f"save of step {self.step}: {type(event).__name__} in phase {self.phase.value!r}")
+
+    def _write(self) -> list[Effect]:
+        file = shard_name(self.settings.rank, self.settings.world_size)
+        return self._enter(Phase.WRITING, WriteShard(self.directory, file))
+
+    # Rank 0.
+
+    def _lead(self, event: Event) -> list[Effect]:
+        match (self.phase, event):
+            case (Phase.NEW, Begin()):
+                return self._enter(Phase.SNAPSHOT, TakeSnapshot())
+            case (Phase.SNAPSHOT, Done()):
+                return self._enter(Phase.OPENING, Open(self.directory))
+            case (Phase.OPENING, Done()) if self.settings.world_size > 1:
+                return self._enter(Phase.INVITING, Publish(self._key("dir"), msgspec.json.encode(_Answer())))
+            case (Phase.OPENING | Phase.INVITING, Done()):
+                return self._write()
+            case (Phase.WRITING, ShardWritten(record)):
+                return self._collect(record)
+            case (Phase.COLLECTING, Heard(payload)):
+                return self._hear_record(payload)
+            case (Phase.COMMITTING, Committed(name)):
+                size_bytes = sum(record.file_bytes for record in self._records)
+                self._answer = _Answer(name=name, size_bytes=size_bytes)
+                return self._announce("outcome")
+            case (Phase.ANNOUNCING, Done()):
+                return self._announce_next()
+            case (Phase.FINISHING, Done()):
+                return self._after_finish()
+            case (Phase.TIDYING, Listed(names)):
+                return self._plan_tidying(list(names))
+            case (Phase.TIDYING, Done()):
+                return self._tidy_next()
+        raise self._unexpected(event)
+
+    def _collect(self, record: ShardRecord) -> list[Effect]:
+        self._records.append(record)
+        rank = len(self._records)
+        if rank < self.settings.world_size:
+            return self._enter(Phase.COLLECTING, Await(self._key(f"record/{rank}"), self.settings.timeout_ns))
+        manifest = Manifest(
+            version=FORMAT_VERSION,
+            step=self.step,
+            attempt=self.settings.attempt,
+            world_size=self.settings.world_size,
+            shards=tuple(self._records),
+            values=self._values,
+            job_plan=self.settings.job_plan,
+        )
+        return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, encode_manifest(manifest)))
+
+    def _hear_record(self, payload: bytes) -> list[Effect]:
+        rank = len(self._records)
+        try:
+            answer = _decode_answer(payload)
+            if answer.failed is not None:
+                return self._failed(Failed(answer.failed.code, f"rank {rank}: {answer.failed.message}"))
+            record = decode_record(bytes(answer.record), rank, self.settings.world_size)
+        except DataCorruption as error:
+            return self._failed(Failed(error.code, error.message))
+        if record.layout != self._records[0].layout:
+            text = f"rank {rank} has other shared tensors than rank 0; State.shared must be the same on every rank"
+            return self._failed(Failed(UsageError.code, text))
+        return self._collect(record)
+
+    def _announce(self, *keys: str) -> list[Effect]:
+        payload = msgspec.json.encode(self._answer)
+        if self.settings.world_size > 1:
+            self._announcements = [Publish(self._key(key), payload) for key in keys]
+        return self._announce_next()
+
+    def _announce_next(self) -> list[Effect]:
+        if not self._announcements:
+            return self._finish()
+        return self._enter(Phase.ANNOUNCING, self._announcements.pop(0))
+
+    def _finish(self) -> list[Effect]:
+        answer = self._answer
+        return self._enter(Phase.FINISHING, Finish(answer.name, answer.size_bytes, answer.failed))
+
+    def _after_finish(self) -> list[Effect]:
+        if self._answer.failed is not None:
+            self._tidy = [Discard(self.directory)]
+            return self._tidy_next()
+        return self._enter(Phase.TIDYING, Listing())
+
+    def _plan_tidying(self, names: list[str]) -> list[Effect]:
+        committed = self._answer.name or ""
+        removable = to_remove(names, committed=committed, keep=self.settings.keep, refused=self._refused)
+        self._tidy = [Discard(name) for name in removable]
+        if self.settings.world_size > 1:
+            # Every rank has sent its record of this save, so none still reads keys of those before.
+            self._tidy += [Forget(self._prefix(sequence)) for sequence in range(self._forget_from, self.sequence)]
+        return self._tidy_next()
+
+    def _tidy_next(self) -> list[Effect]:
+        if not self._tidy:
+            return self._enter(Phase.END)
+        return self._enter(Phase.TIDYING, self._tidy.pop(0))
+
+    # The other ranks.
+
+    def _follow(self, event: Event) -> list[Effect]:
+        match (self.phase, event):
+            case (Phase.NEW, Begin()):
+                return self._enter(Phase.SNAPSHOT, TakeSnapshot())
+            case (Phase.SNAPSHOT, Done()):
+                return self._enter(Phase.INVITED, Await(self._key("dir"), self.settings.timeout_ns))
+            case (Phase.INVITED, Heard(payload)):
+                return self._hear(payload) or self._write()
+            case (Phase.WRITING, ShardWritten(record)):
+                answer = _Answer(record=msgspec.Raw(encode_record(record)))
+                return self._report(Phase.REPORTING, answer)
+            case (Phase.REPORTING, Done()) if self._answer.failed is None:
+                return self._enter(Phase.LISTENING, Await(self._key("outcome"), self.settings.timeout_ns))
+            case (Phase.REPORTING, Done()):
+                return self._finish()
+            case (Phase.LISTENING, Heard(payload)):
+                return self._hear(payload) or self._finish()
+            case (Phase.FINISHING, Done()):
+                return self._enter(Phase.END)
+        raise self._unexpected(event)
+
+    def _report(self, phase: Phase, answer: _Answer) -> list[Effect]:
+        key = self._key(f"record/{self.settings.rank}")
+        return self._enter(phase, Publish(key, msgspec.json.encode(answer)))
+
+    def _hear(self, payload: bytes) -> list[Effect] | None:
+        """Takes over what rank 0 said. Effects when that ends the save."""
+        try:
+            self._answer = _decode_answer(payload)
+        except DataCorruption as error:
+            self._answer = _Answer(failed=Failed(error.code, error.message))
+        return self._finish() if self._answer.failed is not None else None
+
+    # Failures.
+
+    def _failed(self, failure: Failed) -> list[Effect]:
+        if self.phase is Phase.TIDYING:
+            self.notes.append(failure.message)
+            return self._tidy_next()
+        if self.phase is Phase.ANNOUNCING:
+            self.notes.append(failure.message)
+            return self._announce_next()
+        if self.phase is Phase.REPORTING and self._answer.failed is not None:
+            self.notes.append(failure.message)
+            return self._finish()
+        if self.phase in (Phase.FINISHING, Phase.END):
+            raise self._unexpected(failure)
+        self._answer = _Answer(failed=failure)
+        if self.settings.rank == 0:
+            # Some ranks wait for the directory, others for the outcome already.
+            early = self.phase in (Phase.SNAPSHOT, Phase.OPENING, Phase.INVITING)
+            return self._announce("dir", "outcome") if early else self._announce("outcome")
+        if self.phase in (Phase.SNAPSHOT, Phase.INVITED, Phase.WRITING):
+            return self._report(Phase.REPORTING, self._answer)
+        return self._finish()
+
+
+def _decode_answer(payload: bytes) -> _Answer:
+    try:
+        return msgspec.json.decode(payload, type=_Answer)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise DataCorruption(f"a message of another rank is not readable: {error}") from error

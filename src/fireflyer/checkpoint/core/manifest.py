@@ -1,0 +1,196 @@
+"""What is in a checkpoint: the manifest and the job's plan, as files that prove themselves.
+
+Both files are JSON of the form `{"crc32c": "1a2b3c4d", "body": {…}}`; the checksum is CRC32C over the exact bytes of
+the body. `decode_*` take bytes from a disk that may hold anything: sizes are bounded, every number is checked, and what
+comes out is safe to act upon: file names are ours, tensors lie inside their file and do not overlap.
+A body of a newer `version` is refused; unknown fields of the same version are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.checkpoint.core.names import MAX_RANKS, MAX_STEP, shard_name
+from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, MAX_HEADER_BYTES
+from fireflyer.native import crc32c
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MAX_MANIFEST_BYTES",
+    "Manifest",
+    "ShardRecord",
+    "TensorRecord",
+    "check_plain",
+    "decode_job_plan",
+    "decode_manifest",
+    "decode_record",
+    "encode_job_plan",
+    "encode_manifest",
+    "encode_record",
+]
+
+FORMAT_VERSION = 1
+MAX_MANIFEST_BYTES = 256 << 20
+MAX_SHARD_BYTES = 1 << 50
+MAX_DIMENSIONS = 64
+_MAX_PLAIN_DEPTH = 64
+
+T = TypeVar("T")
+
+
+class TensorRecord(msgspec.Struct, frozen=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """From the start of the file, in bytes."""
+    size_bytes: int
+    crc32c: int
+
+
+class ShardRecord(msgspec.Struct, frozen=True):
+    """One shard file, as its writer saw it. Tensors are in the order of the file and fill it up to its end."""
+
+    rank: int
+    file: str
+    file_bytes: int
+    header_bytes: int
+    header_crc32c: int
+    layout: int
+    """Digest of the list of shared tensors that the writer had."""
+    tensors: tuple[TensorRecord, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    version: int
+    step: int
+    attempt: int
+    world_size: int
+    shards: tuple[ShardRecord, ...]
+    """One per rank, in order of rank."""
+    values: dict[str, Any]
+    job_plan: dict[str, Any] | None = None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    crc32c: str
+    body: msgspec.Raw
+
+
+class _JobBody(msgspec.Struct, frozen=True):
+    version: int
+    job_plan: dict[str, Any]
+
+
+def _seal(body: bytes) -> bytes:
+    return b'{"crc32c":"%08x","body":%b}\n' % (crc32c(body), body)
+
+
+def _unseal(data: bytes, kind: type[T], what: str) -> T:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise DataCorruption(f"{what} has {len(data)} bytes, above {MAX_MANIFEST_BYTES}")
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        body = bytes(envelope.body)
+        if envelope.crc32c != f"{crc32c(body):08x}":
+            raise DataCorruption(f"{what} does not match its checksum")
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise DataCorruption(f"{what} is not readable: {error}") from error
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return _seal(msgspec.json.encode(manifest))
+
+
+def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
+    """Raises `DataCorruption` naming what is wrong."""
+    manifest = _unseal(data, Manifest, what)
+    if manifest.version != FORMAT_VERSION:
+        raise DataCorruption(f"{what} has format version {manifest.version}; this program reads {FORMAT_VERSION}")
+    if not 0 <= manifest.step <= MAX_STEP or not 0 < manifest.world_size <= MAX_RANKS:
+        raise DataCorruption(f"{what} names step {manifest.step} of {manifest.world_size} ranks, which is out of range")
+    if [shard.rank for shard in manifest.shards] != list(range(manifest.world_size)):
+        raise DataCorruption(f"{what} does not list one shard for each of {manifest.world_size} ranks")
+    names: dict[str, None] = {}
+    for shard in manifest.shards:
+        _check_record(shard, manifest.world_size, what)
+        for tensor in shard.tensors:
+            if tensor.name in names:
+                raise DataCorruption(f"{what} lists tensor {tensor.name[:80]!r} twice")
+            names[tensor.name] = None
+    return manifest
+
+
+def encode_record(record: ShardRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode_record(data: bytes, rank: int, world_size: int) -> ShardRecord:
+    """A record from another rank. Raises `DataCorruption`."""
+    what = f"shard record of rank {rank}"
+    try:
+        record = msgspec.json.decode(data, type=ShardRecord)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise DataCorruption(f"{what} is not readable: {error}") from error
+    if record.rank != rank:
+        raise DataCorruption(f"{what} names rank {record.rank}")
+    _check_record(record, world_size, what)
+    return record
+
+
+def _check_record(shard: ShardRecord, world_size: int, what: str) -> None:
+    if shard.file != shard_name(shard.rank, world_size):
+        raise DataCorruption(f"{what} names file {shard.file[:80]!r} for rank {shard.rank}")
+    if not 8 <= shard.header_bytes <= MAX_HEADER_BYTES + 8 or not 0 <= shard.file_bytes <= MAX_SHARD_BYTES:
+        raise DataCorruption(f"{what} gives {shard.file} sizes that are out of range")
+    end = shard.header_bytes
+    for tensor in shard.tensors:
+        element_bytes = DTYPE_BYTES.get(tensor.dtype)
+        if element_bytes is None or len(tensor.shape) > MAX_DIMENSIONS or min(tensor.shape, default=0) < 0:
+            raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r} in a way that no tensor has")
+        if tensor.size_bytes != math.prod(tensor.shape) * element_bytes or tensor.offset != end:
+            raise DataCorruption(f"{what} places tensor {tensor.name[:80]!r} where it cannot be")
+        end += tensor.size_bytes
+    if end != shard.file_bytes:
+        raise DataCorruption(f"{what} gives {shard.file} {shard.file_bytes} bytes, its tensors need {end}")
+
+
+def encode_job_plan(job_plan: Mapping[str, Any]) -> bytes:
+    return _seal(msgspec.json.encode(_JobBody(FORMAT_VERSION, dict(job_plan))))
+
+
+def decode_job_plan(data: bytes, what: str = "job.json") -> dict[str, Any]:
+    """Raises `DataCorruption`."""
+    body = _unseal(data, _JobBody, what)
+    if body.version != FORMAT_VERSION:
+        raise DataCorruption(f"{what} has format version {body.version}; this program reads {FORMAT_VERSION}")
+    return body.job_plan
+
+
+def check_plain(value: object, what: str, depth: int = 0) -> Any:
+    """A copy of `value` with tuples as lists, if it survives JSON exactly. Raises `UsageError` naming what does not."""
+    if depth > _MAX_PLAIN_DEPTH:
+        raise UsageError(f"{what} is nested more than {_MAX_PLAIN_DEPTH} levels deep")
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [check_plain(inner, f"{what}[{index}]", depth + 1) for index, inner in enumerate(value)]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UsageError(f"{what} has the key {key!r}; keys must be text")
+        return {key: check_plain(inner, f"{what}[{key!r}]", depth + 1) for key, inner in value.items()}
+    raise UsageError(
+        f"{what} is {type(value).__name__} {str(value)[:40]!r}; allowed are None, bool, text, finite floats, "
+        "integers below 2**64, and lists and mappings of them"
+    )

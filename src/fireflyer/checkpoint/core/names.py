@@ -1,0 +1,88 @@
+"""Names inside a checkpoint directory, and what each name means.
+
+    job.json                                   the job's plan, written once
+    step-00000120/                             a committed checkpoint: complete, or damaged later
+    step-00000120.2/                           the same step saved again after the first was damaged
+    .tmp-step-00000120-00003-000007/           save 7 of attempt 3 is writing it; never restored from
+    .trash-…/                                  on its way out; never restored from
+      manifest.json                            written last, says what a complete checkpoint holds
+      shard-00000-of-00004.safetensors         one per rank
+
+A directory becomes `step-…` by one rename when all in it is durable, and stops being one by one rename before anything
+in it is removed. So a `step-…` name always stands for a whole checkpoint, whatever crashes.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+__all__ = [
+    "JOB_FILE",
+    "MANIFEST_FILE",
+    "MAX_RANKS",
+    "MAX_STEP",
+    "Candidate",
+    "candidates",
+    "final_name",
+    "is_leftover",
+    "shard_name",
+    "temporary_name",
+    "trash_name",
+]
+
+JOB_FILE = "job.json"
+MANIFEST_FILE = "manifest.json"
+MAX_STEP = 10**12
+MAX_RANKS = 100_000
+
+_FINAL = re.compile(r"step-([0-9]{8,13})(?:\.([1-9][0-9]{0,5}))?")
+
+
+class Candidate(msgspec.Struct, frozen=True, order=True):
+    """A name that claims to be a committed checkpoint. Orders by step, then by revision."""
+
+    step: int
+    revision: int
+    name: str
+
+
+def shard_name(rank: int, world_size: int) -> str:
+    return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def temporary_name(step: int, attempt: int, sequence: int) -> str:
+    return f".tmp-step-{step:08d}-{attempt:05d}-{sequence:06d}"
+
+
+def trash_name(name: str, existing: list[str]) -> str:
+    """Where to move `name` before removing it: a name that is not taken."""
+    number = 0
+    while (trash := f".trash-{name.removeprefix('.')}-{number}") in existing:
+        number += 1
+    return trash
+
+
+def is_leftover(name: str) -> bool:
+    return name.startswith((".tmp-", ".trash-"))
+
+
+def candidates(names: list[str]) -> list[Candidate]:
+    """What among `names` claims to be committed, newest first."""
+    found: list[Candidate] = []
+    for name in names:
+        match = _FINAL.fullmatch(name)
+        if match is not None and int(match[1]) <= MAX_STEP and name == _final(int(match[1]), int(match[2] or 1)):
+            found.append(Candidate(int(match[1]), int(match[2] or 1), name))
+    return sorted(found, reverse=True)
+
+
+def _final(step: int, revision: int) -> str:
+    return f"step-{step:08d}" if revision == 1 else f"step-{step:08d}.{revision}"
+
+
+def final_name(step: int, names: list[str]) -> str:
+    """The name to commit `step` under: never one that exists, and above every other of the same step."""
+    taken = [candidate.revision for candidate in candidates(names) if candidate.step == step]
+    return _final(step, max(taken, default=0) + 1)

@@ -1,0 +1,97 @@
+"""The safetensors file format: 8 bytes little-endian header length, a JSON header, the tensors' bytes.
+
+Format: https://github.com/huggingface/safetensors#format. Tensors lie back to back in row-major order; `data_offsets`
+count from the end of the header. We write the header padded with spaces to a multiple of 64 bytes and the tensors
+sorted by falling element size, so that each is aligned to its element without gaps (the format forbids gaps).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["DTYPE_BYTES", "MAX_HEADER_BYTES", "Placed", "TensorSpec", "build_header", "place"]
+
+DTYPE_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "C64": 8,
+}
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the reference implementation."""
+_ALIGNMENT_BYTES = 64
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    name: str
+    dtype: str
+    """As safetensors calls it: `F32`, `BF16`, …"""
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class Placed(msgspec.Struct, frozen=True):
+    spec: TensorSpec
+    offset: int
+    """From the start of the data section."""
+
+
+def place(specs: Iterable[TensorSpec]) -> list[Placed]:
+    """Offsets without gaps, each a multiple of its element size. Raises `UsageError` for an unknown dtype or a name
+    that comes twice."""
+    placed: list[Placed] = []
+    seen: dict[str, None] = {}
+    offset = 0
+    for spec in sorted(specs, key=lambda spec: (-_element_bytes(spec), spec.name)):
+        if spec.name in seen:
+            raise UsageError(f"tensor name {spec.name!r} comes twice; names must be unique within a rank")
+        seen[spec.name] = None
+        placed.append(Placed(spec, offset))
+        offset += spec.size_bytes
+    return placed
+
+
+def _element_bytes(spec: TensorSpec) -> int:
+    size = DTYPE_BYTES.get(spec.dtype)
+    if size is None:
+        raise UsageError(f"tensor {spec.name!r} has dtype {spec.dtype!r}; allowed are {', '.join(DTYPE_BYTES)}")
+    return size
+
+
+def build_header(placed: Iterable[Placed], metadata: dict[str, str]) -> bytes:
+    """Everything before the data section. Raises `UsageError` when it would be above the format's limit."""
+    entries: dict[str, object] = {"__metadata__": metadata}
+    for item in placed:
+        end = item.offset + item.spec.size_bytes
+        entries[item.spec.name] = {
+            "dtype": item.spec.dtype,
+            "shape": item.spec.shape,
+            "data_offsets": [item.offset, end],
+        }
+    text = msgspec.json.encode(entries)
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
+    if len(text) > MAX_HEADER_BYTES:
+        raise UsageError(f"{len(text)} bytes of tensor names in one shard, above {MAX_HEADER_BYTES}; use more ranks")
+    return len(text).to_bytes(8, "little") + text

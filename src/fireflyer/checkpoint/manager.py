@@ -1,0 +1,375 @@
+"""The checkpoint manager of a rank: saves in the background, restores the newest valid checkpoint.
+
+All ranks call `save`, `restore` and (with a period in time) `due` in the same order at the same steps. `save` copies
+this rank's share of the state, returns, and lets a background thread write it; nothing but the copy holds training up.
+What goes wrong while writing is told at once, through `on_event`, the log and the `SaveHandle`; it never raises into
+training, and leaves the older checkpoints as they are.
+
+    manager = CheckpointManager("/shared/run/checkpoints", rank=rank, world_size=world, store=store, disk=RealDisk(),
+                                period_steps=100, attempt=attempt)
+    restored = manager.restore()
+    if restored is not None:
+        values = load_into(restored.shared, restored.values, model, optimizer)
+        load_rng(restored.own)                      # None when this rank is new
+    for step in range(restored.step + 1 if restored else 1, last + 1):
+        ...
+        if manager.due(step, clock.now_ns()):
+            manager.save(step, capture(model, optimizer, values={"sampler": sampler.state()}))
+    manager.close()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import msgspec
+import torch
+
+from fireflyer.base.errors import (
+    DataCorruption,
+    FireflyerError,
+    InvariantViolation,
+    UsageError,
+    error_from_wire,
+    error_to_wire,
+)
+from fireflyer.base.events import CheckpointReport, PassedOver
+from fireflyer.base.ports import Clock, Disk
+from fireflyer.base.units import SECOND
+from fireflyer.checkpoint.background import BackgroundSave, SaveHandle, run_steps
+from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
+from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, check_plain
+from fireflyer.checkpoint.core.names import Candidate
+from fireflyer.checkpoint.core.shares import split_own
+from fireflyer.checkpoint.executor import open_root, stored_plan
+from fireflyer.checkpoint.reader import Sink, choose, load, read_manifest
+from fireflyer.checkpoint.state import State
+from fireflyer.checkpoint.tensors import Snapshot, SnapshotBuffer, bytes_of, empty_tensor, plan_snapshot
+from fireflyer.runtime.clock import MonotonicClock
+from fireflyer.runtime.store import Store
+
+__all__ = ["CheckpointManager", "Restored"]
+
+_log = logging.getLogger(__name__)
+AGREE_TIMEOUT_NS = 120 * SECOND
+"""How long a rank waits for rank 0's word on whether to save; rank 0 is at the same step, so it is about to come."""
+_DUE_KEYS = 64
+"""Answers of `due` that stay in the store; the ranks of a job are at most a step apart."""
+COMMIT_TIMEOUT_NS = 1800 * SECOND
+"""How long one save may wait for another rank."""
+
+
+class Restored:
+    """A checkpoint in memory. `own` is None on a rank that the saving job did not have."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        manifest: Manifest,
+        shared: dict[str, torch.Tensor],
+        own: dict[str, torch.Tensor] | None,
+        passed_over: tuple[PassedOver, ...],
+    ) -> None:
+        self.name = name
+        self.step = manifest.step
+        self.attempt = manifest.attempt
+        self.world_size = manifest.world_size
+        self.values = manifest.values
+        self.job_plan = manifest.job_plan
+        self.shared = shared
+        self.own = own
+        self.passed_over = passed_over
+
+    def __repr__(self) -> str:
+        return f"Restored({self.name!r}, {len(self.shared)} shared tensors, passed over {len(self.passed_over)})"
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    """What rank 0 found, for the others."""
+
+    error: tuple[str, str] | None = None
+    candidate: Candidate | None = None
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+class _Collector:
+    """Where the bytes of a checkpoint go: into new tensors, of this rank and shared."""
+
+    def __init__(self, rank: int, manifest: Manifest) -> None:
+        self.shared: dict[str, torch.Tensor] = {}
+        self.own: dict[str, torch.Tensor] | None = {} if rank < manifest.world_size else None
+        self._rank = rank
+
+    def sink(self, _writer: int, tensor: TensorRecord) -> memoryview | None:
+        own = split_own(tensor.name)
+        if own is not None and own[0] != self._rank:
+            return None
+        empty = empty_tensor(tensor.dtype, tensor.shape)
+        if own is None:
+            self.shared[tensor.name] = empty
+        elif self.own is not None:
+            self.own[own[1]] = empty
+        return bytes_of(empty)
+
+
+class CheckpointManager:
+    """See the module. Rank 0's constructor makes the directory, removes what dead attempts left in it, and holds
+    `job_plan` to the one stored at the job's first start: it raises `UsageError` when they differ.
+
+    `directory` is absolute and the same storage for every rank. `keep` counts committed checkpoints. With
+    `world_size` 1 `store` may be None. `on_event` gets one `CheckpointReport` per save and rank, in the background
+    thread. Not to be called from two threads at once.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        rank: int,
+        world_size: int,
+        store: Store | None,
+        disk: Disk,
+        keep: int = 2,
+        period_steps: int | None = None,
+        period_ns: int | None = None,
+        job_plan: Mapping[str, Any] | None = None,
+        attempt: int = 0,
+        on_event: Callable[[CheckpointReport], None] | None = None,
+        clock: Clock | None = None,
+        name: str = "main",
+        timeout_ns: int = COMMIT_TIMEOUT_NS,
+    ) -> None:
+        if not directory.startswith("/"):
+            raise UsageError(f"checkpoint directory {directory!r} is not absolute; give the full path")
+        if keep < 1:
+            raise UsageError(f"keep={keep} would keep no checkpoint; it must be at least 1")
+        if world_size > 1 and store is None:
+            raise UsageError(f"{world_size} ranks need a store to agree through; give store=open_store(env)")
+        self.directory = directory.rstrip("/")
+        self.rank, self.world_size = rank, world_size
+        self._store, self._disk, self._on_event = store, disk, on_event
+        self._clock = clock or MonotonicClock()
+        plan = None if job_plan is None else check_plain(job_plan, "job_plan")
+        self._settings = Settings(
+            rank=rank,
+            world_size=world_size,
+            attempt=attempt,
+            keep=keep,
+            prefix=f"checkpoint/{name}",
+            timeout_ns=timeout_ns,
+            job_plan=plan,
+        )
+        self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
+        self._by_time = period_ns is not None
+        self._buffer = SnapshotBuffer()
+        self._current: BackgroundSave | None = None
+        self._sequence = 0
+        self._times_due = 0
+        self._times_restored = 0
+        self._refused: tuple[str, ...] = ()
+        self._forget_from = 1
+        self._closed = False
+        if rank == 0:
+            for note in run_steps(open_root(disk, self.directory, plan)):
+                _log.warning("checkpoint leftover stays directory=%s reason=%s", self.directory, note)
+
+    # Saving.
+
+    @property
+    def skipped(self) -> int:
+        """Saves that were due while another was in flight."""
+        return self._schedule.skipped
+
+    @property
+    def saving(self) -> bool:
+        return self._current is not None and not self._current.ended
+
+    def due(self, step: int, now_ns: int) -> bool:
+        """Whether to save now that `step` steps are done; the same answer on every rank. With a period in time rank 0
+        decides and the others ask it, one round trip to the store per call."""
+        due = self._schedule.due(step, now_ns)
+        if not self._by_time or self.world_size == 1:
+            return due
+        self._times_due += 1
+        answer = self._agree(f"due/{self._times_due}/", b"yes" if due else b"no")
+        if self.rank == 0 and self._store is not None and self._times_due > _DUE_KEYS:
+            self._store.delete_prefix(
+                f"{self._settings.prefix}/{self._settings.attempt}/due/{self._times_due - _DUE_KEYS}/"
+            )
+        return answer == b"yes"
+
+    def reserve(self, state: State) -> None:
+        """Allocates and touches the memory for snapshots of states like this one, so that the first save is not slow.
+        Call it before training."""
+        plan = self._plan(state)
+        if self.saving:
+            raise UsageError("a save is in flight; call reserve before the first save")
+        self._buffer.take(0, plan)
+
+    def _plan(self, state: State) -> Snapshot:
+        return plan_snapshot(self.rank, self.world_size, state.shared, state.own)
+
+    def save(self, step: int, state: State, *, blocking: bool = False) -> SaveHandle:
+        """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed.
+
+        While an earlier save is in flight, a new one is skipped (`handle.skipped`), or waits for it if `blocking`.
+        Raises `UsageError` for a state that cannot be stored; failures to write are in the handle.
+        """
+        start_ns = self._clock.now_ns()
+        if self._closed:
+            raise UsageError("the checkpoint manager is closed; make another")
+        values = check_plain(state.values, "state.values")
+        plan = self._plan(state)
+        handle = SaveHandle(step)
+        if blocking and self._current is not None:
+            self._current.join()
+        if not self._may_begin():
+            self._schedule.skip(step)
+            handle.skip()
+            return handle
+        self._schedule.began(step, start_ns)
+        self._begin(step, plan, values, handle, start_ns)
+        if blocking:
+            handle.wait()
+        return handle
+
+    def _may_begin(self) -> bool:
+        """Rank 0 decides. The others finish what they were at: rank 0 has, so theirs is committed or given up."""
+        self._sequence += 1
+        if self.world_size == 1:
+            return not self.saving
+        answer = self._agree(f"{self._sequence}/go", b"skip" if self.saving else b"go")
+        if answer == b"go" and self._current is not None:
+            self._current.give_up_and_join()
+        return answer == b"go"
+
+    def _begin(self, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int) -> None:
+        if self._current is not None and self._current.committed:
+            self._forget_from = self._current.sequence
+        machine = SaveMachine(
+            self._settings,
+            step=step,
+            sequence=self._sequence,
+            values=values,
+            refused=self._refused,
+            forget_from=self._forget_from,
+        )
+        self._current = BackgroundSave(
+            machine,
+            handle,
+            disk=self._disk,
+            store=self._store,
+            root=self.directory,
+            clock=self._clock,
+            start_ns=start_ns,
+            report=self._report,
+        )
+        self._current.start(lambda: self._buffer.take(step, plan))
+
+    def _report(self, report: CheckpointReport) -> None:
+        if report.error is None:
+            _log.info("checkpoint committed step=%d bytes=%d write_ns=%d", report.step, report.bytes, report.write_ns)
+        else:
+            _log.warning("checkpoint failed, training goes on step=%d reason=%s", report.step, report.error)
+        if self._on_event is not None:
+            self._on_event(report)
+
+    def _agree(self, topic: str, mine: bytes) -> bytes:
+        """What rank 0 says about a topic."""
+        store = self._store
+        if store is None:
+            raise InvariantViolation("ranks of a larger world have a store")
+        key = f"{self._settings.prefix}/{self._settings.attempt}/{topic}"
+        if self.rank != 0:
+            return store.get(key, AGREE_TIMEOUT_NS)
+        store.set(key, mine)
+        return mine
+
+    def wait(self) -> None:
+        """Until no save is in flight, tidying up included. Raises nothing."""
+        if self._current is not None:
+            self._current.join()
+
+    def close(self) -> None:
+        """Waits for the save in flight."""
+        self._closed = True
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Restoring.
+
+    def stored_plan(self) -> dict[str, Any] | None:
+        """The plan with which the job was first started, None before that. Raises `DataCorruption`."""
+        return stored_plan(self._disk, self.directory)
+
+    def restore(self) -> Restored | None:
+        """The newest valid checkpoint, read into new CPU tensors; None when the directory holds none at all. Rank 0
+        verifies every byte of it and decides; the others verify what they read.
+
+        Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
+        valid, or when this rank reads other bytes than rank 0 did."""
+        self._times_restored += 1
+        restored, refused = self._restore_first() if self.rank == 0 else self._restore_same()
+        for entry in refused:
+            _log.warning("checkpoint passed over name=%s reason=%s", entry.name, entry.reason)
+        self._refused = tuple(entry.name for entry in refused)
+        if restored is not None:
+            self._schedule.began(restored.step, self._clock.now_ns())
+        return restored
+
+    def _restore_first(self) -> tuple[Restored | None, tuple[PassedOver, ...]]:
+        collectors: list[_Collector] = []
+
+        def make_sink(manifest: Manifest) -> Sink:
+            collectors[:] = [_Collector(self.rank, manifest)]
+            return collectors[0].sink
+
+        try:
+            chosen, passed_over = choose(self._disk, self.directory, make_sink)
+            if chosen is None and passed_over:
+                raise DataCorruption(
+                    f"none of the {len(passed_over)} checkpoints in {self.directory} is valid (the newest: "
+                    f"{passed_over[0].reason}); repair one, or move them away to start over"
+                )
+        except FireflyerError as error:
+            self._tell(_Choice(error=error_to_wire(error)))
+            raise
+        self._tell(_Choice(candidate=chosen[0] if chosen else None, passed_over=passed_over))
+        if chosen is None:
+            return None, passed_over
+        return _restored(chosen[0], chosen[1], collectors[0], passed_over), passed_over
+
+    def _tell(self, choice: _Choice) -> None:
+        if self.world_size > 1:
+            self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
+
+    def _restore_same(self) -> tuple[Restored | None, tuple[PassedOver, ...]]:
+        choice = msgspec.json.decode(self._agree(f"restore/{self._times_restored}", b""), type=_Choice)
+        if choice.error is not None:
+            raise error_from_wire(choice.error[0], f"rank 0 could not restore: {choice.error[1]}")
+        if choice.candidate is None:
+            return None, choice.passed_over
+        manifest = read_manifest(self._disk, self.directory, choice.candidate)
+        collector = _Collector(self.rank, manifest)
+        load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
+        return _restored(choice.candidate, manifest, collector, choice.passed_over), choice.passed_over
+
+
+def _restored(
+    candidate: Candidate, manifest: Manifest, collector: _Collector, passed_over: tuple[PassedOver, ...]
+) -> Restored:
+    return Restored(
+        name=candidate.name,
+        manifest=manifest,
+        shared=collector.shared,
+        own=collector.own,
+        passed_over=passed_over,
+    )

@@ -1,0 +1,167 @@
+"""What a training job is made of, flattened into named tensors and plain values, and put back bit for bit.
+
+    State.shared     `model/<name>`, `optimizer/<parameter number>/<name>`: equal on every rank
+    State.own        `rng/torch`, `rng/python`, `rng/numpy`, …: different on each rank
+    State.values     `{"optimizer": {"groups": […], "scalars": {…}}, "user": {…}}`: equal on every rank, JSON
+
+No pickle anywhere. Optimizer state goes in and out without a cast (`Optimizer.load_state_dict` would round float32
+moments of a bfloat16 parameter to bfloat16).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["State", "capture", "capture_rng", "load_into", "load_rng"]
+
+
+@dataclass(frozen=True)
+class State:
+    """What `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
+
+    shared: Mapping[str, torch.Tensor]
+    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def capture(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
+    rng: bool = True,
+) -> State:
+    """The state of a job on this rank. `values` are the caller's own (sampler position, …). Raises `UsageError`."""
+    shared: dict[str, torch.Tensor] = {}
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"model state {name!r} is {type(value).__name__}, only tensors can be stored")
+        shared[f"model/{name}"] = value
+    plain: dict[str, Any] = {"user": dict(values or {})}
+    if optimizer is not None:
+        plain["optimizer"] = _capture_optimizer(optimizer, shared)
+    return State(shared, capture_rng() if rng else {}, plain)
+
+
+def _capture_optimizer(optimizer: torch.optim.Optimizer, shared: dict[str, torch.Tensor]) -> dict[str, Any]:
+    described = optimizer.state_dict()
+    scalars: dict[str, dict[str, Any]] = {}
+    for number, entries in described["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                shared[f"optimizer/{number}/{name}"] = value
+            else:
+                scalars.setdefault(str(number), {})[name] = value
+    return {"groups": described["param_groups"], "scalars": scalars}
+
+
+def load_into(
+    shared: Mapping[str, torch.Tensor],
+    values: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> dict[str, Any]:
+    """Puts what `capture` took back in place and returns the caller's own values. Raises `UsageError` when the model
+    or the optimizer is not the one that was saved."""
+    prefix = "model/"
+    stored = {name.removeprefix(prefix): tensor for name, tensor in shared.items() if name.startswith(prefix)}
+    _load_model(stored, model)
+    if optimizer is not None:
+        if "optimizer" not in values:
+            raise UsageError("the checkpoint holds no optimizer; load it without one")
+        _load_optimizer(shared, values["optimizer"], optimizer)
+    return dict(values.get("user", {}))
+
+
+def _load_model(stored: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
+    current = model.state_dict()
+    for name in (*current, *stored):
+        if name not in stored or name not in current:
+            where = "the checkpoint" if name not in stored else "the model"
+            raise UsageError(f"{where} has no tensor {name!r}; resume with the model that was saved")
+        ours, theirs = current[name], stored[name]
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise UsageError(
+                f"tensor {name!r} is {theirs.dtype} {tuple(theirs.shape)} in the checkpoint and {ours.dtype} "
+                f"{tuple(ours.shape)} in the model; resume with the model that was saved"
+            )
+    with torch.no_grad():
+        for name, tensor in stored.items():
+            current[name].copy_(tensor)
+
+
+def _load_optimizer(
+    shared: Mapping[str, torch.Tensor], plain: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> None:
+    groups = plain["groups"]
+    if [len(group["params"]) for group in groups] != [len(group["params"]) for group in optimizer.param_groups]:
+        raise UsageError("the optimizer has other parameter groups than the saved one; build it in the same way")
+    parameters: dict[int, torch.nn.Parameter] = {}
+    on_device: dict[int, bool] = {}
+    for saved, group in zip(groups, optimizer.param_groups, strict=True):
+        parameters.update(zip(saved["params"], group["params"], strict=True))
+        steps_on_device = bool(saved.get("capturable") or saved.get("fused"))
+        on_device.update(dict.fromkeys(saved["params"], steps_on_device))
+        for key, value in saved.items():
+            if key != "params":
+                group[key] = _like(value, group.get(key))
+    state: dict[int, dict[str, Any]] = {number: {} for number in parameters}
+    for name, tensor in shared.items():
+        if name.startswith("optimizer/"):
+            _, number_text, key = name.split("/", 2)
+            number = int(number_text)
+            # Step counters stay on the CPU, where torch keeps them unless it was told otherwise.
+            stays = key == "step" and not on_device[number]
+            state[number][key] = tensor if stays else tensor.to(parameters[number].device)
+    for number_text, entries in plain["scalars"].items():
+        state[int(number_text)].update(entries)
+    for number, parameter in parameters.items():
+        if state[number] or parameter in optimizer.state:
+            optimizer.state[parameter] = state[number]
+
+
+def _like(value: Any, current: Any) -> Any:
+    """JSON knows no tuples: a list is made one where the optimizer has one."""
+    return tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
+
+
+def capture_rng() -> dict[str, torch.Tensor]:
+    """torch's (CPU, and the current CUDA device's), Python's and NumPy's global generators."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    if version != 3 or kind != "MT19937":
+        raise UsageError("a global random generator was replaced by another kind; seed Python's and NumPy's own")
+    own = {
+        "rng/torch": torch.get_rng_state(),
+        "rng/python": torch.tensor(words, dtype=torch.int64),
+        "rng/python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
+        "rng/numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),  # type: ignore[union-attr]
+        "rng/numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        own["rng/cuda"] = torch.cuda.get_rng_state()
+    return own
+
+
+def load_rng(own: Mapping[str, torch.Tensor]) -> None:
+    """Raises `UsageError` when `own` does not come from `capture_rng`."""
+    try:
+        words = own["rng/python"].tolist()
+        gauss = own["rng/python_gauss"].tolist()
+        *keys, position, has_gauss = own["rng/numpy"].tolist()
+        random.setstate((3, tuple(words), gauss[0] if gauss else None))
+        cached = own["rng/numpy_gauss"].item()
+        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+        torch.set_rng_state(own["rng/torch"])
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise UsageError(f"the random generators' state cannot be restored: {error}") from error
+    if "rng/cuda" in own and torch.cuda.is_available():
+        torch.cuda.set_rng_state(own["rng/cuda"])
