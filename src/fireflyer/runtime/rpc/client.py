@@ -18,6 +18,7 @@ from fireflyer.base.errors import (
     DataCorruption,
     FireflyerError,
     Timeout,
+    TransientError,
     Unreachable,
     UsageError,
     error_from_wire,
@@ -80,7 +81,10 @@ class RpcClient:
             limit = format_duration(timeout_ns)
             raise Timeout(f"connect to {target}: no connection within {limit}; is the server running?") from None
         except OSError as error:
-            raise translate_os_error(error, f"connect to {target}") from error
+            translated = translate_os_error(error, f"connect to {target}")
+            if isinstance(translated, TransientError):
+                raise translated from error
+            raise Unreachable(translated.message) from error
 
     @property
     def server_identity(self) -> str:

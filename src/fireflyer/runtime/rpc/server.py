@@ -3,7 +3,8 @@
 Everything is bounded: connections, handshakes under way and their time, calls in flight per connection and the bytes of
 their requests, frames. A call over a bound is answered with `Busy`; a connection that does not keep the protocol is
 closed alone, with the reason in the log. A handler is cancelled at its call's deadline, when the client gives the call
-up, and when the connection ends.
+up, and when the connection ends. Handlers begin in the order in which their messages came; notifications that came
+before the end of a connection get a moment to be handled, so that a process may notify and exit.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = ["Caller", "RpcServer", "ServerLimits"]
 _log = logging.getLogger(__name__)
 _MAX_TURNED_AWAY = 64
 _TURN_AWAY_S = 1.0
+_LAST_NOTIFICATIONS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +224,17 @@ class _Connection:
             while (message := await self._stream.receive()) is not None:
                 await self._handle(message)
         finally:
-            tasks = [*self._calls.values(), *self._notifications]
-            for task in tasks:
+            for task in self._calls.values():
                 task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            try:
+                if self._notifications:
+                    await asyncio.wait(self._notifications, timeout=_LAST_NOTIFICATIONS_S)
+            finally:
+                tasks = [*self._calls.values(), *self._notifications]
+                for task in tasks:
+                    task.cancel()
+                if tasks:
+                    await asyncio.wait(tasks)
 
     async def _handle(self, message: memoryview) -> None:
         try:

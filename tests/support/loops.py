@@ -1,0 +1,30 @@
+"""Coroutines as tests."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fireflyer.runtime.driver import run
+
+__all__ = ["on_loop"]
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs the test on a fresh loop, for at most a minute, and lets no task of it survive."""
+
+    async def guarded(*args: Any, **kwargs: Any) -> None:
+        async with asyncio.timeout(60):
+            await test(*args, **kwargs)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks left behind: {left}"
+
+    @functools.wraps(test)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        run(guarded(*args, **kwargs))
+
+    wrapper.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    return wrapper
