@@ -1,0 +1,7 @@
+"""Sums over all ranks of a job in CPU memory (the papers' HFReduce): shared memory inside a node, a double binary tree
+over TCP between nodes."""
+
+from fireflyer.collectives.communicator import Communicator, Stats, Work
+from fireflyer.collectives.plan import Orientation, Plan, Tree, double_binary_tree, make_plan, orient
+
+__all__ = ["Communicator", "Orientation", "Plan", "Stats", "Tree", "Work", "double_binary_tree", "make_plan", "orient"]

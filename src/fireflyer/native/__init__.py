@@ -7,11 +7,15 @@ written down in `fireflyer.collectives.kernels`.
 """
 
 from fireflyer.native._core import (
+    Executor,
+    NativeWork,
     active_isa,
     cpu_features,
     crc32c,
     crc32c_portable,
+    create_window,
     isa_names,
+    orient,
     reduce,
     reduce_to_accum,
     round_from_accum,
@@ -19,11 +23,15 @@ from fireflyer.native._core import (
 )
 
 __all__ = [
+    "Executor",
+    "NativeWork",
     "active_isa",
     "cpu_features",
     "crc32c",
     "crc32c_portable",
+    "create_window",
     "isa_names",
+    "orient",
     "reduce",
     "reduce_to_accum",
     "round_from_accum",

@@ -1,0 +1,116 @@
+// Runs the collective operations of one rank, in the order in which they were submitted, on one thread of its own.
+//
+// A rank's thread copies chunks of its array into the node's window, reduces its slice of every chunk, and copies finished
+// chunks back, whichever of the three is possible (see Rules); otherwise it sleeps. The leader of a node has a second
+// thread (Network) for the trees between nodes and for watching everybody's life. Nothing here knows of Python.
+//
+// After the first failure every pending and later operation fails with the same Failure.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fireflyer/group.hpp"
+#include "fireflyer/window.hpp"
+
+namespace ff {
+
+class Network;
+
+class Work {
+ public:
+  bool wait(std::int64_t timeout_ns);  // false: not yet done; negative waits for ever
+  bool done();
+  Failure failure();                   // kind none while running and after success
+  void finish(const Failure& failure);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  Failure failure_;
+};
+
+struct Connection {
+  int tree;  // 0 or 1; -1 for the control connection of the pair
+  int node;  // at the other end
+  int fd;
+};
+
+struct Config {
+  Group group;
+  int window_fd = -1;
+  int doorbell_fd = -1;                            // an eventfd that all ranks of the node share
+  int leader_fd = -1;                              // of a rank that is not the leader: stream socket to it
+  std::vector<std::pair<int, int>> local_fds;      // of the leader: (rank, stream socket) of the others of its node
+  std::vector<Connection> connections;             // of the leader: to its neighbours in the trees
+};
+
+struct Stats {
+  std::uint64_t bytes = 0;         // of caller's arrays, finished operations
+  std::int64_t in_flight_ns = 0;   // time in which at least one operation was pending
+  std::array<std::uint64_t, 5> operations{};  // finished ones, indexed by OpKind
+};
+
+class Executor {
+ public:
+  explicit Executor(Config config);  // owns all descriptors in config, also when it throws
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  // `data` must stay valid until the work is done. Throws std::length_error when too many are pending.
+  std::shared_ptr<Work> submit(OpKind kind, void* data, std::uint64_t count, DType dtype, int root);
+  void abort(const std::string& reason);  // everywhere
+  void close();  // finishes what is pending, says goodbye, joins the threads; idempotent
+  Stats stats();
+
+ private:
+  struct Task {
+    OpDescriptor op;
+    char* data;
+    std::shared_ptr<Work> work;
+  };
+
+  void work_loop();
+  std::optional<Failure> run(const Task& task);
+  bool step(const Task& task, const Geometry& geometry, const Rules& rules, std::array<std::uint64_t, 3>& next);
+  void perform(Stage stage, const Task& task, const Geometry& geometry, const Rules& rules, std::uint64_t chunk);
+  std::optional<Failure> mismatch(const Geometry& geometry, std::uint64_t& verified) const;
+  std::optional<Failure> trouble(const OpDescriptor& op, std::int64_t idle_ns) const;
+  void sleep(const Geometry& geometry, const Rules& rules, const std::array<std::uint64_t, 3>& next) const;
+  void settle(const Task& task, const Failure& failure);
+  void close_descriptors();
+
+  Config config_;
+  Group& group_;
+  std::unique_ptr<Window> window_;
+  int local_ = 0;
+  bool spin_ = false;
+  std::unique_ptr<Network> network_;
+  std::uint64_t base_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> queue_;
+  std::uint64_t next_seq_ = 0;
+  std::uint64_t pending_ = 0;
+  std::int64_t busy_since_ns_ = 0;
+  Stats stats_;
+  bool closing_ = false;
+  bool closed_ = false;
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace ff

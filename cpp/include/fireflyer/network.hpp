@@ -1,0 +1,112 @@
+// The leader's second thread: the trees between nodes, heartbeats, and who has died.
+//
+// One TCP connection for each (tree, neighbour), so that neither tree can hold the other up, and one control connection
+// for each neighbour. On a data connection frames come in the order of operations and chunks; a frame is only read when
+// there is room for it, and only while the operation that it belongs to is the current one: TCP holds the sender back.
+// In each tree four movements run at once, each in chunk order: receive from children, add and send up, receive from the
+// parent, send down.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fireflyer/executor.hpp"
+#include "fireflyer/wire.hpp"
+
+namespace ff {
+
+struct DataLink {
+  int tree;
+  int node;
+  int fd;
+  bool broken = false;              // end of stream or an error
+  std::int64_t broken_ns = 0;
+  std::int64_t moved_ns = 0;        // last time that something was received, or that receiving became possible
+  std::uint64_t started = 0;        // frames of which at least a byte has been handed to the kernel
+  std::uint64_t received = 0;       // whole frames
+  bool wants_in = false, wants_out = false;
+  Header in_header, out_header;
+  std::size_t in_got = 0, out_sent = 0;  // bytes of header and payload so far
+  bool out_ready = false;
+};
+
+struct ControlLink {
+  int node;
+  int fd;
+  bool left = false;                // said goodbye
+  bool gone = false;                // end of stream
+  std::int64_t heard_ns = 0;
+  std::int64_t beat_ns = 0;         // when the last heartbeat came
+  std::string in, out;
+  OpDescriptor op;                  // of the last heartbeat
+  bool in_op = false;
+  std::uint64_t started[2] = {0, 0};
+  std::vector<std::uint64_t> entered;  // of each rank of that node: operations entered << 1 | inside one now
+};
+
+class TreeRun;
+
+class Network {
+ public:
+  Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections);
+  ~Network();
+  void start();
+  void post(const Geometry& geometry);  // the leader has entered this operation
+  void stop();                          // after everything posted is done; joins
+
+ private:
+  void loop();
+  bool turn();                          // one round; false when it is over
+  bool take();                          // the next posted operation, if there is one; false when stopping and idle
+  bool move();
+  void finish();
+  void sleep(std::int64_t now_ns);
+  void look(std::int64_t timeout_ns);   // polls everything and reads what is not data
+  void read_control(ControlLink& link);
+  bool handle(ControlLink& link, const Header& header, const char* payload);
+  bool handle_heartbeat(ControlLink& link, const Header& header, const char* payload);
+  void send_control(ControlLink& link, FrameType type, const OpDescriptor& op, const std::string& payload);
+  void flush(ControlLink& link);
+  void beat();
+  void flood();                         // what the window says has failed, to every neighbour
+  void farewell();
+  void watch(std::int64_t now_ns);
+  void watch_data(std::int64_t now_ns);
+  void watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns);
+  void fail(FailureKind kind, int culprit, const std::string& text);
+  void fail_node(int node, const std::string& what);
+  ControlLink& control_to(int node);
+  std::string during() const;           // " during allreduce #17"
+
+  const Group& group_;
+  const Window& window_;
+  int doorbell_;
+  std::vector<std::pair<int, int>> locals_;
+  std::vector<std::unique_ptr<DataLink>> data_;
+  std::vector<std::unique_ptr<ControlLink>> controls_;
+  std::vector<std::unique_ptr<TreeRun>> trees_;
+  std::unique_ptr<Geometry> current_;
+  std::unique_ptr<Rules> rules_;
+  Watch watch_;
+  std::int64_t period_ns_;              // between heartbeats
+  std::int64_t stalled_ns_ = 0;         // when the timeout of the current stall ran out; 0 where none has
+  std::int64_t beat_at_ns_ = 0;
+  std::int64_t look_at_ns_ = 0;
+  std::int64_t turn_ns_ = 0;
+  std::uint64_t moved_bytes_ = 0;
+
+  std::mutex mutex_;
+  std::deque<Geometry> posted_;
+  bool stopping_ = false;
+  std::thread thread_;
+
+  friend class TreeRun;
+};
+
+}  // namespace ff

@@ -1,0 +1,107 @@
+// The memory that the ranks of one node share: counters, an abort word, and a ring of chunk slots.
+//
+// The leader creates it (an anonymous memory file), hands the descriptor to the other ranks of its node, and everybody
+// maps it. A slot holds one chunk: an input from every local rank, the node's sum ("acc"), and the result. Slot c % slots
+// serves chunk c. Nobody locks; each counter has one writer and only grows:
+//
+//   in[r], reduced[r], out[r]   chunks that local rank r has copied in, has reduced its slice of, has copied out
+//   done[t]                     chunks of tree t whose result the network has delivered into the result slot
+//   freed[t]                    chunks of tree t that the network needs no longer
+//
+// A rank that finds nothing to do says which counter values it waits for (`wants`), sets `waiting` and sleeps on its
+// `bell`; whoever moves a counter past a wanted value rings. The network thread of the leader is woken through an eventfd.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "fireflyer/operation.hpp"
+
+namespace ff {
+
+inline constexpr int max_local_ranks = 64;
+inline constexpr std::uint64_t signature_ring = 64;  // more than a root can run ahead of the others (max_slots)
+inline constexpr std::uint32_t max_slots = 32;
+inline constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+
+enum Counter : int { counter_in, counter_reduced, counter_out, counter_done0, counter_done1, counter_freed0, counter_freed1, counters };
+
+using Wants = std::array<std::uint64_t, counters>;
+
+struct alignas(128) Line {
+  std::array<std::atomic<std::uint64_t>, counters> count;  // of a rank: in, reduced, out; of the network: the others
+  std::atomic<std::uint64_t> entered;                      // operations begun
+  std::atomic<std::uint64_t> finished;                     // operations ended
+  std::atomic<std::uint32_t> left;                         // closed its communicator in good order
+  std::atomic<std::int64_t> beat_ns;                       // network line: last time the leader's thread went round
+  alignas(128) std::atomic<std::uint32_t> waiting;
+  std::atomic<std::uint32_t> bell;
+  std::array<std::atomic<std::uint64_t>, counters> wants;
+  alignas(128) std::array<std::array<std::atomic<std::uint64_t>, 4>, signature_ring> signature;
+};
+
+struct Control {
+  std::uint64_t magic;
+  std::uint32_t local_ranks;
+  std::uint32_t slots;
+  std::uint64_t chunk_bytes;
+  std::uint64_t total_bytes;
+  alignas(128) std::atomic<std::uint32_t> failed;  // 0 well, 1 being written, 2 `failure_*` may be read
+  std::atomic<std::uint32_t> failure_kind;
+  std::atomic<std::int32_t> failure_culprit;
+  std::atomic<std::uint64_t> failure_seq;
+  char failure_text[max_failure_text];
+  alignas(128) Line lines[max_local_ranks + 1];    // the last one in use (index local_ranks) is the network's
+};
+
+class Window {
+ public:
+  static int create(int local_ranks, std::uint32_t slots, std::size_t chunk_bytes);  // a descriptor; throws std::system_error
+  Window(int fd, int doorbell);  // maps it; keeps neither descriptor: `doorbell` is borrowed, -1 for none. Throws.
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  int ranks() const { return static_cast<int>(control_->local_ranks); }
+  int network() const { return ranks(); }
+  std::uint32_t slots() const { return control_->slots; }
+  std::size_t chunk_bytes() const { return control_->chunk_bytes; }
+  Line& line(int index) const { return control_->lines[index]; }
+
+  char* input(std::uint64_t chunk, int rank) const { return slot(chunk) + static_cast<std::size_t>(rank) * stride_; }
+  char* acc(std::uint64_t chunk) const { return slot(chunk) + static_cast<std::size_t>(ranks()) * stride_; }
+  char* result(std::uint64_t chunk) const { return slot(chunk) + static_cast<std::size_t>(ranks() + 1) * stride_; }
+
+  std::uint64_t value(Counter which) const;  // of a rank counter: the least over all ranks
+  void advance(int index, Counter which, std::uint64_t to) const;  // sets a counter of one's own line and rings
+  void wait(int rank, const Wants& wants, std::int64_t timeout_ns) const;  // until one of the wants may hold
+  bool met(const Wants& wants) const;        // any of them
+  void announce(int index, const Wants& wants) const;  // for the network thread, which sleeps in poll()
+  void retract(int index) const;
+
+  void enter(int rank, const Geometry& geometry) const;
+  void leave(int rank, const OpDescriptor& op) const;
+  Geometry signature(int rank, std::uint64_t seq) const;  // what that rank said when it entered
+
+  bool fail(const Failure& failure) const;   // the first one wins and is returned to all; wakes everybody
+  bool failed() const { return control_->failed.load(std::memory_order_acquire) == 2; }
+  Failure failure() const;                   // once failed()
+  std::uint64_t fingerprint() const;         // changes with every progress on this node
+
+ private:
+  char* slot(std::uint64_t chunk) const { return data_ + (chunk % control_->slots) * slot_bytes_; }
+  void ring(int index) const;
+
+  Control* control_ = nullptr;
+  char* data_ = nullptr;
+  std::size_t stride_ = 0;
+  std::size_t slot_bytes_ = 0;
+  int doorbell_ = -1;
+};
+
+std::int64_t monotonic_ns();
+
+}  // namespace ff

@@ -1,0 +1,393 @@
+#include "fireflyer/network.hpp"
+
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "fireflyer/crc32c.hpp"
+#include "tree_run.hpp"
+
+namespace ff {
+namespace {
+
+constexpr std::int64_t ms = 1'000'000;
+constexpr std::int64_t look_period_ns = 5 * ms;       // of control connections while data keep moving
+constexpr std::int64_t grace_ns = 250 * ms;           // for the control connection to explain a broken data connection
+constexpr std::int64_t farewell_ns = 200 * ms;        // for last words to be delivered
+constexpr std::size_t max_control_backlog = 64 * 1024;
+constexpr int backstop = 10;                          // timeouts without any progress that nothing else explains
+
+}  // namespace
+
+Network::Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections)
+    : group_(group), window_(window), doorbell_(doorbell_fd), locals_(std::move(local_fds)),
+      period_ns_(std::clamp<std::int64_t>(group.timeout_ns / 8, ms, 1000 * ms)) {
+  const std::int64_t now_ns = monotonic_ns();
+  for (const Connection& connection : connections) {
+    if (connection.node < 0 || connection.node >= group.nodes() || connection.tree < -1 || connection.tree > 1) throw std::invalid_argument("a connection leads nowhere");
+    if (connection.tree < 0) {
+      auto link = std::make_unique<ControlLink>();
+      link->node = connection.node;
+      link->fd = connection.fd;
+      link->heard_ns = now_ns;
+      link->entered.resize(group.ranks_of(connection.node).size());
+      controls_.push_back(std::move(link));
+    } else {
+      auto link = std::make_unique<DataLink>();
+      link->tree = connection.tree;
+      link->node = connection.node;
+      link->fd = connection.fd;
+      data_.push_back(std::move(link));
+    }
+  }
+  const auto linked = [&](int tree, int node) {
+    const auto same = [&](const Connection& c) { return c.tree == tree && c.node == node; };
+    return std::count_if(connections.begin(), connections.end(), same) == 1;
+  };
+  for (int tree = 0; tree < (group.nodes() > 1 ? 2 : 0); ++tree) {
+    Orientation view = orient(group.trees[static_cast<std::size_t>(tree)], 0, group.node());
+    if (view.parent >= 0) view.children.push_back(view.parent);
+    for (const int node : view.children) {
+      if (!linked(tree, node) || !linked(-1, node)) throw std::invalid_argument("a connection to node " + std::to_string(node) + " is missing");
+    }
+    if (view.children.size() > 4) throw std::invalid_argument("a node has more neighbours than a binary tree allows");
+    trees_.push_back(std::make_unique<TreeRun>(*this, tree));
+  }
+}
+
+Network::~Network() { stop(); }
+
+void Network::start() {
+  thread_ = std::thread([this] { loop(); });
+}
+
+void Network::post(const Geometry& geometry) {
+  const std::lock_guard lock(mutex_);
+  posted_.push_back(geometry);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+}
+
+void Network::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Network::loop() {
+  turn_ns_ = monotonic_ns();
+  watch_.restart(turn_ns_);
+  try {
+    while (turn()) {
+    }
+  } catch (const std::exception& error) {  // memory, at worst: the others must not wait for this node
+    fail(FailureKind::peer_failed, group_.rank, std::string("the network thread of ") + group_.label(group_.rank) + " failed: " + error.what());
+  }
+  if (window_.failed()) flood();
+  farewell();
+}
+
+bool Network::turn() {
+  if (window_.failed()) return false;
+  const std::int64_t now_ns = monotonic_ns();
+  window_.line(window_.network()).beat_ns.store(now_ns);
+  if (now_ns - turn_ns_ > group_.timeout_ns / 2) {  // this process was stopped: others may have spoken meanwhile
+    for (const auto& link : controls_) link->heard_ns = now_ns;
+  }
+  turn_ns_ = now_ns;
+  if (!current_ && !take()) return false;
+  bool moved = false;
+  if (current_) {
+    moved = move();
+    finish();
+  }
+  if (now_ns >= look_at_ns_) {
+    look_at_ns_ = now_ns + look_period_ns;
+    if (moved) look(0);
+    watch(now_ns);
+  }
+  if (now_ns >= beat_at_ns_) {
+    beat_at_ns_ = now_ns + period_ns_;
+    beat();
+  }
+  if (!moved && !window_.failed()) sleep(now_ns);
+  return true;
+}
+
+bool Network::take() {
+  const std::lock_guard lock(mutex_);
+  if (posted_.empty()) return !stopping_;
+  current_ = std::make_unique<Geometry>(posted_.front());
+  posted_.pop_front();
+  rules_ = std::make_unique<Rules>(window_, group_, *current_);
+  for (const auto& tree : trees_) tree->begin(*current_, *rules_);
+  watch_.restart(monotonic_ns());
+  stalled_ns_ = 0;
+  return true;
+}
+
+bool Network::move() {
+  bool moved = false;
+  for (const auto& tree : trees_) moved |= tree->move();
+  return moved;
+}
+
+void Network::finish() {
+  for (const auto& tree : trees_) {
+    if (!tree->done()) return;
+  }
+  for (const auto& tree : trees_) tree->end();
+  rules_.reset();
+  current_.reset();
+}
+
+void Network::sleep(std::int64_t now_ns) {
+  Wants wants;
+  wants.fill(never);
+  if (current_) {
+    for (const auto& tree : trees_) tree->want(wants);
+  } else {
+    const std::lock_guard lock(mutex_);
+    if (!posted_.empty() || stopping_) return;
+  }
+  std::int64_t until_ns = beat_at_ns_;
+  if (current_) until_ns = std::min(until_ns, now_ns + std::min<std::int64_t>(50 * ms, period_ns_));
+  window_.announce(window_.network(), wants);
+  const bool ready = window_.met(wants) || window_.failed();
+  look(ready ? 0 : std::max<std::int64_t>(0, until_ns - monotonic_ns()));
+  window_.retract(window_.network());
+}
+
+void Network::look(std::int64_t timeout_ns) {
+  std::vector<pollfd> entries{{doorbell_, POLLIN, 0}};
+  for (const auto& [rank, fd] : locals_) entries.push_back({fd, POLLIN | POLLRDHUP, 0});
+  for (const auto& link : controls_) entries.push_back({link->gone ? -1 : link->fd, static_cast<short>(POLLIN | (link->out.empty() ? 0 : POLLOUT)), 0});
+  for (const auto& link : data_) {
+    const bool wanted = !link->broken && (link->wants_in || link->wants_out);
+    entries.push_back({wanted ? link->fd : -1, static_cast<short>((link->wants_in ? POLLIN : 0) | (link->wants_out ? POLLOUT : 0)), 0});
+  }
+  const timespec limit{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  if (ppoll(entries.data(), entries.size(), &limit, nullptr) <= 0) return;
+  if (entries[0].revents != 0) {
+    std::uint64_t rings = 0;
+    [[maybe_unused]] const auto got = read(doorbell_, &rings, sizeof rings);
+  }
+  std::vector<std::pair<int, int>> alive;
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    const auto& [rank, fd] = locals_[i];
+    if ((entries[1 + i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) {
+      alive.push_back(locals_[i]);
+    } else if (window_.line(group_.local_index(rank)).left.load() == 0) {
+      fail(FailureKind::peer_failed, rank, group_.label(rank) + " died" + during() + ": its connection broke");
+    }
+  }
+  const std::size_t first = 1 + locals_.size();
+  for (std::size_t i = 0; i < controls_.size(); ++i) {
+    if ((entries[first + i].revents & POLLOUT) != 0) flush(*controls_[i]);
+    if ((entries[first + i].revents & ~POLLOUT) != 0) read_control(*controls_[i]);
+  }
+  locals_ = std::move(alive);
+}
+
+void Network::read_control(ControlLink& link) {
+  char buffer[4096];
+  for (;;) {
+    const ssize_t got = recv(link.fd, buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      link.gone = true;
+      if (!link.left && !window_.failed()) fail_node(link.node, "died" + during() + ": its connection broke");
+      return;
+    }
+    link.heard_ns = monotonic_ns();
+    link.in.append(buffer, static_cast<std::size_t>(got));
+    while (link.in.size() >= sizeof(Header)) {
+      Header header;
+      std::memcpy(&header, link.in.data(), sizeof header);
+      auto wrong = damage(header);
+      if (!wrong && header.bytes > max_control_payload) wrong = "sent a control frame that is too long";
+      if (!wrong && link.in.size() < sizeof header + header.bytes) break;
+      if (!wrong && crc32c(0, link.in.data() + sizeof header, header.bytes) != header.payload_crc) wrong = "sent a control frame with a wrong checksum";
+      if (!wrong && !handle(link, header, link.in.data() + sizeof header)) wrong = "sent a control frame that makes no sense";
+      if (wrong) {
+        link.gone = true;
+        fail_node(link.node, *wrong);
+        return;
+      }
+      link.in.erase(0, sizeof header + header.bytes);
+    }
+  }
+}
+
+bool Network::handle(ControlLink& link, const Header& header, const char* payload) {
+  switch (header.type) {
+    case FrameType::heartbeat: return handle_heartbeat(link, header, payload);
+    case FrameType::goodbye: link.left = true; return true;
+    case FrameType::abort: {
+      const bool sane = header.kind >= 1 && header.kind <= 4 && header.root >= -1 && header.root < group_.world_size() && header.bytes <= max_failure_text;
+      if (!sane) return false;
+      std::string text(payload, header.bytes);
+      std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
+      window_.fail(Failure{static_cast<FailureKind>(header.kind), header.root, header.seq, text});
+      return true;
+    }
+    default: return false;
+  }
+}
+
+bool Network::handle_heartbeat(ControlLink& link, const Header& header, const char* payload) {
+  std::vector<std::uint64_t> words(3 + link.entered.size());
+  if (header.bytes != words.size() * sizeof(std::uint64_t)) return false;
+  std::memcpy(words.data(), payload, header.bytes);
+  link.in_op = words[0] != 0;
+  link.started[0] = words[1];
+  link.started[1] = words[2];
+  std::copy(words.begin() + 3, words.end(), link.entered.begin());
+  link.op = descriptor(header);
+  link.beat_ns = link.heard_ns;
+  return true;
+}
+
+void Network::send_control(ControlLink& link, FrameType type, const OpDescriptor& op, const std::string& payload) {
+  if (link.gone || (type == FrameType::heartbeat && !link.out.empty())) return;
+  if (link.out.size() > max_control_backlog) return;
+  const Header header = make_header(type, op, 0, 0, payload.data(), payload.size());
+  link.out.append(reinterpret_cast<const char*>(&header), sizeof header);
+  link.out += payload;
+  flush(link);
+}
+
+void Network::flush(ControlLink& link) {
+  while (!link.out.empty()) {
+    const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) link.out.clear();  // reading will say what happened
+    if (sent <= 0) return;
+    link.out.erase(0, static_cast<std::size_t>(sent));
+  }
+}
+
+void Network::beat() {
+  for (const auto& link : controls_) {
+    std::vector<std::uint64_t> words{current_ ? 1ULL : 0ULL, 0, 0};
+    for (const auto& data : data_) {
+      if (data->node == link->node) words[1 + static_cast<std::size_t>(data->tree)] = data->started;
+    }
+    for (int local = 0; local < window_.ranks(); ++local) {
+      const Line& line = window_.line(local);
+      const std::uint64_t finished = line.finished.load(), entered = line.entered.load();
+      words.push_back(entered << 1 | (entered > finished ? 1U : 0U));
+    }
+    const std::string payload(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
+    send_control(*link, FrameType::heartbeat, current_ ? current_->op : OpDescriptor{}, payload);
+  }
+}
+
+void Network::flood() {
+  const Failure failure = window_.failure();
+  OpDescriptor op;
+  op.seq = failure.seq;
+  op.kind = static_cast<OpKind>(failure.kind);
+  op.root = failure.culprit;
+  for (const auto& link : controls_) send_control(*link, FrameType::abort, op, failure.text);
+}
+
+// Last words are lost where a connection is closed over data that nobody read; so they are seen out first.
+void Network::farewell() {
+  if (!window_.failed()) {
+    for (const auto& link : controls_) send_control(*link, FrameType::goodbye, OpDescriptor{}, "");
+  }
+  const std::int64_t until_ns = monotonic_ns() + farewell_ns;
+  for (const auto& link : controls_) {
+    flush(*link);
+    shutdown(link->fd, SHUT_WR);
+  }
+  for (;;) {
+    bool delivered = true;
+    for (const auto& link : controls_) {
+      int waiting = 0;
+      if (!link->gone && ioctl(link->fd, SIOCOUTQ, &waiting) == 0 && waiting > 1) delivered = false;
+      char buffer[4096];
+      while (recv(link->fd, buffer, sizeof buffer, MSG_DONTWAIT) > 0) {
+      }
+    }
+    if (delivered || monotonic_ns() > until_ns) return;
+    poll(nullptr, 0, 1);
+  }
+}
+
+ControlLink& Network::control_to(int node) {
+  return **std::find_if(controls_.begin(), controls_.end(), [node](const auto& link) { return link->node == node; });
+}
+
+void Network::watch(std::int64_t now_ns) {
+  if (!current_ || window_.failed()) return;
+  const std::int64_t idle_ns = watch_.idle_ns(window_.fingerprint() + moved_bytes_, now_ns, group_.timeout_ns / 2);
+  if (idle_ns < group_.timeout_ns) stalled_ns_ = 0;
+  else if (stalled_ns_ == 0) stalled_ns_ = now_ns;
+  if (const auto failure = local_culprit(window_, group_, current_->op, idle_ns, -1)) return fail(failure->kind, failure->culprit, failure->text);
+  watch_data(now_ns);
+  for (const auto& link : controls_) {
+    if (!window_.failed()) watch_remote(*link, now_ns, idle_ns);
+  }
+  if (window_.failed() || idle_ns < backstop * group_.timeout_ns) return;
+  for (const auto& tree : trees_) {
+    if (const DataLink* link = tree->awaited()) return fail_node(link->node, "sent nothing in " + current_->op.name() + " for " + seconds(idle_ns));
+  }
+}
+
+void Network::watch_data(std::int64_t now_ns) {
+  for (const auto& data : data_) {
+    if (window_.failed()) return;
+    const ControlLink& control = control_to(data->node);
+    if (data->broken && control.left) {
+      fail_node(data->node, "closed its communicator" + during());
+    } else if (data->broken && now_ns - data->broken_ns > grace_ns) {
+      fail_node(data->node, "broke its connection" + during());
+    } else if (data->wants_in && control.started[data->tree] > data->received && now_ns - data->moved_ns > group_.timeout_ns) {
+      fail_node(data->node, "is alive, but what it sent" + during() + " has not arrived for " + seconds(now_ns - data->moved_ns) + ": half-open connection");
+    }
+  }
+}
+
+void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns) {
+  if (link.gone) return;
+  if (now_ns - link.heard_ns > group_.timeout_ns) return fail_node(link.node, "gave no sign of life for " + seconds(now_ns - link.heard_ns) + during());
+  if (link.in_op && link.op.seq == current_->op.seq && link.op != current_->op) {
+    return fail(FailureKind::usage, -1,
+                "node " + std::to_string(link.node) + " runs " + link.op.describe() + ", but node " + std::to_string(group_.node()) + " runs " + current_->op.describe() +
+                    "; all ranks must make the same calls in the same order");
+  }
+  if (stalled_ns_ == 0 || link.beat_ns <= stalled_ns_) return;
+  const std::vector<int> ranks = group_.ranks_of(link.node);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const bool inside = (link.entered[i] & 1) != 0;
+    if (!inside && link.entered[i] >> 1 <= current_->op.seq) {
+      return fail(FailureKind::peer_failed, ranks[i], group_.label(ranks[i]) + " has not entered " + current_->op.name() + " for " + seconds(idle_ns));
+    }
+  }
+}
+
+std::string Network::during() const { return current_ ? " during " + current_->op.name() : ""; }
+
+void Network::fail(FailureKind kind, int culprit, const std::string& text) {
+  window_.fail(Failure{kind, culprit, current_ ? current_->op.seq : 0, text});
+}
+
+void Network::fail_node(int node, const std::string& what) {
+  const int leader = group_.leader_of(node);
+  fail(FailureKind::peer_failed, leader, group_.label(leader) + " " + what);
+}
+
+}  // namespace ff

@@ -1,0 +1,214 @@
+#include "fireflyer/window.hpp"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <system_error>
+
+namespace ff {
+namespace {
+
+constexpr std::uint64_t window_magic = 0x31574655'48524546ULL;
+constexpr std::size_t page = 4096;
+
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+struct Sizes {
+  std::size_t control, stride, slot, total;
+  Sizes(int ranks, std::uint32_t slots, std::size_t chunk_bytes)
+      : control(round_up(sizeof(Control), page)), stride(round_up(chunk_bytes, page)),
+        slot(stride * (static_cast<std::size_t>(ranks) + 2)), total(control + slot * slots) {}
+};
+
+[[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+void futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected, std::int64_t timeout_ns) {
+  timespec limit{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0);
+}
+
+void futex_wake(std::atomic<std::uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+std::int64_t monotonic_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+int Window::create(int local_ranks, std::uint32_t slots, std::size_t chunk_bytes) {
+  if (local_ranks < 1 || local_ranks > max_local_ranks) throw std::invalid_argument("a node has 1 to 64 ranks");
+  if (slots < 2 || slots > max_slots || slots % 2 != 0) throw std::invalid_argument("the window must be even and 2 to 32 chunks");
+  const Sizes sizes(local_ranks, slots, chunk_bytes);
+  const int fd = memfd_create("fireflyer-window", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) raise("cannot create shared memory");
+  void* map = MAP_FAILED;
+  if (ftruncate(fd, static_cast<off_t>(sizes.total)) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
+    map = mmap(nullptr, sizes.control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  if (map == MAP_FAILED) {
+    const int error = errno;
+    close(fd);
+    errno = error;
+    raise("cannot size shared memory");
+  }
+  auto* control = static_cast<Control*>(map);  // a fresh memory file is zeros, which is what every counter starts from
+  control->magic = window_magic;
+  control->local_ranks = static_cast<std::uint32_t>(local_ranks);
+  control->slots = slots;
+  control->chunk_bytes = chunk_bytes;
+  control->total_bytes = sizes.total;
+  munmap(map, sizes.control);
+  return fd;
+}
+
+Window::Window(int fd, int doorbell) : doorbell_(doorbell) {
+  struct stat info{};
+  if (fstat(fd, &info) != 0) raise("cannot examine shared memory");
+  const auto total = static_cast<std::size_t>(info.st_size);
+  if (total < sizeof(Control)) throw std::runtime_error("shared memory is too small to be a window");
+  void* map = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (map == MAP_FAILED) raise("cannot map shared memory");
+  control_ = static_cast<Control*>(map);
+  const bool sane = control_->magic == window_magic && control_->total_bytes == total && control_->local_ranks >= 1 &&
+                    control_->local_ranks <= max_local_ranks && control_->slots >= 2 && control_->slots <= max_slots &&
+                    Sizes(ranks(), slots(), chunk_bytes()).total == total;
+  if (!sane) {
+    munmap(map, total);
+    throw std::runtime_error("shared memory is not a window of this version");
+  }
+  const Sizes sizes(ranks(), slots(), chunk_bytes());
+  stride_ = sizes.stride;
+  slot_bytes_ = sizes.slot;
+  data_ = static_cast<char*>(map) + sizes.control;
+}
+
+Window::~Window() { munmap(control_, control_->total_bytes); }
+
+std::uint64_t Window::value(Counter which) const {
+  if (which >= counter_done0) return line(network()).count[which].load();
+  std::uint64_t least = never;
+  for (int r = 0; r < ranks(); ++r) least = std::min(least, line(r).count[which].load());
+  return least;
+}
+
+void Window::ring(int index) const {
+  Line& target = line(index);
+  target.bell.fetch_add(1);
+  if (index != network()) {
+    futex_wake(&target.bell);
+  } else if (doorbell_ >= 0) {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);  // full means that it rings already
+  }
+}
+
+void Window::advance(int index, Counter which, std::uint64_t to) const {
+  line(index).count[which].store(to);
+  std::uint64_t now = never;
+  for (int other = 0; other <= ranks(); ++other) {
+    Line& target = line(other);
+    if (other == index || target.waiting.load() == 0) continue;
+    const std::uint64_t wanted = target.wants[which].load(std::memory_order_relaxed);
+    if (wanted == never) continue;
+    if (now == never) now = value(which);
+    if (now >= wanted) ring(other);
+  }
+}
+
+bool Window::met(const Wants& wants) const {
+  for (int which = 0; which < counters; ++which) {
+    if (wants[which] != never && value(static_cast<Counter>(which)) >= wants[which]) return true;
+  }
+  return false;
+}
+
+void Window::announce(int index, const Wants& wants) const {
+  Line& mine = line(index);
+  for (int which = 0; which < counters; ++which) mine.wants[which].store(wants[which], std::memory_order_relaxed);
+  mine.waiting.store(1);
+}
+
+void Window::retract(int index) const { line(index).waiting.store(0, std::memory_order_relaxed); }
+
+void Window::wait(int rank, const Wants& wants, std::int64_t timeout_ns) const {
+  Line& mine = line(rank);
+  const std::uint32_t bell = mine.bell.load();
+  announce(rank, wants);
+  if (!met(wants) && !failed()) futex_wait(&mine.bell, bell, timeout_ns);
+  retract(rank);
+}
+
+void Window::enter(int rank, const Geometry& geometry) const {
+  Line& mine = line(rank);
+  const OpDescriptor& op = geometry.op;
+  auto& words = mine.signature[op.seq % signature_ring];
+  words[0].store(op.count, std::memory_order_relaxed);
+  words[1].store(static_cast<std::uint64_t>(op.kind) << 8 | static_cast<std::uint64_t>(op.dtype), std::memory_order_relaxed);
+  words[2].store(static_cast<std::uint32_t>(op.root), std::memory_order_relaxed);
+  words[3].store(geometry.base, std::memory_order_relaxed);
+  mine.entered.store(op.seq + 1);
+}
+
+void Window::leave(int rank, const OpDescriptor& op) const { line(rank).finished.store(op.seq + 1); }
+
+Geometry Window::signature(int rank, std::uint64_t seq) const {
+  const auto& words = line(rank).signature[seq % signature_ring];
+  const std::uint64_t kinds = words[1].load(std::memory_order_relaxed);
+  OpDescriptor op;
+  op.seq = seq;
+  op.count = words[0].load(std::memory_order_relaxed);
+  op.kind = static_cast<OpKind>(kinds >> 8);
+  op.dtype = static_cast<DType>(kinds & 0xff);
+  op.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[2].load(std::memory_order_relaxed)));
+  return Geometry(op, words[3].load(std::memory_order_relaxed), chunk_bytes());
+}
+
+bool Window::fail(const Failure& failure) const {
+  const std::int64_t give_up_ns = monotonic_ns() + 100'000'000;
+  for (std::uint32_t well = 0; !control_->failed.compare_exchange_strong(well, 1); well = 0) {
+    if (well == 2) return false;
+    if (monotonic_ns() > give_up_ns) break;  // whoever claimed it was killed before it could say why
+  }
+  control_->failure_kind.store(static_cast<std::uint32_t>(failure.kind));
+  control_->failure_culprit.store(failure.culprit);
+  control_->failure_seq.store(failure.seq);
+  const std::size_t length = std::min(failure.text.size(), max_failure_text - 1);
+  std::memcpy(control_->failure_text, failure.text.data(), length);
+  control_->failure_text[length] = '\0';
+  control_->failed.store(2, std::memory_order_release);
+  for (int index = 0; index <= ranks(); ++index) ring(index);
+  return true;
+}
+
+Failure Window::failure() const {
+  Failure failure;
+  failure.kind = static_cast<FailureKind>(control_->failure_kind.load());
+  failure.culprit = control_->failure_culprit.load();
+  failure.seq = control_->failure_seq.load();
+  failure.text.assign(control_->failure_text, strnlen(control_->failure_text, max_failure_text));
+  return failure;
+}
+
+std::uint64_t Window::fingerprint() const {
+  std::uint64_t sum = 0;
+  for (int index = 0; index <= ranks(); ++index) {
+    for (const auto& count : line(index).count) sum += count.load(std::memory_order_relaxed);
+    sum += line(index).entered.load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
+}  // namespace ff

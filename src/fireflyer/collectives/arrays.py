@@ -1,0 +1,81 @@
+"""What an array is to native code: an address, a number of elements, a type name.
+
+NumPy arrays and CPU tensors are taken as they are; a tensor is recognised by its methods, so torch is not imported.
+Types that NumPy lacks (bf16 and the two fp8) are uint16 and uint8 arrays with `dtype="bf16"`, `"f8e4m3"`, `"f8e5m2"`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["DTYPES", "FlatArray", "flatten"]
+
+DTYPES: Final = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1, "f8e5m2": 1, "i32": 4, "i64": 8}
+"""Bytes of an element of each type that can be summed."""
+
+_OF_NUMPY: Final = {"float64": "f64", "float32": "f32", "float16": "f16", "int32": "i32", "int64": "i64"}
+_OF_TORCH: Final = _OF_NUMPY | {"bfloat16": "bf16", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
+_CARRIERS: Final = {"bf16": "uint16", "f8e4m3": "uint8", "f8e5m2": "uint8"}
+_BYTES: Final = "f8e4m3"  # what is only copied travels as elements of one byte
+
+
+class FlatArray(NamedTuple):
+    address: int
+    elements: int
+    dtype: str
+    keeper: object
+    """Keeps the memory alive."""
+
+
+def flatten(array: Any, dtype: str | None, *, sums: bool, writes: bool = True) -> FlatArray:
+    """`array` for an operation that `sums` its elements, or only copies them, and that `writes` to it or only reads.
+
+    Raises `UsageError` where it is no contiguous array in CPU memory of a known type.
+    """
+    if isinstance(array, np.ndarray):
+        return _numpy(array, dtype, sums, writes)
+    if all(hasattr(array, name) for name in ("data_ptr", "numel", "element_size", "is_contiguous", "device")):
+        return _tensor(array, dtype, sums)
+    raise UsageError(f"cannot reduce a {type(array).__name__}; pass a NumPy array or a CPU tensor")
+
+
+def _numpy(array: np.ndarray[Any, Any], dtype: str | None, sums: bool, writes: bool) -> FlatArray:
+    if not array.flags.c_contiguous:
+        raise UsageError(f"the array of shape {array.shape} is not contiguous; pass numpy.ascontiguousarray(array)")
+    if writes and not array.flags.writeable:
+        raise UsageError("the array is read-only, but the result is written into it; pass a copy")
+    name = array.dtype.name if array.dtype.isnative else str(array.dtype)
+    address = array.ctypes.data
+    return _describe(address, array.size, array.itemsize, name, _OF_NUMPY.get(name), dtype, sums, array)
+
+
+def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
+    if str(tensor.device) != "cpu":
+        raise UsageError(f"the tensor is on {tensor.device}; collectives work in CPU memory: pass tensor.cpu()")
+    if not tensor.is_contiguous():
+        raise UsageError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+    name = str(tensor.dtype).removeprefix("torch.")
+    size = int(tensor.element_size())
+    return _describe(int(tensor.data_ptr()), int(tensor.numel()), size, name, _OF_TORCH.get(name), dtype, sums, tensor)
+
+
+def _describe(
+    address: int, count: int, size: int, name: str, own: str | None, asked: str | None, sums: bool, keeper: object
+) -> FlatArray:
+    if asked is not None and asked not in DTYPES:
+        raise UsageError(f"dtype {asked!r} is not known; use one of {', '.join(DTYPES)}")
+    if asked is not None and asked != own and _CARRIERS.get(asked) != name:
+        wanted = _CARRIERS.get(asked, "its own type")
+        raise UsageError(f"dtype {asked!r} needs an array of {wanted}, not of {name}")
+    found = asked or own
+    if found is None and sums:
+        raise UsageError(
+            f"cannot sum elements of type {name}; use one of {', '.join(_OF_TORCH)}, or uint16 and uint8 with dtype="
+        )
+    if found is None:
+        return FlatArray(address, count * size, _BYTES, keeper)
+    return FlatArray(address, count, found, keeper)

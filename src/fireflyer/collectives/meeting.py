@@ -1,0 +1,345 @@
+"""How the ranks of a group find each other and end up with authenticated sockets and shared memory.
+
+1. Every rank writes into the store where it is. Rank 0 reads them all, fixes the plan, and publishes the roster, or the
+   reason why there is none: a rank that is missing is named to everybody.
+2. The leader of a node (its lowest rank) makes the shared memory. The others of the node connect to its Unix socket,
+   prove that they hold the secret, and receive the descriptors. The connection stays open: its end is a rank's death.
+3. The leaders listen on TCP. For each pair of neighbours in the trees the higher node connects to the lower one: a
+   control connection, and one for each tree in which they are neighbours.
+
+Nothing is sent to, and nothing believed from, a connection that has not authenticated. All waits have one deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
+from fireflyer.base.units import MS, SECOND, format_duration
+from fireflyer.collectives.plan import Plan, make_plan, orient
+from fireflyer.identity.secrets import Secret
+from fireflyer.native import create_window
+from fireflyer.runtime.sockets import authenticate_client, authenticate_server
+from fireflyer.runtime.store import Store
+
+__all__ = ["Equipment", "Member", "Roster", "meet"]
+
+CONTROL: Final = -1
+_HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
+_ROSTER_GRACE_NS: Final = 5 * SECOND
+
+
+class Member(msgspec.Struct, frozen=True):
+    """What a rank says of itself."""
+
+    node: int
+    host: str
+    plan: Plan | None = None
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """What rank 0 says of all; with `error`, that there is no group."""
+
+    error: str | None
+    hosts: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+class _Doors(msgspec.Struct, frozen=True):
+    """Where a leader listens."""
+
+    host: str
+    port: int
+    unix: str
+
+
+class Equipment(NamedTuple):
+    """What the native executor needs."""
+
+    plan: Plan
+    labels: tuple[str, ...]
+    window_fd: int
+    doorbell_fd: int
+    leader_fd: int
+    local_fds: tuple[tuple[int, int], ...]
+    connections: tuple[tuple[int, int, int], ...]
+
+    def duplicate(self) -> Equipment:
+        """The same with descriptors of its own, for native code to own and close."""
+        return self._replace(
+            window_fd=os.dup(self.window_fd),
+            doorbell_fd=os.dup(self.doorbell_fd),
+            leader_fd=os.dup(self.leader_fd) if self.leader_fd >= 0 else -1,
+            local_fds=tuple((rank, os.dup(fd)) for rank, fd in self.local_fds),
+            connections=tuple((tree, node, os.dup(fd)) for tree, node, fd in self.connections),
+        )
+
+
+class _Meeting:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        rank: int,
+        world_size: int,
+        secret: Secret,
+        host: str,
+        timeouts: tuple[int, int],
+    ) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.rank = rank
+        self.world_size = world_size
+        self.secret = secret
+        self.host = host
+        self.timeout_ns, self.user_timeout_ns = timeouts
+        self.deadline_ns = time.monotonic_ns() + self.timeout_ns
+
+    def left_ns(self) -> int:
+        return max(1, self.deadline_ns - time.monotonic_ns())
+
+    def handshake_ns(self) -> int:
+        return min(_HANDSHAKE_TIMEOUT_NS, self.left_ns())
+
+    # --- the roster ---
+
+    def agree(self, member: Member) -> Roster:
+        self.store.set(f"{self.prefix}/rank/{self.rank}", msgspec.json.encode(member))
+        if self.rank == 0:
+            roster = self._collect()
+            self.store.set(f"{self.prefix}/roster", msgspec.json.encode(roster))
+        else:
+            try:
+                data = self.store.get(f"{self.prefix}/roster", self.left_ns() + _ROSTER_GRACE_NS)
+            except Timeout:
+                raise Timeout(f"rank 0 did not join within {format_duration(self.timeout_ns)}; see its log") from None
+            roster = msgspec.json.decode(data, type=Roster)
+        if roster.error is not None:
+            raise UsageError(roster.error)
+        return roster
+
+    def _collect(self) -> Roster:
+        keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.world_size)]
+        try:
+            self.store.wait(keys, self.left_ns())
+        except Timeout:
+            present = set(self.store.keys(f"{self.prefix}/rank/"))
+            missing = ", ".join(str(rank) for rank, key in enumerate(keys) if key not in present)
+            return Roster(f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log")
+        members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=Member) for key in keys]
+        try:
+            return Roster(None, tuple(member.host for member in members), _common_plan(members))
+        except UsageError as error:
+            return Roster(error.message)
+
+    # --- inside the node ---
+
+    def serve_window(
+        self, listener: socket.socket, others: tuple[int, ...], fds: list[int], stack: ExitStack
+    ) -> list[tuple[int, int]]:
+        found: dict[int, socket.socket] = {}
+        names = {f"rank {rank}": rank for rank in others}
+        while len(found) < len(others):
+            sock, identity = self._accept(listener, "window", f"rank {self.rank}", _missing(others, found))
+            rank = names.get(identity, -1)
+            if rank < 0 or rank in found:
+                sock.close()
+                continue
+            found[rank] = stack.enter_context(sock)
+            socket.send_fds(sock, [b"w"], fds)
+        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())]
+
+    def join_window(self, doors: _Doors, leader: int, stack: ExitStack) -> tuple[int, int, int]:
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            sock.settimeout(self.left_ns() / SECOND)
+            sock.connect(f"\0{doors.unix}")
+        except OSError as error:
+            raise UsageError(
+                f"rank {self.rank} cannot reach rank {leader} by a Unix socket ({error.strerror or error}); ranks of "
+                "one node must run on one host and in one network namespace"
+            ) from error
+        peer = authenticate_client(sock, self.secret, f"rank {self.rank}", f"{self.prefix}/window", self.left_ns())
+        if peer != f"rank {leader}":
+            raise PermissionDenied(f"expected rank {leader} at its Unix socket, found {peer!r}")
+        sock.settimeout(self.left_ns() / SECOND)
+        try:
+            data, fds, _, _ = socket.recv_fds(sock, 1, 2)
+        except OSError as error:
+            raise Unreachable(f"rank {leader} did not hand over the shared memory: {error}") from error
+        for fd in fds:
+            stack.callback(_close_fd, fd)
+        if data != b"w" or len(fds) != 2:
+            raise Unreachable(f"rank {leader} did not hand over the shared memory; see its log")
+        return fds[0], fds[1], sock.fileno()
+
+    # --- between nodes ---
+
+    def connect(self, plan: Plan, node: int, listener: socket.socket, stack: ExitStack) -> list[tuple[int, int, int]]:
+        wanted = _links(plan, node)
+        made: dict[tuple[int, int], socket.socket] = {}
+        for tree, other in wanted:
+            if other < node:
+                made[tree, other] = stack.enter_context(self._dial(plan, node, tree, other))
+        expected = {f"node {other} link {tree}": (tree, other) for tree, other in wanted if other > node}
+        while len(made) < len(wanted):
+            lacking = sorted(
+                {plan.leader_of(other) for key in expected.values() if key not in made for other in key[1:]}
+            )
+            sock, identity = self._accept(listener, "link", f"node {node}", f"rank {lacking[0]}")
+            link = expected.get(identity)
+            if link is None or link in made:
+                sock.close()
+                continue
+            made[link] = stack.enter_context(sock)
+        for sock in made.values():
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, self.user_timeout_ns // MS))
+        return [(tree, other, sock.fileno()) for (tree, other), sock in made.items()]
+
+    def _dial(self, plan: Plan, node: int, tree: int, other: int) -> socket.socket:
+        leader = plan.leader_of(other)
+        doors = self.doors(other, leader)
+        try:
+            sock = socket.create_connection((doors.host, doors.port), timeout=self.left_ns() / SECOND)
+        except OSError as error:
+            raise Unreachable(
+                f"rank {self.rank} cannot connect to rank {leader} at {doors.host}:{doors.port}: {error}"
+            ) from error
+        try:
+            peer = authenticate_client(
+                sock, self.secret, f"node {node} link {tree}", f"{self.prefix}/link", self.left_ns()
+            )
+            if peer != f"node {other}":
+                raise PermissionDenied(f"expected node {other} at {doors.host}:{doors.port}, found {peer!r}")
+        except FireflyerError:
+            sock.close()
+            raise
+        return sock
+
+    def doors(self, node: int, leader: int) -> _Doors:
+        try:
+            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=_Doors)
+        except Timeout:
+            raise Timeout(
+                f"rank {leader}, which leads node {node}, did not say where it listens; see its log"
+            ) from None
+
+    def _accept(self, listener: socket.socket, purpose: str, identity: str, missing: str) -> tuple[socket.socket, str]:
+        while True:
+            listener.settimeout(self.left_ns() / SECOND)
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                raise Timeout(
+                    f"{missing} did not connect within {format_duration(self.timeout_ns)}; see its log"
+                ) from None
+            try:
+                return sock, authenticate_server(
+                    sock, self.secret, f"{self.prefix}/{purpose}", self.handshake_ns(), identity=identity
+                )
+            except FireflyerError:  # a stranger; the one that is missed may still come
+                sock.close()
+
+
+def meet(
+    store: Store,
+    prefix: str,
+    *,
+    rank: int,
+    world_size: int,
+    node: int,
+    plan: Plan | None,
+    secret: Secret,
+    host: str,
+    join_timeout_ns: int,
+    timeout_ns: int,
+    stack: ExitStack,
+) -> Equipment:
+    """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
+    stay. Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`, each naming a rank."""
+    meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns))
+    roster = meeting.agree(Member(node, socket.gethostname(), plan))
+    if roster.plan is None or len(roster.hosts) != world_size:
+        raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
+    plan = roster.plan
+    labels = tuple(f"rank {r} (node {plan.node_of_rank[r]}, host {h})" for r, h in enumerate(roster.hosts))
+    locals_ = plan.ranks_of(node)
+    if rank != locals_[0]:
+        doors = meeting.doors(node, locals_[0])
+        window_fd, doorbell_fd, leader_fd = meeting.join_window(doors, locals_[0], stack)
+        return Equipment(plan, labels, window_fd, doorbell_fd, leader_fd, (), ())
+    window_fd = create_window(len(locals_), plan.window, plan.chunk_bytes)
+    stack.callback(_close_fd, window_fd)
+    doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    stack.callback(_close_fd, doorbell_fd)
+    with ExitStack() as listening:
+        unix, tcp, doors = _open_doors(host, listening)
+        store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
+        local_fds = meeting.serve_window(unix, locals_[1:], [window_fd, doorbell_fd], stack)
+        connections = meeting.connect(plan, node, tcp, stack)
+    return Equipment(plan, labels, window_fd, doorbell_fd, -1, tuple(local_fds), tuple(connections))
+
+
+def _common_plan(members: list[Member]) -> Plan:
+    node_of_rank = tuple(member.node for member in members)
+    plans = {rank: member.plan for rank, member in enumerate(members) if member.plan is not None}
+    if not plans:
+        return make_plan(node_of_rank)
+    first, plan = next(iter(plans.items()))
+    for rank, other in plans.items():
+        if other != plan:
+            raise UsageError(f"rank {rank} was given another plan than rank {first}; all ranks need the same")
+    if plan.node_of_rank != node_of_rank:
+        raise UsageError(
+            f"the plan is for ranks on nodes {_short(plan.node_of_rank)}, but the group has them on "
+            f"{_short(node_of_rank)}; start with the same nodes and ranks, or make a new plan"
+        )
+    return plan
+
+
+def _short(nodes: tuple[int, ...]) -> str:
+    return ",".join(map(str, nodes[:16])) + ("..." if len(nodes) > 16 else "")
+
+
+def _links(plan: Plan, node: int) -> list[tuple[int, int]]:
+    """(tree, other node) of each connection of `node`: control connections first, in ascending order of nodes."""
+    edges = [(tree, other) for tree in (0, 1) for other in _neighbours(plan, tree, node)]
+    controls = [(CONTROL, other) for other in sorted({other for _, other in edges})]
+    return controls + edges
+
+
+def _neighbours(plan: Plan, tree: int, node: int) -> Iterator[int]:
+    view = orient(plan.trees[tree], 0)[node]
+    if view.parent >= 0:
+        yield view.parent
+    yield from view.children
+
+
+def _open_doors(host: str, stack: ExitStack) -> tuple[socket.socket, socket.socket, _Doors]:
+    unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+    name = f"fireflyer-{secrets.token_hex(16)}"
+    unix.bind(f"\0{name}")
+    unix.listen(64)
+    try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        tcp = stack.enter_context(socket.create_server((host, 0), family=family, backlog=64))
+    except OSError as error:
+        raise UsageError(f"cannot listen on host {host!r}: {error}; pass an address of this machine") from error
+    return unix, tcp, _Doors(host, tcp.getsockname()[1], name)
+
+
+def _missing(wanted: tuple[int, ...], found: dict[int, socket.socket]) -> str:
+    return "rank " + ", ".join(str(rank) for rank in wanted if rank not in found)
+
+
+def _close_fd(fd: int) -> None:
+    os.close(fd)
