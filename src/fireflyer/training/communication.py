@@ -1,0 +1,36 @@
+"""What data parallelism needs of a communicator; `fireflyer.collectives.Communicator` has it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["Communicator", "Work"]
+
+
+class Work(Protocol):
+    """A collective that was started. It keeps its array alive."""
+
+    def wait(self, timeout_ns: int | None = None) -> None:
+        """Blocks until the array holds the result. Raises what went wrong, e.g. `PeerFailed` or `Timeout`."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once."""
+
+
+class Communicator(Protocol):
+    """Collectives over all ranks. Every rank starts the same ones in the same order.
+
+    Arrays are contiguous CPU tensors, of a floating type or int64, changed in place. With `async_op` a `Work` is
+    returned, and the array must be left alone until it is done.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def allreduce(self, array: Any, *, async_op: bool = False) -> Work | None:
+        """Sums over all ranks; the same bits on every rank."""
+
+    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Work | None: ...

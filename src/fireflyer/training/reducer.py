@@ -1,0 +1,282 @@
+"""Sums gradients over ranks while the backward pass still computes others.
+
+One *pass* is one call of `backward()`:
+
+1. `begin` (the module's output received its gradient, or a first parameter did) asks the autograd engine to call
+   `_finish` at the end of this backward pass.
+2. `_on_gradient` (a parameter's gradient is complete) puts the gradient into its bucket. Whenever the next bucket in
+   order is full its allreduce is started. Every rank starts buckets in the same order, whatever the order in which its
+   own gradients came: that is what keeps ranks from waiting for each other in a circle.
+3. `_finish` fills what did not come with zeros, starts what was not started, waits for all and divides by the number of
+   ranks. The exception of a failed allreduce leaves `backward()` as it is.
+
+Ranks must agree on an error too, or the others would wait for the one that raised: the last bucket carries one element
+more, which is not zero if some rank missed a gradient that it may not miss.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from fireflyer.base.errors import InvariantViolation, UsageError
+from fireflyer.training.buckets import Bucket, plan_buckets
+from fireflyer.training.communication import Communicator, Work
+
+__all__ = ["GradientReducer", "ReducerStats", "in_backward"]
+
+MAX_NAMES_IN_MESSAGE = 8
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerStats:
+    """Totals since construction.
+
+    `in_flight_ns` is the time during which at least one allreduce had been started and not been seen to be done; the
+    reducer looks whenever a gradient arrives. `blocked_ns` is the part of it spent waiting at the end of a pass, so
+    `overlapped_ns` is how long sums ran beside the computation of gradients.
+    """
+
+    passes: int = 0
+    allreduces: int = 0
+    allreduces_during_backward: int = 0
+    reduced_bytes: int = 0
+    in_flight_ns: int = 0
+    blocked_ns: int = 0
+
+    @property
+    def overlapped_ns(self) -> int:
+        return self.in_flight_ns - self.blocked_ns
+
+
+class _Flight:
+    """How long at least one of the allreduces, which end in the order of their start, was under way."""
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self._since_ns = 0
+        self._works: deque[Work] = deque()
+
+    def started(self, work: Work, now_ns: int) -> None:
+        if not self._works:
+            self._since_ns = now_ns
+        self._works.append(work)
+
+    def look(self, now_ns: int) -> None:
+        if self._works:
+            while self._works and self._works[0].done():
+                self._works.popleft()
+            if not self._works:
+                self.total_ns += now_ns - self._since_ns
+
+    def forget(self) -> None:
+        self._works.clear()
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running in this thread."""
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - what torch.utils.checkpoint asks, too
+
+
+class GradientReducer:
+    """See the module. `enabled = False` leaves gradients alone (`no_sync`)."""
+
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        comm: Communicator,
+        *,
+        bucket_bytes: int,
+        find_unused_parameters: bool,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        _check_parameters(parameters)
+        self.enabled = True
+        self._comm = comm
+        self._find_unused = find_unused_parameters
+        self._now_ns = now_ns
+        self._buckets = _make_buckets(parameters, bucket_bytes)
+        self._active = False
+        self._started = 0  # buckets whose allreduce was started in this pass
+        self._flight = _Flight()
+        self._stats = ReducerStats()
+        weakref.finalize(self, _remove, self._install_hooks())
+
+    @property
+    def bucket_names(self) -> list[tuple[str, ...]]:
+        """The parameters of each bucket, in the order in which buckets are summed."""
+        return [bucket.names for bucket in self._buckets]
+
+    def stats(self) -> ReducerStats:
+        return self._stats
+
+    def begin(self) -> None:
+        """Starts a pass, from inside a backward pass; does nothing if one is under way."""
+        if self._active or not self.enabled:
+            return
+        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - there is no public way to it
+        engine.queue_callback(self._finish)
+        for bucket in self._buckets:
+            bucket.reset()
+        self._buckets[-1].flat[-1] = 0
+        self._started = 0
+        self._active = True
+
+    def check_no_pass_broke_off(self) -> None:
+        """Called between passes. Raises `UsageError` if a pass ended by an exception after other ranks took part."""
+        if not self._active or in_backward():
+            return
+        started = self._started
+        self._abandon()
+        if started:
+            raise UsageError(
+                f"the last backward pass broke off after {started} of {len(self._buckets)} allreduces, so the ranks no "
+                "longer agree; restart from a checkpoint"
+            )
+
+    def _install_hooks(self) -> list[RemovableHandle]:
+        return [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                _hook(weakref.ref(self), bucket, slot)
+            )
+            for bucket in self._buckets
+            for slot, parameter in enumerate(bucket.parameters)
+        ]
+
+    def _on_gradient(self, bucket: Bucket, slot: int) -> None:
+        if not self.enabled:
+            return
+        self.begin()
+        if bucket.arrived[slot]:
+            raise UsageError(
+                f"parameter {bucket.names[slot]!r} received its gradient twice in one backward pass; with activation "
+                "checkpointing of shared parameters use use_reentrant=False"
+            )
+        with torch.no_grad():
+            bucket.arrive(slot)
+        self._flight.look(self._now_ns())
+        while self._started < len(self._buckets) and self._buckets[self._started].missing == 0:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[self._started]
+        try:
+            bucket.work = self._comm.allreduce(bucket.flat, async_op=True)
+        except BaseException:
+            self._abandon()
+            raise
+        if bucket.work is None:
+            raise InvariantViolation("an allreduce with async_op=True returned no work to wait for")
+        self._started += 1
+        self._flight.started(bucket.work, self._now_ns())
+
+    def _finish(self) -> None:
+        if not self._active:
+            return
+        missing = [name for bucket in self._buckets for name in bucket.missing_names()]
+        if len(missing) == sum(len(bucket.names) for bucket in self._buckets) and not self._find_unused:
+            self._abandon()  # torch.autograd.grad() passed through: no gradient was accumulated, none is to be summed
+            return
+        early = self._started
+        try:
+            with torch.no_grad():
+                self._complete(missing)
+                blocked_ns = self._wait_and_divide()
+        finally:
+            self._abandon()
+        self._count(early, blocked_ns)
+        if self._buckets[-1].flat[-1] != 0:
+            raise UsageError(_unused_message(missing))
+
+    def _complete(self, missing: list[str]) -> None:
+        """Zeros for the gradients that did not come, and the rest of the allreduces."""
+        for bucket in self._buckets:
+            for slot, arrived in enumerate(bucket.arrived):
+                if not arrived:
+                    bucket.collect(slot)
+        if missing and not self._find_unused:
+            self._buckets[-1].flat[-1] = 1
+        while self._started < len(self._buckets):
+            self._start_next()
+
+    def _wait_and_divide(self) -> int:
+        blocked_ns = 0
+        for bucket in self._buckets:
+            assert bucket.work is not None  # noqa: S101 - all were started
+            before_ns = self._now_ns()
+            bucket.work.wait()
+            after_ns = self._now_ns()
+            blocked_ns += after_ns - before_ns
+            self._flight.look(after_ns)
+            if self._comm.world_size > 1:
+                bucket.flat.div_(self._comm.world_size)
+        return blocked_ns
+
+    def _abandon(self) -> None:
+        self._active = False
+        self._flight.forget()
+
+    def _count(self, early: int, blocked_ns: int) -> None:
+        old = self._stats
+        self._stats = ReducerStats(
+            passes=old.passes + 1,
+            allreduces=old.allreduces + len(self._buckets),
+            allreduces_during_backward=old.allreduces_during_backward + early,
+            reduced_bytes=old.reduced_bytes + sum(bucket.size_bytes for bucket in self._buckets),
+            in_flight_ns=self._flight.total_ns,
+            blocked_ns=old.blocked_ns + blocked_ns,
+        )
+
+
+def _make_buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
+    sizes = [(str(p.dtype), p.numel() * p.element_size()) for _, p in parameters]
+    plan = plan_buckets(sizes, bucket_bytes)
+    return [
+        Bucket(
+            [parameters[index][0] for index in members],
+            [parameters[index][1] for index in members],
+            spare=1 if number == len(plan) - 1 else 0,
+        )
+        for number, members in enumerate(plan)
+    ]
+
+
+def _hook(reducer: weakref.ref[GradientReducer], bucket: Bucket, slot: int) -> Callable[[torch.Tensor], None]:
+    def on_gradient(_: torch.Tensor) -> None:
+        alive = reducer()
+        if alive is not None:
+            alive._on_gradient(bucket, slot)  # noqa: SLF001 - this is the reducer's own hook
+
+    return on_gradient
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _check_parameters(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    if not parameters:
+        raise UsageError("the module has no parameter that requires a gradient; there is nothing to train in parallel")
+    for name, parameter in parameters:
+        if parameter.dtype not in _DTYPES:
+            raise UsageError(
+                f"parameter {name!r} is {parameter.dtype}; allowed are float64, float32, float16, bfloat16"
+            )
+
+
+def _unused_message(missing: list[str]) -> str:
+    if not missing:
+        return "another rank computed no gradient for some parameters; its own error names them"
+    names = ", ".join(missing[:MAX_NAMES_IN_MESSAGE]) + (", ..." if len(missing) > MAX_NAMES_IN_MESSAGE else "")
+    return (
+        f"{len(missing)} parameters received no gradient: {names}; use them in the loss, freeze them before wrapping, "
+        "or pass find_unused_parameters=True to count them as zero"
+    )

@@ -1,0 +1,532 @@
+"""DistributedDataParallel: ranks that share a batch end with the gradients of one process on the whole of it."""
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from tests.support.thread_world import ThreadCommunicator, run_ranks
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fireflyer.base.errors import PeerFailed, UsageError
+from fireflyer.training import DistributedDataParallel as Ddp
+
+T = TypeVar("T")
+Gradients = dict[str, torch.Tensor]
+
+
+ONE_AT_A_TIME = threading.Lock()
+
+
+def seeded(build: Callable[[], T], seed: int = 0) -> T:
+    """Ranks are threads here, and share one generator of random numbers."""
+    with ONE_AT_A_TIME:
+        torch.manual_seed(seed)
+        return build()
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)), seed
+    )
+
+
+def batch(size: int = 12, seed: int = 1) -> torch.Tensor:
+    return torch.randn(size, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def meta_buffer() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", torch.empty(1, device="meta"))
+    return module
+
+
+def share(whole: torch.Tensor, comm: ThreadCommunicator) -> torch.Tensor:
+    return whole.chunk(comm.world_size)[comm.rank]
+
+
+def gradients(module: nn.Module) -> Gradients:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def run(size: int, body: Callable[[ThreadCommunicator], T], *, fail_at: int | None = None) -> list[T]:
+    outcomes: list[T] = []
+    for outcome in run_ranks(size, body, fail_at=fail_at):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        outcomes.append(outcome)
+    return outcomes
+
+
+def errors(size: int, body: Callable[[ThreadCommunicator], object], *, fail_at: int | None = None) -> list[str]:
+    """`Class: message` of each rank."""
+    outcomes = run_ranks(size, body, fail_at=fail_at)
+    return [f"{type(o).__name__}: {o}" if isinstance(o, BaseException) else f"returned {o}" for o in outcomes]
+
+
+def same_bits(a: Gradients, b: Gradients) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_close(actual: Gradients, expected: Gradients) -> None:
+    assert actual.keys() == expected.keys()
+    for name, gradient in actual.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def single_process(module: nn.Module, whole: torch.Tensor) -> Gradients:
+    module(whole).square().mean().backward()
+    return gradients(module)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("bucket_bytes", [1, 400, 1 << 20])
+def test_gradients_are_those_of_one_process_on_the_whole_batch(size: int, bucket_bytes: int) -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(network(seed=comm.rank), comm, bucket_bytes=bucket_bytes)
+        model(share(batch(), comm)).square().mean().backward()
+        return gradients(model.module)
+
+    results = run(size, body)
+    assert all(same_bits(result, results[0]) for result in results)
+    assert_close(results[0], single_process(network(seed=0), batch()))
+
+
+def test_training_twice_gives_the_same_bits() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(network(), comm, bucket_bytes=700)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for step in range(5):
+            optimizer.zero_grad()
+            model(share(batch(seed=step), comm)).square().mean().backward()
+            optimizer.step()
+        return {name: p.detach().clone() for name, p in model.module.named_parameters()}
+
+    first, second = run(3, body), run(3, body)
+    assert all(same_bits(a, first[0]) for a in [*first, *second])
+    assert not same_bits(first[0], {name: p.detach() for name, p in network().named_parameters()})
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_of_either_kind_leaves_no_trace_of_the_last_step(set_to_none: bool) -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(network(), comm)
+        for seed in (5, 1):
+            model.zero_grad(set_to_none=set_to_none)
+            model(share(batch(seed=seed), comm)).square().mean().backward()
+        return gradients(model.module)
+
+    assert_close(run(2, body)[0], single_process(network(), batch(seed=1)))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_no_sync_accumulates_and_the_next_pass_averages_the_sum(set_to_none: bool) -> None:
+    def body(comm: ThreadCommunicator) -> tuple[Gradients, int]:
+        model = Ddp(network(), comm)
+        model.zero_grad(set_to_none=set_to_none)
+        before = len(comm.started)
+        with model.no_sync():
+            for seed in (1, 2):
+                model(share(batch(seed=seed), comm)).square().mean().backward()
+        silent = len(comm.started) - before
+        model(share(batch(seed=3), comm)).square().mean().backward()
+        return gradients(model.module), silent
+
+    expected = network()
+    for seed in (1, 2, 3):
+        expected(batch(seed=seed)).square().mean().backward()
+    for result, silent in run(2, body):
+        assert silent == 0
+        assert_close(result, gradients(expected))
+
+
+def test_allreduces_start_during_backward_in_the_same_order_on_every_rank() -> None:
+    def body(comm: ThreadCommunicator) -> list[str]:
+        model = Ddp(network(), comm, bucket_bytes=1)
+        events: list[str] = []
+        comm.on_start = lambda kind: events.append(kind.split()[0])
+        first = model.module.get_submodule("0").weight
+        assert isinstance(first, nn.Parameter)
+        first.register_hook(lambda grad: events.append("first layer"))  # type: ignore[no-untyped-call]
+        model(share(batch(), comm)).square().mean().backward()
+        assert [names for (names,) in model.buckets] == [
+            "4.bias",
+            "4.weight",
+            "2.bias",
+            "2.weight",
+            "0.bias",
+            "0.weight",
+        ]
+        stats = model.stats()
+        assert (stats.passes, stats.allreduces, stats.allreduces_during_backward) == (1, 6, 6)
+        assert stats.reduced_bytes == 4 * (sum(p.numel() for p in model.parameters()) + 1)
+        return events
+
+    for events in run(2, body):
+        assert events.index("first layer") >= 4
+        assert events.count("allreduce") == 6
+
+
+def test_buckets_start_in_order_though_gradients_come_out_of_order() -> None:
+    class Backwards(nn.Module):
+        """Uses its last layer first, so that gradients come in an order that buckets do not expect."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.a(self.b(x))
+
+    def body(comm: ThreadCommunicator) -> tuple[Gradients, list[str]]:
+        model = Ddp(seeded(Backwards), comm, bucket_bytes=1)
+        before = len(comm.started)
+        model(share(batch(), comm)).square().mean().backward()
+        return gradients(model.module), comm.started[before:]
+
+    expected = single_process(seeded(Backwards), batch())
+    for result, started in run(2, body):
+        assert started == [f"allreduce float32 {n}" for n in (4, 24, 4, 17)]
+        assert_close(result, expected)
+
+
+def test_shared_frozen_and_mixed_parameters() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode = nn.Linear(6, 6, bias=False)
+            self.decode = nn.Linear(6, 6, bias=False)
+            self.decode.weight = self.encode.weight
+            self.frozen = nn.Linear(6, 6).requires_grad_(False)
+            self.wide = nn.Linear(6, 2, dtype=torch.float64)
+            self.narrow = nn.Linear(6, 2, dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            x = self.decode(self.frozen(self.encode(x)).tanh())
+            return {"outputs": [self.wide(x.double()), (self.narrow(x.bfloat16()),)]}
+
+    def loss(output: dict[str, Any]) -> Any:
+        wide, (narrow,) = output["outputs"]
+        return wide.square().mean() + narrow.double().square().mean()
+
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(seeded(Mixed, comm.rank), comm, bucket_bytes=100)
+        loss(model(share(batch(), comm))).backward()
+        return gradients(model.module)
+
+    expected = seeded(Mixed)
+    loss(expected(batch())).backward()
+    for result in run(2, body):
+        assert set(result) == {"encode.weight", "wide.weight", "wide.bias", "narrow.weight", "narrow.bias"}
+        for name, gradient in gradients(expected).items():
+            tolerance = 2e-2 if gradient.dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(result[name], gradient, rtol=tolerance, atol=tolerance)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 4)
+        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, heads: str) -> Any:
+        x = self.body(x).tanh()
+        return sum(getattr(self, head)(x).square().mean() for head in heads.split())
+
+
+def test_a_parameter_without_gradient_is_an_error_on_all_ranks() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(TwoHeads(), comm, bucket_bytes=1)
+        model(share(batch(), comm), "left right" if comm.rank == 0 else "left").backward()
+
+    other, own = errors(2, body)
+    assert other.startswith("UsageError: another rank computed no gradient")
+    assert own.startswith(
+        "UsageError: 2 parameters received no gradient: right.bias, right.weight; use them in the loss"
+    )
+
+
+def test_training_goes_on_after_that_error() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(seeded(TwoHeads), comm)
+        with pytest.raises(UsageError, match="received no gradient"):
+            model(share(batch(), comm), "left").backward()
+        model.zero_grad()
+        model(share(batch(), comm), "left right").backward()
+        return gradients(model.module)
+
+    expected = seeded(TwoHeads)
+    expected(batch(), "left right").backward()
+    assert_close(run(2, body)[0], gradients(expected))
+
+
+def test_unused_parameters_count_as_zero_on_request() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(seeded(TwoHeads), comm, bucket_bytes=1, find_unused_parameters=True)
+        model(share(batch(), comm), "left").backward()
+        assert torch.equal(gradients(model.module)["right.weight"], torch.zeros(2, 4))
+        model.zero_grad()
+        model(share(batch(), comm), ["left", "right"][comm.rank]).backward()
+        return gradients(model.module)
+
+    expected = seeded(TwoHeads)
+    ((expected(batch()[:6], "left") + expected(batch()[6:], "right")) / 2).backward()
+    results = run(2, body)
+    assert same_bits(*results)
+    assert_close(results[0], gradients(expected))
+
+
+def test_gradients_of_no_sync_are_averaged_though_the_next_pass_does_not_use_them() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(seeded(TwoHeads), comm, find_unused_parameters=True)
+        with model.no_sync():
+            model(share(batch(), comm), "right").backward()
+        model(share(batch(), comm), "left").backward()
+        return gradients(model.module)
+
+    expected = seeded(TwoHeads)
+    expected(batch(), "left right").backward()
+    assert_close(run(2, body)[0], gradients(expected))
+
+
+def test_buffers_follow_rank_0_in_training_only() -> None:
+    def body(comm: ThreadCommunicator) -> list[torch.Tensor]:
+        model = Ddp(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)), comm)
+        norm = model.module.get_submodule("0")
+        assert isinstance(norm, nn.BatchNorm1d)
+        assert isinstance(norm.running_mean, torch.Tensor)
+        seen = []
+        for _ in range(2):
+            model(share(batch(), comm)).sum().backward()
+            seen.append(norm.running_mean.clone())
+        with model.no_sync():
+            model(share(batch(), comm))
+        started = len(comm.started)
+        model.eval()
+        model(share(batch(), comm))
+        assert len(comm.started) == started
+        model.train()
+        norm.running_mean.fill_(comm.rank)
+        norm.register_forward_pre_hook(lambda *_: seen.append(norm.running_mean.clone()))
+        model(share(batch(), comm))
+        assert norm.num_batches_tracked is not None
+        seen.append(norm.num_batches_tracked.clone())
+        return seen
+
+    zero, one = run(2, body)
+    assert not torch.equal(zero[0], one[0])
+    assert torch.equal(one[2], torch.zeros(6))
+    assert zero[3] == one[3]
+
+
+def test_another_module_on_a_rank_is_refused_by_all() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        Ddp(nn.Linear(6, 3 if comm.rank == 2 else 2), comm)
+
+    zero, one, two = errors(3, body)
+    assert zero == one == "UsageError: the modules of ranks [2] differ from rank 0's; their own errors say in what"
+    assert two == (
+        "UsageError: rank 2 wraps another module than rank 0: item 0 is parameter 'weight' (3, 6) float32 trained "
+        "here, parameter 'weight' (2, 6) float32 trained there"
+    )
+
+
+def test_other_options_on_a_rank_are_refused_by_all() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        Ddp(nn.Linear(6, 2), comm, bucket_bytes=100 + comm.rank)
+
+    assert "bucket_bytes=101" in errors(2, body)[1]
+
+
+def test_initial_values_come_from_rank_0_whatever_their_type() -> None:
+    class Values(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            generator = torch.Generator().manual_seed(rank)
+            self.weight = nn.Parameter(torch.randn(5, 3, generator=generator).t())
+            self.scalar = nn.Parameter(torch.tensor(float(rank)))
+            self.register_buffer("flags", torch.tensor([rank == 0, True, rank == 1]))
+            self.register_buffer("tiny", torch.randn(7, generator=generator).to(torch.float8_e4m3fn))
+            self.register_buffer("count", torch.tensor(40 + rank))
+            self.register_buffer("wave", torch.randn(3, dtype=torch.complex64, generator=generator))
+            self.register_buffer("empty", torch.empty(0))
+
+    def body(comm: ThreadCommunicator) -> dict[str, Any]:
+        return dict(Ddp(Values(comm.rank), comm).state_dict())
+
+    expected = Values(0).state_dict()
+    for state in run(3, body):
+        assert state.keys() == expected.keys()
+        for name, tensor in state.items():
+            assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected[name].reshape(-1).view(torch.uint8)), name
+
+
+def test_a_failed_peer_leaves_backward_with_its_own_class() -> None:
+    construction = 3  # two to compare modules, one for the parameters
+
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(network(), comm, bucket_bytes=1)
+        assert len(comm.started) == construction
+        for _ in range(2):
+            with pytest.raises(PeerFailed) as caught:
+                model(share(batch(), comm)).square().mean().backward()
+            assert caught.value.rank == 1
+
+    run(2, body, fail_at=construction + 2)
+
+
+def test_an_error_when_starting_an_allreduce_leaves_backward_as_it_is() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(network(), comm, bucket_bytes=1)
+
+        def refuse(kind: str) -> None:
+            raise PeerFailed("rank 7 is gone", rank=7)
+
+        comm.on_start = refuse
+        with pytest.raises(PeerFailed, match="rank 7 is gone"):
+            model(batch()).square().mean().backward()
+        comm.on_start = lambda kind: None
+        model.zero_grad()
+        model(batch()).square().mean().backward()
+
+    run(1, body)
+
+
+def test_a_pass_broken_off_by_the_user_is_told_at_the_next_one() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(network(), comm, bucket_bytes=1)
+        layer = model.module.get_submodule("0").weight
+        assert isinstance(layer, nn.Parameter)
+
+        def fail(grad: torch.Tensor) -> None:
+            raise KeyError("user")
+
+        handle = layer.register_hook(fail)  # type: ignore[no-untyped-call]
+        with pytest.raises(KeyError):
+            model(batch()).square().mean().backward()
+        handle.remove()
+        with pytest.raises(UsageError, match="broke off after 5 of 6 allreduces"):
+            model(batch())
+
+    run(1, body)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(Checkpointed(), comm, bucket_bytes=1)
+        model(share(batch(), comm).requires_grad_()).square().mean().backward()
+        return gradients(model.module)
+
+    expected = {f"inner.{name}": gradient for name, gradient in single_process(network(), batch()).items()}
+    assert_close(run(2, body)[0], expected)
+
+
+def test_checkpointing_the_wrapper_itself() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(nn.Sequential(network(), nn.BatchNorm1d(3)), comm, bucket_bytes=1)
+        checkpoint(model, share(batch(), comm), use_reentrant=False).square().mean().backward()
+        return gradients(model.module)
+
+    results = run(2, body)
+    assert len(results[0]) == 8
+    assert same_bits(*results)
+
+
+def test_two_forward_passes_before_one_backward() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(network(), comm)
+        whole = share(batch(), comm)
+        (model(whole).square().mean() + model(whole * 2).square().mean()).backward()
+        return gradients(model.module)
+
+    expected = network()
+    (expected(batch()).square().mean() + expected(batch() * 2).square().mean()).backward()
+    assert_close(run(2, body)[0], gradients(expected))
+
+
+def test_input_gradients_alone_start_no_allreduce() -> None:
+    def body(comm: ThreadCommunicator) -> int:
+        model = Ddp(network(), comm)
+        before = len(comm.started)
+        x = batch().requires_grad_()
+        torch.autograd.grad(model(x).sum(), x)
+        return len(comm.started) - before
+
+    assert run(2, body) == [0, 0]
+
+
+def test_changed_parameters_are_refused() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(network(), comm)
+        model.module.get_submodule("2").requires_grad_(False)
+        model(batch())
+
+    assert errors(1, body) == [
+        "UsageError: parameters were replaced, frozen or unfrozen after wrapping: ['2.bias', '2.weight']; wrap again"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Linear(2, 2).requires_grad_(False), "no parameter that requires a gradient"),
+        (nn.Linear(2, 2, dtype=torch.complex64), "is torch.complex64"),
+        (nn.Linear(2, 2, device="meta"), "'weight' is on meta"),
+        (meta_buffer(), "'mask' is on meta"),
+    ],
+)
+def test_modules_that_cannot_be_trained_are_refused(module: nn.Module, message: str) -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        Ddp(module, comm)
+
+    assert message in errors(1, body)[0]
+
+
+def test_sparse_gradients_are_refused() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(nn.Embedding(5, 2, sparse=True), comm)
+        model(torch.tensor([1])).sum().backward()
+
+    assert "sparse gradient" in errors(1, body)[0]
+
+
+def test_bucket_bytes_must_be_positive() -> None:
+    assert "bucket_bytes 0 must be positive" in errors(1, lambda comm: Ddp(network(), comm, bucket_bytes=0))[0]
+
+
+def test_state_dict_is_the_modules_own() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(network(seed=3), comm)
+        assert list(model.state_dict()) == list(network().state_dict())
+        assert "0.weight" in nn.ModuleDict({"a": network()})["a"].state_dict()
+        assert "net.0.weight" in nn.ModuleDict({"net": model}).state_dict()
+        model.load_state_dict(network(seed=4).state_dict())
+        assert torch.equal(model.state_dict()["0.weight"], network(seed=4).state_dict()["0.weight"])
+
+    run(1, body)
+
+
+def test_dropping_the_wrapper_gives_the_plain_module_back() -> None:
+    def body(comm: ThreadCommunicator) -> int:
+        module = network()
+        model = Ddp(module, comm)
+        module(batch()).sum().backward()
+        before = len(comm.started)
+        del model
+        gc.collect()
+        module(batch()).sum().backward()
+        return len(comm.started) - before
+
+    assert run(1, body) == [0]
