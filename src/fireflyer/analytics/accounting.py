@@ -94,6 +94,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """From the injection until it was noticed; None where nobody knows when it broke."""
     broken_step: int | None
     """The step in progress; None when training had not begun, or nothing was reported."""
+    restarted: bool
+    """Whether another attempt followed."""
     resumed_step: int | None
     """Steps already done when training went on; None when it never did."""
     resumed_checkpoint: str | None
@@ -362,6 +364,7 @@ def _failures(reading: JobReading, keeps: Sequence[int]) -> tuple[Failure, ...]:
                 injected=injected.what if injected is not None else None,
                 detection_ns=max(0, attempt.noticed_ns - injected_ns) if injected_ns is not None else None,
                 broken_step=attempt.done_step + 1 if attempt.ready_ns is not None else None,
+                restarted=following is not None,
                 resumed_step=following.resumed_step if following is not None and resumed else None,
                 resumed_checkpoint=resume.checkpoint if resume is not None else None,
                 passed_over=resume.passed_over if resume is not None else (),

@@ -53,7 +53,7 @@ class PartRow(msgspec.Struct, frozen=True):
 
     @property
     def duration(self) -> str:
-        return UNKNOWN if self.spent_ns is None else format_duration(self.spent_ns)
+        return UNKNOWN if self.spent_ns is None else _time(self.spent_ns)
 
     @property
     def percent(self) -> str:
@@ -109,6 +109,10 @@ def _mark(good: bool | None) -> Mark:
     return "" if good is None else "good" if good else "bad"
 
 
+def _time(ns: int) -> str:
+    return "0 s" if ns == 0 else format_duration(ns)
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -124,8 +128,12 @@ def _headline(job: JobAccount) -> str:
     said = [_count(job.steps, "step")] if job.reported else ["the ranks reported nothing"]
     if job.losses:
         said.append(f"loss {job.losses[0].loss:.4g} → {job.losses[-1].loss:.4g}")
-    survived = sum(failure.resumed_step is not None or failure.restart_ns is not None for failure in job.failures)
-    said.append(f"{_count(len(job.failures), 'failure')}" + (f", {survived} survived" if job.failures else ""))
+    survived = sum(failure.restart_ns is not None for failure in job.failures)
+    failures = _count(len(job.failures), "failure")
+    if not job.failures or (survived and survived == len(job.failures)):
+        said.append(f"{failures} survived" if survived else failures)
+    else:
+        said.append(f"{failures}, {survived} survived")
     return f"{start}: {', '.join(said)}."
 
 
@@ -204,7 +212,8 @@ def _story(number: int, failure: Failure) -> FailureStory:
         source = one_line(failure.resumed_checkpoint) if failure.resumed_checkpoint else "no checkpoint: from the start"
         rows.append(Row("Resumed", f"from step {failure.resumed_step:,}", source))
     else:
-        rows.append(Row("Resumed", "no", "the attempt after it did not get to training", mark="bad"))
+        why = "the attempt after it did not get to training" if failure.restarted else "there was no attempt after it"
+        rows.append(Row("Resumed", "no", why, mark="bad"))
     rows.extend(
         Row("Passed over", one_line(passed.name), one_line(passed.reason), mark="bad")
         for passed in failure.passed_over[:MAX_CHECKPOINT_NOTES]
@@ -227,8 +236,8 @@ def _checkpoints(job: JobAccount) -> list[Row]:
         stall_ns = sum(c.stall_ns for c in committed) // len(committed)
         write_ns = sum(c.write_ns for c in committed) // len(committed)
         rows.append(Row("Size", format_bytes(size), "mean"))
-        rows.append(Row("Stall", format_duration(stall_ns), "mean time that training waited"))
-        rows.append(Row("Write", format_duration(write_ns), "mean, in the background"))
+        rows.append(Row("Stall", _time(stall_ns), "mean time that training waited"))
+        rows.append(Row("Write", _time(write_ns), "mean, in the background"))
     rows.extend(
         Row(f"Failed, step {checkpoint.step:,}", one_line(checkpoint.error or ""), mark="bad")
         for checkpoint in failed[:MAX_CHECKPOINT_NOTES]
@@ -243,14 +252,14 @@ def _ettr_rows(ratio: Ettr) -> list[Row]:
     computed = UNKNOWN if ratio.expected is None else f"{ratio.expected:.3f}"
     rows = [
         Row("Measured", measured, "productive over wall time"),
-        Row("Computed", computed, ratio.note),
+        Row("Computed", computed, f"by formula 1; {ratio.note}"),
     ]
     return rows + _input_rows(ratio.inputs) if ratio.inputs is not None else rows
 
 
 def _input_rows(inputs: EttrInputs) -> list[Row]:
     def seconds(value: float) -> str:
-        return format_duration(round(value * SECOND))
+        return _time(round(value * SECOND))
 
     rate = f"one per {seconds(1 / inputs.failures_per_s)}" if inputs.failures_per_s else "none seen"
     rows = [

@@ -42,7 +42,8 @@ class _Recent:
 class JobProgress:
     """The present state of one job; a `JobStarted` begins another."""
 
-    phase: str = "starting"
+    phase: str = ""
+    """Empty until the job has started."""
     attempt: int = 0
     step: int = 0
     loss: float | None = None
@@ -83,7 +84,7 @@ class JobProgress:
             case FaultInjected():
                 return [f"breaking on request: {one_line(event.what)}, at step {event.step}"]
             case NodeLost():
-                self.phase = "failing"
+                self._blamed, self.phase = True, "failing"
                 return [f"node {event.node} lost: {one_line(event.reason)}"]
             case RankExited():
                 if event.exit_code == 0 or self._blamed:
@@ -108,6 +109,7 @@ class JobProgress:
         if report.attempt != self.attempt or self._resumed:
             return []
         self._resumed, self.phase, self.step = True, "training", report.step
+        self.saved_step = report.step if report.checkpoint is not None else None
         passed = [f"passed over {one_line(item.name)}: {one_line(item.reason)}" for item in report.passed_over]
         if report.checkpoint is None:
             return [*passed, "training from the start" if report.step == 0 else f"training from step {report.step}"]
@@ -149,7 +151,9 @@ class JobProgress:
         return total * SECOND / total_ns if total_ns and total else None
 
     def status(self) -> str:
-        """One line, without end of line."""
+        """One line, without end of line; empty until the job has started."""
+        if not self.phase:
+            return ""
         said = [f"step {self.step:,}" if self.step or self.phase == "training" else self.phase]
         if self.step and self.phase != "training":
             said.insert(0, self.phase)

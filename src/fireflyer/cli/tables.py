@@ -22,6 +22,8 @@ _STYLES = {
     "unknown": "bright_black",
 }
 BAR_CELLS = 20
+MEANING_WIDTH = 84
+"""A console narrower than this gets no explanation beside the parts."""
 
 
 def print_report(console: Console, report: JobReport) -> None:
@@ -70,9 +72,12 @@ def _print_parts(console: Console, parts: Sequence[PartRow]) -> None:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True, width=BAR_CELLS)
-    table.add_column(overflow="fold", style="bright_black")
+    wide = console.width >= MEANING_WIDTH
+    if wide:
+        table.add_column(overflow="fold", style="bright_black")
     for part in parts:
-        cells = 0 if not part.share else max(1, round(part.share * BAR_CELLS))
-        bar = Text("█" * cells, style=_STYLES[part.kind])
-        table.add_row(Text(f"  {part.label}"), part.duration, part.percent, bar, part.meaning)
+        share = part.share or 0.0
+        bar = Text("█" * round(share * BAR_CELLS) or ("▏" if share else ""), style=_STYLES[part.kind])
+        meaning = (Text(part.meaning),) if wide else ()
+        table.add_row(Text(f"  {part.label}"), Text(part.duration), Text(part.percent), bar, *meaning)
     console.print(table)

@@ -1,0 +1,40 @@
+"""The report on a terminal, as people see it. To accept a change: `FF_ACCEPT=1 pytest tests/golden`."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.support.job_logs import Break, JobScript, example_log, make_log
+
+from fireflyer.analytics.report import Fact, build_report
+from fireflyer.base.events import Logged
+from fireflyer.cli.tables import print_report
+
+HERE = Path(__file__).parent
+
+
+def example() -> tuple[list[Logged], tuple[Fact, ...]]:
+    return example_log(), (Fact("loss curve", "steps 61 to 120 are bitwise those of the undisturbed run", True),)
+
+
+def failed() -> tuple[list[Logged], tuple[Fact, ...]]:
+    script = JobScript(steps=30, breaks=(Break(after_step=25), Break(after_step=0, before_ready=True)), finish=False)
+    return make_log(script)[0], (Fact("problem", "the loss did not fall", False),)
+
+
+@pytest.mark.parametrize("name", ["example", "failed"])
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_table_looks_as_it_did(name: str, width: int) -> None:
+    log, facts = {"example": example, "failed": failed}[name]()
+    out = io.StringIO()
+    print_report(Console(file=out, width=width, highlight=False), build_report(log, facts=facts))
+    text = "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    path = HERE / f"report_table_{name}_{width}.txt"
+    if os.environ.get("FF_ACCEPT"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+    assert max(len(line) for line in text.splitlines()) <= width

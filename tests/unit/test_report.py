@@ -1,0 +1,210 @@
+"""What the report says, and what it refuses to say."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from tests.support.job_logs import Break, JobScript, example_log, make_log
+
+from fireflyer.analytics.accounting import LossPoint, account
+from fireflyer.analytics.charts import MAX_POINTS, loss_chart, nice_ticks, thin_out, time_chart
+from fireflyer.analytics.html import render_html
+from fireflyer.analytics.report import Fact, JobReport, Row, build_report, one_line
+from fireflyer.base.events import (
+    AttemptFailed,
+    AttemptStarted,
+    CheckpointReport,
+    JobFinished,
+    JobStarted,
+    Logged,
+    PassedOver,
+    ResumeReport,
+    StepReport,
+)
+from fireflyer.base.units import SECOND
+
+HOSTILE = "<script>alert('x')</script>\"&\x1b[31m\nsecond line"
+
+
+def row(rows: tuple[Row, ...], label: str) -> Row:
+    return next(row for row in rows if row.label == label)
+
+
+def silent_log() -> list[Logged]:
+    started = JobStarted("quiet", ("train.py",), 1, 2, 0, 0.0)
+    return [Logged(0, started), Logged(0, AttemptStarted(0)), Logged(3 * SECOND, JobFinished(0, "done"))]
+
+
+def test_the_example_is_told_step_by_step() -> None:
+    report = build_report(example_log(), facts=[Fact("curve", "bitwise equal", True)])
+    assert report.headline == "Finished in 42.3 s: 120 steps, loss 6.337 → 2.117, 1 failure survived."
+    (story,) = report.failures
+    assert story.title == "Failure 1: node 1 lost at step 71"
+    assert row(story.rows, "Resumed").value == "from step 60"
+    assert row(story.rows, "Done again").value == "10 steps"
+    assert row(report.facts, "curve").mark == "good"
+    assert row(report.summary, "Throughput").value == "16,384 tokens/s"
+    assert row(report.ettr_rows, "Measured").value == "0.709"
+    assert [part.kind for part in report.parts] == [
+        "productive",
+        "lost",
+        "restart",
+        "checkpoint",
+        "startup",
+        "other",
+    ]
+    assert sum(part.spent_ns or 0 for part in report.parts) == report.account.wall_ns
+
+
+def test_a_job_without_reports_has_unknown_parts_not_zeros() -> None:
+    report = build_report(silent_log())
+    known = {part.kind: part.duration for part in report.parts}
+    assert known["productive"] == known["lost"] == known["checkpoint"] == known["startup"] == "unknown"
+    assert known["unknown"] == "3.0 s"
+    assert row(report.summary, "Steps").value == "unknown"
+    assert row(report.ettr_rows, "Measured").value == "unknown"
+    assert "No loss was reported." in render_html(report)
+
+
+def test_a_failed_job_says_what_was_not_saved() -> None:
+    log = make_log(JobScript(steps=50, finish=False))[0]
+    end_ns = log[-1].at_ns + SECOND
+    log += [Logged(end_ns, AttemptFailed(0, "rank 2 died", False, 1, 2)), Logged(end_ns, JobFinished(9, "rank 2 died"))]
+    report = build_report(log)
+    assert report.succeeded is False
+    assert report.headline.startswith("Failed after 17.7 s with exit code 9 (rank 2 died)")
+    assert report.headline.endswith("1 failure, 0 survived.")
+    assert report.failures[0].title == "Failure 1: rank 2 failed at step 51"
+    assert row(report.summary, "Not saved").value == "10 steps"
+
+
+def test_a_log_without_an_end_is_incomplete() -> None:
+    report = build_report(make_log(JobScript(finish=False))[0])
+    assert report.succeeded is None
+    assert report.headline.startswith("Not finished")
+
+
+def hostile_report() -> JobReport:
+    log = [
+        Logged(0, JobStarted(HOSTILE, (HOSTILE,), 1, 1, 0, 1e300)),
+        Logged(0, AttemptStarted(0)),
+        Logged(1, ResumeReport(0, 0, 3, HOSTILE, (PassedOver(HOSTILE, HOSTILE),))),
+        Logged(SECOND, StepReport(0, 0, 4, 1, 1, 1.0, SECOND)),
+        Logged(SECOND, CheckpointReport(0, 0, 4, 1, 0, 0, HOSTILE)),
+        Logged(SECOND, AttemptFailed(0, HOSTILE, True, 0, None)),
+        Logged(SECOND, AttemptStarted(1)),
+        Logged(SECOND, ResumeReport(0, 1, 3, HOSTILE, (PassedOver(HOSTILE, HOSTILE * 100),))),
+        Logged(2 * SECOND, StepReport(0, 1, 4, 1, 1, 2.0, SECOND)),
+        Logged(3 * SECOND, JobFinished(1, HOSTILE)),
+    ]
+    return build_report(log, facts=[Fact(HOSTILE, HOSTILE, False)])
+
+
+def test_hostile_text_stays_text() -> None:
+    page = render_html(hostile_report())
+    assert "<script" not in page
+    assert "&lt;script&gt;alert" in page
+    assert "\x1b" not in page
+
+
+class _Tags(HTMLParser):
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("log", [example_log(), silent_log(), []], ids=["example", "silent", "empty"])
+def test_the_page_is_well_formed_and_fetches_nothing(log: list[Logged]) -> None:
+    page = render_html(build_report(log))
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert not [item for item in tags.attributes if item[1] in ("src", "srcset", "action", "onload", "onclick")]
+    assert [value for _, name, value in tags.attributes if name == "href"] == ["data:,"]
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+    ids = [value for _, name, value in tags.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_same_log_gives_the_same_page() -> None:
+    assert render_html(build_report(example_log())) == render_html(build_report(example_log()))
+
+
+def test_the_curve_marks_the_failure_and_the_steps_done_again() -> None:
+    chart = loss_chart(account(example_log()))
+    assert chart.count('class="failure"') == 1
+    assert "node 1 lost at step 71, resumed from step 60" in chart
+    assert chart.count('class="discarded"') == 1
+    assert chart.count('class="band"') == 1
+    assert "The loss goes from 6.337 at step 1 to 2.117 at step 120." in chart
+    assert 'class="failure"' not in loss_chart(account(make_log(JobScript())[0]))
+
+
+def test_the_time_chart_draws_parts_to_scale() -> None:
+    report = build_report(example_log())
+    chart = time_chart(report.account, report.parts)
+    widths = [float(width) for width in re.findall(r'<rect class="part \w+" x="[\d.]+" y="22" width="([\d.]+)"', chart)]
+    assert sum(widths) == pytest.approx(720, abs=0.1)
+    assert widths[0] == pytest.approx(720 * (report.parts[0].share or 0), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "losses", [[1.0], [2.0, 2.0], [float("inf"), 1.0], [1e308, -1e308, 3.0], [float("nan")], [0.0, 1e-12]]
+)
+def test_curves_of_strange_losses_hold_only_finite_numbers(losses: list[float]) -> None:
+    job = msgspec.structs.replace(
+        account(example_log()),
+        losses=tuple(LossPoint(n, loss, 0) for n, loss in enumerate(losses, start=1)),
+        discarded=(),
+    )
+    chart = loss_chart(job)
+    assert "nan" not in chart
+    assert "inf" not in chart
+
+
+def test_thinning_keeps_ends_and_extremes() -> None:
+    points = [LossPoint(step, 1.0, 0) for step in range(1, 100_001)]
+    points[77_777] = LossPoint(77_778, 9.0, 0)
+    thinned = thin_out(points)
+    assert len(thinned) <= MAX_POINTS + 2
+    assert thinned[0].step == 1
+    assert thinned[-1].step == 100_000
+    assert max(point.loss for point in thinned) == 9.0
+    assert [p.step for p in thinned] == sorted(p.step for p in thinned)
+
+
+def test_ticks_are_round_and_cover() -> None:
+    assert nice_ticks(2.1, 6.3) == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert nice_ticks(0.0013, 0.0019) == [0.0012, 0.0014, 0.0016, 0.0018, 0.002]
+    assert nice_ticks(5, 5) == [5]
+
+
+def test_one_line_is_one_printable_line_of_bounded_length() -> None:
+    assert one_line("a\n b\x00\x1b[2Jc\u2028d") == "a b [2Jc d"
+    assert len(one_line("x" * 10_000)) == 300
+
+
+def test_many_failures_are_drawn_within_bounds() -> None:
+    log = make_log(JobScript(steps=40, checkpoint_every=3, breaks=tuple(Break(after_step=n) for n in range(2, 40, 2))))[
+        0
+    ]
+    report = build_report(log)
+    assert len(report.failures) == 19
+    assert render_html(report).count('<g class="failure">') == 12
