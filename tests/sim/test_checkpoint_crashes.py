@@ -1,0 +1,294 @@
+"""The checkpoint manager is crashed at every write, fsync and rename, and what the disk may be left with is tried out.
+
+A fault point is every operation of every rank; the outcomes of a crash are enumerated (all of them up to a limit, the
+telling ones first). After each the newest complete checkpoint must be found, byte for byte, and saving must go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.support.checkpoint_jobs import ROOT, Job, Wrap, check_recovery, restore
+
+from fireflyer.base.ports import Data, Disk, DiskFile
+from fireflyer.checkpoint import executor
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, final_name, trash_name
+from fireflyer.checkpoint.executor import Steps
+from fireflyer.sim import Fault, FaultKind, SimDisk, enumerate_outcomes
+
+STEPS = [10, 20, 30]
+
+
+def prepared() -> SimDisk:
+    """A disk on which an earlier attempt has died: one good checkpoint, a half-written save and half-removed trash."""
+    disk = SimDisk()
+    Job(disk, 2, [5]).run()
+    mount = disk.mount()
+    for name in (".tmp-step-00000006-00000-000002", ".trash-step-00000004-0"):
+        mount.mkdir(f"{ROOT}/{name}")
+        mount.create(f"{ROOT}/{name}/shard-00000-of-00002.safetensors").fsync()
+        mount.sync_dir(f"{ROOT}/{name}")
+    mount.sync_dir(ROOT)
+    return disk
+
+
+def run_with(fault: Fault | None, start: SimDisk, *, world_size: int, seed: int = 0, wrap: Wrap | None = None) -> Job:
+    job = Job(start.clone(), world_size, STEPS, attempt=1, seed=seed, wrap=wrap or (lambda disk: disk))
+    first = len(job.disk.operations)
+    if fault is not None:
+        assert fault.index is not None
+        job.disk.faults = [Fault(kind=fault.kind, index=first + fault.index)]
+    job.run()
+    job.disk.faults = []
+    return job
+
+
+def newest(job: Job, before: int) -> int:
+    return max([before, *(step for step, _ in job.committed)])
+
+
+def survivors(job: Job, *, limit: int) -> Iterator[SimDisk]:
+    """The disks that a crash of this job may leave: the process alone dies, its machine dies, or all power is lost."""
+    seen: dict[bytes, None] = {}
+
+    def fresh(disk: SimDisk) -> bool:
+        digest = disk.digest()
+        new = digest not in seen
+        seen[digest] = None
+        return new
+
+    owners: list[str | None] = [None]
+    if job.crashed_rank is not None:
+        owners.append(f"rank{job.crashed_rank}")
+    yield job.disk.clone()
+    for owner in owners:
+        for outcome in enumerate_outcomes(job.disk.pending(owner), limit=limit):
+            disk = job.disk.clone()
+            disk.crash(outcome, owner=owner)
+            if fresh(disk):
+                yield disk
+
+
+def campaign(
+    start: SimDisk,
+    *,
+    world_size: int,
+    limit: int,
+    before: int,
+    seeds: range = range(1),
+    kinds: tuple[FaultKind, ...] = (FaultKind.CRASH_BEFORE,),
+    wrap: Wrap | None = None,
+) -> tuple[int, int]:
+    """Every fault point; returns how many there were and how many disks were looked at."""
+    points = disks = 0
+    for seed in seeds:
+        whole = run_with(None, start, world_size=world_size, seed=seed, wrap=wrap)
+        assert [step for step, _ in whole.committed] == STEPS
+        count = len(whole.disk.operations) - len(start.operations)
+        for index, kind in itertools.product(range(count), kinds):
+            job = run_with(Fault(kind=kind, index=index), start, world_size=world_size, seed=seed, wrap=wrap)
+            assert job.crashed_rank is not None
+            points += 1
+            for disk in survivors(job, limit=limit):
+                disks += 1
+                check_recovery(disk, at_least=newest(job, before), world_size=world_size, attempt=2)
+    return points, disks
+
+
+def test_a_single_rank_crashed_at_every_operation_restores_the_newest_complete_checkpoint() -> None:
+    points, disks = campaign(SimDisk(), world_size=1, limit=24, before=0)
+    assert points > 40
+    assert disks > points
+
+
+def test_two_ranks_crashed_at_every_operation_restore_the_newest_complete_checkpoint() -> None:
+    points, disks = campaign(prepared(), world_size=2, limit=10, before=5)
+    assert points > 70
+    assert disks > points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_operation_before_and_after_under_many_schedules(world_size: int) -> None:
+    kinds = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
+    campaign(prepared(), world_size=world_size, limit=100, before=5, seeds=range(3), kinds=kinds)
+
+
+@pytest.mark.slow
+def test_a_second_crash_while_recovering_from_the_first() -> None:
+    start = SimDisk()
+    whole = run_with(None, start, world_size=2)
+    for index in range(len(whole.disk.operations)):
+        first = run_with(Fault(kind=FaultKind.CRASH_BEFORE, index=index), start, world_size=2)
+        before = newest(first, 0)
+        for disk in survivors(first, limit=3):
+            second = Job(disk.clone(), 2, [40, 50], attempt=5)
+            operations = len(disk.operations)
+            second.run()
+            for again in range(0, len(second.disk.operations) - operations, 3):
+                job = Job(disk.clone(), 2, [40, 50], attempt=5)
+                job.disk.faults = [Fault(kind=FaultKind.CRASH_BEFORE, index=operations + again)]
+                job.run()
+                job.disk.faults = []
+                for last in survivors(job, limit=4):
+                    check_recovery(last, at_least=newest(job, before), world_size=2, attempt=6)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.NO_SPACE, FaultKind.DENIED])
+def test_a_save_that_fails_at_any_operation_is_reported_and_loses_nothing(kind: FaultKind) -> None:
+    start = prepared()
+    whole = run_with(None, start, world_size=2)
+    count = len(whole.disk.operations) - len(start.operations)
+    opening = next(
+        index
+        for index, it in enumerate(whole.disk.operations[len(start.operations) :])
+        if ".tmp-step-00000010" in it.path
+    )
+    for index in range(opening, count):
+        job = run_with(Fault(kind=kind, index=index), start, world_size=2)
+        assert job.crashed_rank is None, "an error of the disk must not kill the job"
+        failed = {step for _, step, _ in job.errors}
+        assert len(failed) <= 1
+        assert {rank for rank, _, _ in job.errors} in (set(), {0, 1}), "every rank hears of the failure"
+        assert all("\n" not in message for _, _, message in job.errors)
+        assert [step for step, _ in job.committed] == [step for step in STEPS if step not in failed]
+        assert failed or job.notes, "nothing goes wrong in silence"
+        check_recovery(job.disk, at_least=newest(job, 5), world_size=2, attempt=2)
+
+
+def test_a_full_disk_fails_saves_and_keeps_the_checkpoints_that_are_there() -> None:
+    start = prepared()
+    used = start.used_bytes()
+    for room in (0, 1, 100, 400, 900, 1500):
+        job = Job(start.clone(), 2, STEPS, attempt=1)
+        job.disk.capacity_bytes = used + room
+        job.run()
+        assert any("no space left" in message for _, _, message in job.errors), room
+        found = restore(job.disk)
+        assert found is not None
+        assert found.step >= newest(job, 5)
+        job.disk.capacity_bytes = None
+        check_recovery(job.disk, at_least=newest(job, 5), world_size=2, attempt=2)
+
+
+# Planted faults: each weakened manager must be caught by the same campaign.
+
+
+class WithoutSync(Disk):
+    """A disk whose `operation` does nothing where `affects` says so."""
+
+    def __init__(self, disk: Disk, operation: str, affects: Callable[[str], bool]) -> None:
+        self._disk, self._operation, self._affects = disk, operation, affects
+
+    def create(self, path: str) -> DiskFile:
+        file = self._disk.create(path)
+        return WithoutFsync(file) if self._operation == "fsync" and self._affects(path) else file
+
+    def open(self, path: str) -> DiskFile:
+        return self._disk.open(path)
+
+    def mkdir(self, path: str) -> None:
+        self._disk.mkdir(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._disk.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self._disk.remove(path)
+
+    def rmdir(self, path: str) -> None:
+        self._disk.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        return self._disk.list(path)
+
+    def exists(self, path: str) -> bool:
+        return self._disk.exists(path)
+
+    def is_dir(self, path: str) -> bool:
+        return self._disk.is_dir(path)
+
+    def sync_dir(self, path: str) -> None:
+        if self._operation != "sync_dir" or not self._affects(path):
+            self._disk.sync_dir(path)
+
+    def free_bytes(self, path: str) -> int:
+        return self._disk.free_bytes(path)
+
+
+class WithoutFsync(DiskFile):
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+
+    def pwrite(self, data: Data, offset: int) -> None:
+        self._file.pwrite(data, offset)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._file.pread(length, offset)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def fsync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def caught(wrap: Wrap | None = None) -> bool:
+    try:
+        campaign(prepared(), world_size=2, limit=40, before=5, wrap=wrap)
+    except (AssertionError, FileNotFoundError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("operation", "affects"),
+    [
+        ("fsync", lambda path: "shard-" in path),
+        ("fsync", lambda path: path.endswith(MANIFEST_FILE)),
+        ("sync_dir", lambda path: "/.tmp-" in path),
+        ("sync_dir", lambda path: path == ROOT),
+    ],
+    ids=["shard not synced", "manifest not synced", "names in the directory not synced", "rename not synced"],
+)
+def test_a_missing_sync_is_caught(operation: str, affects: Callable[[str], bool]) -> None:
+    assert caught(lambda disk: WithoutSync(disk, operation, affects))
+
+
+def test_a_rename_before_the_manifest_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
+        name = final_name(step, disk.list(root))
+        disk.rename(f"{root}/{directory}", f"{root}/{name}")
+        yield
+        file = disk.create(f"{root}/{name}/{MANIFEST_FILE}")
+        file.pwrite(manifest, 0)
+        file.fsync()
+        disk.sync_dir(f"{root}/{name}")
+        disk.sync_dir(root)
+        return name
+
+    monkeypatch.setattr(executor, "commit", hasty)
+    assert caught()
+
+
+def test_a_removal_before_its_rename_is_durable_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(disk: Disk, root: str, name: str) -> Steps[None]:
+        trash = trash_name(name, disk.list(root))
+        disk.rename(f"{root}/{name}", f"{root}/{trash}")
+        for file in disk.list(f"{root}/{trash}"):
+            disk.remove(f"{root}/{trash}/{file}")
+            disk.sync_dir(f"{root}/{trash}")
+            yield
+        disk.rmdir(f"{root}/{trash}")
+
+    monkeypatch.setattr(executor, "discard", hasty)
+    assert caught()
+
+
+def test_the_unweakened_manager_passes_the_campaign_that_catches_the_others() -> None:
+    assert not caught(lambda disk: WithoutSync(disk, "nothing", lambda _path: True))

@@ -1,0 +1,234 @@
+"""Simulated training jobs that save checkpoints: several ranks, one shared disk, crashes anywhere.
+
+What runs is the manager's own code, `SaveMachine` and the executor; simulated are the disk, the store, the other ranks
+and time. The content of every tensor follows from (step, attempt, name), so that a mixture of two saves is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from fireflyer.base.errors import Timeout, error_to_wire
+from fireflyer.base.events import PassedOver
+from fireflyer.base.ports import Disk
+from fireflyer.base.units import MS, SECOND
+from fireflyer.checkpoint import executor
+from fireflyer.checkpoint.core.effects import (
+    Await,
+    Begin,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Finish,
+    Forget,
+    Heard,
+    Publish,
+    TakeSnapshot,
+)
+from fireflyer.checkpoint.core.manager import SaveMachine, Settings
+from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
+from fireflyer.checkpoint.core.names import is_leftover
+from fireflyer.checkpoint.core.safetensors import TensorSpec, place
+from fireflyer.checkpoint.core.shares import layout_digest, share_of
+from fireflyer.checkpoint.reader import Sink, choose, verify
+from fireflyer.sim import SimDisk, SimNode, World
+
+ROOT = "/shared/checkpoints"
+PIECE_BYTES = 48
+SHARED = [
+    TensorSpec("model/weight", "F32", (5, 5)),
+    TensorSpec("model/bias", "BF16", (7,)),
+    TensorSpec("optimizer/0/step", "F32", ()),
+]
+OWN = [TensorSpec("rng/torch", "U8", (11,))]
+Wrap = Callable[[Disk], Disk]
+
+
+def content(step: int, attempt: int, name: str, size: int) -> bytes:
+    seed = f"{step}/{attempt}/{name}".encode()
+    return hashlib.shake_128(seed).digest(size)
+
+
+def make_share(step: int, attempt: int, rank: int, world_size: int) -> executor.Share:
+    placed = place(share_of(rank, SHARED, OWN, world_size))
+    data = b"".join(content(step, attempt, item.spec.name, item.spec.size_bytes) for item in placed)
+    return executor.Share(rank, step, layout_digest(SHARED), placed, memoryview(data))
+
+
+@dataclass
+class Job:
+    """One attempt of a job that saves after each of `steps`."""
+
+    disk: SimDisk
+    world_size: int
+    steps: list[int]
+    attempt: int = 0
+    keep: int = 2
+    seed: int = 0
+    refused: tuple[str, ...] = ()
+    wrap: Wrap = lambda disk: disk
+    committed: list[tuple[int, str]] = field(default_factory=list)
+    """(step, name) of every save that rank 0 reported as committed."""
+    errors: list[tuple[int, int, str]] = field(default_factory=list)
+    """(rank, step, message) of every save that was reported as failed."""
+    notes: list[str] = field(default_factory=list)
+    crashed_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        self.world = World(self.seed)
+        self.store: dict[str, bytes] = {}
+        self.finished = 0
+        self.disk.on_operation = lambda it: self.world.record(it.operation, it.owner, it.path)
+
+    def run(self) -> None:
+        """Until every rank is done; a rank that dies takes the others with it a little later, as a launcher does."""
+        nodes = [self.world.node(f"rank{rank}", self._boot) for rank in range(self.world_size)]
+        while self.finished < self.world_size and self.world.step():
+            dead = [index for index, node in enumerate(nodes) if not node.alive]
+            if dead and self.crashed_rank is None:
+                self.crashed_rank = dead[0]
+                self.world.call_after(self.world.random.randrange(20 * MS), lambda: self._kill(nodes))
+
+    def _kill(self, nodes: list[SimNode]) -> None:
+        for node in nodes:
+            node.crash()
+
+    def _boot(self, node: SimNode) -> None:
+        rank = int(node.name.removeprefix("rank"))
+        disk = self.wrap(self.disk.mount(node.name))
+        node.spawn(self._program(rank, disk, node), done=self._finished)
+
+    def _finished(self) -> None:
+        self.finished += 1
+
+    def _program(self, rank: int, disk: Disk, node: SimNode) -> Generator[int | None, None, None]:
+        if rank == 0:
+            self.notes += yield from executor.open_root(disk, ROOT, {"algorithm": "tree"})
+            self.store["open"] = b""
+        yield from self._wait_for("open", 10 * SECOND)
+        settings = Settings(
+            rank=rank,
+            world_size=self.world_size,
+            attempt=self.attempt,
+            keep=self.keep,
+            prefix="checkpoint/main",
+            timeout_ns=60 * SECOND,
+            job_plan={"algorithm": "tree"},
+        )
+        for sequence, step in enumerate(self.steps, start=1):
+            if rank == 0:
+                self.store[f"go/{sequence}"] = b""
+            yield from self._wait_for(f"go/{sequence}", 60 * SECOND)
+            machine = SaveMachine(
+                settings,
+                step=step,
+                sequence=sequence,
+                values={"step": step, "attempt": self.attempt},
+                refused=self.refused,
+                forget_from=sequence - 1,
+            )
+            yield from self._save(machine, disk, node)
+
+    def _save(self, machine: SaveMachine, disk: Disk, node: SimNode) -> Generator[int | None, None, None]:
+        settings = machine.settings
+        share = make_share(machine.step, settings.attempt, settings.rank, settings.world_size)
+        effects = machine.handle(node.clock.now_ns(), Begin())
+        while effects:
+            event = yield from self._perform(effects.pop(0), machine, disk, share)
+            effects += machine.handle(node.clock.now_ns(), event)
+        self.notes += machine.notes
+
+    def _perform(
+        self, effect: Effect, machine: SaveMachine, disk: Disk, share: executor.Share
+    ) -> Generator[int | None, None, Event]:
+        match effect:
+            case Publish(key, payload):
+                self.store[key] = payload
+                return Done()
+            case Await(key, timeout_ns):
+                try:
+                    return Heard((yield from self._wait_for(key, timeout_ns)))
+                except Timeout as error:
+                    return Failed(*error_to_wire(error))
+            case Forget(prefix):
+                self.store = {key: value for key, value in self.store.items() if not key.startswith(prefix)}
+                return Done()
+            case Finish(name, _, error):
+                if error is not None:
+                    self.errors.append((machine.settings.rank, machine.step, error.message))
+                elif machine.settings.rank == 0 and name is not None:
+                    self.committed.append((machine.step, name))
+                return Done()
+            case TakeSnapshot():
+                return Done()
+        return (yield from executor.perform(effect, disk, ROOT, share, piece_bytes=PIECE_BYTES))
+
+    def _wait_for(self, key: str, timeout_ns: int) -> Generator[int | None, None, bytes]:
+        deadline_ns = self.world.now_ns + timeout_ns
+        while key not in self.store:
+            if self.world.now_ns >= deadline_ns:
+                raise Timeout(f"no {key}")
+            yield None
+        return self.store[key]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a restore made of the disk."""
+
+    step: int
+    attempt: int
+    name: str
+    world_size: int
+    passed_over: tuple[PassedOver, ...]
+
+
+def restore(disk: SimDisk) -> Found | None:
+    """Restores as a new process would, and holds every byte to what the save of that step and attempt wrote."""
+    received: dict[str, bytearray] = {}
+
+    def make_sink(_manifest: Manifest) -> Sink:
+        received.clear()
+
+        def sink(_rank: int, tensor: TensorRecord) -> memoryview:
+            return memoryview(received.setdefault(tensor.name, bytearray(tensor.size_bytes)))
+
+        return sink
+
+    chosen, passed_over = choose(disk.mount("restore"), ROOT, make_sink)
+    if chosen is None:
+        return None
+    candidate, manifest = chosen
+    step, attempt = manifest.values["step"], manifest.values["attempt"]
+    assert step == manifest.step == candidate.step
+    own = [f"own/{rank}/{spec.name}" for rank in range(manifest.world_size) for spec in OWN]
+    assert sorted(received) == sorted([spec.name for spec in SHARED] + own)
+    for name, data in received.items():
+        assert data == content(step, attempt, name, len(data)), f"{name} is not of step {step}, attempt {attempt}"
+    return Found(step, attempt, candidate.name, manifest.world_size, passed_over)
+
+
+def check_recovery(disk: SimDisk, *, at_least: int, world_size: int, attempt: int, keep: int = 2) -> Found | None:
+    """After a crash: the newest complete checkpoint is found, nothing half-made has a checkpoint's name, and the next
+    attempt saves, tidies up and finds its own newest. `at_least`: the newest step whose save was reported."""
+    found = restore(disk)
+    step = found.step if found is not None else 0
+    assert step >= at_least, f"restored step {step}, although step {at_least} was committed"
+    if found is not None:
+        broken = [info for info in verify(ROOT, disk.mount("verify")) if info.problem is not None]
+        assert not broken, f"a checkpoint's name on something that is not whole: {broken}"
+    job = Job(disk, world_size, [step + 10, step + 20], attempt=attempt, keep=keep)
+    job.run()
+    assert [committed for committed, _ in job.committed] == [step + 10, step + 20]
+    assert not job.errors
+    assert not job.notes
+    after = restore(disk)
+    assert after is not None
+    assert (after.step, after.attempt) == (step + 20, attempt)
+    names = disk.mount().list(ROOT)
+    assert not [name for name in names if is_leftover(name)]
+    assert len([name for name in names if name.startswith("step-")]) <= keep
+    return found
