@@ -2,6 +2,7 @@
 
 import ast
 from importlib import import_module, resources
+from pathlib import Path
 
 from fireflyer import native
 
@@ -24,3 +25,11 @@ def test_stub_and_module_have_the_same_names() -> None:
 def test_package_exports_are_those_of_the_extension() -> None:
     for name in native.__all__:
         assert getattr(native, name) is getattr(EXTENSION, name)
+
+
+def test_nobody_else_imports_the_extension_itself() -> None:
+    package = resources.files("fireflyer").joinpath("__init__.py")
+    sources = sorted(Path(str(package)).parent.rglob("*.py"))
+    guilty = [str(path) for path in sources if "native._core" in path.read_text() and path.parent.name != "native"]
+    assert len(sources) > 50
+    assert guilty == []

@@ -1,0 +1,79 @@
+"""The overlap that is reported is the overlap that was: work that ends when told, on a clock that is set by hand."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fireflyer.training import DistributedDataParallel
+
+
+class HandWork:
+    """An allreduce that takes until `ends_ns`, or until it is waited for, which moves the clock there."""
+
+    def __init__(self, world: "HandWorld", ends_ns: int) -> None:
+        self.world = world
+        self.ends_ns = ends_ns
+
+    def done(self) -> bool:
+        return self.world.now_ns >= self.ends_ns
+
+    def wait(self, timeout_ns: int | None = None) -> None:
+        self.world.now_ns = max(self.world.now_ns, self.ends_ns)
+
+
+class HandWorld:
+    """One rank. An allreduce takes 100 ns and starts when the one before has ended; a layer's backward takes 60 ns."""
+
+    rank = 0
+    world_size = 1
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.free_at_ns = 0
+
+    def allreduce(self, array: Any, *, async_op: bool = False) -> HandWork | None:
+        if not async_op:
+            return None
+        self.free_at_ns = max(self.now_ns, self.free_at_ns) + 100
+        return HandWork(self, self.free_at_ns)
+
+    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> HandWork | None:
+        return None
+
+    def layer(self) -> nn.Linear:
+        layer = nn.Linear(2, 2, bias=False)
+
+        def computes(gradient: torch.Tensor) -> None:
+            self.now_ns += 60
+
+        layer.weight.register_hook(computes)  # type: ignore[no-untyped-call]
+        return layer
+
+
+def test_overlap_with_backward_is_told_from_waiting_at_its_end() -> None:
+    world = HandWorld()
+    module = nn.Sequential(world.layer(), world.layer(), world.layer())
+    model = DistributedDataParallel(module, world, bucket_bytes=1, now_ns=lambda: world.now_ns)
+    model(torch.ones(1, 2)).sum().backward()
+    # Gradients at 60, 120 and 180; allreduces from 60 to 160, to 260 and to 360.
+    stats = model.stats()
+    assert world.now_ns == 360
+    assert stats.in_flight_ns == 300
+    assert stats.blocked_ns == 180
+    assert stats.overlapped_ns == 120
+    assert (stats.allreduces, stats.allreduces_during_backward) == (3, 3)
+    assert stats.reduced_bytes == 3 * 16 + 4
+
+    world.now_ns = world.free_at_ns = 1000
+    model(torch.ones(1, 2)).sum().backward()
+    assert (model.stats().passes, model.stats().in_flight_ns, model.stats().blocked_ns) == (2, 600, 360)
+
+
+def test_with_one_bucket_nothing_overlaps() -> None:
+    world = HandWorld()
+    module = nn.Sequential(world.layer(), world.layer())
+    model = DistributedDataParallel(module, world, now_ns=lambda: world.now_ns)
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.stats().overlapped_ns == 0
+    assert model.stats().in_flight_ns == 100
