@@ -8,6 +8,7 @@ report never is. Without a launcher a `Reporter` does nothing at all.
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import threading
@@ -34,6 +35,8 @@ CALL_NS = 10 * SECOND
 RETRY_NS = 200 * MS
 CLOSE_NS = 3 * SECOND
 
+_numbers = itertools.count(1)
+
 
 class Reporter:
     """Made by `from_environment`. Also a context manager; may be used from several threads."""
@@ -47,8 +50,9 @@ class Reporter:
         self._steps = 0
         self._dropped = 0
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = threading.Event()
         self._deadline_ns = 0
+        self._batches = 0
         self._client: BlockingRpcClient | None = None
         self._thread: threading.Thread | None = None
         if address is not None and secret_file is not None:
@@ -59,7 +63,8 @@ class Reporter:
     @classmethod
     def from_environment(cls, env: RankEnvironment) -> Self:
         """Reports to the launcher that started this rank, if one did. Never raises."""
-        return cls(env.control, env.secret_file, f"{env.job}/rank {env.rank}/attempt {env.attempt}")
+        who = f"rank {env.rank}/attempt {env.attempt}/{os.getpid()}.{next(_numbers)}"
+        return cls(env.control, env.secret_file, who)
 
     @property
     def dropped(self) -> int:
@@ -82,8 +87,8 @@ class Reporter:
             return
         self._thread = None
         with self._changed:
-            self._closing = True
             self._deadline_ns = time.monotonic_ns() + CLOSE_NS
+            self._closing.set()
             self._changed.notify()
         thread.join(CLOSE_NS / SECOND + 1)
         atexit.unregister(self.close)
@@ -122,15 +127,15 @@ class Reporter:
         try:
             while (batch := self._take()) is not None:
                 if not self._send(batch):
-                    return
+                    break
         finally:
-            if self._client is not None:
-                self._client.close()
+            self._thread = None
+            self._lose_connection()
 
     def _take(self) -> list[Report] | None:
         """Waits for reports; None when closing and nothing is left."""
         with self._changed:
-            while not self._queue and not self._closing:
+            while not self._queue and not self._closing.is_set():
                 self._changed.wait()
             if not self._queue:
                 return None
@@ -140,7 +145,8 @@ class Reporter:
 
     def _send(self, batch: list[Report]) -> bool:
         """Tries until it is done. False when there is no point in trying (any more)."""
-        request = Reports(tuple(batch), self._dropped)
+        self._batches += 1
+        request = Reports(tuple(batch), self._batches, self._dropped)
         while True:
             try:
                 self._connected().call(REPORT, request, CALL_NS)
@@ -172,6 +178,7 @@ class Reporter:
 
     def _wait_to_retry(self) -> bool:
         """False when the time for closing is over."""
-        with self._changed:
-            self._changed.wait(RETRY_NS / SECOND)
-            return not self._closing or time.monotonic_ns() < self._deadline_ns
+        if self._closing.wait(RETRY_NS / SECOND):
+            time.sleep(RETRY_NS / SECOND)
+            return time.monotonic_ns() < self._deadline_ns
+        return True

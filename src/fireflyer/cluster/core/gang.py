@@ -501,8 +501,8 @@ class Gang:
         if self._all(NodeState.DOWN):
             self.phase = Phase.FINISHED
             exit_code, reason = self._outcome
-            if self._fatal is not None and exit_code == 0:
-                exit_code, reason = 1, self._fatal
+            if self._fatal is not None and self._fatal not in reason:
+                exit_code, reason = exit_code or 1, f"{reason}; {self._fatal}"
             culprit = self._culprit if exit_code else None
             self._log(JobFinished(exit_code=exit_code, reason=reason))
             self._effects.append(Finish(exit_code, reason, culprit))

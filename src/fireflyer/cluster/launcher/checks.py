@@ -48,6 +48,8 @@ def _check_counts(spec: JobSpec) -> None:
         raise UsageError(f"{spec.world_size} ranks are more than the {MAX_RANKS} that one launcher can hold")
     if not 0 <= spec.max_restarts <= 1_000_000:
         raise UsageError(f"--max-restarts {spec.max_restarts} must be from 0 to 1000000")
+    if not 0 < len(spec.name) <= 100 or not spec.name.isprintable():
+        raise UsageError(f"--name {spec.name!r} must have 1 to 100 printable characters")
     if spec.omp_num_threads is not None and spec.omp_num_threads < 1:
         raise UsageError(f"--omp-num-threads {spec.omp_num_threads} must be at least 1")
     for fault in spec.inject:

@@ -72,7 +72,8 @@ class Control:
         self._feed = feed
         self._on_line = on_line
         self._members: dict[int, Member] = {}
-        self._dropped: dict[str, int] = {}
+        self._reporters: dict[str, Reports] = {}
+        self._dropped_before = 0
 
     def serve(self, server: RpcServer) -> None:
         server.register(HELLO, self._hello)
@@ -87,7 +88,7 @@ class Control:
 
     @property
     def reports_dropped(self) -> int:
-        return sum(self._dropped.values())
+        return self._dropped_before + sum(last.dropped for last in self._reporters.values())
 
     def expect(self, node: int, incarnation: int) -> None:
         """From now on the node is this incarnation and no other."""
@@ -99,6 +100,11 @@ class Control:
 
     def current(self, node: int) -> Member | None:
         return self._members.get(node)
+
+    def forget_reporters(self) -> None:
+        """An attempt is over and its ranks are gone."""
+        self._dropped_before = self.reports_dropped
+        self._reporters.clear()
 
     def disconnected(self, caller: Caller) -> None:
         for member in self._members.values():
@@ -171,8 +177,10 @@ class Control:
     async def _report(self, request: Reports, caller: Caller) -> Done:
         if caller.role != "node":
             raise PermissionDenied("only ranks may report")
-        if request.dropped:
-            self._dropped[caller.identity] = request.dropped
+        last = self._reporters.get(caller.identity)
+        if last is not None and request.number <= last.number:
+            return Done()
+        self._reporters[caller.identity] = Reports((), request.number, request.dropped)
         for report in request.reports:
             self._feed(RankReported(report))
         return Done()

@@ -175,6 +175,7 @@ class Job:
 
     async def _prepare(self, attempt: int) -> None:
         """No rank is alive now, so whatever is in the store is of the past."""
+        self.control.forget_reporters()
         if self._store is not None:
             self._store.delete_prefix("")
         try:

@@ -156,10 +156,13 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Reports(msgspec.Struct, frozen=True):
-    """From a rank. `dropped` counts the step reports that it gave up since it started."""
+    """From a rank."""
 
     reports: Annotated[tuple[Report, ...], msgspec.Meta(max_length=MAX_REPORTS)]
+    number: _Number
+    """Of this batch, from 1: one that is sent again, because its answer was lost, counts once."""
     dropped: _Number
+    """Step reports that the rank gave up since it started."""
 
 
 HELLO = Method("cluster.agent_hello", AgentHello, Done)

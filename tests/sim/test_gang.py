@@ -1,0 +1,381 @@
+"""The gang machine under thousands of random histories.
+
+Agents die and hang, ranks crash, messages are late, doubled and out of order, SIGKILL is slow. Simulated nodes keep the
+truth about which process lives; the checker compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import pytest
+
+from fireflyer.base.events import (
+    AttemptFailed,
+    AttemptStarted,
+    JobEvent,
+    JobFinished,
+    JobStarted,
+    NodeLost,
+    StepReport,
+)
+from fireflyer.base.events import (
+    RankExited as RankExitedEvent,
+)
+from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.core.gang import MAX_PORT_RETRIES, TICK_NS, Gang
+from fireflyer.cluster.core.messages import (
+    AgentBeat,
+    AgentGone,
+    AgentLost,
+    AgentUp,
+    AttemptPrepared,
+    Begin,
+    Effect,
+    Event,
+    Finish,
+    Inject,
+    KillNode,
+    Log,
+    PrepareAttempt,
+    PrepareFailed,
+    RankEnd,
+    RankExited,
+    RankReported,
+    RanksGone,
+    ShutDownAgent,
+    StartAgent,
+    StartRanks,
+    StopAsked,
+    StopRanks,
+    Tick,
+)
+from fireflyer.cluster.schema.job import Fault, JobSpec
+from fireflyer.sim.world import World
+
+HORIZON_NS = 3600 * SECOND
+
+
+@dataclass
+class Chaos:
+    """Chances per occasion."""
+
+    agent_fails: float = 0.05
+    agent_dies: float = 0.1
+    agent_hangs: float = 0.05
+    rank_crashes: float = 0.1
+    doubled: float = 0.2
+    max_delay_ns: int = 80 * MS
+    slow_kill: float = 0.02
+    prepare_fails: float = 0.01
+    port_taken: float = 0.05
+    stopped: float = 0.15
+    deaf: float = 0.03
+    """The agent is alive but does not stop its ranks."""
+    forgetful: float = 0.03
+    """The agent does not know how one of its ranks ended."""
+    undead: float = 0.01
+    """SIGKILL does not work (a process stuck in the kernel)."""
+
+
+CALM = Chaos(0, 0, 0, 0, 0, 5 * MS, 0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass
+class Incarnation:
+    """One agent and what it started: the truth."""
+
+    node: int
+    number: int
+    alive: bool = True
+    hung: bool = False
+    attempt: int = -1
+    ranks: dict[int, bool] = field(default_factory=dict)
+    """Ranks of the attempt: whether each is alive."""
+    ends: dict[int, RankEnd] = field(default_factory=dict)
+    told: bool = False
+
+    def living(self) -> list[int]:
+        return [rank for rank, alive in self.ranks.items() if alive]
+
+
+class Cluster:
+    def __init__(self, seed: int, spec: JobSpec, chaos: Chaos, *, lives_ns: int = 3 * SECOND) -> None:
+        self.world = World(seed)
+        self.spec = spec
+        self.chaos = chaos
+        self.lives_ns = lives_ns
+        self.gang = Gang(spec)
+        self.log: list[JobEvent] = []
+        self.finish: Finish | None = None
+        self.incarnations: list[Incarnation] = []
+        self.deadly: list[tuple[int, int | None]] = []
+        """(node, rank) of what really broke by itself, in order."""
+        self.stuck: set[int] = set()
+        """Attempts in which a rank crashed: the others wait for it in a collective and end only when told."""
+
+    def run(self) -> None:
+        self._feed(Begin(0.0))
+        self._tick()
+        if self._chance(self.chaos.stopped):
+            for _ in range(self.world.random.randint(1, 3)):
+                self.world.call_after(self._upto(8 * SECOND), lambda: self._feed(StopAsked(2)))
+        self.world.run(until_ns=HORIZON_NS, stop=lambda: self.finish is not None)
+
+    # -- chance --------------------------------------------------------------------------------------------------------
+
+    def _chance(self, probability: float) -> bool:
+        return self.world.random.random() < probability
+
+    def _upto(self, limit_ns: int) -> int:
+        return self.world.random.randint(1, limit_ns)
+
+    # -- between the machine and the nodes -----------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._feed(Tick())
+        if self.finish is None:
+            self.world.call_after(TICK_NS, self._tick)
+
+    def _feed(self, event: Event) -> None:
+        if not isinstance(event, Tick | AgentBeat):
+            self.world.record("event", type(event).__name__, repr(event))
+        for effect in self.gang.handle(self.world.now_ns, event):
+            assert self.finish is None, "an effect after the last one"
+            self.world.record("effect", type(effect).__name__, repr(effect))
+            self._perform(effect)
+
+    def _say(self, event: Event) -> None:
+        """Late, perhaps twice, perhaps out of order."""
+        for _ in range(2 if self._chance(self.chaos.doubled) else 1):
+            self.world.call_after(self._upto(self.chaos.max_delay_ns), lambda: self._feed(event))
+
+    def _perform(self, effect: Effect) -> None:
+        later: Callable[[Callable[[], None]], object] = lambda call: self.world.call_after(  # noqa: E731
+            self._upto(self.chaos.max_delay_ns), call
+        )
+        match effect:
+            case Log(event):
+                self.log.append(event)
+            case StartAgent(node, number):
+                assert not [one for one in self.incarnations if one.node == node and (one.alive or one.living())]
+                self._start_agent(node, number)
+            case PrepareAttempt(attempt):
+                failed = self._chance(self.chaos.prepare_fails)
+                self._say(PrepareFailed(attempt, "port taken") if failed else AttemptPrepared(attempt))
+            case StartRanks(node, number, attempt):
+                later(lambda: self._start_ranks(self._find(node, number), attempt))
+            case StopRanks(node, number, attempt, _, grace_ns):
+                later(lambda: self._stop_ranks(self._find(node, number), attempt, grace_ns))
+            case KillNode(node, number):
+                self._kill(self._find(node, number))
+            case ShutDownAgent(node, number):
+                later(lambda: self._destroy(self._find(node, number)))
+            case Inject(fault):
+                for one in self.incarnations:
+                    if fault.kind == "kill-node" and one.node == fault.target and one.alive:
+                        self._die(one)
+            case Finish():
+                self.finish = effect
+
+    def _find(self, node: int, number: int) -> Incarnation:
+        return next(one for one in self.incarnations if (one.node, one.number) == (node, number))
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _start_agent(self, node: int, number: int) -> None:
+        one = Incarnation(node, number)
+        self.incarnations.append(one)
+        if self._chance(self.chaos.agent_fails):
+            one.alive = False
+            self._say(AgentGone(node, number, "did not start"))
+            return
+        self._say(AgentUp(node, number))
+        self._beat(one)
+        if self._chance(self.chaos.agent_dies):
+            self.world.call_after(self._upto(6 * SECOND), lambda: self._die(one))
+        if self._chance(self.chaos.agent_hangs):
+            self.world.call_after(self._upto(6 * SECOND), lambda: setattr(one, "hung", True))
+
+    def _beat(self, one: Incarnation) -> None:
+        if one.alive and self.finish is None:
+            if not one.hung:
+                self.world.call_after(
+                    self._upto(self.chaos.max_delay_ns), lambda: self._feed(AgentBeat(one.node, one.number))
+                )
+            self.world.call_after(self.spec.timeouts.heartbeat_ns, lambda: self._beat(one))
+
+    def _die(self, one: Incarnation) -> None:
+        """By itself. Its ranks live on until they are killed."""
+        if one.alive:
+            one.alive = False
+            self.deadly.append((one.node, None))
+            self._say(AgentLost(one.node, one.number, "died"))
+
+    def _kill(self, one: Incarnation) -> None:
+        if not self._chance(self.chaos.undead):
+            slow = self._chance(self.chaos.slow_kill)
+            delay_ns = self._upto(2 * self.spec.timeouts.kill_ns if slow else 50 * MS)
+            self.world.call_after(delay_ns, lambda: self._destroy(one))
+
+    def _destroy(self, one: Incarnation) -> None:
+        one.alive = False
+        for rank in one.living():
+            one.ranks[rank] = False
+        self._say(AgentGone(one.node, one.number, "gone"))
+
+    def _start_ranks(self, one: Incarnation, attempt: int) -> None:
+        for other in self.incarnations:
+            assert other.node != one.node or not other.living(), "two attempts alive in one node"
+        if not one.alive or one.hung:
+            return
+        first = one.node * self.spec.ranks_per_node
+        one.attempt, one.told = attempt, False
+        one.ranks = dict.fromkeys(range(first, first + self.spec.ranks_per_node), True)
+        one.ends = {}
+        for rank in one.ranks:
+            crash = self._chance(self.chaos.rank_crashes)
+            code = 7 if crash else 0
+            delay_ns = self._upto(self.lives_ns) if crash else self.lives_ns + self._upto(SECOND)
+            self.world.call_after(delay_ns, partial(self._end, one, attempt, rank, code))
+            self._report(rank, attempt, 1)
+
+    def _report(self, rank: int, attempt: int, step: int) -> None:
+        self._say(RankReported(StepReport(rank, attempt, step, 1, 1, None, 1)))
+
+    def _stop_ranks(self, one: Incarnation, attempt: int, grace_ns: int) -> None:
+        if one.alive and not one.hung and one.attempt == attempt and not self._chance(self.chaos.deaf):
+            one.told = True
+            for rank in one.living():
+                delay_ns = grace_ns if self._chance(0.2) else self._upto(grace_ns)
+                self.world.call_after(
+                    delay_ns, partial(self._end, one, attempt, rank, self.world.random.choice([143, 137]))
+                )
+
+    def _end(self, one: Incarnation, attempt: int, rank: int, code: int) -> None:
+        if one.attempt != attempt or not one.ranks.get(rank) or (code == 0 and attempt in self.stuck):
+            return
+        if code:
+            self.stuck.add(attempt)
+        one.ranks[rank] = False
+        if code and not one.told:
+            self.deadly.append((one.node, rank))
+        end = one.ends[rank] = RankEnd(rank, code, one.told)
+        if one.alive and not one.hung:
+            forgotten = self._chance(self.chaos.forgetful)
+            if not forgotten:
+                self._say(RankExited(one.node, one.number, attempt, end))
+            if not one.living():
+                taken = one.node == 0 and code != 0 and self._chance(self.chaos.port_taken)
+                ends = tuple(one.ends.values())[: -1 if forgotten else None]
+                self._say(RanksGone(one.node, one.number, attempt, ends, port_taken=taken))
+
+
+def check(cluster: Cluster) -> None:
+    """What must be true of every history."""
+    log, finish, spec = cluster.log, cluster.finish, cluster.spec
+    assert finish is not None, "the job never ended"
+    if "processes" not in finish.reason:
+        assert not [one for one in cluster.incarnations if one.alive or one.living()], "somebody is left"
+    assert isinstance(log[0], JobStarted)
+    assert isinstance(log[-1], JobFinished)
+    assert sum(isinstance(event, JobFinished) for event in log) == 1
+    assert (log[-1].exit_code, log[-1].reason) == (finish.exit_code, finish.reason)
+    attempts = [event.attempt for event in log if isinstance(event, AttemptStarted)]
+    assert attempts == list(range(len(attempts)))
+    assert len(attempts) <= 1 + spec.max_restarts + MAX_PORT_RETRIES
+    assert cluster.gang.attempts == len(attempts)
+    exits = [(event.attempt, event.rank) for event in log if isinstance(event, RankExitedEvent)]
+    assert len(exits) == len(set(exits)), "a rank ended twice"
+    failures = [event for event in log if isinstance(event, AttemptFailed)]
+    assert [event.attempt for event in failures] == attempts[: len(failures)]
+    assert all(event.restarting for event in failures[:-1])
+    if finish.exit_code == 0:
+        assert len(exits) >= spec.world_size
+        assert finish.culprit is None
+        last = [event for event in log if isinstance(event, RankExitedEvent) and event.attempt == attempts[-1]]
+        assert sorted(event.rank for event in last) == list(range(spec.world_size))
+        assert all(event.exit_code == 0 for event in last)
+    elif finish.exit_code != 128 + 2 and not finish.reason.startswith(("port taken", "node ")):
+        assert finish.culprit is not None
+    if finish.culprit is not None:
+        named = (finish.culprit.node, finish.culprit.rank)
+        lost = [(event.node, None) for event in log if isinstance(event, NodeLost)]
+        assert named in cluster.deadly or named in lost, "somebody is blamed who did nothing"
+
+
+def spec_of(seed: int, **changes: object) -> JobSpec:
+    base = JobSpec(
+        script="x.py", run_dir="/run", nodes=1 + seed % 4, ranks_per_node=1 + seed % 3, max_restarts=seed % 5
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def history(seed: int) -> Cluster:
+    cluster = Cluster(seed, spec_of(seed), Chaos())
+    cluster.run()
+    check(cluster)
+    return cluster
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_histories_end_in_order(block: int) -> None:
+    codes = {finish.exit_code for seed in range(block * 100, block * 100 + 100) if (finish := history(seed).finish)}
+    assert {0, 7, 130} <= codes, "the schedules are too tame to mean anything"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_random_histories_end_in_order(block: int) -> None:
+    for seed in range(10_000 + block * 1000, 11_000 + block * 1000):
+        history(seed)
+
+
+@pytest.mark.parametrize("seed", [3, 47, 201])
+def test_a_seed_gives_one_history(seed: int) -> None:
+    assert history(seed).world.trace.to_bytes() == history(seed).world.trace.to_bytes()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_killed_node_is_named_noticed_and_replaced(seed: int) -> None:
+    """The only fault is the injected one, so the job must come back and succeed with one restart."""
+    spec = spec_of(seed, nodes=2, ranks_per_node=2, max_restarts=1, inject=(Fault("kill-node", 1, 1),))
+    cluster = Cluster(seed, spec, CALM)
+    cluster.run()
+    check(cluster)
+    assert cluster.finish is not None
+    assert cluster.finish.exit_code == 0
+    failed = [event for event in cluster.log if isinstance(event, AttemptFailed)]
+    assert [(event.node, event.rank, event.restarting) for event in failed] == [(1, None, True)]
+    assert cluster.gang.attempts == 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_hung_agent_is_given_up_within_two_seconds(seed: int) -> None:
+    spec = spec_of(seed, nodes=3, ranks_per_node=1, max_restarts=1)
+    cluster = Cluster(seed, spec, CALM, lives_ns=20 * SECOND)
+    hung_ns: list[int] = []
+
+    def hang() -> None:
+        cluster.incarnations[1].hung = True
+        hung_ns.append(cluster.world.now_ns)
+
+    lost_ns: list[int] = []
+    feed = cluster._feed
+
+    def watch(event: Event) -> None:
+        before = len(cluster.log)
+        feed(event)
+        if any(isinstance(entry, NodeLost) for entry in cluster.log[before:]):
+            lost_ns.append(cluster.world.now_ns)
+
+    cluster._feed = watch  # type: ignore[method-assign]
+    cluster.world.call_after(2 * SECOND + seed * 7 * MS, hang)
+    cluster.run()
+    check(cluster)
+    assert len(lost_ns) == 1
+    assert lost_ns[0] - hung_ns[0] < 2 * SECOND
+    assert cluster.finish is not None
+    assert cluster.finish.exit_code == 0
