@@ -89,8 +89,8 @@ class TerminalPrinter:
         if isinstance(item, str):
             return Text.assemble((f"{MARK:<6} │ ", "bold"), item)
         style = _RANK_STYLES[item.rank % len(_RANK_STYLES)]
-        prefix = Text(f"rank {item.rank} │ ", style=style)
-        return prefix + Text.from_ansi(tame(item.text)) + Text(" …" if item.cut else "", style="dim")
+        text = Text.from_ansi(tame(item.text))
+        return Text.assemble((f"rank {item.rank} │ ", style), text, (" …" if item.cut else "", "dim"))
 
     def status(self, line: str, *, final: bool) -> None:
         if not final:

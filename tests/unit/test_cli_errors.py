@@ -1,0 +1,158 @@
+"""Bad input ends in one line that says what to do, and in an exit code that is not 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from fireflyer.base.errors import DataCorruption, FireflyerError, JobFailed, NoSpace, UsageError
+from fireflyer.cli import main
+from fireflyer.cli import version as version_verb
+from fireflyer.cli.run import parse_environment, script_arguments
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('ran')\n", encoding="utf-8")
+    return tmp_path
+
+
+def error_of(capsys: Capture, argv: list[str], code: int) -> str:
+    assert main(argv) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.endswith("\n")
+    assert shown.err.count("\n") == 1
+    return shown.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["rnu"], "no command 'rnu'; did you mean 'run'?"),
+        (["frobnicate"], "there are run, demo, report, version"),
+        (["train.py"], "to run it: ff run train.py"),
+        (["--vresion"], "No such option '--vresion'"),
+        (["run"], "Missing argument 'SCRIPT'; see 'ff run --help'"),
+        (["run", "--nodse", "2", "train.py"], "'--nodes'"),
+        (["run", "--nodes", "two", "train.py"], "'two' is not a valid integer"),
+        (["run", "--nodes", "0", "train.py"], "'--nodes': 0 is not in the range"),
+        (["run", "--nodes"], "Option '--nodes' requires an argument"),
+        (["run", "--devices", "tpu", "train.py"], "'tpu' is not one of"),
+        (["run", "--master-port", "70000", "train.py"], "70000 is not in the range"),
+        (["run", "trian.py"], "script 'trian.py' does not exist; did you mean 'train.py'?"),
+        (["run", "no/such/file.py"], "give the path of a Python file, -m for a module, --no-python for a program"),
+        (["run", "."], "is a directory; give a Python file in it"),
+        (["run", "--env", "A", "train.py"], "--env 'A' is not understood; write it like --env NAME=value"),
+        (["run", "--env", "1A=b", "train.py"], "--env NAME=value"),
+        (
+            ["run", "--inject", "kill-all", "train.py"],
+            "'kill-all' is not understood; write it like kill-node=1@60",
+        ),
+        (["run", "-m", "--no-python", "train.py"], "exclude each other"),
+        (["demo", "--kill-step", "500", "--steps", "100", "--checkpoint-every", "10"], "these must rise"),
+        (["version", "extra"], "unexpected extra argument"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    here: Path, capsys: Capture, argv: list[str], said: str
+) -> None:
+    assert said in error_of(capsys, argv, 2)
+
+
+def test_more_ranks_than_devices_and_faults_in_nobody_are_refused_before_anything_starts(
+    here: Path, capsys: Capture
+) -> None:
+    many = error_of(capsys, ["run", "--nodes", "1000", "--ranks-per-node", "16", "train.py"], 2)
+    assert "ranks are more than this machine can hold" in many
+    assert "there is no node 5; the last one is 1" in error_of(
+        capsys, ["run", "--nodes", "2", "--inject", "kill-node=5@1", "train.py"], 2
+    )
+    assert sorted(path.name for path in here.iterdir()) == ["train.py"]
+
+
+def test_a_run_directory_in_use_is_refused(here: Path, capsys: Capture) -> None:
+    (here / "old").mkdir()
+    (here / "old" / "events.jsonl").write_text("", encoding="utf-8")
+    assert "choose another one with --run-dir" in error_of(capsys, ["run", "--run-dir", "old", "train.py"], 1)
+
+
+def test_report_of_no_run_of_an_empty_directory_and_of_a_damaged_log(here: Path, capsys: Capture) -> None:
+    assert "run directory 'nowhere' does not exist" in error_of(capsys, ["report", "nowhere"], 1)
+    (here / "empty").mkdir()
+    assert "is not the directory of a run" in error_of(capsys, ["report", "empty"], 2)
+    (here / "empty" / "events.jsonl").write_bytes(b"{}\n{}\n")
+    assert "line 1" in error_of(capsys, ["report", "empty"], 1)
+
+
+def test_no_arguments_show_the_help(capsys: Capture) -> None:
+    assert main([]) == 2
+    assert "Commands:" in capsys.readouterr().err
+    assert main(["run", "--help"]) == 0
+    assert "--max-restarts" in capsys.readouterr().out
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def installed_versions() -> None:
+        raise error
+
+    return installed_versions
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageError("wrong\nargument"), 2, "error: wrong argument\n"),
+        (JobFailed("rank 3 died", exit_code=137), 137, "error: rank 3 died\n"),
+        (DataCorruption("shard 1 is damaged"), 1, "error: shard 1 is damaged\n"),
+        (NoSpace("disk full; free some"), 1, "error: disk full; free some\n"),
+        (FireflyerError("something"), 1, "error: something\n"),
+        (
+            OSError(28, "No space left on device", "/x/report.html"),
+            1,
+            "error: /x/report.html: No space left on device\n",
+        ),
+        (click.ClickException("clicked"), 1, "error: clicked\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (KeyError("k"), 1, "error: internal error: KeyError: 'k'; 'ff --debug …' shows where it happened\n"),
+    ],
+)
+def test_every_error_is_one_line_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, error: BaseException, code: int, said: str
+) -> None:
+    monkeypatch.setattr(version_verb, "installed_versions", raising(error))
+    assert main(["version"]) == code
+    shown = capsys.readouterr().err
+    assert shown.lstrip("\n") == said
+
+
+def test_debug_shows_where_it_happened(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(version_verb, "installed_versions", raising(KeyError("k")))
+    assert main(["--debug", "version"]) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.endswith("shows where it happened\n")
+
+
+def test_what_belongs_to_the_script_goes_to_the_script() -> None:
+    assert script_arguments(("--", "--steps", "5")) == ("--steps", "5")
+    assert script_arguments(("--steps", "5", "--", "-x")) == ("--steps", "5", "--", "-x")
+    assert script_arguments(("--", "--")) == ("--",)
+    assert script_arguments(()) == ()
+
+
+def test_environment_values_may_hold_anything() -> None:
+    assert parse_environment(("A=1", "B=", "C=x=y")) == {"A": "1", "B": "", "C": "x=y"}
+
+
+def test_version_names_what_matters(capsys: Capture) -> None:
+    assert main(["version"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["fireflyer", "python", "torch", "kernels"]
