@@ -264,7 +264,7 @@ class Cluster:
             self.deadly.append((one.node, rank))
         end = one.ends[rank] = RankEnd(rank, code, one.told)
         if one.alive and not one.hung:
-            forgotten = self._chance(self.chaos.forgetful)
+            forgotten = not one.living() and self._chance(self.chaos.forgetful)
             if not forgotten:
                 self._say(RankExited(one.node, one.number, attempt, end))
             if not one.living():
