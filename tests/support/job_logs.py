@@ -158,7 +158,9 @@ def make_log(script: JobScript) -> tuple[list[Logged], dict[str, int]]:
 
 def _fail(w: _Writer, breaking: Break, attempt: int, *, step: int) -> None:
     if breaking.injected:
-        w.log(FaultInjected(f"kill-node={breaking.node}", attempt, step))
+        w.log(
+            FaultInjected(f"kill-node={breaking.node}" if breaking.node is not None else "kill-rank=0", attempt, step)
+        )
     w.now_ns += breaking.detection_ns
     if breaking.node is not None:
         w.log(NodeLost(breaking.node, attempt, "its agent was killed by signal 9"))

@@ -157,6 +157,15 @@ def test_the_curve_marks_the_failure_and_the_steps_done_again() -> None:
     assert 'class="failure"' not in loss_chart(account(make_log(JobScript())[0]))
 
 
+def test_failures_that_came_in_a_row_say_where_training_went_on_in_the_end() -> None:
+    script = JobScript(breaks=(Break(after_step=70), Break(after_step=0, before_ready=True)))
+    report = build_report(make_log(script)[0])
+    assert [failure.resumed_step for failure in report.account.failures] == [60, 60]
+    assert report.headline.endswith("2 failures survived.")
+    assert row(report.failures[0].rows, "Restart").value == "failed"
+    assert row(report.failures[1].rows, "Restart").value == "4.0 s"
+
+
 def test_the_time_chart_draws_parts_to_scale() -> None:
     report = build_report(example_log())
     chart = time_chart(report.account, report.parts)

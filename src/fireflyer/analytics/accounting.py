@@ -97,14 +97,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     restarted: bool
     """Whether another attempt followed."""
     resumed_step: int | None
-    """Steps already done when training went on; None when it never did."""
+    """Steps already done when training went on, in the next attempt that got so far; None when none did."""
     resumed_checkpoint: str | None
     passed_over: tuple[PassedOver, ...]
     """Checkpoints that the restart refused, with the reasons."""
     lost_steps: int
     """Completed steps of this attempt that were thrown away."""
     restart_ns: int | None
-    """From noticing until all ranks resumed; None when they never did in the next attempt."""
+    """From noticing until all ranks resumed; None when the next attempt died before that (or there was none)."""
 
 
 class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -349,9 +349,9 @@ def _failures(reading: JobReading, keeps: Sequence[int]) -> tuple[Failure, ...]:
     for index, (attempt, keep) in enumerate(zip(reading.attempts, keeps, strict=True)):
         if attempt.noticed_ns is None:
             continue
-        following = reading.attempts[index + 1] if index + 1 < len(reading.attempts) else None
-        resumed = following is not None and following.ready_ns is not None
-        resume = following.resume if following is not None else None
+        later = reading.attempts[index + 1 :]
+        resumed = next((other for other in later if other.ready_ns is not None), None)
+        resume = resumed.resume if resumed is not None else None
         injected_ns, injected = attempt.injected if attempt.injected is not None else (None, None)
         node, rank = attempt.culprit
         failures.append(
@@ -364,18 +364,16 @@ def _failures(reading: JobReading, keeps: Sequence[int]) -> tuple[Failure, ...]:
                 injected=injected.what if injected is not None else None,
                 detection_ns=max(0, attempt.noticed_ns - injected_ns) if injected_ns is not None else None,
                 broken_step=attempt.done_step + 1 if attempt.ready_ns is not None else None,
-                restarted=following is not None,
-                resumed_step=following.resumed_step if following is not None and resumed else None,
+                restarted=bool(later),
+                resumed_step=resumed.resumed_step if resumed is not None else None,
                 resumed_checkpoint=resume.checkpoint if resume is not None else None,
                 passed_over=resume.passed_over if resume is not None else (),
                 lost_steps=max(0, attempt.done_step - max(keep, attempt.resumed_step)),
-                restart_ns=_restart_ns(attempt.noticed_ns, following) if resumed else None,
+                restart_ns=_restart_ns(attempt.noticed_ns, later[0]) if later else None,
             )
         )
     return tuple(failures)
 
 
-def _restart_ns(noticed_ns: int, following: AttemptReading | None) -> int | None:
-    if following is None or following.ready_ns is None:
-        return None
-    return max(0, following.ready_ns - noticed_ns)
+def _restart_ns(noticed_ns: int, following: AttemptReading) -> int | None:
+    return max(0, following.ready_ns - noticed_ns) if following.ready_ns is not None else None

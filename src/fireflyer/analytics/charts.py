@@ -184,18 +184,25 @@ def _band(failure: Failure, x: _Scale) -> str:
 
 
 def _marks(failures: Sequence[Failure], x: _Scale) -> list[str]:
-    """A labelled line with a cross per failure; labels of neighbours are put on two levels."""
+    """A cross and a line per failure. One failure is told beside its cross; several have the numbers that the report's
+    list gives them, on three levels so that neighbours do not cover each other."""
     parts = []
-    for number, failure in enumerate(f for f in failures if f.broken_step is not None):
-        at = min(max(x(failure.broken_step or 0), LEFT), WIDTH - RIGHT)
+    for number, failure in enumerate(failures, start=1):
+        if failure.broken_step is None:
+            continue
+        at = min(max(x(failure.broken_step), LEFT), WIDTH - RIGHT)
         label = f"{_failure_label(failure)}, {_resume_label(failure)}"
-        anchor = "start" if at + len(label) * LABEL_CHARACTER < WIDTH else "end"
-        level = TOP - 12 - 16 * (number % 2)
-        text_x = at + 8 if anchor == "start" else at - 8
+        level = TOP - 12
+        shown = label
+        if len(failures) > 1:
+            shown, level = str(number), TOP - 6 - 14 * ((number - 1) % 3)
+        fits = at + 8 + len(shown) * LABEL_CHARACTER < WIDTH
         parts.append(
-            f'<g class="failure"><line x1="{at:.1f}" x2="{at:.1f}" y1="{level - 4}" y2="{HEIGHT - BOTTOM}"/>'
+            f'<g class="failure"><title>{escape(label)}</title>'
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{level - 4}" y2="{HEIGHT - BOTTOM}"/>'
             f'<path d="M{at - 4:.1f},{level - 8} l8,8 m0,-8 l-8,8"/>'
-            f'<text x="{text_x:.1f}" y="{level}" text-anchor="{anchor}">{escape(label)}</text></g>'
+            f'<text x="{at + (8 if fits else -8):.1f}" y="{level}" text-anchor="{"start" if fits else "end"}">'
+            f"{escape(shown)}</text></g>"
         )
     return parts
 

@@ -128,7 +128,7 @@ def _headline(job: JobAccount) -> str:
     said = [_count(job.steps, "step")] if job.reported else ["the ranks reported nothing"]
     if job.losses:
         said.append(f"loss {job.losses[0].loss:.4g} → {job.losses[-1].loss:.4g}")
-    survived = sum(failure.restart_ns is not None for failure in job.failures)
+    survived = sum(failure.resumed_step is not None for failure in job.failures)
     failures = _count(len(job.failures), "failure")
     if not job.failures or (survived and survived == len(job.failures)):
         said.append(f"{failures} survived" if survived else failures)
@@ -212,7 +212,7 @@ def _story(number: int, failure: Failure) -> FailureStory:
         source = one_line(failure.resumed_checkpoint) if failure.resumed_checkpoint else "no checkpoint: from the start"
         rows.append(Row("Resumed", f"from step {failure.resumed_step:,}", source))
     else:
-        why = "the attempt after it did not get to training" if failure.restarted else "there was no attempt after it"
+        why = "no attempt after it got to training" if failure.restarted else "there was no attempt after it"
         rows.append(Row("Resumed", "no", why, mark="bad"))
     rows.extend(
         Row("Passed over", one_line(passed.name), one_line(passed.reason), mark="bad")
@@ -222,6 +222,8 @@ def _story(number: int, failure: Failure) -> FailureStory:
         rows.append(Row("Done again", _count(failure.lost_steps, "step"), "and the step in progress"))
     if failure.restart_ns is not None:
         rows.append(Row("Restart", format_duration(failure.restart_ns), "until all ranks resumed"))
+    elif failure.resumed_step is not None:
+        rows.append(Row("Restart", "failed", "the next attempt died before it got to training", mark="bad"))
     return FailureStory(f"Failure {number}: {who}{where}", tuple(rows))
 
 
