@@ -9,7 +9,7 @@ import struct
 
 import pytest
 from tests.support.loops import on_loop
-from tests.support.rpc import ADD, ECHO, FAIL, HANG, WHO, Add, Blob, Name, Number, serving
+from tests.support.rpc import ADD, ECHO, FAIL, HANG, SLOW, WHO, Add, Blob, Name, Number, serving
 
 from fireflyer.base.errors import (
     Aborted,
@@ -35,6 +35,8 @@ from fireflyer.runtime.rpc import (
     ServerLimits,
     UserCredential,
 )
+from fireflyer.runtime.rpc.messages import MAX_ERROR_CHARS
+from fireflyer.runtime.rpc.stream import MessageStream, accept_stream
 
 
 @on_loop
@@ -60,6 +62,9 @@ async def test_errors_come_out_as_the_class_that_went_in(caplog: pytest.LogCaptu
         with pytest.raises(InvariantViolation, match="unexpected ValueError"):
             await client.call(FAIL, Name("bug"), SECOND)
         assert "handler failed method=test.fail" in caplog.text
+        with pytest.raises(NotFound) as caught:
+            await client.call(FAIL, Name("long"), SECOND)
+        assert str(caught.value) == "x" * MAX_ERROR_CHARS
         assert await client.call(ADD, Add(1, 1), SECOND) == Number(2)
         await client.close()
 
@@ -116,6 +121,24 @@ async def test_the_server_keeps_the_deadline_even_if_the_client_says_nothing_mor
             await client.call(HANG, Name("late"), 50 * MS)
         await service.until_ended(1)
         await client.close()
+
+
+@on_loop
+async def test_the_client_keeps_the_deadline_even_if_the_server_says_nothing() -> None:
+    secret = new_secret()
+    streams: asyncio.Queue[MessageStream] = asyncio.Queue()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        streams.put_nowait(await accept_stream(reader, writer, Accepts(secret), identity="mute", max_frame_bytes=1000))
+
+    mute = await asyncio.start_server(accept, "127.0.0.1", 0)
+    client = await RpcClient.connect(Address(*mute.sockets[0].getsockname()), NodeCredential(secret, "x"), SECOND)
+    with pytest.raises(Timeout, match=rf"test.add at {client.address} did not answer within 50 ms"):
+        await client.call(ADD, Add(1, 1), 50 * MS)
+    await client.close()
+    await (await streams.get()).close()
+    mute.close()
+    await mute.wait_closed()
 
 
 @on_loop
@@ -316,6 +339,29 @@ async def test_a_notification_is_handled_and_not_answered(caplog: pytest.LogCapt
         service.release.set()
         await service.until_ended(1)
         assert "notification failed method=test.fail" in caplog.text
+        await client.close()
+
+
+@on_loop
+async def test_what_was_notified_before_leaving_is_handled() -> None:
+    async with serving() as service:
+        client = await service.client()
+        for number in range(20):
+            await client.notify(SLOW, Name(str(number)))
+        await client.close()
+        await service.until_ended(20)
+        assert service.ended == [str(number) for number in range(20)]
+
+
+@on_loop
+async def test_what_was_answered_counts_no_more() -> None:
+    async with serving(ServerLimits(calls_per_connection=2, request_bytes_per_connection=5000)) as service:
+        client = await service.client()
+        hanging = asyncio.create_task(client.call(HANG, Name("a"), 60 * SECOND))
+        for _ in range(20):
+            assert len((await client.call(ECHO, Blob(bytes(4000)), SECOND)).data) == 4000
+        service.release.set()
+        await hanging
         await client.close()
 
 

@@ -120,6 +120,7 @@ def test_a_refused_connection_leaves_no_thread_behind(running: Running) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.serial
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_is_told_to_connect_again(running: Running) -> None:
     client = running.connect()
@@ -157,9 +158,11 @@ print("done")
 """
 
 
+@pytest.mark.serial
 def test_a_program_that_just_ends_ends_silently(running: Running, tmp_path: Path) -> None:
     secret = str(tmp_path / "secret")
     save_secret(running.service.secret, secret)
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", _PROGRAM, str(running.service.address), secret]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=root)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

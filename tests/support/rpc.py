@@ -14,7 +14,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.rpc import Accepts, Address, Caller, Method, NodeCredential, RpcClient, RpcServer, ServerLimits
 
-__all__ = ["ADD", "ECHO", "FAIL", "HANG", "WHO", "Add", "Blob", "Name", "Number", "Service", "serving"]
+__all__ = ["ADD", "ECHO", "FAIL", "HANG", "SLOW", "WHO", "Add", "Blob", "Name", "Number", "Service", "serving"]
 
 
 class Add(msgspec.Struct, frozen=True):
@@ -39,6 +39,7 @@ ADD = Method("test.add", Add, Number)
 HANG = Method("test.hang", Name, Number)
 FAIL = Method("test.fail", Name, Number)
 ECHO = Method("test.echo", Blob, Blob)
+SLOW = Method("test.slow", Name, Name)
 WHO = Method("test.who", Name, Name)
 
 
@@ -73,7 +74,16 @@ class Service:
             raise ValueError("secret detail of the bug")
         if request.name == "timeout":
             raise TimeoutError("of the handler's own")
+        if request.name == "long":
+            raise NotFound("x" * 10_000)
         raise {"not_found": NotFound, "data_corruption": DataCorruption}[request.name](f"no {request.name} here")
+
+    async def slow(self, request: Name, caller: Caller) -> Name:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.ended.append(request.name)
+        await self.notify()
+        return request
 
     async def echo(self, request: Blob, caller: Caller) -> Blob:
         return Blob(bytes(request.reply_bytes) or request.data)
@@ -104,6 +114,7 @@ class Service:
         server.register(HANG, self.hang)
         server.register(FAIL, self.fail)
         server.register(ECHO, self.echo)
+        server.register(SLOW, self.slow)
         server.register(WHO, self.who)
 
 
