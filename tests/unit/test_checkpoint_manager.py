@@ -1,0 +1,566 @@
+"""The checkpoint manager on a real directory: what is saved comes back, and what is broken is passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from tests.support.checkpoint_ranks import Ranks
+
+from fireflyer.base.errors import DataCorruption, NoSpace, PermissionDenied, UsageError
+from fireflyer.base.events import CheckpointReport
+from fireflyer.base.ports import Disk
+from fireflyer.base.units import SECOND
+from fireflyer.checkpoint import (
+    CheckpointManager,
+    Restored,
+    State,
+    capture,
+    capture_rng,
+    describe,
+    load_into,
+    load_rng,
+    stored_job_plan,
+    verify,
+)
+from fireflyer.runtime.disk import RealDisk
+from fireflyer.sim import Fault, FaultKind, SimDisk
+
+
+def manager(directory: Path | str, **options: object) -> CheckpointManager:
+    arguments: dict[str, object] = {"rank": 0, "world_size": 1, "store": None, "disk": RealDisk(), **options}
+    return CheckpointManager(str(directory), **arguments)  # type: ignore[arg-type]
+
+
+def state_of(step: int) -> State:
+    generator = torch.Generator().manual_seed(step)
+    shared = {f"w{index}": torch.rand(3, index + 1, generator=generator) for index in range(5)}
+    return State(shared, {"rng": torch.full((4,), step, dtype=torch.uint8)}, {"step": step})
+
+
+def same(restored: Restored | None, step: int) -> bool:
+    assert restored is not None
+    expected = state_of(step)
+    assert restored.step == restored.values["step"] == step
+    assert sorted(restored.shared) == sorted(expected.shared)
+    return all(torch.equal(restored.shared[name], tensor) for name, tensor in expected.shared.items())
+
+
+def save_all(directory: Path | str, steps: list[int], **options: object) -> None:
+    with manager(directory, **options) as ours:
+        for step in steps:
+            ours.save(step, state_of(step), blocking=True).result()
+
+
+def newest(directory: Path | str, **options: object) -> Restored:
+    with manager(directory, **options) as ours:
+        restored = ours.restore()
+    assert restored is not None
+    return restored
+
+
+def test_an_empty_directory_restores_nothing(tmp_path: Path) -> None:
+    with manager(tmp_path / "new" / "checkpoints") as ours:
+        assert ours.restore() is None
+        assert ours.stored_plan() is None
+
+
+def test_what_was_saved_is_restored_and_the_older_ones_beyond_keep_are_gone(tmp_path: Path) -> None:
+    save_all(tmp_path, [10, 20, 30], keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000020", "step-00000030"]
+    restored = newest(tmp_path)
+    assert same(restored, 30)
+    assert (restored.name, restored.passed_over, restored.world_size) == ("step-00000030", (), 1)
+    assert restored.own is not None
+    assert restored.own["rng"].tolist() == [30] * 4
+
+
+def test_a_training_job_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    def make() -> tuple[torch.nn.Module, torch.optim.AdamW]:
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.3))
+        model.append(torch.nn.Linear(5, 1).to(torch.float32))
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.95))
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        losses = []
+        for _ in range(5):
+            batch = torch.rand(6, 7) + random.random() + float(np.random.rand())
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    model, optimizer = make()
+    random.gauss(0, 1)  # leaves half of a pair behind, as numpy's does
+    np.random.standard_normal()
+    train(model, optimizer)
+    with manager(tmp_path) as ours:
+        ours.save(5, capture(model, optimizer, values={"position": [1, 2]}), blocking=True).result()
+    expected = train(model, optimizer)
+    following = (random.gauss(0, 1), float(np.random.standard_normal()), torch.rand(1).item())
+
+    model, optimizer = make()
+    random.seed(99)
+    restored = newest(tmp_path)
+    values = load_into(restored.shared, restored.values, model, optimizer)
+    assert restored.own is not None
+    load_rng(restored.own)
+    assert values == {"position": [1, 2]}
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.95)
+    assert train(model, optimizer) == expected
+    assert (random.gauss(0, 1), float(np.random.standard_normal()), torch.rand(1).item()) == following
+
+
+def test_optimizer_state_is_not_rounded_to_the_parameters_type(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    moment = torch.rand(2, 3)
+    optimizer.state[model.weight] = {"momentum_buffer": moment, "count": 3}
+    with manager(tmp_path) as ours:
+        ours.save(1, capture(model, optimizer), blocking=True).result()
+    optimizer.state.clear()
+    restored = newest(tmp_path)
+    load_into(restored.shared, restored.values, model, optimizer)
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], moment)
+    assert optimizer.state[model.weight]["count"] == 3
+
+
+def test_a_model_that_was_not_the_saved_one_is_refused(tmp_path: Path) -> None:
+    with manager(tmp_path) as ours:
+        ours.save(1, capture(torch.nn.Linear(3, 2), rng=False), blocking=True).result()
+    restored = newest(tmp_path)
+    for other, what in (
+        (torch.nn.Linear(3, 3), "in the checkpoint and"),
+        (torch.nn.Linear(3, 2, bias=False), "the model has no tensor 'bias'"),
+        (torch.nn.Linear(3, 2).double(), "float64"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            load_into(restored.shared, restored.values, other)
+    with pytest.raises(UsageError, match="no optimizer"):
+        load_into(
+            restored.shared, restored.values, torch.nn.Linear(3, 2), torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+        )
+
+
+def test_random_generators_of_something_else_are_refused() -> None:
+    own = capture_rng()
+    own["rng/python"] = own["rng/python"][:5]
+    with pytest.raises(UsageError, match="random generators"):
+        load_rng(own)
+
+
+def test_training_may_change_the_tensors_as_soon_as_save_returns(tmp_path: Path) -> None:
+    state = state_of(3)
+    with manager(tmp_path) as ours:
+        handle = ours.save(3, state)
+        for tensor in state.shared.values():
+            tensor.zero_()
+        handle.result()
+    assert same(newest(tmp_path), 3)
+
+
+class Gate(RealDisk):
+    """A disk whose `create` waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.open_gate = threading.Event()
+
+    def mkdir(self, path: str) -> None:
+        self.reached.set()
+        assert self.open_gate.wait(30)
+        super().mkdir(path)
+
+
+def test_a_save_that_is_due_while_another_is_in_flight_is_skipped_and_counted(tmp_path: Path) -> None:
+    disk = Gate()
+    with manager(tmp_path, disk=disk, period_steps=10) as ours:
+        first = ours.save(10, state_of(10))
+        assert disk.reached.wait(30)
+        assert ours.due(20, 0)
+        second = ours.save(20, state_of(20))
+        assert second.skipped
+        assert second.result() is None
+        assert not ours.due(20, 0), "not asked for again at the same step"
+        assert ours.skipped == 1
+        disk.open_gate.set()
+        assert first.result() == "step-00000010"
+        assert ours.save(30, state_of(30), blocking=True).result() == "step-00000030"
+
+
+def test_periods_in_steps_and_in_time() -> None:
+    disk = SimDisk().mount()
+    now_ns = manager("/a", disk=disk)._clock.now_ns()
+    by_steps = manager("/a", disk=disk, period_steps=5)
+    assert [step for step in range(1, 16) if by_steps.due(step, now_ns)] == [5, 10, 15]
+    by_time = manager("/a", disk=disk, period_ns=3600 * SECOND)
+    assert not by_time.due(1, now_ns)
+    assert by_time.due(1, now_ns + 3601 * SECOND)
+    by_time.save(1, state_of(1), blocking=True).result()
+    assert not by_time.due(2, now_ns + 3 * SECOND)
+    never = manager("/a", disk=disk)
+    assert not never.due(1, now_ns + 10**15)
+    for options in ({"period_steps": 0}, {"period_ns": -1}):
+        with pytest.raises(UsageError, match="not a period"):
+            manager("/a", disk=disk, **options)
+
+
+def test_a_restored_step_is_not_due_again(tmp_path: Path) -> None:
+    save_all(tmp_path, [10])
+    with manager(tmp_path, period_steps=10) as ours:
+        ours.restore()
+        assert not ours.due(10, 0)
+        assert ours.due(20, 0)
+
+
+def test_the_safetensors_library_reads_our_shards(tmp_path: Path) -> None:
+    save_all(tmp_path, [7])
+    loaded = safetensors.torch.load_file(tmp_path / "step-00000007" / "shard-00000-of-00001.safetensors")
+    for name, tensor in state_of(7).shared.items():
+        assert torch.equal(loaded[name], tensor)
+    assert loaded["own/0/rng"].tolist() == [7] * 4
+
+
+# Damage.
+
+SHARD = "shard-00000-of-00001.safetensors"
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def damage(directory: Path, kind: str) -> None:
+    shard, manifest = directory / SHARD, directory / "manifest.json"
+    if kind == "flipped byte in a tensor":
+        flip(shard, -3)
+    elif kind == "flipped byte in the header":
+        flip(shard, 20)
+    elif kind == "truncated shard":
+        os.truncate(shard, shard.stat().st_size - 1)
+    elif kind == "longer shard":
+        shard.write_bytes(shard.read_bytes() + b"x")
+    elif kind == "missing shard":
+        shard.unlink()
+    elif kind == "missing manifest":
+        manifest.unlink()
+    elif kind == "garbage manifest":
+        manifest.write_bytes(b"\xff\x00 garbage")
+    elif kind == "empty manifest":
+        manifest.write_bytes(b"")
+    elif kind == "flipped byte in the manifest":
+        flip(manifest, 60)
+    elif kind == "manifest of another step":
+        manifest.write_bytes((directory.parent / "step-00000010" / "manifest.json").read_bytes())
+    else:
+        directory.rename(directory.with_name("aside"))
+        directory.write_bytes(b"a file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("flipped byte in a tensor", "tensor 'own/0/rng' in .* does not match its checksum"),
+        ("flipped byte in the header", "the header of .* does not match"),
+        ("truncated shard", "bytes instead of"),
+        ("longer shard", "bytes instead of"),
+        ("missing shard", "no such file"),
+        ("missing manifest", "no such file"),
+        ("garbage manifest", "is not readable"),
+        ("empty manifest", "is not readable"),
+        ("flipped byte in the manifest", "does not match its checksum|is not readable"),
+        ("manifest of another step", "is of step 10"),
+        ("a file with its name", "not a directory"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_with_the_reason(tmp_path: Path, kind: str, reason: str) -> None:
+    save_all(tmp_path, [10, 20])
+    damage(tmp_path / "step-00000020", kind)
+    restored = newest(tmp_path)
+    assert same(restored, 10)
+    (passed_over,) = restored.passed_over
+    assert passed_over.name == "step-00000020"
+    assert "\n" not in passed_over.reason
+    with pytest.raises(AssertionError, match=reason):  # pytest's match, for a readable failure
+        raise AssertionError(passed_over.reason)
+    problems = {info.name: info.problem for info in verify(str(tmp_path))}
+    assert problems == {"step-00000020": passed_over.reason, "step-00000010": None}
+
+
+def test_after_a_damaged_one_the_same_step_can_be_saved_again_and_replaces_it(tmp_path: Path) -> None:
+    save_all(tmp_path, [10, 20])
+    damage(tmp_path / "step-00000020", "flipped byte in a tensor")
+    with manager(tmp_path, attempt=1) as ours:
+        assert same(ours.restore(), 10)
+        assert ours.save(20, state_of(20), blocking=True).result() == "step-00000020.2"
+    assert sorted(os.listdir(tmp_path)) == ["step-00000010", "step-00000020.2"]
+    assert same(newest(tmp_path), 20)
+
+
+def test_a_damaged_newer_one_does_not_count_among_the_kept(tmp_path: Path) -> None:
+    save_all(tmp_path, [10, 20, 30])
+    damage(tmp_path / "step-00000030", "missing manifest")
+    with manager(tmp_path, keep=2, attempt=1) as ours:
+        assert same(ours.restore(), 20)
+        ours.save(25, state_of(25), blocking=True).result()
+    assert sorted(os.listdir(tmp_path)) == ["step-00000020", "step-00000025", "step-00000030"]
+
+
+def test_when_all_are_damaged_the_job_does_not_start_over_in_silence(tmp_path: Path) -> None:
+    save_all(tmp_path, [10])
+    damage(tmp_path / "step-00000010", "truncated shard")
+    with manager(tmp_path) as ours, pytest.raises(DataCorruption, match="move them away to start over"):
+        ours.restore()
+
+
+def test_a_checkpoint_that_may_not_be_read_is_passed_over() -> None:
+    device = SimDisk()
+    disk = device.mount()
+    save_all("/c", [10, 20], disk=disk)
+    device.faults = [Fault(kind=FaultKind.DENIED, operation="open", path_contains="step-00000020/shard")]
+    restored = newest("/c", disk=disk)
+    assert same(restored, 10)
+    assert "permission denied" in restored.passed_over[0].reason
+
+
+def test_a_directory_that_may_not_be_written_is_one_clear_error() -> None:
+    device = SimDisk()
+    device.faults = [Fault(kind=FaultKind.DENIED, operation="mkdir")]
+    with pytest.raises(PermissionDenied, match="permission denied"):
+        manager("/c", disk=device.mount())
+
+
+def test_a_full_disk_is_told_at_once_and_loses_nothing() -> None:
+    device = SimDisk()
+    disk = device.mount()
+    reports: list[CheckpointReport] = []
+    with manager("/c", disk=disk, on_event=reports.append) as ours:
+        ours.save(10, state_of(10), blocking=True).result()
+        device.capacity_bytes = device.used_bytes() + 500
+        handle = ours.save(20, state_of(20))
+        with pytest.raises(NoSpace, match="no space left"):
+            handle.result()
+        assert isinstance(handle.error(), NoSpace)
+        ours.wait()
+        assert disk.list("/c") == ["step-00000010"], "the failed attempt is cleared away"
+        device.capacity_bytes = None
+        ours.save(30, state_of(30), blocking=True).result()
+    assert [(report.step, report.error is None) for report in reports] == [(10, True), (20, False), (30, True)]
+    assert reports[0].bytes > 0
+    assert same(newest("/c", disk=disk), 30)
+
+
+def test_what_cannot_be_stored_is_refused_before_anything_happens(tmp_path: Path) -> None:
+    tensor = torch.zeros(2)
+    with manager(tmp_path) as ours:
+        for state, what in (
+            (State({"w": torch.zeros(2, dtype=torch.complex128)}), "complex128"),
+            (State({"w": tensor.to_sparse()}), "sparse"),
+            (State({"own/3/w": tensor}), "not allowed"),
+            (State({"": tensor}), "not allowed"),
+            (State({"w": tensor}, {}, {"when": float("nan")}), "state.values"),
+            (State({"w": tensor}, {}, {"who": {"a": object()}}), r"state.values\['who'\]\['a'\] is object"),
+            (State({"w": tensor}, {}, {"big": 1 << 70}), "integers"),
+        ):
+            with pytest.raises(UsageError, match=what):
+                ours.save(1, state)
+        assert os.listdir(tmp_path) == []
+    with pytest.raises(UsageError, match="closed"):
+        ours.save(1, State({"w": tensor}))
+    for options in ({"keep": 0}, {"world_size": 2}):
+        with pytest.raises(UsageError):
+            manager(tmp_path, **options)
+    with pytest.raises(UsageError, match="absolute"):
+        manager("relative")
+
+
+# The job's plan.
+
+
+def test_the_plan_of_the_first_start_is_kept_and_another_is_refused(tmp_path: Path) -> None:
+    plan = {"algorithm": "tree", "parents": (1, -1), "chunk_bytes": 4096}
+    stored = {"algorithm": "tree", "parents": [1, -1], "chunk_bytes": 4096}
+    save_all(tmp_path, [10], job_plan=plan)
+    assert stored_job_plan(str(tmp_path)) == stored
+    restored = newest(tmp_path, job_plan=plan)
+    assert restored.job_plan == stored
+    assert newest(tmp_path).step == 10, "a start that gives no plan is not held to one"
+    with pytest.raises(UsageError, match="chunk_bytes was '4096', now it is '8192'"):
+        manager(tmp_path, job_plan={**plan, "chunk_bytes": 8192})
+    flip(tmp_path / "job.json", 40)
+    with pytest.raises(DataCorruption):
+        stored_job_plan(str(tmp_path))
+
+
+def test_describe_is_quick_and_verify_reads_everything(tmp_path: Path) -> None:
+    save_all(tmp_path, [10, 20])
+    damage(tmp_path / "step-00000010", "flipped byte in a tensor")
+    described = describe(str(tmp_path))
+    assert [(info.name, info.step, info.world_size, info.problem) for info in described] == [
+        ("step-00000020", 20, 1, None),
+        ("step-00000010", 10, 1, None),
+    ]
+    assert described[0].size_bytes == (tmp_path / "step-00000020" / SHARD).stat().st_size
+    assert [info.problem is None for info in verify(str(tmp_path))] == [True, False]
+
+
+def test_the_manifest_is_plain_json_that_records_every_tensor(tmp_path: Path) -> None:
+    save_all(tmp_path, [10])
+    body = json.loads((tmp_path / "step-00000010" / "manifest.json").read_text())["body"]
+    (shard,) = body["shards"]
+    data = (tmp_path / "step-00000010" / SHARD).read_bytes()
+    record = {tensor["name"]: tensor for tensor in shard["tensors"]}["w2"]
+    raw = data[record["offset"] : record["offset"] + record["size_bytes"]]
+    assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.float32).view(3, 3), state_of(10).shared["w2"])
+
+
+# Several ranks.
+
+
+def own_of(rank: int, step: int) -> dict[str, torch.Tensor]:
+    return {"rng": torch.full((4,), 10 * step + rank, dtype=torch.int64)}
+
+
+def rank_state(rank: int, step: int) -> State:
+    return State(state_of(step).shared, own_of(rank, step), {"step": step})
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return RealDisk()
+
+
+def test_ranks_share_the_work_and_each_gets_its_own_back(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 3, disk)
+    for step in (10, 20, 30):
+        results = ranks.together(lambda ours, step=step: ours.save(step, rank_state(ours.rank, step)).result())  # type: ignore[misc]
+        assert {*results} == {f"step-{step:08d}"}
+        ranks.together(lambda ours: ours.wait())
+    ranks.close()
+    assert sorted((report.rank, report.step) for report in ranks.reports if report.error is None) == [
+        (rank, step) for rank in range(3) for step in (10, 20, 30)
+    ]
+    shards = sorted((tmp_path / "step-00000030").glob("*.safetensors"))
+    stored = [{*safetensors.torch.load_file(shard)} for shard in shards]
+    assert sum(len(names) for names in stored) == len({name for names in stored for name in names}) == 5 + 3
+    assert all(len(names) > 1 for names in stored), "every rank writes shared tensors"
+
+    again = Ranks(str(tmp_path), 3, disk, attempt=1)
+    for rank, restored in enumerate(again.together(lambda ours: ours.restore())):
+        assert same(restored, 30)
+        assert restored is not None
+        assert restored.own is not None
+        assert torch.equal(restored.own["rng"], own_of(rank, 30)["rng"])
+    again.close()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_another_number_of_ranks_can_resume(tmp_path: Path, disk: Disk, world_size: int) -> None:
+    ranks = Ranks(str(tmp_path), 3, disk)
+    ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10)).result())
+    ranks.close()
+    again = Ranks(str(tmp_path), world_size, disk, attempt=1)
+    for rank, restored in enumerate(again.together(lambda ours: ours.restore())):
+        assert same(restored, 10)
+        assert restored is not None
+        assert (restored.own is None) == (rank >= 3)
+    again.together(lambda ours: ours.save(20, rank_state(ours.rank, 20)).result())
+    again.close()
+
+
+def test_a_rank_that_cannot_write_fails_the_save_on_every_rank() -> None:
+    device = SimDisk()
+    disk = device.mount()
+    ranks = Ranks("/c", 3, disk)
+    ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10), blocking=True).result())
+    device.faults = [Fault(kind=FaultKind.NO_SPACE, operation="pwrite", path_contains="shard-00002")]
+    errors = ranks.together(lambda ours: ours.save(20, rank_state(ours.rank, 20)).error())
+    assert all(isinstance(error, NoSpace) for error in errors)
+    assert str(errors[0]).startswith("rank 2: ")
+    device.faults = []
+    names = ranks.together(lambda ours: ours.save(30, rank_state(ours.rank, 30), blocking=True).result())
+    assert names == ["step-00000030"] * 3
+    ranks.close()
+    assert disk.list("/c") == ["step-00000010", "step-00000030"]
+
+
+def test_ranks_with_different_shared_tensors_do_not_make_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 2, disk)
+
+    def save(ours: CheckpointManager) -> object:
+        shared = {"w": torch.zeros(4), "x": torch.zeros(4 + ours.rank)}
+        return ours.save(10, State(shared)).error()
+
+    errors = ranks.together(save)
+    assert all(isinstance(error, UsageError) for error in errors)
+    assert "rank 1 has other shared tensors" in str(errors[0])
+    ranks.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_every_rank_passes_over_the_same_checkpoints(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 2, disk)
+    for step in (10, 20):
+        ranks.together(lambda ours, step=step: ours.save(step, rank_state(ours.rank, step), blocking=True).result())  # type: ignore[misc]
+    ranks.close()
+    flip(tmp_path / "step-00000020" / "shard-00001-of-00002.safetensors", -1)
+    again = Ranks(str(tmp_path), 2, disk, attempt=1)
+    restored = again.together(lambda ours: ours.restore())
+    assert all(same(one, 10) for one in restored)
+    assert len({one.passed_over for one in restored if one is not None}) == 1
+    again.close()
+
+
+def test_when_rank_0_cannot_restore_the_others_hear_why(tmp_path: Path, disk: Disk) -> None:
+    save_all(tmp_path, [10])
+    damage(tmp_path / "step-00000010", "missing shard")
+    ranks = Ranks(str(tmp_path), 2, disk)
+
+    def failing(ours: CheckpointManager) -> str:
+        with pytest.raises(DataCorruption) as caught:
+            ours.restore()
+        return str(caught.value)
+
+    messages = ranks.together(failing)
+    assert all("none of the 1 checkpoints" in message for message in messages)
+    ranks.close()
+
+
+def test_ranks_agree_on_a_period_in_time_and_on_skipping(tmp_path: Path) -> None:
+    disk = Gate()
+    ranks = Ranks(str(tmp_path), 2, disk, period_ns=SECOND)
+    late = [manager._clock.now_ns() + 10 * SECOND * (manager.rank == 0) for manager in ranks.managers]
+    assert ranks.together(lambda ours: ours.due(1, late[ours.rank])) == [True, True]
+    first = ranks.together(lambda ours: ours.save(1, rank_state(ours.rank, 1)))
+    assert disk.reached.wait(30)
+    second = ranks.together(lambda ours: ours.save(2, rank_state(ours.rank, 2)))
+    assert [handle.skipped for handle in second] == [True, True]
+    disk.open_gate.set()
+    assert [handle.result() for handle in first] == ["step-00000001"] * 2
+    ranks.together(lambda ours: ours.wait())
+    third = ranks.together(lambda ours: ours.save(3, rank_state(ours.rank, 3)).result())
+    assert third == ["step-00000003"] * 2
+    ranks.close()
+
+
+def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 2, disk, timeout_ns=SECOND // 5)
+    handle = ranks.managers[0].save(10, rank_state(0, 10))
+    error = handle.error()
+    assert error is not None
+    assert "another rank is gone" in str(error)
+    ranks.managers[0].close()
+    assert os.listdir(tmp_path) == []
+    ranks.close()
