@@ -56,8 +56,8 @@ def command(*, directory: str, steps: int, kill_step: int, checkpoint_every: int
         facts = [Fact(name, value, good=True) for name, value in result.facts]
         facts += [Fact("problem", problem, good=False) for problem in result.problems]
         html_path = os.path.join(spec.directory, REPORT_NAME)
-        show_report(result.disturbed_log, html_path=html_path, console=None if quiet else console, facts=facts)
-    sys.stdout.flush()
+        shown_on = None if quiet else console
+        show_report(result.disturbed_log, html_path=html_path, console=shown_on, facts=facts, gap=True)
     for problem in result.problems:
         click.echo(f"error: {' '.join(problem.split())}", err=True)
     return 0 if result.ok else 1

@@ -110,8 +110,9 @@ def _explain(error: Exception, program: str) -> int:
         case FireflyerError():
             return _fail(error.message, EXIT_FAILURE)
         case BrokenPipeError():
-            # Whoever read our output went away; the interpreter must not complain about it once more at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            from fireflyer.cli.output import silence_stdout
+
+            silence_stdout()
             return EXIT_FAILURE
         case OSError():
             name = f"{error.filename}: " if error.filename else ""

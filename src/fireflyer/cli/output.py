@@ -14,18 +14,41 @@ from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.events import Logged, decode_log
 from fireflyer.cli.tables import print_report
 
-__all__ = ["EVENTS_NAME", "REPORT_NAME", "read_events", "show_report", "stdout_console", "write_report"]
+__all__ = [
+    "EVENTS_NAME",
+    "REPORT_NAME",
+    "read_events",
+    "show_report",
+    "silence_stdout",
+    "stdout_console",
+    "write_report",
+]
 
 EVENTS_NAME = "events.jsonl"
 REPORT_NAME = "report.html"
 PLAIN_WIDTH = 120
 
 
+class _StdoutConsole(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read our output went away: be silent from here on, but let the command end as it would have."""
+        self.quiet = True
+        silence_stdout()
+
+
+def silence_stdout() -> None:
+    """Sends what is still to be written to standard output nowhere, so that nothing complains about it at the end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
 def stdout_console() -> Console:
     """The console of standard output. Where that is no terminal nothing is coloured, and lines are `PLAIN_WIDTH` wide.
     rich itself obeys NO_COLOR and TERM."""
     terminal = sys.stdout.isatty()
-    return Console(file=sys.stdout, width=None if terminal else PLAIN_WIDTH, highlight=False, markup=False, emoji=False)
+    width = None if terminal else PLAIN_WIDTH
+    return _StdoutConsole(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def read_events(run_dir: str) -> list[Logged]:
@@ -48,14 +71,18 @@ def write_report(report: JobReport, path: str) -> None:
 
 
 def show_report(
-    log: Sequence[Logged], *, html_path: str, console: Console | None, facts: Sequence[Fact] = ()
+    log: Sequence[Logged], *, html_path: str, console: Console | None, facts: Sequence[Fact] = (), gap: bool = False
 ) -> JobReport:
-    """Prints the report (unless `console` is None), writes the page and says where it is."""
+    """Writes the page, prints the report (unless `console` is None) and says where the page is. A page that cannot be
+    written does not keep the report from being printed, nor a closed pipe the page from being written. `gap` puts an
+    empty line before it."""
     report = build_report(log, facts=facts)
-    if console is not None:
-        console.print()
-        print_report(console, report)
-    write_report(report, html_path)
+    try:
+        write_report(report, html_path)
+    finally:
+        if console is not None:
+            console.print("\n" if gap else "", end="")
+            print_report(console, report)
     if console is not None:
         console.print()
         console.print(f"Report: {os.path.abspath(html_path)}", soft_wrap=True)

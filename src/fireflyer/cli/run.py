@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import FireflyerError, UsageError
 
 if TYPE_CHECKING:
     from fireflyer.cluster.schema.job import JobResult, JobSpec
@@ -177,12 +177,16 @@ def _run(spec: JobSpec, *, quiet: bool) -> int:
     console = stdout_console()
     with JobView(printer_for(console, plain_out=sys.stdout), ranks_only=quiet) as view:
         result = run(run_job(spec, on_entry=view.on_entry, on_line=view.on_line))
+    failed = result.exit_code != 0
     try:
         html_path = os.path.join(result.run_dir, REPORT_NAME)
-        show_report(read_events(result.run_dir), html_path=html_path, console=None if quiet else console)
+        show_report(read_events(result.run_dir), html_path=html_path, console=None if quiet else console, gap=True)
+    except (FireflyerError, OSError) as error:
+        if not failed:
+            raise
+        click.echo(f"error: no report: {' '.join(str(error).split())}", err=True)
     finally:
-        if result.exit_code != 0:
-            sys.stdout.flush()
+        if failed:
             click.echo(f"error: {_explain(result)}", err=True)
     return result.exit_code
 
