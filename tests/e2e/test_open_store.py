@@ -15,9 +15,9 @@ from fireflyer.base.units import SECOND
 from fireflyer.identity.handshake import UserKey, token_key
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime.environment import read_environment
-from fireflyer.runtime.rpc import Accepts, NodeCredential, RpcClient, RpcServer, UserCredential
+from fireflyer.runtime.rpc import Accepts, Caller, NodeCredential, RpcClient, RpcServer, UserCredential
 from fireflyer.runtime.rpc.messages import Method
-from fireflyer.runtime.store import LocalStore, Store, StoreService, open_store
+from fireflyer.runtime.store import LocalStore, Store, StoreService, _Wait, open_store
 from fireflyer.runtime.store_core import StoreTable
 
 
@@ -110,6 +110,18 @@ async def test_users_have_no_access_to_the_store() -> None:
     assert await node.call(method, {"prefix": ""}, SECOND) == {"names": []}
     await node.close()
     await server.close()
+
+
+@on_loop
+async def test_a_key_may_arrive_in_the_very_moment_in_which_its_waiter_gives_up() -> None:
+    server = RpcServer(Accepts(new_secret()))
+    service = StoreService(server)
+    waiting = asyncio.create_task(service._wait(_Wait(["k"], SECOND), Caller("node", "n", "", 1)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    service.set("k", b"")
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 def test_the_table_is_bounded_in_bytes_and_waiters() -> None:
