@@ -1,0 +1,139 @@
+"""Jobs that cannot start are refused in one line that says what to do, and nothing is made."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+import uvloop
+
+from fireflyer.base.errors import Exists, FireflyerError, UsageError
+from fireflyer.cluster.launcher import run_job
+from fireflyer.cluster.launcher.checks import check_job, command_of
+from fireflyer.cluster.launcher.devices import RANKS_PER_CORE, Devices, find_devices
+from fireflyer.cluster.schema.job import Fault, JobSpec, parse_fault
+
+TWO_CORES = Devices(gpus=0, cores=2)
+FOUR_GPUS = Devices(gpus=4, cores=64)
+
+
+def spec_of(tmp_path: Path, **changes: object) -> JobSpec:
+    script = tmp_path / "train.py"
+    script.touch()
+    return msgspec.structs.replace(JobSpec(script=str(script), run_dir=str(tmp_path / "run")), **changes)
+
+
+def refusal(spec: JobSpec, devices: Devices = TWO_CORES) -> str:
+    """The message with which the job is refused by the launcher itself, which must have made nothing."""
+    with pytest.raises(FireflyerError) as caught:
+        uvloop.run(run_job(spec, devices=devices))
+    assert isinstance(caught.value, UsageError | Exists)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_sound_job_passes(tmp_path: Path) -> None:
+    check_job(spec_of(tmp_path, nodes=2, ranks_per_node=2), TWO_CORES)
+    check_job(spec_of(tmp_path, nodes=2, ranks_per_node=4), FOUR_GPUS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"script": "missing.py"}, "script 'missing.py' is not found; check the path"),
+        ({"script": "/"}, "is a directory; name the Python file"),
+        ({"script": "no_such_package.x", "kind": "module"}, "module 'no_such_package.x' is not found"),
+        ({"script": "no-such-program", "kind": "program"}, "program 'no-such-program' is not found"),
+        ({"nodes": 0}, "--nodes 0 must be from 1 to 1024"),
+        ({"ranks_per_node": -1}, "--ranks-per-node -1 must be from 1"),
+        ({"nodes": 1024, "ranks_per_node": 100}, "102400 ranks are more than the 16384"),
+        ({"max_restarts": -1}, "--max-restarts -1 must be"),
+        ({"omp_num_threads": 0}, "--omp-num-threads 0 must be at least 1"),
+        ({"master_port": 70000}, "--master-port 70000 is not a port"),
+        ({"ranks_per_node": 2 * RANKS_PER_CORE + 1}, "33 ranks are more than this machine can hold"),
+        ({"devices": "gpu"}, "this machine has no GPU; use --devices cpu"),
+        ({"inject": (Fault("kill-node", 1, 5),)}, "--inject kill-node=1@5: there is no node 1; the last one is 0"),
+        ({"inject": (Fault("kill-rank", 9, 5),)}, "there is no rank 9"),
+        ({"env": {"A=B": "1"}}, "environment variable 'A=B' cannot be set"),
+        ({"env": {"RANK": "1"}}, "environment variable RANK is set by the launcher"),
+        ({"name": "x" * 101}, "--name"),
+        ({"args": ("a\0b",)}, "NUL"),
+    ],
+)
+def test_a_wrong_job_is_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    spec = spec_of(tmp_path, **changes)
+    assert words in refusal(spec)
+    assert not os.path.exists(spec.run_dir)
+
+
+def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
+    message = refusal(spec_of(tmp_path, ranks_per_node=5), FOUR_GPUS)
+    assert "--ranks-per-node 5 is more than the 4 GPUs" in message
+    assert "--devices cpu" in message
+    check_job(spec_of(tmp_path, ranks_per_node=5, devices="cpu"), FOUR_GPUS)
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        message = refusal(spec_of(tmp_path, master_port=port))
+    assert message.startswith(f"--master-port {port} is taken by another process; choose another")
+    check_job(spec_of(tmp_path, master_port=port), TWO_CORES)
+
+
+def test_a_run_directory_that_holds_a_run_is_refused_and_kept(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    os.mkdir(spec.run_dir)
+    log = Path(spec.run_dir, "events.jsonl")
+    log.write_text("precious\n")
+    assert "holds another run; choose another one with --run-dir" in refusal(spec)
+    assert log.read_text() == "precious\n"
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    Path(spec.run_dir).touch()
+    assert "is a file" in refusal(spec)
+    with pytest.raises(FireflyerError, match="make run directory"):
+        uvloop.run(run_job(msgspec.structs.replace(spec, run_dir=spec.run_dir + "/below"), devices=TWO_CORES))
+
+
+def test_what_ranks_execute() -> None:
+    python, flag, *rest = command_of(JobSpec(script="a.py", args=("-x",), run_dir="/r"))
+    assert os.path.isabs(python)
+    assert (flag, rest) == ("-u", ["a.py", "-x"])
+    assert command_of(JobSpec(script="a.b", kind="module", run_dir="/r"))[1:] == ("-u", "-m", "a.b")
+    assert command_of(JobSpec(script="ls", args=("-l",), kind="program", run_dir="/r")) == ("ls", "-l")
+
+
+@pytest.mark.parametrize("text", ["kill-node=1@60", "kill-rank=3@1"])
+def test_faults_are_read_as_they_are_written(text: str) -> None:
+    assert str(parse_fault(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "kill-node", "kill-node=1", "kill-node=x@1", "kill-node=1@-1", "melt-node=1@1"])
+def test_other_faults_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write it like kill-node=1@60"):
+        parse_fault(text)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [(None, 3), ("", 0), ("-1", 0), ("0,1", 2), ("0,-1,2", 1), ("GPU-abc,GPU-def", 2), ("0,1,2,3,4", 3), ("none", 0)],
+)
+def test_gpus_are_counted_by_their_device_files(tmp_path: Path, visible: str | None, gpus: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = find_devices(environ, dev_dir=str(tmp_path))
+    assert found.gpus == gpus
+    assert found.cores == len(os.sched_getaffinity(0))
+
+
+def test_a_machine_without_device_directory_has_no_gpus(tmp_path: Path) -> None:
+    assert find_devices({}, dev_dir=str(tmp_path / "none")).gpus == 0
