@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fireflyer.base.errors import PeerFailed, UsageError
 from fireflyer.training import DistributedDataParallel as Ddp
+from fireflyer.training.replicas import broadcast_tensors
 
 T = TypeVar("T")
 Gradients = dict[str, torch.Tensor]
@@ -129,8 +130,9 @@ def test_no_sync_accumulates_and_the_next_pass_averages_the_sum(set_to_none: boo
         model.zero_grad(set_to_none=set_to_none)
         before = len(comm.started)
         with model.no_sync():
-            for seed in (1, 2):
-                model(share(batch(seed=seed), comm)).square().mean().backward()
+            with model.no_sync():
+                model(share(batch(seed=1), comm)).square().mean().backward()
+            model(share(batch(seed=2), comm)).square().mean().backward()
         silent = len(comm.started) - before
         model(share(batch(seed=3), comm)).square().mean().backward()
         return gradients(model.module), silent
@@ -206,7 +208,7 @@ def test_shared_frozen_and_mixed_parameters() -> None:
 
         def forward(self, x: torch.Tensor) -> dict[str, Any]:
             x = self.decode(self.frozen(self.encode(x)).tanh())
-            return {"outputs": [self.wide(x.double()), (self.narrow(x.bfloat16()),)]}
+            return {"outputs": [self.wide(x.double()), (self.narrow(x.bfloat16()),)], "rows": torch.tensor(len(x))}
 
     def loss(output: dict[str, Any]) -> Any:
         wide, (narrow,) = output["outputs"]
@@ -302,9 +304,9 @@ def test_buffers_follow_rank_0_in_training_only() -> None:
         for _ in range(2):
             model(share(batch(), comm)).sum().backward()
             seen.append(norm.running_mean.clone())
+        started = len(comm.started)
         with model.no_sync():
             model(share(batch(), comm))
-        started = len(comm.started)
         model.eval()
         model(share(batch(), comm))
         assert len(comm.started) == started
@@ -364,6 +366,20 @@ def test_initial_values_come_from_rank_0_whatever_their_type() -> None:
             assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected[name].reshape(-1).view(torch.uint8)), name
 
 
+@pytest.mark.parametrize("staging_bytes", [1, 8, 24, 1000])
+def test_values_are_copied_through_a_staging_buffer_of_any_size(staging_bytes: int) -> None:
+    def body(comm: ThreadCommunicator) -> list[torch.Tensor]:
+        tensors = [torch.full((n,), comm.rank + n, dtype=torch.int16) for n in (3, 0, 17, 1, 8)]
+        broadcast_tensors(comm, tensors, staging_bytes=staging_bytes)
+        sizes = [int(kind.split()[2]) for kind in comm.started]
+        assert max(sizes) <= max(1, staging_bytes // 8)
+        assert sum(sizes) == -(-58 // 8)
+        return tensors
+
+    for tensors in run(2, body):
+        assert [tensor.tolist() for tensor in tensors] == [[n] * n for n in (3, 0, 17, 1, 8)]
+
+
 def test_a_failed_peer_leaves_backward_with_its_own_class() -> None:
     construction = 3  # two to compare modules, one for the parameters
 
@@ -383,7 +399,8 @@ def test_an_error_when_starting_an_allreduce_leaves_backward_as_it_is() -> None:
         model = Ddp(network(), comm, bucket_bytes=1)
 
         def refuse(kind: str) -> None:
-            raise PeerFailed("rank 7 is gone", rank=7)
+            if len(comm.started) == 6:  # the fourth allreduce, after the three operations of the construction
+                raise PeerFailed("rank 7 is gone", rank=7)
 
         comm.on_start = refuse
         with pytest.raises(PeerFailed, match="rank 7 is gone"):
@@ -422,7 +439,8 @@ def test_activation_checkpointing(reentrant: bool) -> None:
             self.inner = network()
 
         def forward(self, x: torch.Tensor) -> Any:
-            return checkpoint(self.inner, x, use_reentrant=reentrant)
+            x = checkpoint(self.inner[:2], x, use_reentrant=reentrant)
+            return checkpoint(self.inner[2:], x, use_reentrant=reentrant)
 
     def body(comm: ThreadCommunicator) -> Gradients:
         model = Ddp(Checkpointed(), comm, bucket_bytes=1)
@@ -436,12 +454,26 @@ def test_activation_checkpointing(reentrant: bool) -> None:
 def test_checkpointing_the_wrapper_itself() -> None:
     def body(comm: ThreadCommunicator) -> Gradients:
         model = Ddp(nn.Sequential(network(), nn.BatchNorm1d(3)), comm, bucket_bytes=1)
+        before = len(comm.started)
         checkpoint(model, share(batch(), comm), use_reentrant=False).square().mean().backward()
+        assert [kind.split()[0] for kind in comm.started[before:]] == ["broadcast", *["allreduce"] * 8]
         return gradients(model.module)
 
     results = run(2, body)
     assert len(results[0]) == 8
     assert same_bits(*results)
+
+
+def test_recomputing_a_forward_pass_after_the_first_allreduces() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(seeded(TwoHeads), comm, bucket_bytes=1)
+        left = checkpoint(model, share(batch(), comm), "left", use_reentrant=False)
+        (left + model(share(batch(), comm), "right")).backward()
+        return gradients(model.module)
+
+    expected = seeded(TwoHeads)
+    (expected(batch(), "left") + expected(batch(), "right")).backward()
+    assert_close(run(2, body)[0], gradients(expected))
 
 
 def test_two_forward_passes_before_one_backward() -> None:
@@ -526,6 +558,7 @@ def test_dropping_the_wrapper_gives_the_plain_module_back() -> None:
         before = len(comm.started)
         del model
         gc.collect()
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
         module(batch()).sum().backward()
         return len(comm.started) - before
 
