@@ -368,7 +368,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_happens(tmp_path: Path
         for state, what in (
             (State({"w": torch.zeros(2, dtype=torch.complex128)}), "complex128"),
             (State({"w": tensor.to_sparse()}), "sparse"),
-            (State({"own/3/w": tensor}), "not allowed"),
+            (State({"own/3/w": tensor}), "choose another"),
             (State({"": tensor}), "not allowed"),
             (State({"w": tensor}, {}, {"when": float("nan")}), "state.values"),
             (State({"w": tensor}, {}, {"who": {"a": object()}}), r"state.values\['who'\]\['a'\] is object"),

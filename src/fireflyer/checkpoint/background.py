@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator
-from typing import TypeVar
+from collections.abc import Callable
 
 from fireflyer.base.errors import Aborted, FireflyerError, InvariantViolation, Timeout, error_from_wire, error_to_wire
 from fireflyer.base.events import CheckpointReport
@@ -25,28 +24,14 @@ from fireflyer.checkpoint.core.effects import (
     TakeSnapshot,
 )
 from fireflyer.checkpoint.core.manager import SaveMachine
-from fireflyer.checkpoint.executor import Share, perform
+from fireflyer.checkpoint.executor import Share, perform, run_steps
 from fireflyer.runtime.store import Store
 
-__all__ = ["BackgroundSave", "SaveHandle", "run_steps"]
+__all__ = ["BackgroundSave", "SaveHandle"]
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _SLICE_NS = SECOND
 """A wait for another rank looks this often whether the save was given up."""
-
-
-def run_steps(steps: Generator[None, None, T], stopped: Callable[[], bool] = lambda: False) -> T:
-    """Runs to the end. Raises `Aborted` between two operations when `stopped` says so."""
-    while True:
-        if stopped():
-            steps.close()
-            raise Aborted("the save was given up because a newer one began")
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 class SaveHandle:

@@ -8,12 +8,12 @@ the rank at every operation in turn.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from fireflyer.base.errors import Exists, FireflyerError, NotFound, UsageError, error_to_wire
+from fireflyer.base.errors import Aborted, Exists, FireflyerError, NotFound, UsageError, error_to_wire
 from fireflyer.base.ports import Disk, DiskFile
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.effects import (
@@ -51,6 +51,7 @@ __all__ = [
     "ensure_directory",
     "open_root",
     "perform",
+    "run_steps",
     "stored_plan",
     "write_shard",
 ]
@@ -60,6 +61,19 @@ PIECE_BYTES = 8 * MIB
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
+
+
+def run_steps(steps: Steps[T], stopped: Callable[[], bool] = lambda: False) -> T:
+    """Runs to the end. Raises `Aborted` between two operations when `stopped` says so."""
+    while True:
+        if stopped():
+            steps.close()
+            raise Aborted("the save was given up because a newer one began")
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -202,13 +216,14 @@ def open_root(disk: Disk, root: str, job_plan: Mapping[str, Any] | None) -> Step
     job's plan, or holds the given one to the stored one (`UsageError`). Returns what could not be removed, and why."""
     yield from ensure_directory(disk, root)
     notes: list[str] = []
+    # A dead process may have moved something aside without syncing that: it must stick before anything is removed.
+    disk.sync_dir(root)
+    yield
     for name in leftovers(disk.list(root)):
         try:
             yield from discard(disk, root, name)
         except FireflyerError as error:
             notes.append(error.message)
-    disk.sync_dir(root)
-    yield
     if job_plan is None:
         return notes
     plan = check_plain(job_plan, "job_plan")

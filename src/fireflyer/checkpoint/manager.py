@@ -38,12 +38,12 @@ from fireflyer.base.errors import (
 from fireflyer.base.events import CheckpointReport, PassedOver
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
-from fireflyer.checkpoint.background import BackgroundSave, SaveHandle, run_steps
+from fireflyer.checkpoint.background import BackgroundSave, SaveHandle
 from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, check_plain
 from fireflyer.checkpoint.core.names import Candidate
 from fireflyer.checkpoint.core.shares import split_own
-from fireflyer.checkpoint.executor import open_root, stored_plan
+from fireflyer.checkpoint.executor import open_root, run_steps, stored_plan
 from fireflyer.checkpoint.reader import Sink, choose, load, read_manifest
 from fireflyer.checkpoint.state import State
 from fireflyer.checkpoint.tensors import Snapshot, SnapshotBuffer, bytes_of, empty_tensor, plan_snapshot
@@ -142,8 +142,8 @@ class CheckpointManager:
         name: str = "main",
         timeout_ns: int = COMMIT_TIMEOUT_NS,
     ) -> None:
-        if not directory.startswith("/"):
-            raise UsageError(f"checkpoint directory {directory!r} is not absolute; give the full path")
+        if not directory.startswith("/") or not directory.strip("/"):
+            raise UsageError(f"checkpoint directory {directory!r} is not absolute, or the root; give the full path")
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint; it must be at least 1")
         if world_size > 1 and store is None:
@@ -173,6 +173,8 @@ class CheckpointManager:
         self._forget_from = 1
         self._closed = False
         if rank == 0:
+            if store is not None and attempt > 0:
+                store.delete_prefix(f"{self._settings.prefix}/{attempt - 1}/")
             for note in run_steps(open_root(disk, self.directory, plan)):
                 _log.warning("checkpoint leftover stays directory=%s reason=%s", self.directory, note)
 

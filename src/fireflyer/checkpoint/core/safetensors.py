@@ -14,7 +14,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DTYPE_BYTES", "MAX_HEADER_BYTES", "Placed", "TensorSpec", "build_header", "place"]
+__all__ = ["DTYPE_BYTES", "MAX_HEADER_BYTES", "MAX_NAME_CHARACTERS", "Placed", "TensorSpec", "build_header", "place"]
 
 DTYPE_BYTES = {
     "BOOL": 1,
@@ -38,6 +38,8 @@ DTYPE_BYTES = {
 }
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation."""
+MAX_NAME_CHARACTERS = 1024
+_METADATA = "__metadata__"
 _ALIGNMENT_BYTES = 64
 
 
@@ -59,18 +61,28 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def place(specs: Iterable[TensorSpec]) -> list[Placed]:
-    """Offsets without gaps, each a multiple of its element size. Raises `UsageError` for an unknown dtype or a name
-    that comes twice."""
+    """Offsets without gaps, each a multiple of its element size. Raises `UsageError` for an unknown dtype, and for a
+    name that the format cannot hold or that comes twice."""
     placed: list[Placed] = []
     seen: dict[str, None] = {}
     offset = 0
     for spec in sorted(specs, key=lambda spec: (-_element_bytes(spec), spec.name)):
+        _check_name(spec.name)
         if spec.name in seen:
             raise UsageError(f"tensor name {spec.name!r} comes twice; names must be unique within a rank")
         seen[spec.name] = None
         placed.append(Placed(spec, offset))
         offset += spec.size_bytes
     return placed
+
+
+def _check_name(name: str) -> None:
+    encodable = not any("\ud800" <= character <= "\udfff" for character in name)
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or name == _METADATA or not encodable:
+        raise UsageError(
+            f"tensor name {name[:80]!r} is not allowed; use 1 to {MAX_NAME_CHARACTERS} characters of valid Unicode, "
+            f"and not {_METADATA!r}"
+        )
 
 
 def _element_bytes(spec: TensorSpec) -> int:
@@ -82,7 +94,7 @@ def _element_bytes(spec: TensorSpec) -> int:
 
 def build_header(placed: Iterable[Placed], metadata: dict[str, str]) -> bytes:
     """Everything before the data section. Raises `UsageError` when it would be above the format's limit."""
-    entries: dict[str, object] = {"__metadata__": metadata}
+    entries: dict[str, object] = {_METADATA: metadata}
     for item in placed:
         end = item.offset + item.spec.size_bytes
         entries[item.spec.name] = {
