@@ -118,11 +118,11 @@ def test_a_replayed_conversation_is_refused_by_either_side() -> None:
 def test_a_proof_made_for_another_service_is_of_no_use_here() -> None:
     with pytest.raises(Refusal, match="this port serves 'store', not 'test'"):
         converse(client(), server(purpose="store"))
-    relayed = server()
-    forged_hello = msgspec.msgpack.decode(client(purpose="store").hello()) | {"purpose": "test"}
-    challenge = relayed.on_hello(msgspec.msgpack.encode(forged_hello))
+    one = client(purpose="store")
+    carried_over = msgspec.msgpack.decode(one.hello()) | {"purpose": "test"}
+    challenge = server().on_hello(msgspec.msgpack.encode(carried_over))
     with pytest.raises(PermissionDenied, match="does not hold"):
-        client(purpose="store").on_challenge(challenge)
+        one.on_challenge(challenge)
 
 
 @pytest.mark.parametrize("field", ["identity", "role", "nonce"])
