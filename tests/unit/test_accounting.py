@@ -296,3 +296,56 @@ def test_reports_of_ranks_and_attempts_that_do_not_exist_are_ignored() -> None:
     honest = log_of((0, STARTED), (0, AttemptStarted(0)), (100, resume(0, 0, 0)), (200, step(0, 0, 1)))
     hostile = log_of((150, step(7, 0, 10**18)), (150, step(0, 9, 5)), (150, step(-1, 0, 5)), (160, step(0, 0, -5)))
     assert account(honest + hostile) == account(honest)
+
+
+def test_of_two_attempts_that_did_a_step_the_newer_one_saved_it() -> None:
+    """Attempt 0 did steps 1 to 5; attempt 1 did 3 to 4 again and died at once; attempt 2 resumed from step 4."""
+    entries: list[tuple[int, JobEvent]] = [(0, STARTED), (0, AttemptStarted(0)), (100, resume(0, 0, 0))]
+    entries += [(100 + 100 * n, step(0, 0, n, loss=float(n))) for n in range(1, 6)]
+    entries += [(650, AttemptFailed(0, "x", True)), (700, AttemptStarted(1)), (800, resume(0, 1, 2))]
+    entries += [(600 + 100 * n, step(0, 1, n, loss=10.0 + n)) for n in range(3, 5)]
+    entries += [(1050, AttemptFailed(1, "x", True)), (1100, AttemptStarted(2)), (1200, resume(0, 2, 4))]
+    entries += [(1300, step(0, 2, 5, loss=25.0)), (1300, JobFinished(0, ""))]
+    result = account(log_of(*entries))
+    assert [(point.step, point.attempt) for point in result.losses] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2)]
+    assert [failure.lost_steps for failure in result.failures] == [3, 0]
+
+
+def test_a_step_whose_report_was_lost_counts_as_long_as_the_average_one() -> None:
+    entries: list[tuple[int, JobEvent]] = [(0, STARTED), (0, AttemptStarted(0)), (0, resume(0, 0, 0))]
+    entries += [(100 * n, step(0, 0, n, ms=90)) for n in (1, 2, 4)]
+    result = account(log_of(*entries, (400, JobFinished(0, ""))))
+    assert result.parts.productive_ns == 4 * 90 * MS
+    assert result.parts.other_ns == 40 * MS
+    assert result.last_step == 4
+
+
+def test_a_resume_report_that_comes_after_the_first_step_does_not_hide_it() -> None:
+    result = account(
+        log_of(
+            (0, STARTED),
+            (0, AttemptStarted(0)),
+            (100, step(0, 0, 1)),
+            (200, step(0, 0, 2)),
+            (900, resume(0, 0, 0)),
+            (1000, JobFinished(0, "")),
+        )
+    )
+    assert result.parts.startup_ns == 100 * MS
+    assert result.parts.productive_ns == 100 * MS
+    assert result.parts.other_ns == 800 * MS
+
+
+def test_a_checkpoint_of_a_step_that_nobody_reported_proves_nothing() -> None:
+    result = account(
+        log_of(
+            (0, STARTED),
+            (0, AttemptStarted(0)),
+            (0, resume(0, 0, 0)),
+            (100, step(0, 0, 1)),
+            (150, CheckpointReport(0, 0, 10**15, 5, 0, 0)),
+            (200, JobFinished(0, "")),
+        )
+    )
+    assert result.last_step == 1
+    assert result.parts.productive_ns == 100 * MS
