@@ -18,7 +18,6 @@ Without `crash`, a dead process loses nothing: the page cache outlives it.
 
 from __future__ import annotations
 
-import copy
 import enum
 import errno
 import hashlib
@@ -40,6 +39,7 @@ from fireflyer.sim.files import (
     Pending,
     PendingFile,
     Write,
+    copy_node,
 )
 from fireflyer.sim.world import SimCrash
 
@@ -101,7 +101,11 @@ class SimDisk:
         twin.operations = list(self.operations)
         twin.generation = self.generation
         twin._inodes = self._inodes
-        twin._root, twin._changes = copy.deepcopy((self._root, self._changes))
+        copies: dict[int, Node] = {}
+        root = copy_node(self._root, copies)
+        assert isinstance(root, DirectoryNode)  # noqa: S101 - a copy is of its original's kind
+        twin._root = root
+        twin._changes = [change.copy(copies) for change in self._changes]
         return twin
 
     # What a crash decides about.

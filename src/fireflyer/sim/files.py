@@ -29,6 +29,7 @@ __all__ = [
     "Pending",
     "PendingFile",
     "Write",
+    "copy_node",
     "surviving_writes",
 ]
 
@@ -143,6 +144,30 @@ class Change:
                 names.pop(name, None)
             else:
                 names[name] = node
+
+    def copy(self, copies: dict[int, Node]) -> Change:
+        edits: list[tuple[DirectoryNode, str, Node | None]] = []
+        for directory, name, node in self.edits:
+            where = copy_node(directory, copies)
+            assert isinstance(where, DirectoryNode)  # noqa: S101 - a copy is of its original's kind
+            edits.append((where, name, None if node is None else copy_node(node, copies)))
+        return Change(self.owner, self.what, tuple(edits))
+
+
+def copy_node(node: Node, copies: dict[int, Node]) -> Node:
+    """A copy of the tree below `node`, durable and volatile side; `copies` remembers, by identity, what is copied."""
+    known = copies.get(id(node))
+    if known is not None:
+        return known
+    if isinstance(node, FileNode):
+        file = FileNode(node.number, node.durable, bytearray(node.content), list(node.pending), node.given_up)
+        copies[id(node)] = file
+        return file
+    directory = DirectoryNode(node.number)
+    copies[id(node)] = directory
+    directory.durable = {name: copy_node(inner, copies) for name, inner in node.durable.items()}
+    directory.entries = {name: copy_node(inner, copies) for name, inner in node.entries.items()}
+    return directory
 
 
 def _apply(content: bytearray, write: Write) -> None:
