@@ -1,0 +1,190 @@
+// The executor with threads as ranks, over socket pairs; meant to be run under the sanitizers.
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "fireflyer/executor.hpp"
+
+namespace {
+
+constexpr std::int64_t second = 1'000'000'000;
+
+std::pair<int, int> pair_of_sockets() {
+  int fds[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  return {fds[0], fds[1]};
+}
+
+// Trees as `double_binary_tree` of the plan makes them for up to four nodes.
+std::vector<std::vector<int>> trees_of(int nodes) {
+  switch (nodes) {
+    case 1: return {{-1}, {-1}};
+    case 2: return {{-1, 0}, {1, -1}};
+    case 3: return {{-1, 2, 0}, {1, -1, 0}};
+    default: return {{-1, 2, 0, 2}, {1, 3, 1, -1}};
+  }
+}
+
+using Ranks = std::vector<std::unique_ptr<ff::Executor>>;
+
+Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, std::size_t chunk_bytes) {
+  ff::Group group;
+  group.node_of_rank = node_of_rank;
+  group.timeout_ns = timeout_ns;
+  for (std::size_t r = 0; r < node_of_rank.size(); ++r) group.labels.push_back("rank " + std::to_string(r));
+  group.trees = trees_of(group.nodes());
+  std::vector<ff::Config> configs(node_of_rank.size());
+  for (std::size_t r = 0; r < configs.size(); ++r) {
+    configs[r].group = group;
+    configs[r].group.rank = static_cast<int>(r);
+  }
+  for (int node = 0; node < group.nodes(); ++node) {
+    const std::vector<int> ranks = group.ranks_of(node);
+    auto& leader = configs[static_cast<std::size_t>(ranks[0])];
+    leader.window_fd = ff::Window::create(static_cast<int>(ranks.size()), 4, chunk_bytes);
+    leader.doorbell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    for (std::size_t i = 1; i < ranks.size(); ++i) {
+      auto& other = configs[static_cast<std::size_t>(ranks[i])];
+      const auto [mine, theirs] = pair_of_sockets();
+      leader.local_fds.emplace_back(ranks[i], mine);
+      other.leader_fd = theirs;
+      other.window_fd = dup(leader.window_fd);
+      other.doorbell_fd = dup(leader.doorbell_fd);
+    }
+  }
+  const auto link = [&](int tree, int a, int b) {
+    const auto [x, y] = pair_of_sockets();
+    configs[static_cast<std::size_t>(group.leader_of(a))].connections.push_back({tree, b, x});
+    configs[static_cast<std::size_t>(group.leader_of(b))].connections.push_back({tree, a, y});
+  };
+  std::map<std::pair<int, int>, bool> controlled;
+  for (int tree = 0; tree < 2; ++tree) {
+    for (int node = 0; node < group.nodes(); ++node) {
+      const int parent = group.trees[static_cast<std::size_t>(tree)][static_cast<std::size_t>(node)];
+      if (parent < 0) continue;
+      link(tree, node, parent);
+      bool& known = controlled[std::pair(std::min(node, parent), std::max(node, parent))];
+      if (!known) link(-1, node, parent);
+      known = true;
+    }
+  }
+  Ranks ranks;
+  for (auto& config : configs) ranks.push_back(std::make_unique<ff::Executor>(std::move(config)));
+  return ranks;
+}
+
+void close_all(Ranks& ranks) {
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) threads.emplace_back([&rank] { rank->close(); });
+  for (auto& thread : threads) thread.join();
+}
+
+void expect_well(ff::Work& work) {
+  CHECK(work.wait(60 * second));
+  const ff::Failure failure = work.failure();
+  if (failure.kind != ff::FailureKind::none) std::fprintf(stderr, "%s\n", failure.text.c_str());
+  CHECK(failure.kind == ff::FailureKind::none);
+}
+
+void sums_are_right(const std::vector<int>& nodes) {
+  Ranks ranks = make_group(nodes, 30 * second, 4096);
+  const auto world = static_cast<std::int64_t>(ranks.size());
+  for (const std::size_t count : {0, 1, 511, 512, 513, 20'000}) {
+    std::vector<std::vector<std::int64_t>> sum, reduced, copied;
+    std::vector<std::shared_ptr<ff::Work>> works;
+    for (std::int64_t r = 0; r < world; ++r) {
+      sum.emplace_back(count, r + 1);
+      reduced.emplace_back(count, r + 1);
+      copied.emplace_back(count, r + 1);
+    }
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      std::iota(copied[r].begin(), copied[r].end(), static_cast<std::int64_t>(r));
+      works.push_back(ranks[r]->submit(ff::OpKind::allreduce, sum[r].data(), count, ff::DType::i64, -1));
+      works.push_back(ranks[r]->submit(ff::OpKind::broadcast, copied[r].data(), count, ff::DType::i64, static_cast<int>(world) - 1));
+      works.push_back(ranks[r]->submit(ff::OpKind::reduce, reduced[r].data(), count, ff::DType::i64, 0));
+      works.push_back(ranks[r]->submit(ff::OpKind::barrier, nullptr, 0, ff::DType::f8e4m3, -1));
+    }
+    for (const auto& work : works) expect_well(*work);
+    for (std::int64_t r = 0; r < world; ++r) {
+      for (std::size_t i = 0; i < count; ++i) {
+        CHECK(sum[static_cast<std::size_t>(r)][i] == world * (world + 1) / 2);
+        CHECK(copied[static_cast<std::size_t>(r)][i] == world - 1 + static_cast<std::int64_t>(i));
+        CHECK(reduced[static_cast<std::size_t>(r)][i] == (r == 0 ? world * (world + 1) / 2 : r + 1));
+      }
+    }
+  }
+  close_all(ranks);
+}
+
+void a_missing_rank_is_named(const std::vector<int>& nodes, int missing) {
+  Ranks ranks = make_group(nodes, second / 2, 4096);
+  std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(10'000, 1.0F));
+  std::vector<std::shared_ptr<ff::Work>> works;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (static_cast<int>(r) != missing) works.push_back(ranks[r]->submit(ff::OpKind::allreduce, arrays[r].data(), arrays[r].size(), ff::DType::f32, -1));
+  }
+  for (const auto& work : works) {
+    CHECK(work->wait(60 * second));
+    CHECK(work->failure().kind == ff::FailureKind::peer_failed);
+    CHECK(work->failure().culprit == missing);
+  }
+  const auto later = ranks.back()->submit(ff::OpKind::barrier, nullptr, 0, ff::DType::f32, -1);
+  CHECK(later->wait(60 * second) && later->failure().culprit == missing);
+  close_all(ranks);
+}
+
+void a_rank_that_left_is_named(const std::vector<int>& nodes, int leaver) {
+  Ranks ranks = make_group(nodes, 30 * second, 4096);
+  ranks[static_cast<std::size_t>(leaver)]->close();
+  std::vector<float> array(10'000, 1.0F);
+  std::vector<std::shared_ptr<ff::Work>> works;
+  std::vector<std::vector<float>> arrays(ranks.size(), array);
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (static_cast<int>(r) != leaver) works.push_back(ranks[r]->submit(ff::OpKind::allreduce, arrays[r].data(), arrays[r].size(), ff::DType::f32, -1));
+  }
+  for (const auto& work : works) {
+    CHECK(work->wait(60 * second));
+    CHECK(work->failure().culprit == leaver);
+  }
+  close_all(ranks);
+}
+
+void an_abort_is_heard_by_all(const std::vector<int>& nodes) {
+  Ranks ranks = make_group(nodes, 30 * second, 4096);
+  std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(100'000, 1.0F));
+  std::vector<std::shared_ptr<ff::Work>> works;
+  for (std::size_t r = 1; r < ranks.size(); ++r) works.push_back(ranks[r]->submit(ff::OpKind::allreduce, arrays[r].data(), arrays[r].size(), ff::DType::f32, -1));
+  ranks.back()->abort("test");
+  for (const auto& work : works) {
+    CHECK(work->wait(60 * second));
+    CHECK(work->failure().kind == ff::FailureKind::aborted);
+  }
+  close_all(ranks);
+}
+
+}  // namespace
+
+int main() {
+  const std::vector<std::vector<int>> layouts{{0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 1, 2, 3}};
+  for (const auto& nodes : layouts) sums_are_right(nodes);
+  a_missing_rank_is_named({0, 0, 0}, 0);
+  a_missing_rank_is_named({0, 0, 0}, 2);
+  a_missing_rank_is_named({0, 0, 1, 1}, 3);
+  a_missing_rank_is_named({0, 1, 2, 3}, 1);
+  a_rank_that_left_is_named({0, 0}, 1);
+  a_rank_that_left_is_named({0, 1, 2}, 2);
+  an_abort_is_heard_by_all({0, 0, 1, 1});
+  std::puts("executor: all well");
+  return 0;
+}
