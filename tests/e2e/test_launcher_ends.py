@@ -153,6 +153,22 @@ def test_killed_guards_leave_nothing_behind_either(tmp_path: Path) -> None:
     assert "node" in output_of(spec)
 
 
+def test_a_launcher_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """Ctrl-Z and fg: it was the launcher that was silent, not its nodes."""
+    spec = waiting_spec(tmp_path, max_restarts=0)
+    with started_launcher(spec) as launcher:
+        wait_for_ranks(tmp_path)
+        launcher.send_signal(signal.SIGSTOP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(2 * spec.timeouts.node_lost_ns / SECOND)
+        launcher.send_signal(signal.SIGCONT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(1)
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(20) == 130
+    assert output_of(spec).count("interrupted") == 4
+
+
 def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 

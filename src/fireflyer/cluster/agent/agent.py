@@ -17,8 +17,9 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from fireflyer.base.errors import FireflyerError, Timeout, Unreachable
+from fireflyer.base.errors import FireflyerError, Unreachable
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.agent.log_writer import LogWriter
 from fireflyer.cluster.agent.outbox import Outbox
 from fireflyer.cluster.agent.rank import RankProcess
 from fireflyer.cluster.schema.wire import (
@@ -51,11 +52,8 @@ __all__ = ["run_agent"]
 
 _log = logging.getLogger(__name__)
 CONNECT_NS = 20 * SECOND
-CALL_NS = 30 * SECOND
-NEXT_NS = 20 * SECOND
-"""The launcher answers `NEXT` in half of this, with nothing if there is nothing."""
-OUTPUT_NS = 600 * SECOND
-"""A display that takes no lines for so long is as good as dead."""
+CALL_NS = 24 * 3600 * SECOND
+"""A launcher that is alive may be stopped (Ctrl-Z) for long; one that is dead is told by its connection."""
 PIPES_S = 2.0
 """After the last process is gone its pipes are at their end; waiting longer would be waiting for nothing."""
 SWEEP_S = 5.0
@@ -70,7 +68,7 @@ async def run_agent(config: AgentConfig) -> int:
     try:
         return await agent.run()
     finally:
-        agent.kill()
+        agent.close()
         await client.close()
 
 
@@ -80,8 +78,11 @@ class Agent:
         self._client = client
         self._ranks: dict[int, RankProcess] = {}
         self._attempt = -1
-        self._paused = False
-        self._outbox = Outbox(full=self._pause, free=self._resume)
+        self._holding_up: list[str] = []
+        self._outbox = Outbox(full=lambda: self._pause("launcher"), free=lambda: self._resume("launcher"))
+        self._writer = LogWriter(
+            full=lambda: self._pause("disk"), free=lambda: self._resume("disk"), on_trouble=self._on_trouble
+        )
         self._news: asyncio.Queue[tuple[Method[Any, Any], Any]] = asyncio.Queue()
         self._cleaning: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,6 +112,10 @@ class Agent:
                 task.cancel()
             await asyncio.wait([commands, *others])
 
+    def close(self) -> None:
+        self.kill()
+        self._writer.stop()
+
     def kill(self) -> None:
         for rank in self._ranks.values():
             rank.signal(signal.SIGKILL)
@@ -135,15 +140,12 @@ class Agent:
         await self._failed
 
     async def _send_output(self, output: Any) -> None:
-        await self._client.call(OUTPUT, output, OUTPUT_NS)
+        await self._client.call(OUTPUT, output, CALL_NS)
 
     async def _obey(self) -> None:
         after = 0
         while True:
-            try:
-                answer = await self._client.call(NEXT, Next(after), NEXT_NS)
-            except Timeout as error:
-                raise Unreachable(f"the launcher is silent: {error}") from error
+            answer = await self._client.call(NEXT, Next(after), CALL_NS)
             after = answer.number
             if isinstance(answer.command, ShutDown):
                 await self._outbox.drained()
@@ -168,16 +170,17 @@ class Agent:
             rank = RankProcess(
                 command.attempt,
                 plan.rank,
+                writer=self._writer,
                 on_line=self._outbox.put,
-                on_trouble=lambda reason: self._news.put_nowait((TROUBLE, Trouble(reason[:1000]))),
+                on_trouble=self._on_trouble,
                 on_exit=self._on_exit,
             )
             self._ranks[plan.rank] = rank
             rank.start(command.command, plan, self._log_path(command.attempt, plan.rank))
             if rank.pid:
                 self._news.put_nowait((STARTED, Started(command.attempt, plan.rank, rank.pid)))
-        if self._paused:
-            self._pause()
+            if self._holding_up:
+                rank.pause()
 
     def _log_path(self, attempt: int, rank: int) -> str:
         return f"{self._config.logs_dir}/attempt-{attempt}/rank-{rank}.log"
@@ -191,6 +194,9 @@ class Agent:
         self._stopping = loop.call_later(command.grace_ns / SECOND, self.kill)
 
     # -- what ranks do ---------------------------------------------------------------------------------------------
+
+    def _on_trouble(self, reason: str) -> None:
+        self._news.put_nowait((TROUBLE, Trouble(reason[:1000])))
 
     def _on_exit(self, end: Exited) -> None:
         self._news.put_nowait((EXITED, end))
@@ -210,7 +216,7 @@ class Agent:
         await _until(lambda: not _kill_descendants(), SWEEP_S)
         reap_strangers(_nobody)
         try:
-            async with asyncio.timeout(PIPES_S if not self._paused else None):
+            async with asyncio.timeout(None if self._holding_up else PIPES_S):
                 for rank in ranks:
                     await rank.closed()
         except TimeoutError:
@@ -218,18 +224,20 @@ class Agent:
         for rank in ranks:
             rank.close()
         await self._outbox.drained()
+        await self._writer.drained()
         ends = tuple(rank.end for rank in ranks if rank.end is not None)
         self._news.put_nowait((GONE, Gone(ends[0].attempt, ends)))
 
-    def _pause(self) -> None:
-        self._paused = True
+    def _pause(self, why: str) -> None:
+        self._holding_up.append(why)
         for rank in self._ranks.values():
             rank.pause()
 
-    def _resume(self) -> None:
-        self._paused = False
-        for rank in self._ranks.values():
-            rank.resume()
+    def _resume(self, why: str) -> None:
+        self._holding_up.remove(why)
+        if not self._holding_up:
+            for rank in self._ranks.values():
+                rank.resume()
 
 
 def _nobody(_pid: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cluster.agent.lines import LineSplitter
+from fireflyer.cluster.agent.log_writer import LogFile, LogWriter
 from fireflyer.cluster.schema.wire import Exited, OutputLine, RankToStart
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.processes import child_environment, exit_code_of, start_leashed, watch_exit
@@ -24,13 +25,14 @@ _CANNOT_START = 126
 
 
 class RankProcess:
-    """Calls `on_line`, `on_trouble` (its log cannot be written; said once) and `on_exit`, all on the event loop."""
+    """Calls `on_line`, `on_trouble` (its log cannot be made) and `on_exit`, all on the event loop."""
 
     def __init__(
         self,
         attempt: int,
         rank: int,
         *,
+        writer: LogWriter,
         on_line: Callable[[OutputLine], None],
         on_trouble: Callable[[str], None],
         on_exit: Callable[[Exited], None],
@@ -44,7 +46,8 @@ class RankProcess:
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipes: list[_Pipe] = []
-        self._log_fd = -1
+        self._writer = writer
+        self._log: LogFile | None = None
         self._closed = asyncio.Event()
 
     def start(self, command: Sequence[str], plan: RankToStart, log_path: str) -> None:
@@ -97,9 +100,9 @@ class RankProcess:
     def close(self) -> None:
         for pipe in list(self._pipes):
             pipe.close()
-        if self._log_fd >= 0:
-            os.close(self._log_fd)
-            self._log_fd = -1
+        if self._log is not None:
+            self._writer.close(self._log)
+            self._log = None
 
     def _ended(self) -> None:
         process = self._process
@@ -117,21 +120,14 @@ class RankProcess:
 
     def _open_log(self, path: str) -> None:
         try:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            self._log_fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._log = LogFile(path)
         except OSError as error:
-            reason = str(translate_os_error(error, f"write {path}"))
-            self._on_trouble(reason)
+            self._on_trouble(str(translate_os_error(error, f"write {path}")))
             raise
 
     def write_log(self, data: bytes) -> None:
-        try:
-            while data and self._log_fd >= 0:
-                data = data[os.write(self._log_fd, data) :]
-        except OSError as error:
-            os.close(self._log_fd)
-            self._log_fd = -1
-            self._on_trouble(str(translate_os_error(error, f"write the log of rank {self.rank}")))
+        if self._log is not None:
+            self._writer.write(self._log, data)
 
     def emit(self, stream: Literal["stdout", "stderr"], lines: list[tuple[str, bool]]) -> None:
         for text, cut in lines:

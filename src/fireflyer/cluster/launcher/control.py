@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fireflyer.base.errors import PermissionDenied, UsageError
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.messages import (
     AgentBeat,
     AgentLost,
@@ -47,6 +47,8 @@ from fireflyer.runtime.rpc import Caller, RpcServer
 __all__ = ["Control", "Member"]
 
 _NEXT_WAIT_NS = 10 * SECOND
+_BETTER_REASON_NS = 100 * MS
+"""A connection that breaks waits so long for whoever knows why: the guard says how its agent died."""
 
 
 @dataclass(slots=True)
@@ -109,7 +111,8 @@ class Control:
     def disconnected(self, caller: Caller) -> None:
         for member in self._members.values():
             if member.connection == caller.connection:
-                self._feed(AgentLost(member.node, member.incarnation, "the connection to its agent broke"))
+                lost = AgentLost(member.node, member.incarnation, "the connection to its agent broke")
+                asyncio.get_running_loop().call_later(_BETTER_REASON_NS / SECOND, self._feed, lost)
 
     # -- methods -------------------------------------------------------------------------------------------------------
 

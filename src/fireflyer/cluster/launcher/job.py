@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 
-from fireflyer.base.errors import FireflyerError
+from fireflyer.base.errors import FireflyerError, InvariantViolation
 from fireflyer.base.events import AttemptFailed, AttemptStarted, JobEvent, Logged
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import SECOND
@@ -115,6 +115,11 @@ class Job:
                 event = self._look_at(self._events.popleft())
                 for effect in self.gang.handle(self._clock.now_ns(), event):
                     self._perform(effect)
+        except Exception as error:
+            _log.exception("the launcher is broken")
+            if not self._finish.done():
+                bug = InvariantViolation(f"the launcher is broken: {type(error).__name__}: {error}")
+                self._finish.set_exception(bug)
         finally:
             self._handling = False
 
