@@ -88,6 +88,7 @@ def test_what_was_saved_is_what_can_be_resumed_from() -> None:
         ]
     )
     assert progress.saved_step == 20
+    assert progress.status() == "step 20 · saved step 20 · attempt 1"
     assert "checkpoint of step 60 failed: no space left; training goes on" in notices
     assert notices[-2:] == ["passed over step-40: bad checksum", "resuming from step 20 (step-20)"]
 

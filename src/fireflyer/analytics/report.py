@@ -235,10 +235,10 @@ def _checkpoints(job: JobAccount) -> list[Row]:
     rows = [Row("Committed", f"{len(committed):,}", f"last at step {committed[-1].step:,}" if committed else "")]
     if committed:
         size = sum(c.bytes for c in committed) / len(committed)
-        stall_ns = sum(c.stall_ns for c in committed) // len(committed)
+        stall_ns = job.parts.checkpoint_ns // len(committed)
         write_ns = sum(c.write_ns for c in committed) // len(committed)
         rows.append(Row("Size", format_bytes(size), "mean"))
-        rows.append(Row("Stall", _time(stall_ns), "mean time that training waited"))
+        rows.append(Row("Stall", _time(stall_ns), "mean time that training stood still"))
         rows.append(Row("Write", _time(write_ns), "mean, in the background"))
     rows.extend(
         Row(f"Failed, step {checkpoint.step:,}", one_line(checkpoint.error or ""), mark="bad")

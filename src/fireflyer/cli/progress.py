@@ -108,7 +108,7 @@ class JobProgress:
     def _resume(self, report: ResumeReport) -> list[str]:
         if report.attempt != self.attempt or self._resumed:
             return []
-        self._resumed, self.phase, self.step = True, "training", report.step
+        self._resumed, self.phase, self.step, self.loss = True, "training", report.step, None
         self.saved_step = report.step if report.checkpoint is not None else None
         passed = [f"passed over {one_line(item.name)}: {one_line(item.reason)}" for item in report.passed_over]
         if report.checkpoint is None:
@@ -154,9 +154,9 @@ class JobProgress:
         """One line, without end of line; empty until the job has started."""
         if not self.phase:
             return ""
-        said = [f"step {self.step:,}" if self.step or self.phase == "training" else self.phase]
-        if self.step and self.phase != "training":
-            said.insert(0, self.phase)
+        said = [] if self.step and self.phase == "training" else [self.phase]
+        if self.step:
+            said.append(f"step {self.step:,}")
         if self.loss is not None:
             said.append(f"loss {self.loss:.4f}")
         if self.tokens_per_s is not None:
