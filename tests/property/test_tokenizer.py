@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -50,19 +51,21 @@ def test_training_is_a_function_of_its_input(texts: list[str], vocab_size: int) 
     assert first.vocab_size <= vocab_size
 
 
-@given(st.lists(st.text(alphabet="aabbc d", max_size=40), max_size=6))
-def test_training_merges_the_most_frequent_pair_every_time(texts: list[str]) -> None:
-    """Held against the definition: count all pairs anew before every merge."""
+@given(st.lists(st.text(alphabet="aabbc d", max_size=40), max_size=6), st.text(alphabet="abcd ", max_size=40))
+def test_merges_are_learned_and_applied_by_the_definition(texts: list[str], other: str) -> None:
+    """Held against it: count all pairs anew before every merge; apply the merges one after another."""
     tokenizer = BpeTokenizer.train(texts, 270)
     words = [list(word) for text in texts for word in split_words(text)]
-    for number, merge in enumerate(tokenizer.merges):
-        counts: dict[tuple[int, int], int] = {}
-        for word in words:
-            for pair in pairwise(word):
-                counts[pair] = counts.get(pair, 0) + 1
+    fresh = [list(word) for word in split_words(other)]
+    for token, merge in enumerate(tokenizer.merges, start=257):
+        counts = Counter(pair for word in words for pair in pairwise(word))
         best = min(counts, key=lambda pair: (-counts[pair], pair))
-        assert merge == best
-        words = [merged(word, best, 257 + number) for word in words]
+        assert (merge, counts[best] >= 2) == (best, True)
+        words = [merged(word, best, token) for word in words]
+        fresh = [merged(word, best, token) for word in fresh]
+    if tokenizer.vocab_size < 270:
+        assert max(Counter(pair for word in words for pair in pairwise(word)).values(), default=0) < 2
+    assert tokenizer.encode(other).tolist() == [token for word in fresh for token in word]
 
 
 def split_words(text: str) -> list[bytes]:

@@ -66,7 +66,7 @@ def test_the_same_sources_are_built_once(tmp_path: Path, source: str) -> None:
 
 def test_other_sources_or_options_make_another_corpus_and_leave_the_old_one(tmp_path: Path, source: str) -> None:
     corpora = [build(tmp_path, source), build(tmp_path, source, vocab_size=270), build(tmp_path, source, max_bytes=70)]
-    Path(source, "z.py").write_text("print('another end')\n")
+    Path(source, "z.py").write_text("print('the End')\n")
     corpora.append(build(tmp_path, source))
     assert len({corpus.directory for corpus in corpora}) == 4
     assert not any(corpus.reused for corpus in corpora)

@@ -76,6 +76,7 @@ def test_no_more_is_read_ahead_than_agreed() -> None:
     loader = PrefetchLoader(dataset, sampler(1000), depth=3)
     next(loader)
     dataset.wait_for_reads(6 * 4)  # three more batches, without being asked
+    assert len(loader._ahead) == 3
     loader.close()
     assert len(dataset.read) == 6 * 4
 

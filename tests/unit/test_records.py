@@ -163,14 +163,25 @@ def test_no_flipped_byte_goes_unnoticed(tmp_path: Path) -> None:
     assert harmless == (-3 % 8) + (-20 % 8)
 
 
-def forged(offsets: list[int], lengths: list[int], index_offset: int, *, records: int | None = None) -> bytes:
+def test_a_damaged_index_is_noticed_at_once(tmp_path: Path) -> None:
+    whole = Path(write(tmp_path / "shard", [b"one", b"three"])).read_bytes()
+    path = tmp_path / "flipped"
+    for position in range(len(whole) - 48 - 2 * 16, len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 2]) + whole[position + 1 :])
+        with pytest.raises(DataCorruption, match="flipped: "):
+            ShardReader(str(path), verify="never")
+
+
+def forged(
+    offsets: list[int], lengths: list[int], index_offset: int, *, records: int | None = None, more_bytes: int = 0
+) -> bytes:
     """A shard whose checksums are all right and whose geometry is not."""
     header = b"FFSHARD\n" + struct.pack("<I", 1)
     header += struct.pack("<I", crc32c(header))
     data = header + b"abcdefgh" * 4
     index = np.array(offsets, "<u8").tobytes() + np.array(lengths, "<u4").tobytes() + bytes(4 * len(lengths))
     count = len(offsets) if records is None else records
-    trailer = struct.pack("<QQQIII", index_offset, count, sum(lengths), crc32c(index), 1, 0)
+    trailer = struct.pack("<QQQIII", index_offset, count, sum(lengths) + more_bytes, crc32c(index), 1, 0)
     return data + index + trailer + struct.pack("<I", crc32c(trailer)) + b"FFINDEX\n"
 
 
@@ -183,6 +194,9 @@ def forged(offsets: list[int], lengths: list[int], index_offset: int, *, records
         forged([16], [1 << 31], 48),  # beyond the end
         forged([16, 2**64 - 16], [32, 16], 48),  # wrapping around
         forged([16], [32], 48, records=1 << 60),  # a huge count
+        forged([16], [32], 48, records=2),
+        forged([16], [32], 48, records=0),
+        forged([16], [32], 48, more_bytes=1),
         forged([16], [32], 2**64 - 8),
         forged([16], [24], 48),  # ends before the index
         forged([16], [32], 40),
