@@ -414,7 +414,7 @@ class Gang:
         if self._judged:
             return
         quiet = self._quiet()
-        early = not self._reported and any(failure.rank == 0 for failure in self._failures)
+        early = not self._reported and bool(self._failures) and blame(self._failures).rank == 0
         in_window = self._now_ns < self._failed_ns + self.spec.timeouts.blame_ns
         if not quiet and (in_window or (early and self.spec.master_port == 0)):
             return

@@ -1,0 +1,326 @@
+"""Single decisions of the gang machine, each told as a short story of events."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from fireflyer.base.events import (
+    AttemptFailed,
+    AttemptStarted,
+    CheckpointReport,
+    FaultInjected,
+    JobEvent,
+    JobFinished,
+    NodeLost,
+    Report,
+    StepReport,
+)
+from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.core.blame import Failure, blame, describe_end
+from fireflyer.cluster.core.gang import TICK_NS, Gang, NodeState, Phase
+from fireflyer.cluster.core.messages import (
+    AgentBeat,
+    AgentGone,
+    AgentLost,
+    AgentUp,
+    AttemptPrepared,
+    Begin,
+    Effect,
+    Event,
+    Finish,
+    Inject,
+    KillNode,
+    Log,
+    PrepareAttempt,
+    PrepareFailed,
+    RankEnd,
+    RankExited,
+    RankReported,
+    RanksGone,
+    ShutDownAgent,
+    StartAgent,
+    StartRanks,
+    StopAsked,
+    StopRanks,
+    StorageFailed,
+    Tick,
+)
+from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts
+
+T = TypeVar("T")
+TIMEOUTS = Timeouts()
+
+
+class Story:
+    """Two nodes of two ranks. Agents of `beating` nodes beat with every tick."""
+
+    def __init__(self, **changes: object) -> None:
+        spec = JobSpec(script="x.py", run_dir="/run", nodes=2, ranks_per_node=2, max_restarts=1)
+        self.gang = Gang(msgspec.structs.replace(spec, **changes))
+        self.now_ns = 1000 * SECOND
+        self.effects: list[Effect] = []
+        self.beating = {0: 1, 1: 1}
+        self.tell(Begin(0.0))
+
+    def tell(self, *events: Event) -> list[Effect]:
+        """Effects of these events."""
+        new = [effect for event in events for effect in self.gang.handle(self.now_ns, event)]
+        self.effects += new
+        return new
+
+    def wait(self, span_ns: int) -> list[Effect]:
+        new: list[Effect] = []
+        for _ in range(-(-span_ns // TICK_NS)):
+            self.now_ns += TICK_NS
+            for node, incarnation in self.beating.items():
+                new += self.tell(AgentBeat(node, incarnation))
+            new += self.tell(Tick())
+        return new
+
+    def running(self) -> Story:
+        self.tell(AgentUp(0, 1), AgentUp(1, 1), AttemptPrepared(0))
+        assert self.gang.phase is Phase.RUNNING
+        return self
+
+    def logged(self, kind: type[T]) -> list[T]:
+        events: list[JobEvent] = [effect.event for effect in self.effects if isinstance(effect, Log)]
+        return [event for event in events if isinstance(event, kind)]
+
+    def finish(self) -> Finish:
+        (finish,) = of(self.effects, Finish)
+        return finish
+
+
+def of(effects: list[Effect], kind: type[T]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def ends(node: int, *codes: int, told: bool = False) -> tuple[RankEnd, ...]:
+    return tuple(RankEnd(2 * node + local, code, told) for local, code in enumerate(codes))
+
+
+def gone(node: int, *codes: int, attempt: int = 0, told: bool = False) -> RanksGone:
+    return RanksGone(node, 1, attempt, ends(node, *codes, told=told))
+
+
+def step_report(rank: int, step: int, attempt: int = 0) -> StepReport:
+    return StepReport(rank, attempt, step, 1, 1, 0.5, 1)
+
+
+def test_ranks_start_when_every_agent_is_up_and_a_port_is_found() -> None:
+    story = Story()
+    assert of(story.effects, StartAgent) == [StartAgent(0, 1), StartAgent(1, 1)]
+    assert story.tell(AgentUp(0, 1)) == []
+    assert story.tell(AgentUp(1, 1)) == [PrepareAttempt(0)]
+    assert story.tell(AttemptPrepared(0)) == [StartRanks(0, 1, 0), StartRanks(1, 1, 0)]
+
+
+def test_success_is_when_every_rank_of_every_node_ended_with_zero() -> None:
+    story = Story().running()
+    story.tell(gone(0, 0, 0))
+    story.wait(60 * SECOND)
+    assert story.gang.phase is Phase.RUNNING
+    assert of(story.tell(gone(1, 0, 0)), ShutDownAgent) == [ShutDownAgent(0, 1), ShutDownAgent(1, 1)]
+    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert story.finish() == Finish(0, "all ranks ended with success", None)
+    assert story.logged(JobFinished) == [JobFinished(0, "all ranks ended with success")]
+
+
+def test_the_loss_of_a_node_is_blamed_before_the_ranks_that_fail_of_it() -> None:
+    story = Story().running()
+    story.tell(RankExited(0, 1, 0, RankEnd(0, 1, False)), RankExited(0, 1, 0, RankEnd(1, 1, False)))
+    story.wait(100 * MS)
+    story.tell(AgentLost(1, 1, "killed"))
+    story.wait(TIMEOUTS.blame_ns)
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.node, failed.rank, failed.reason) == (1, None, "node 1 was lost: killed")
+
+
+def test_a_rank_that_was_told_to_stop_is_never_blamed() -> None:
+    story = Story(max_restarts=0).running()
+    story.tell(RankExited(1, 1, 0, RankEnd(3, 7, False)))
+    story.tell(gone(0, 137, 137, told=True), gone(1, 137, 7, told=True))
+    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert story.finish().exit_code == 7
+
+
+def test_failures_are_compared_by_what_can_cause_what() -> None:
+    first, killed, lost = Failure(0, 0, 1, "a"), Failure(1, 2, 137, "b"), Failure(1, None, 1, "c")
+    assert blame([first]) == first
+    assert blame([first, killed]) == killed
+    assert blame([first, killed, lost]) == lost
+    assert blame([first, Failure(0, 1, 2, "d")]) == first
+
+
+def test_ends_are_described_as_people_say_them() -> None:
+    assert describe_end(1, RankEnd(3, 2, False)) == "rank 3 (node 1) exited with code 2"
+    assert describe_end(1, RankEnd(3, 139, False)) == "rank 3 (node 1) was killed by SIGSEGV"
+    assert describe_end(1, RankEnd(3, 255, False)) == "rank 3 (node 1) exited with code 255"
+    assert describe_end(0, RankEnd(0, 126, False, "no memory")) == "rank 0 (node 0) could not be started: no memory"
+
+
+def test_a_silent_agent_is_lost_in_less_than_two_seconds() -> None:
+    story = Story().running()
+    story.wait(SECOND)
+    del story.beating[1]
+    assert of(story.wait(TIMEOUTS.node_lost_ns + TICK_NS), KillNode) == [KillNode(1, 1)]
+    assert "silent" in story.logged(NodeLost)[0].reason
+    assert TIMEOUTS.node_lost_ns + 2 * TICK_NS < 2 * SECOND
+
+
+def test_a_launcher_that_slept_does_not_blame_its_nodes() -> None:
+    story = Story().running()
+    story.wait(SECOND)
+    story.now_ns += 3600 * SECOND
+    story.tell(Tick())
+    story.wait(SECOND)
+    assert story.logged(NodeLost) == []
+    del story.beating[0]
+    assert of(story.wait(2 * SECOND), KillNode) == [KillNode(0, 1)]
+
+
+def test_a_lost_node_is_started_anew_only_when_nothing_is_left_on_it() -> None:
+    story = Story().running()
+    story.tell(AgentLost(1, 1, "died"), gone(0, 143, 143, told=True))
+    del story.beating[1]
+    assert of(story.wait(5 * SECOND), StartAgent) == []
+    assert story.gang.states() == (NodeState.IDLE, NodeState.KILLING)
+    story.tell(AgentGone(1, 1, ""))
+    assert of(story.wait(SECOND), StartAgent) == [StartAgent(1, 2)]
+    story.beating[1] = 2
+    assert of(story.tell(AgentUp(1, 2), AttemptPrepared(1)), StartRanks) == [StartRanks(0, 1, 1), StartRanks(1, 2, 1)]
+    assert [event.attempt for event in story.logged(AttemptStarted)] == [0, 1]
+
+
+def test_messages_from_the_past_change_nothing() -> None:
+    story = Story().running()
+    story.tell(gone(0, 3, 3), gone(1, 143, 143, told=True))
+    story.wait(SECOND)
+    story.tell(AttemptPrepared(1))
+    assert story.gang.phase is Phase.RUNNING
+    before = story.gang.states()
+    stale: list[Event] = [
+        gone(0, 3, 3),
+        RankExited(1, 1, 0, RankEnd(2, 9, False)),
+        AttemptPrepared(0),
+        AgentGone(1, 0, "old"),
+    ]
+    assert story.tell(*stale, RankReported(step_report(0, 1, attempt=0)), AgentUp(0, 7), AgentUp(9, 1)) == []
+    assert story.gang.states() == before
+
+
+def test_reports_of_the_attempt_are_logged_and_others_are_not() -> None:
+    story = Story().running()
+    good: list[Report] = [step_report(3, 1), CheckpointReport(0, 0, 1, 10, 1, 1)]
+    for report in (*good, step_report(4, 1), step_report(-1, 1), step_report(0, 1, attempt=1)):
+        story.tell(RankReported(report))
+    assert story.logged(StepReport) + story.logged(CheckpointReport) == good
+
+
+def test_a_fault_is_injected_once_at_its_step_in_the_first_attempt() -> None:
+    fault = Fault("kill-node", 1, 10)
+    story = Story(inject=(fault,)).running()
+    assert of(story.tell(RankReported(step_report(0, 9))), Inject) == []
+    assert of(story.tell(RankReported(step_report(2, 11))), Inject) == [Inject(fault)]
+    assert of(story.tell(RankReported(step_report(0, 12))), Inject) == []
+    assert story.logged(FaultInjected) == [FaultInjected("kill-node=1", 0, 11)]
+
+
+def test_a_signal_is_passed_on_and_decides_the_exit_code() -> None:
+    story = Story().running()
+    grace_ns = TIMEOUTS.stop_grace_ns
+    assert of(story.tell(StopAsked(2)), StopRanks) == [StopRanks(node, 1, 0, 2, grace_ns) for node in (0, 1)]
+    story.tell(gone(0, 0, 0, told=True), gone(1, 130, 0, told=True))
+    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert story.finish() == Finish(130, "stopped by SIGINT", None)
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.stopped, failed.restarting, failed.node) == (True, False, None)
+
+
+def test_a_second_signal_kills_at_once_but_not_the_same_one_twice() -> None:
+    story = Story().running()
+    story.tell(StopAsked(2))
+    story.wait(TICK_NS)
+    assert story.tell(StopAsked(2)) == []
+    story.wait(SECOND)
+    assert story.tell(StopAsked(15)) == [KillNode(0, 1), KillNode(1, 1)]
+
+
+def test_a_signal_while_pausing_ends_the_job() -> None:
+    story = Story().running()
+    story.tell(gone(0, 1, 1), gone(1, 143, 143, told=True))
+    assert story.gang.phase is Phase.PAUSING
+    story.tell(StopAsked(15), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert story.finish().exit_code == 128 + 15
+
+
+def test_an_agent_that_is_too_slow_to_stop_is_killed() -> None:
+    story = Story().running()
+    story.tell(RankExited(0, 1, 0, RankEnd(0, 1, False)), gone(0, 1, 143, told=True))
+    effects = story.wait(TIMEOUTS.stop_grace_ns + 3 * SECOND)
+    assert of(effects, KillNode) == [KillNode(1, 1)]
+
+
+def test_an_agent_that_does_not_come_up_is_a_failure() -> None:
+    story = Story(max_restarts=0)
+    story.tell(AgentUp(0, 1))
+    del story.beating[1]
+    assert of(story.wait(TIMEOUTS.agent_start_ns), KillNode) == [KillNode(1, 1)]
+    assert "did not come up within 1 min 00 s" in story.logged(NodeLost)[0].reason
+
+
+def test_processes_that_outlive_sigkill_end_the_job_and_are_named() -> None:
+    story = Story(max_restarts=5).running()
+    story.tell(AgentLost(1, 1, "died"), gone(0, 143, 143, told=True))
+    story.wait(TIMEOUTS.kill_ns + SECOND)
+    story.tell(AgentGone(0, 1, ""))
+    assert story.finish().exit_code == 1
+    assert "node 1 still has processes" in story.finish().reason
+
+
+def test_pauses_double_without_progress_and_start_over_with_it() -> None:
+    story = Story(max_restarts=10).running()
+    pauses: list[int] = []
+    for attempt in range(6):
+        if attempt == 4:
+            story.tell(RankReported(step_report(0, 1, attempt=attempt)))
+        story.tell(gone(0, 1, 1, attempt=attempt), gone(1, 143, 143, attempt=attempt, told=True))
+        start_ns = story.now_ns
+        while story.gang.attempt == attempt:
+            story.wait(TICK_NS)
+        pauses.append((story.now_ns - start_ns) // MS)
+        story.tell(AttemptPrepared(attempt + 1))
+    assert pauses == [200, 400, 800, 1600, 200, 400]
+
+
+def test_a_stranger_on_the_port_is_not_counted_but_only_a_few_times() -> None:
+    story = Story(max_restarts=0).running()
+    for attempt in range(4):
+        assert story.gang.attempt == attempt
+        taken = RanksGone(0, 1, attempt, ends(0, 1, 1), port_taken=True)
+        story.tell(RankExited(0, 1, attempt, RankEnd(0, 1, False)), taken)
+        story.tell(gone(1, 143, 143, attempt=attempt, told=True))
+        story.wait(10 * SECOND)
+        story.tell(AttemptPrepared(attempt + 1))
+    assert [event.restarting for event in story.logged(AttemptFailed)] == [True, True, True, False]
+
+
+def test_a_full_disk_or_a_port_that_stays_taken_is_not_tried_again() -> None:
+    story = Story(max_restarts=5).running()
+    story.tell(StorageFailed("write /run: no space left"))
+    story.tell(gone(0, 143, 143, told=True), gone(1, 143, 143, told=True))
+    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert story.finish() == Finish(1, "write /run: no space left", None)
+    story = Story(max_restarts=5)
+    story.tell(AgentUp(0, 1), AgentUp(1, 1), PrepareFailed(0, "--master-port 1 was taken"))
+    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert story.finish() == Finish(1, "--master-port 1 was taken", None)
+
+
+def test_after_the_end_nothing_happens() -> None:
+    story = Story()
+    story.tell(StopAsked(2), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert story.finish().exit_code == 130
+    assert story.tell(Tick(), AgentUp(0, 1), StopAsked(2)) == []
