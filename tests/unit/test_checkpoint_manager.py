@@ -30,7 +30,7 @@ from fireflyer.checkpoint import (
     stored_job_plan,
     verify,
 )
-from fireflyer.runtime.disk import RealDisk
+from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.sim import Fault, FaultKind, SimDisk
 
 
@@ -553,6 +553,44 @@ def test_ranks_agree_on_a_period_in_time_and_on_skipping(tmp_path: Path) -> None
     third = ranks.together(lambda ours: ours.save(3, rank_state(ours.rank, 3)).result())
     assert third == ["step-00000003"] * 2
     ranks.close()
+
+
+class SlowRank1(RealDisk):
+    """Rank 1 gets stuck in the first file it creates, rank 0 cannot write its first."""
+
+    def __init__(self) -> None:
+        self.stuck = threading.Event()
+        self.go_on = threading.Event()
+
+    def create(self, path: str) -> RealFile:
+        if "00000010" in path and "shard-00000" in path:
+            assert self.stuck.wait(30)
+            raise NoSpace(f"create {path}: no space left")
+        file = super().create(path)
+        if "00000010" in path:
+            self.stuck.set()
+            assert self.go_on.wait(30)
+        return file
+
+
+def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp_path: Path) -> None:
+    disk = SlowRank1()
+    ranks = Ranks(str(tmp_path), 2, disk)
+    first = ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10)))
+    assert isinstance(first[0].error(), NoSpace)
+    ranks.managers[0].wait()
+    assert not first[1].done()
+
+    def save(ours: CheckpointManager) -> str | None:
+        if ours.rank == 1:
+            threading.Timer(0.05, disk.go_on.set).start()
+        return ours.save(20, rank_state(ours.rank, 20)).result()
+
+    assert ranks.together(save) == ["step-00000020"] * 2
+    assert first[1].error() is not None
+    ranks.close()
+    assert os.listdir(tmp_path) == ["step-00000020"]
+    assert [info.problem for info in verify(str(tmp_path))] == [None]
 
 
 def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, disk: Disk) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 import errno
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -88,6 +89,8 @@ class SimDisk:
         self.faults: list[Fault] = []
         self.on_operation: Callable[[OperationRecord], None] | None = None
         self.generation = 0
+        self.lock = threading.RLock()
+        """One operation at a time: the device also serves tests that use real threads."""
         self._inodes = 1
         self._root = DirectoryNode(0)
         self._changes: list[Change] = []
@@ -315,14 +318,15 @@ class MountedDisk(Disk):
     def operate(self, operation: str, path: str, effect: Callable[[SimDisk], None], *, counted: bool = True) -> None:
         """Performs one operation at its fault point."""
         device = self._alive()
-        try:
-            after = device.begin(self._owner, operation, path, counted=counted)
-            effect(device)
-            if after is not None:
-                raise SimCrash
-        except SimCrash:
-            self._dead = True
-            raise
+        with device.lock:
+            try:
+                after = device.begin(self._owner, operation, path, counted=counted)
+                effect(device)
+                if after is not None:
+                    raise SimCrash
+            except SimCrash:
+                self._dead = True
+                raise
 
     def create(self, path: str) -> SimFile:
         node = FileNode(self._device.new_number())
