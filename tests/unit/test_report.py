@@ -203,6 +203,8 @@ def test_ticks_are_round_and_cover() -> None:
     assert nice_ticks(2.1, 6.3) == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert nice_ticks(0.0013, 0.0019) == [0.0012, 0.0014, 0.0016, 0.0018, 0.002]
     assert nice_ticks(5, 5) == [5]
+    assert nice_ticks(1, 14, 6, whole=True) == [0, 5, 10, 15]
+    assert nice_ticks(1, 3, 6, whole=True) == [1, 2, 3]
 
 
 def test_one_line_is_one_printable_line_of_bounded_length() -> None:

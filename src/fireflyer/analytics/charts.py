@@ -22,8 +22,8 @@ MAX_MARKS = 12
 """Failures that are marked on the curve one by one."""
 WIDTH, HEIGHT = 720, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 46, 44
-LABEL_CHARACTER = 7.2
-"""Approximate width of a character of a label, in the units of the view box."""
+LABEL_CHARACTER = 8.4
+"""Upper estimate of the mean width of a character of a label, in the units of the view box."""
 
 _HATCH = (
     '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -31,14 +31,18 @@ _HATCH = (
 )
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that cover `[low, high]`, about `count` of them."""
+def nice_ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers that cover `[low, high]`, about `count` of them; integers when `whole`."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return [low]
-    raw = span / count
+    raw = max(1.0, span / count) if whole else span / count
     magnitude = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * 0.999)
+    step = next(
+        factor * magnitude
+        for factor in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10))
+        if factor * magnitude >= raw * 0.999
+    )
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)]
 
@@ -92,7 +96,7 @@ def loss_chart(job: JobAccount) -> str:
     marks = job.failures[:MAX_MARKS]
     body = [
         _HATCH,
-        *_axes(x, y, nice_ticks(min(steps), max(steps), 6), y_ticks, steps),
+        *_axes(x, y, nice_ticks(min(steps), max(steps), 6, whole=True), y_ticks, steps),
         *(_band(failure, x) for failure in marks),
         *(f'<path class="discarded" d="{_path(run, x, y)}"/>' for run in _runs(discarded)),
         f'<path class="curve" d="{_path(thin_out(final), x, y)}"/>',
