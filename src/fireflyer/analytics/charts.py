@@ -144,6 +144,8 @@ def _axes(x: _Scale, y: _Scale, x_ticks: Sequence[float], y_ticks: Sequence[floa
 
 
 def _path(points: Sequence[LossPoint], x: _Scale, y: _Scale) -> str:
+    if len(points) == 1:  # a path of no length would not be drawn
+        return f"M{x(points[0].step) - 1.5:.1f},{y(points[0].loss):.1f} h3"
     return " ".join(
         f"{'M' if index == 0 else 'L'}{x(point.step):.1f},{y(point.loss):.1f}" for index, point in enumerate(points)
     )
