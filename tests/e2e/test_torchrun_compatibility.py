@@ -13,7 +13,6 @@ from tests.support.launching import run, write_script
 from fireflyer.cluster.schema.job import JobSpec
 
 pytestmark = pytest.mark.serial
-pytest.importorskip("torch")
 
 PRINT_ENVIRONMENT = """
 import json

@@ -177,7 +177,8 @@ async def run_demo(
     disturbed = await run_job(disturbed_job, on_entry=on_entry, on_line=on_line)
     log = _read_log(disturbed)
     if disturbed.exit_code != 0:
-        facts, problems = [], [f"the disturbed run failed: {disturbed.reason}"]
+        facts: list[tuple[str, str]] = []
+        problems = [f"the disturbed run failed: {disturbed.reason}"]
     else:
         facts, problems = _judge(spec, account(_read_log(undisturbed)), account(log))
     return DemoResult(
