@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import deque
 
 import pytest
@@ -197,3 +199,8 @@ def test_steps_out_of_range_are_refused() -> None:
     for step in (-1, 10**13):
         with pytest.raises(UsageError, match="out of range"):
             SaveMachine(machine(0).settings, step=step, sequence=1, values={})
+
+
+def test_looking_at_checkpoints_needs_no_torch() -> None:
+    program = "import sys, fireflyer.checkpoint as c; c.describe, c.verify; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -399,9 +399,19 @@ def test_the_plan_of_the_first_start_is_kept_and_another_is_refused(tmp_path: Pa
     assert newest(tmp_path).step == 10, "a start that gives no plan is not held to one"
     with pytest.raises(UsageError, match="chunk_bytes was '4096', now it is '8192'"):
         manager(tmp_path, job_plan={**plan, "chunk_bytes": 8192})
+
+
+def test_a_damaged_plan_is_found_again_in_the_manifests(tmp_path: Path) -> None:
+    save_all(tmp_path, [10, 20], job_plan={"algorithm": "tree"})
     flip(tmp_path / "job.json", 40)
-    with pytest.raises(DataCorruption):
+    assert stored_job_plan(str(tmp_path)) == {"algorithm": "tree"}
+    save_all(tmp_path, [30], keep=1)
+    assert newest(tmp_path).job_plan == {"algorithm": "tree"}, "also when the resuming start names none"
+    damage(tmp_path / "step-00000030", "missing manifest")
+    with pytest.raises(DataCorruption, match="remove it to start with another plan"):
         stored_job_plan(str(tmp_path))
+    (tmp_path / "job.json").unlink()
+    assert stored_job_plan(str(tmp_path)) is None
 
 
 def test_describe_is_quick_and_verify_reads_everything(tmp_path: Path) -> None:

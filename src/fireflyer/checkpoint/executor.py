@@ -13,8 +13,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fireflyer.base.errors import Aborted, Exists, FireflyerError, NotFound, UsageError, error_to_wire
-from fireflyer.base.ports import Disk, DiskFile
+from fireflyer.base.errors import (
+    Aborted,
+    DataCorruption,
+    Exists,
+    FireflyerError,
+    NotFound,
+    PermanentError,
+    UsageError,
+    error_to_wire,
+)
+from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.effects import (
     Commit,
@@ -31,13 +40,16 @@ from fireflyer.checkpoint.core.effects import (
     WriteShard,
 )
 from fireflyer.checkpoint.core.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
     ShardRecord,
     TensorRecord,
     check_plain,
     decode_job_plan,
+    decode_manifest,
     encode_job_plan,
 )
-from fireflyer.checkpoint.core.names import JOB_FILE, MANIFEST_FILE, final_name, trash_name
+from fireflyer.checkpoint.core.names import JOB_FILE, MANIFEST_FILE, Candidate, candidates, final_name, trash_name
 from fireflyer.checkpoint.core.retention import leftovers
 from fireflyer.checkpoint.core.safetensors import Placed, build_header
 from fireflyer.native import crc32c
@@ -51,6 +63,7 @@ __all__ = [
     "ensure_directory",
     "open_root",
     "perform",
+    "read_manifest",
     "run_steps",
     "stored_plan",
     "write_shard",
@@ -197,18 +210,42 @@ def ensure_directory(disk: Disk, path: str) -> Steps[None]:
     yield
 
 
+def read_manifest(disk: Disk, root: str, candidate: Candidate) -> Manifest:
+    """Raises `DataCorruption`, and what the disk raises."""
+    path = f"{root}/{candidate.name}/{MANIFEST_FILE}"
+    manifest = decode_manifest(_read_file(disk, path), path)
+    if manifest.step != candidate.step:
+        raise DataCorruption(f"{path} is of step {manifest.step}")
+    return manifest
+
+
+def _read_file(disk: Disk, path: str) -> bytes:
+    with contextlib.closing(disk.open(path)) as file:
+        size = file.size()
+        if size > MAX_MANIFEST_BYTES:
+            raise DataCorruption(f"{path} has {size} bytes, above {MAX_MANIFEST_BYTES}")
+        return file.pread(size, 0)
+
+
 def stored_plan(disk: Disk, root: str) -> dict[str, Any] | None:
-    """The plan in `job.json`; None when there is none. Raises `DataCorruption` when it is damaged."""
+    """The job's plan: from `job.json`, or when that is damaged or gone from the newest manifest that has one. None when
+    no job was started here. Raises `DataCorruption` when it is damaged and no manifest has it."""
     path = f"{root}/{JOB_FILE}"
+    damage: DataCorruption | None = None
     try:
-        with contextlib.closing(disk.open(path)) as file:
-            return decode_job_plan(read_all(file), path)
+        return decode_job_plan(_read_file(disk, path), path)
+    except DataCorruption as error:
+        damage = error
     except NotFound:
-        return None
-
-
-def read_all(file: DiskFile) -> bytes:
-    return file.pread(file.size(), 0)
+        pass
+    for candidate in candidates(disk.list(root)) if disk.is_dir(root) else []:
+        with contextlib.suppress(DataCorruption, PermanentError):
+            manifest = read_manifest(disk, root, candidate)
+            if manifest.job_plan is not None:
+                return manifest.job_plan
+    if damage is not None:
+        raise DataCorruption(f"{damage.message}; bring it back from a copy, or remove it to start with another plan")
+    return None
 
 
 def open_root(disk: Disk, root: str, job_plan: Mapping[str, Any] | None) -> Steps[list[str]]:

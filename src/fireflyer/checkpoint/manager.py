@@ -43,8 +43,8 @@ from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, check_plain
 from fireflyer.checkpoint.core.names import Candidate
 from fireflyer.checkpoint.core.shares import split_own
-from fireflyer.checkpoint.executor import open_root, run_steps, stored_plan
-from fireflyer.checkpoint.reader import Sink, choose, load, read_manifest
+from fireflyer.checkpoint.executor import open_root, read_manifest, run_steps, stored_plan
+from fireflyer.checkpoint.reader import Sink, choose, load
 from fireflyer.checkpoint.state import State
 from fireflyer.checkpoint.tensors import Snapshot, SnapshotBuffer, bytes_of, empty_tensor, plan_snapshot
 from fireflyer.runtime.clock import MonotonicClock
@@ -177,6 +177,8 @@ class CheckpointManager:
                 store.delete_prefix(f"{self._settings.prefix}/{attempt - 1}/")
             for note in run_steps(open_root(disk, self.directory, plan)):
                 _log.warning("checkpoint leftover stays directory=%s reason=%s", self.directory, note)
+            if plan is None:
+                self._settings = msgspec.structs.replace(self._settings, job_plan=self.stored_plan())
 
     # Saving.
 

@@ -16,19 +16,13 @@ import msgspec
 from fireflyer.base.errors import DataCorruption, FireflyerError, TransientError
 from fireflyer.base.events import PassedOver
 from fireflyer.base.ports import Disk, DiskFile
-from fireflyer.checkpoint.core.manifest import (
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    ShardRecord,
-    TensorRecord,
-    decode_manifest,
-)
-from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, candidates
-from fireflyer.checkpoint.executor import PIECE_BYTES, stored_plan
+from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
+from fireflyer.checkpoint.core.names import Candidate, candidates
+from fireflyer.checkpoint.executor import PIECE_BYTES, read_manifest, stored_plan
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["CheckpointInfo", "Sink", "choose", "describe", "load", "read_manifest", "stored_job_plan", "verify"]
+__all__ = ["CheckpointInfo", "Sink", "choose", "describe", "load", "stored_job_plan", "verify"]
 
 Sink = Callable[[int, TensorRecord], memoryview | None]
 """Given the rank whose shard holds it and the record of a tensor, says where its bytes go; None to only verify it."""
@@ -42,18 +36,6 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     size_bytes: int | None
     problem: str | None
     """None: nothing wrong was found, as far as was looked."""
-
-
-def read_manifest(disk: Disk, root: str, candidate: Candidate) -> Manifest:
-    path = f"{root}/{candidate.name}/{MANIFEST_FILE}"
-    with contextlib.closing(disk.open(path)) as file:
-        size = file.size()
-        if size > MAX_MANIFEST_BYTES:
-            raise DataCorruption(f"{path} has {size} bytes, above {MAX_MANIFEST_BYTES}")
-        manifest = decode_manifest(file.pread(size, 0), path)
-    if manifest.step != candidate.step:
-        raise DataCorruption(f"{path} is of step {manifest.step}")
-    return manifest
 
 
 def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, only_wanted: bool = False) -> None:
