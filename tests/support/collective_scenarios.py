@@ -156,7 +156,6 @@ def endless(comm: Communicator, params: dict[str, Any]) -> None:
 def disagreeing(comm: Communicator, params: dict[str, Any]) -> None:
     """One rank calls something else than the others."""
     odd = comm.rank == params["odd"]
-    comm.allreduce(np.ones(10, "f4"))
     calls: dict[str, Callable[[], None]] = {
         "size": lambda: comm.allreduce(np.ones(11 if odd else 10, "f4")),
         "dtype": lambda: comm.allreduce(np.ones(10, "i4" if odd else "f4")),
@@ -164,6 +163,7 @@ def disagreeing(comm: Communicator, params: dict[str, Any]) -> None:
         "root": lambda: comm.broadcast(np.ones(10, "f4"), root=1 if odd else 0),
     }
     try:
+        comm.allreduce(np.ones(10, "f4"))
         calls[params["what"]]()
         comm.barrier()
     except FireflyerError as error:

@@ -1,0 +1,1 @@
+"""Benchmarks: ours, the peers and the physical limit, measured in the same run. `python -m bench --help`."""
