@@ -59,7 +59,8 @@ def test_a_sound_job_passes(tmp_path: Path) -> None:
         ({"inject": (Fault("kill-rank", 9, 5),)}, "there is no rank 9"),
         ({"env": {"A=B": "1"}}, "environment variable 'A=B' cannot be set"),
         ({"env": {"RANK": "1"}}, "environment variable RANK is set by the launcher"),
-        ({"name": "x" * 101}, "--name"),
+        ({"name": "ü" * 101}, "--name"),
+        ({"name": "a\nb"}, "--name"),
         ({"args": ("a\0b",)}, "NUL"),
     ],
 )

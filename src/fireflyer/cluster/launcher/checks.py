@@ -16,6 +16,7 @@ from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
 __all__ = ["EVENTS_NAME", "check_job", "command_of"]
 
 EVENTS_NAME = "events.jsonl"
+MAX_NAME_BYTES = 200
 _OURS = frozenset(RankEnvironment(control="", secret_file="", run_dir="").to_mapping())
 
 
@@ -48,8 +49,8 @@ def _check_counts(spec: JobSpec) -> None:
         raise UsageError(f"{spec.world_size} ranks are more than the {MAX_RANKS} that one launcher can hold")
     if not 0 <= spec.max_restarts <= 1_000_000:
         raise UsageError(f"--max-restarts {spec.max_restarts} must be from 0 to 1000000")
-    if not 0 < len(spec.name) <= 100 or not spec.name.isprintable():
-        raise UsageError(f"--name {spec.name!r} must have 1 to 100 printable characters")
+    if not 0 < len(spec.name.encode(errors="replace")) <= MAX_NAME_BYTES or not spec.name.isprintable():
+        raise UsageError(f"--name {spec.name[:40]!r} must have 1 to {MAX_NAME_BYTES} bytes, all of them printable")
     if spec.omp_num_threads is not None and spec.omp_num_threads < 1:
         raise UsageError(f"--omp-num-threads {spec.omp_num_threads} must be at least 1")
     for fault in spec.inject:

@@ -24,6 +24,7 @@ def take_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], Non
     def give_back() -> None:
         for number in taken:
             loop.remove_signal_handler(number)
-            signal.signal(number, before[number])
+            if before[number] is not None:
+                signal.signal(number, before[number])
 
     return give_back

@@ -1,0 +1,196 @@
+"""Guards and leashes: what is started under them cannot be left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.launching import wait_until, write_orphan
+from tests.support.loops import on_loop
+
+from fireflyer.runtime import leash
+from fireflyer.runtime.processes import (
+    MARKER,
+    Guarded,
+    child_environment,
+    descendants,
+    kill_marked,
+    marked,
+    new_token,
+    start_leashed,
+    watch_exit,
+)
+
+pytestmark = pytest.mark.serial
+
+
+def guarded(tmp_path: Path, *command: str) -> tuple[Guarded, asyncio.Future[int]]:
+    exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with open(tmp_path / "log", "ab") as log:
+        guard = Guarded(
+            command, token=new_token(), environment=child_environment({}), log=log, on_exit=exited.set_result
+        )
+    return guard, exited
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def read_pids(path: Path, lines: int) -> list[int]:
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= lines, 20)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+async def until_written(path: Path, lines: int) -> list[int]:
+    return await asyncio.to_thread(read_pids, path, lines)
+
+
+def guard_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@on_loop
+async def test_a_command_that_ends_takes_what_it_detached_with_it(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    orphan = [sys.executable, write_orphan(tmp_path), str(pids)]
+    code = f"""
+import os, subprocess, time
+subprocess.run(['env', '-i', 'setsid', '--fork', *{orphan!r}])
+while not os.path.exists({str(pids)!r}): time.sleep(0.01)
+print('said')
+os._exit(5)
+"""
+    guard, exited = guarded(tmp_path, sys.executable, "-u", "-c", code)
+    assert await exited == 5
+    assert await guard.wait_gone()
+    (pid,) = await until_written(pids, 1)
+    assert not alive(pid)
+    assert (tmp_path / "log").read_text() == "said\n"
+
+
+@pytest.mark.parametrize("stop_guard", [False, True])
+@on_loop
+async def test_closing_the_guard_kills_at_once(tmp_path: Path, stop_guard: bool) -> None:
+    """Also a guard that was stopped (SIGSTOP)."""
+    pids = tmp_path / "pids"
+    guard, exited = guarded(tmp_path, sys.executable, write_orphan(tmp_path), str(pids))
+    (pid,) = await until_written(pids, 1)
+    assert pid == guard.pid
+    guard_pid = guard_of(pid)
+    if stop_guard:
+        os.kill(guard_pid, signal.SIGSTOP)
+    guard.kill()
+    assert await guard.wait_gone()
+    assert not alive(pid)
+    assert not alive(guard_pid)
+    assert not exited.done() or exited.result() == 128 + 9
+
+
+@on_loop
+async def test_a_killed_guard_takes_its_command_with_it(tmp_path: Path) -> None:
+    """The command by the kernel, what it detached by the mark in its environment."""
+    pids = tmp_path / "pids"
+    script = write_orphan(tmp_path)
+    code = f"import os, subprocess, sys; subprocess.Popen([sys.executable, {script!r}, {str(pids)!r}], \
+start_new_session=True); os.execv(sys.executable, [sys.executable, {script!r}, {str(pids)!r}])"
+    guard, _ = guarded(tmp_path, sys.executable, "-c", code)
+    started = await until_written(pids, 2)
+    assert guard.pid is not None
+    assert sorted(marked(guard.token)) == sorted([*started, guard_of(guard.pid)])
+    os.kill(guard_of(guard.pid), signal.SIGKILL)
+    assert await guard.wait_gone()
+    assert not any(alive(pid) for pid in started)
+
+
+@on_loop
+async def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    guard, exited = guarded(tmp_path, "/no/such/program")
+    assert await exited == 127
+    assert await guard.wait_gone()
+    assert "No such file" in (tmp_path / "log").read_text()
+
+
+def start_marked(command: list[str], value: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=child_environment({MARKER: value}))
+
+
+@on_loop
+async def test_a_token_marks_its_continuations_and_no_other(tmp_path: Path) -> None:
+    token, pids = new_token(), tmp_path / "pids"
+    command = [sys.executable, write_orphan(tmp_path), str(pids)]
+    values = [f"{token}.1.1", f"{token}.1.10", f"{token}x", token]
+    processes = [start_marked(command, value) for value in values]
+    try:
+        await until_written(pids, 4)
+        assert sorted(marked(token)) == sorted(processes[index].pid for index in (0, 1, 3))
+        assert marked(f"{token}.1.1") == [processes[0].pid]
+        assert await kill_marked(f"{token}.1")
+        assert [process.wait(10) for process in processes[:2]] == [-9, -9]
+        assert processes[3].poll() is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_leashed_process_dies_with_its_parent(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = f"""
+import sys, time
+from fireflyer.runtime.processes import child_environment, start_leashed
+start_leashed([sys.executable, {write_orphan(tmp_path)!r}, {str(pids)!r}],
+              environment=child_environment({{}}), stdout=1, stderr=2)
+time.sleep(1000)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), 20)
+        (child,) = descendants(parent.pid)
+        assert int(pids.read_text()) == child
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not alive(child), 5, "the leashed process lives on")
+
+
+@on_loop
+async def test_a_leashed_process_hears_signals_that_its_parent_ignores(tmp_path: Path) -> None:
+    code = "import signal; print(*(int(s) for s in signal.valid_signals() if signal.getsignal(s) == signal.SIG_IGN))"
+    out = tmp_path / "out"
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    fd = os.open(out, os.O_WRONLY | os.O_CREAT)
+    try:
+        environment = child_environment({})
+        process = start_leashed([sys.executable, "-c", code], environment=environment, stdout=fd, stderr=fd)
+    finally:
+        os.close(fd)
+        signal.signal(signal.SIGUSR1, before)
+    ended = asyncio.Event()
+    watch_exit(asyncio.get_running_loop(), process.pid, ended.set)
+    await ended.wait()
+    assert process.wait() == 0
+    ignored_by_python_itself = {signal.SIGPIPE, signal.SIGXFSZ}
+    assert {int(number) for number in out.read_text().split()} == ignored_by_python_itself
+
+
+def test_a_leash_of_a_dead_parent_starts_nothing() -> None:
+    result = subprocess.run([sys.executable, "-I", "-S", leash.__file__, "1", "echo", "x"], capture_output=True)
+    assert (result.returncode, result.stdout) == (128 + 9, b"")
+
+
+@pytest.mark.parametrize(("program", "code"), [("/no/such/program", 127), ("/etc/passwd", 126)])
+def test_a_leash_says_why_a_command_cannot_be_executed(program: str, code: int) -> None:
+    command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), program]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == code
+    assert result.stderr.count("\n") == 1
+    assert program in result.stderr
