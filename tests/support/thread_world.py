@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
 
@@ -90,23 +90,20 @@ class ThreadCommunicator:
         self.on_start: Callable[[str], None] = lambda kind: None
         self._world = world
 
-    def allreduce(self, array: torch.Tensor, *, async_op: bool = False) -> ThreadWork | None:
-        return self._start("allreduce", array, async_op)
+    def allreduce(self, array: torch.Tensor, *, async_op: Literal[True]) -> ThreadWork:
+        return self._start("allreduce", array)
 
-    def broadcast(self, array: torch.Tensor, *, root: int = 0, async_op: bool = False) -> ThreadWork | None:
+    def broadcast(self, array: torch.Tensor, *, root: int = 0) -> None:
         assert root == 0
-        return self._start("broadcast", array, async_op)
+        self._start("broadcast", array).wait()
 
-    def _start(self, name: str, array: torch.Tensor, async_op: bool) -> ThreadWork | None:
+    def _start(self, name: str, array: torch.Tensor) -> ThreadWork:
         assert array.is_contiguous()
         kind = f"{name} {str(array.dtype).removeprefix('torch.')} {array.numel()}"
         self.on_start(kind)
         work = self._world.start(self.rank, len(self.started), kind, array)
         self.started.append(kind)
-        if async_op:
-            return work
-        work.wait()
-        return None
+        return work
 
 
 class _Rank(threading.Thread, Generic[T]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 __all__ = ["Communicator", "Work"]
 
@@ -20,8 +20,8 @@ class Work(Protocol):
 class Communicator(Protocol):
     """Collectives over all ranks. Every rank starts the same ones in the same order.
 
-    Arrays are contiguous CPU tensors, of a floating type or int64, changed in place. With `async_op` a `Work` is
-    returned, and the array must be left alone until it is done.
+    Arrays are contiguous CPU tensors, of a floating type or int64, changed in place; while a
+    `Work` is not done its array must be left alone.
     """
 
     @property
@@ -30,7 +30,8 @@ class Communicator(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def allreduce(self, array: Any, *, async_op: bool = False) -> Work | None:
+    def allreduce(self, array: Any, *, async_op: Literal[True]) -> Work:
         """Sums over all ranks; the same bits on every rank."""
 
-    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Work | None: ...
+    def broadcast(self, array: Any, *, root: int = 0) -> object:
+        """Replaces the array by that of rank `root`; blocks."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from fireflyer.base.errors import InvariantViolation, UsageError
+from fireflyer.base.errors import UsageError
 from fireflyer.training.buckets import Bucket, plan_buckets
 from fireflyer.training.communication import Communicator, Work
 
@@ -168,14 +168,13 @@ class GradientReducer:
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
         try:
-            bucket.work = self._comm.allreduce(bucket.flat, async_op=True)
+            work = self._comm.allreduce(bucket.flat, async_op=True)
         except BaseException:
             self._abandon()
             raise
-        if bucket.work is None:
-            raise InvariantViolation("an allreduce with async_op=True returned no work to wait for")
+        bucket.work = work
         self._started += 1
-        self._flight.started(bucket.work, self._now_ns())
+        self._flight.started(work, self._now_ns())
 
     def _finish(self) -> None:
         if not self._active:

@@ -42,7 +42,7 @@ def verify_same_description(comm: Communicator, lines: Sequence[str]) -> None:
     comm.broadcast(reference, root=0)
     differs = torch.zeros(comm.world_size, dtype=torch.int64)
     differs[comm.rank] = int(not torch.equal(mine, reference))
-    comm.allreduce(differs)
+    comm.allreduce(differs, async_op=True).wait()
     if not differs.any():
         return
     ranks = [rank for rank, flag in enumerate(differs.tolist()) if flag]
