@@ -172,6 +172,7 @@ void Executor::settle(const Task& task, const Failure& failure) {
 
 std::optional<Failure> Executor::run(const Task& task) {
   if (window_->failed()) return window_->failure();
+  if (group_.world_size() == 1) return std::nullopt;
   const Geometry geometry(task.op, base_, window_->chunk_bytes());
   const Rules rules(*window_, group_, geometry);
   base_ = geometry.end;
@@ -198,6 +199,12 @@ std::optional<Failure> Executor::run(const Task& task) {
     if (now_ns < glance_at_ns) continue;
     glance_at_ns = now_ns + glance_ns;
     if (const auto failure = trouble(task.op, watch.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) window_->fail(*failure);
+  }
+  if (verified != never) {
+    if (const auto failure = mismatch(geometry, verified)) {
+      window_->fail(*failure);
+      return window_->failure();
+    }
   }
   window_->leave(local_, task.op);
   return std::nullopt;

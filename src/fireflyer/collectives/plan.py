@@ -16,9 +16,8 @@ element type, the number of elements, and the ranks' data. The order within a ch
 A job keeps the plan of its first start (`Plan` goes into its checkpoints), so that a resumed run adds in the same
 order.
 
-`expand` turns a plan into streams of steps; `simulate` runs them with any interleaving and bounded buffers. The tests
-hold all plans to it: every send has its receive, each contribution counts once, nothing blocks for ever. The native
-executor is given the same trees.
+The native executor is given the trees. What it does with them is said step by step in `fireflyer.collectives.steps`,
+whose streams the tests run in every order: each contribution counts once, and nothing blocks for ever.
 
 Source of the tree shape: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast,
 reduction and scan", Parallel Computing 35 (2009); the numbering is that of NCCL.

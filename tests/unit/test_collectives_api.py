@@ -1,0 +1,273 @@
+"""What the communicator says to good and to bad arguments; ranks are threads of this process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fireflyer.base.errors import FireflyerError, PeerFailed, Timeout, UsageError
+from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.units import MS, SECOND
+from fireflyer.collectives import Communicator, make_plan
+from fireflyer.identity.secrets import Secret, new_secret
+from fireflyer.runtime.store import LocalStore
+
+
+@pytest.fixture
+def alone() -> Iterator[Communicator]:
+    with Communicator.create(rank=0, world_size=1, node=0, store=LocalStore(), secret=new_secret()) as comm:
+        yield comm
+
+
+def together(nodes: list[int], body: Callable[[int, dict[str, Any]], Any], **options: Any) -> list[Any]:
+    """What `body(rank, arguments of create)` returns or raises on each of several threads."""
+    store, secret = LocalStore(), new_secret()
+    results: list[Any] = [None] * len(nodes)
+
+    def run(rank: int) -> None:
+        arguments = {"rank": rank, "world_size": len(nodes), "node": nodes[rank], "store": store, "secret": secret}
+        try:
+            results[rank] = body(rank, arguments | options)
+        except FireflyerError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(nodes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+NUMPY = ["float64", "float32", "float16", "int32", "int64"]
+TORCH = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]])
+def test_numpy_arrays_and_tensors_of_any_shape_are_summed_in_place(nodes: list[int]) -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> list[Any]:
+        arrays: list[Any] = [np.full((3, 5), rank + 1, dtype) for dtype in NUMPY]
+        arrays += [torch.full((2, 3, 4), rank + 1, dtype=dtype) for dtype in TORCH]
+        arrays += [torch.full((7,), rank + 1.0).to(dtype) for dtype in FP8]
+        arrays += [np.array(rank + 1.0), np.empty((0, 4), "f4")]
+        with Communicator.create(**arguments) as comm:
+            for array in arrays:
+                comm.allreduce(array)
+        return arrays
+
+    for arrays in together(nodes, body):
+        for array in arrays:
+            wide = array.float().numpy() if isinstance(array, torch.Tensor) else array
+            assert (wide == 3).all()
+
+
+def test_types_that_numpy_lacks_go_by_name() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> list[Any]:
+        arrays = {"bf16": np.full(5, 0x3F80, "u2"), "f8e4m3": np.full(5, 0x38, "u1"), "f8e5m2": np.full(5, 0x3C, "u1")}
+        with Communicator.create(**arguments) as comm:
+            for dtype, array in arrays.items():
+                comm.allreduce(array, dtype=dtype)
+        return list(arrays.values())
+
+    for bf16, e4m3, e5m2 in together([0, 0], body):  # 1 + 1 = 2
+        assert bf16.tolist() == [0x4000] * 5
+        assert e4m3.tolist() == [0x40] * 5
+        assert e5m2.tolist() == [0x40] * 5
+
+
+def test_any_type_can_be_broadcast() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> list[Any]:
+        arrays: list[Any] = [np.full(9, rank, "u2"), torch.full((3,), rank == 1), np.full(2, rank, "c16")]
+        with Communicator.create(**arguments) as comm:
+            for array in arrays:
+                comm.broadcast(array, root=1)
+        return arrays
+
+    for array in itertools.chain(*together([0, 0, 1], body)):
+        assert (array == 1).all()
+
+
+READ_ONLY = np.zeros(4, "f4")
+READ_ONLY.flags.writeable = False
+BAD: dict[str, tuple[Callable[[Communicator], object], str]] = {
+    "a list": (lambda c: c.allreduce([1.0, 2.0]), "cannot reduce a list"),
+    "not contiguous": (lambda c: c.allreduce(np.zeros((4, 4), "f4").T[1:]), "not contiguous"),
+    "a tensor that is not contiguous": (lambda c: c.allreduce(torch.zeros(4, 4).t()), "not contiguous"),
+    "read-only": (lambda c: c.allreduce(READ_ONLY), "read-only"),
+    "a device": (lambda c: c.allreduce(torch.zeros(2, device="meta")), "is on meta"),
+    "unsigned": (lambda c: c.allreduce(np.zeros(4, "u2")), "cannot sum elements of type uint16"),
+    "big endian": (lambda c: c.allreduce(np.zeros(4, ">f4")), "cannot sum elements of type >f4"),
+    "unknown name": (lambda c: c.allreduce(np.zeros(4, "u2"), dtype="fp8"), "dtype 'fp8' is not known"),
+    "wrong carrier": (lambda c: c.allreduce(np.zeros(4, "f4"), dtype="bf16"), "needs an array of uint16"),
+    "unknown op": (lambda c: c.allreduce(np.zeros(4, "f4"), op="max"), "op 'max' is not supported"),
+    "root too high": (lambda c: c.broadcast(np.zeros(4, "f4"), root=1), "root 1 is not a rank"),
+    "root negative": (lambda c: c.reduce(np.zeros(4, "f4"), root=-1), "root -1 is not a rank"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_argument_is_told_in_one_line_and_harms_nothing(what: str, alone: Communicator) -> None:
+    call, message = BAD[what]
+    with pytest.raises(UsageError, match=message) as caught:
+        call(alone)
+    assert "\n" not in str(caught.value)
+    array = np.arange(3.0)
+    alone.allreduce(array)
+    assert array.tolist() == [0, 1, 2]
+
+
+def test_a_reader_of_reduce_and_broadcast_may_be_read_only(alone: Communicator) -> None:
+    alone.broadcast(READ_ONLY, root=0)
+    with pytest.raises(UsageError, match="read-only"):
+        alone.reduce(READ_ONLY, root=0)
+
+
+def test_work_is_asynchronous_and_keeps_its_array_alive() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> tuple[int, float]:
+        with Communicator.create(**arguments) as comm:
+            works = [comm.allreduce(np.ones(50_000, "f4"), async_op=True) for _ in range(20)]
+            last = np.ones(10, "f4")
+            work = comm.allreduce(last, async_op=True)
+            work.wait()
+            assert all(earlier.done() and earlier.error() is None for earlier in works)
+            stats = comm.stats()
+            assert stats.in_flight_ns > 0
+            assert stats.bytes == 20 * 200_000 + 40
+            return stats.allreduces, float(last[0])
+
+    assert together([0, 0], body) == [(21, 2.0), (21, 2.0)]
+
+
+def test_waiting_has_its_own_limit_and_the_operation_goes_on() -> None:
+    entered = threading.Event()
+
+    def body(rank: int, arguments: dict[str, Any]) -> float:
+        with Communicator.create(**arguments) as comm:
+            array = np.ones(3, "f4")
+            if rank == 1:
+                assert entered.wait(30)
+                comm.allreduce(array)
+                return float(array[0])
+            work = comm.allreduce(array, async_op=True)
+            with pytest.raises(Timeout, match="not done after 20 ms"):
+                work.wait(20 * MS)
+            entered.set()
+            work.wait(30 * SECOND)
+            return float(array[0])
+
+    assert together([0, 0], body) == [2.0, 2.0]
+
+
+def test_a_closed_communicator_says_so(alone: Communicator) -> None:
+    alone.close()
+    alone.close()
+    with pytest.raises(UsageError, match="is closed"):
+        alone.allreduce(np.ones(1, "f4"))
+
+
+def test_a_rank_that_closes_early_is_named() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> Any:
+        comm = Communicator.create(**arguments)
+        try:
+            if rank == 1:
+                return None
+            with pytest.raises(PeerFailed, match=r"rank 1 .* closed its communicator") as caught:
+                comm.allreduce(np.ones(3, "f4"))
+            return caught.value.rank
+        finally:
+            comm.close()
+
+    assert together([0, 0], body) == [1, None]
+    assert together([0, 1], body) == [1, None]
+
+
+def test_the_same_name_can_be_used_again_after_closing() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> list[float]:
+        sums = []
+        for value in (1, 2):
+            with Communicator.create(**arguments) as comm:
+                array = np.full(3, value, "f4")
+                comm.allreduce(array)
+                sums.append(float(array[0]))
+        return sums
+
+    assert together([0, 1], body) == [[2.0, 4.0], [2.0, 4.0]]
+
+
+def test_a_process_started_by_hand_is_a_group_of_one() -> None:
+    with Communicator.from_environment(RankEnvironment()) as comm:
+        assert (comm.rank, comm.world_size, comm.node, comm.nodes) == (0, 1, 0, 1)
+        comm.barrier()
+
+
+def test_a_missing_rank_is_named_to_all_that_came() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> None:
+        if rank != 1:
+            Communicator.create(**arguments)
+
+    first, _, third = together([0, 0, 0], body, join_timeout_ns=SECOND // 2)
+    for error in (first, third):
+        assert isinstance(error, UsageError)
+        assert "rank 1 did not join" in str(error)
+
+
+def test_another_secret_is_refused() -> None:
+    other: Secret = new_secret()
+
+    def body(rank: int, arguments: dict[str, Any]) -> None:
+        Communicator.create(**arguments | ({"secret": other} if rank == 1 else {}))
+
+    first, second = together([0, 0], body, join_timeout_ns=SECOND // 2)
+    assert isinstance(first, Timeout)
+    assert "rank 1 did not connect" in str(first)
+    assert isinstance(second, FireflyerError)
+
+
+def test_plans_must_agree_with_each_other_and_with_the_group() -> None:
+    def unlike(rank: int, arguments: dict[str, Any]) -> None:
+        Communicator.create(**arguments, plan=make_plan([0, 0], chunk_bytes=4096 * (rank + 1)))
+
+    def elsewhere(rank: int, arguments: dict[str, Any]) -> None:
+        Communicator.create(**arguments, plan=make_plan([0, 1]))
+
+    for error in together([0, 0], unlike):
+        assert isinstance(error, UsageError)
+        assert "rank 1 was given another plan than rank 0" in str(error)
+    for error in together([0, 0], elsewhere):
+        assert "the plan is for ranks on nodes 0,1, but the group has them on 0,0" in str(error)
+
+
+def test_a_plan_given_to_one_rank_is_everybodys() -> None:
+    plan = make_plan([0, 1], chunk_bytes=8192)
+
+    def body(rank: int, arguments: dict[str, Any]) -> Any:
+        with Communicator.create(**arguments, plan=plan if rank == 1 else None) as comm:
+            return comm.plan
+
+    assert together([0, 1], body) == [plan, plan]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"rank": 2}, "rank 2 is not a rank of 1"), ({"timeout_ns": 5}, "nanoseconds"), ({"node": 3}, "without gaps")],
+)
+def test_bad_arguments_of_create(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"rank": 0, "world_size": 1, "node": 0, "store": LocalStore(), "secret": new_secret()}
+    with pytest.raises(UsageError, match=message):
+        Communicator.create(**arguments | change)
+
+
+def test_a_host_that_is_not_ours_is_told() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> None:
+        Communicator.create(**arguments)
+
+    for error in together([0, 1], body, host="192.0.2.1", join_timeout_ns=SECOND):
+        assert isinstance(error, UsageError)
+        assert "cannot listen on host '192.0.2.1'" in str(error)
