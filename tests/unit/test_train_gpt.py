@@ -13,9 +13,11 @@ import torch
 from fireflyer.base.errors import UsageError
 from fireflyer.base.events import CheckpointReport, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
+from fireflyer.checkpoint import CheckpointManager
 from fireflyer.cluster import Reporter
 from fireflyer.recipes import train_gpt
 from fireflyer.recipes.corpus import build_corpus
+from fireflyer.runtime import RealDisk
 
 ALONE = RankEnvironment()
 
@@ -111,6 +113,15 @@ def test_a_checkpoint_of_another_run_is_refused(corpus_dir: str, tmp_path: Path)
     build_corpus(str(tmp_path / "other"), vocab_size=300, max_bytes=90_000)
     with pytest.raises(UsageError, match="another corpus"):
         run(str(tmp_path / "other"), tmp_path / "run", "--steps", "2")
+
+
+def test_a_checkpoint_directory_of_another_program_is_refused(corpus_dir: str, tmp_path: Path) -> None:
+    plan = {"their": "plan"}
+    CheckpointManager(
+        str(tmp_path), rank=0, world_size=1, store=None, disk=RealDisk(), period_steps=1, job_plan=plan
+    ).close()
+    with pytest.raises(UsageError, match="not written by this script"):
+        run(corpus_dir, tmp_path, "--steps", "1")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -39,6 +40,8 @@ from fireflyer.runtime import MonotonicClock, RealDisk, Store, open_store, read_
 from fireflyer.training import DistributedDataParallel
 
 __all__ = ["Options", "main", "parse_options"]
+
+T = TypeVar("T")
 
 _WARM_UP_STEPS = 20
 _MAX_GRADIENT_NORM = 1.0
@@ -151,7 +154,7 @@ def join_group(
     only another number of ranks or nodes needs another plan, and its losses agree with the first but for rounding."""
     disk = RealDisk()
     stored = stored_plan(disk, options.checkpoint_dir)
-    plan = None if stored is None else msgspec.convert(stored["collectives"], Plan)
+    plan = None if stored is None else stored_as(Plan, stored.get("collectives"), options)
     if plan is not None and (plan.world_size, plan.nodes) != (env.world_size, env.nodes):
         plan = None
     comm = Communicator.from_environment(env, plan=plan, timeout_ns=options.timeout_ns)
@@ -178,7 +181,7 @@ def restore(job: Job) -> tuple[int, int]:
     steps_done = position = 0
     if restored is not None:
         values = load_into(restored.shared, restored.values, job.model, job.optimizer)
-        progress = msgspec.convert(values, Progress)
+        progress = stored_as(Progress, values, job.options)
         if progress.corpus != job.corpus.fingerprint:
             raise UsageError(
                 f"{job.options.checkpoint_dir} was trained on another corpus than the one in {job.options.corpus_dir}; "
@@ -199,6 +202,15 @@ def restore(job: Job) -> tuple[int, int]:
     )
     say(job, f"resumed from {restored.name}" if restored else f"{job.corpus}; starting afresh")
     return steps_done, position
+
+
+def stored_as(kind: type[T], value: object, options: Options) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"{options.checkpoint_dir} was not written by this script ({error}); give a fresh --checkpoint-dir"
+        ) from error
 
 
 def train(job: Job, steps_done: int, position: int) -> None:
