@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from tests.support.checkpoint_ranks import Ranks
 
-from fireflyer.base.errors import DataCorruption, NoSpace, PermissionDenied, UsageError
+from fireflyer.base.errors import Aborted, Busy, DataCorruption, NoSpace, PermissionDenied, UsageError
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import SECOND
@@ -335,6 +335,20 @@ def test_a_checkpoint_that_may_not_be_read_is_passed_over() -> None:
     assert "permission denied" in restored.passed_over[0].reason
 
 
+class OutOfDescriptors(RealDisk):
+    def open(self, path: str) -> RealFile:
+        if "step-00000020/shard" in path:
+            raise Busy(f"open {path}: too many open files")
+        return super().open(path)
+
+
+def test_an_error_that_may_pass_does_not_throw_a_good_checkpoint_away(tmp_path: Path) -> None:
+    save_all(tmp_path, [10, 20])
+    with manager(tmp_path, disk=OutOfDescriptors()) as ours, pytest.raises(Busy, match="too many open files"):
+        ours.restore()
+    assert newest(tmp_path).step == 20
+
+
 def test_a_directory_that_may_not_be_written_is_one_clear_error() -> None:
     device = SimDisk()
     device.faults = [Fault(kind=FaultKind.DENIED, operation="mkdir")]
@@ -597,7 +611,7 @@ def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp
         return ours.save(20, rank_state(ours.rank, 20)).result()
 
     assert ranks.together(save) == ["step-00000020"] * 2
-    assert first[1].error() is not None
+    assert isinstance(first[1].error(), Aborted)
     ranks.close()
     assert os.listdir(tmp_path) == ["step-00000020"]
     assert [info.problem for info in verify(str(tmp_path))] == [None]
