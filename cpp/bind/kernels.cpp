@@ -1,5 +1,5 @@
-// Python's view of the kernels and of CRC-32C. Arguments are anything with the buffer protocol, contiguous; every size is
-// checked here, and the GIL is released around the work.
+// Python's view of the kernels and of CRC-32C. Arguments are anything with the buffer protocol, contiguous; every size
+// is checked here, and the GIL is released around the work.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -26,8 +26,8 @@ std::uint64_t word_at(const std::uint8_t* p) {
   return word;
 }
 
-// What the crc32 instruction, fed with this word at state 0, turns into `crc` followed by `bytes` zero bytes. Reflection
-// costs one bit in the product and the instruction itself multiplies by x^32: hence 33.
+// What the crc32 instruction, fed with this word at state 0, turns into `crc` followed by `bytes` zero bytes.
+// Reflection costs one bit in the product and the instruction itself multiplies by x^32: hence 33.
 template <std::size_t bytes>
 std::uint64_t moved(std::uint64_t crc) {
   constexpr std::uint32_t factor = power_of_x(8 * bytes - 33);

@@ -102,7 +102,8 @@ bool isa_supported(const char* name) { return find(name) != nullptr; }
 
 void set_isa(const char* name) {
   const KernelTable* table = find(name);
-  if (table == nullptr) throw std::invalid_argument("this CPU cannot run the instruction set '" + std::string(name) + "'");
+  if (table == nullptr)
+    throw std::invalid_argument("this CPU cannot run the instruction set '" + std::string(name) + "'");
   active().store(table, std::memory_order_relaxed);
 }
 

@@ -73,11 +73,12 @@ void instruction_sets_agree() {
       }
 }
 
+// Every 61st bit pattern of a float: all exponents, both signs.
 void every_float_rounds_alike() {
   constexpr std::size_t chunk = 1 << 16;
   std::vector<std::uint32_t> bits(chunk);
   for (const auto d : {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2})
-    for (std::uint64_t start = 0; start < 1ull << 32; start += chunk * 61) {  // an odd stride: all exponents, both signs
+    for (std::uint64_t start = 0; start < 1ull << 32; start += chunk * 61) {
       for (std::size_t i = 0; i < chunk; ++i) bits[i] = static_cast<std::uint32_t>(start + i * 61);
       Bytes expected(chunk * ff::dtype_size(d)), got(expected.size());
       ff::set_isa("portable");

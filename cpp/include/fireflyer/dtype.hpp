@@ -1,4 +1,4 @@
-// Element types of buffers that are reduced. The numbers are part of the collective wire format: append, never renumber.
+// Element types of buffers that are reduced. The numbers are part of the wire format: append, never renumber.
 #pragma once
 
 #include <cstddef>
