@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -97,14 +98,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         env = read_environment()
         options = parse_options(arguments, env)
         with contextlib.ExitStack() as cleanup:
-            job = build(options, env, cleanup)
-            steps_done, position = restore(job)
+            with what_stays():
+                job = build(options, env, cleanup)
+                steps_done, position = restore(job)
             train(job, steps_done, position)
             job.checkpoints.close()  # not in the cleanup: after a failure nobody waits for a save that needs the dead
     except FireflyerError as error:
         print(f"train_gpt: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, UsageError) else 1
     return 0
+
+
+@contextlib.contextmanager
+def what_stays() -> Iterator[None]:
+    """Set-up (torch's own lazy imports above all) makes 300,000 objects that live to the end. Keeping the garbage
+    collector from walking them now, later and at the exit saves every start of a rank more than a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack) -> Job:
