@@ -74,7 +74,7 @@ void instruction_sets_agree() {
 }
 
 // Every 61st bit pattern of a float: all exponents, both signs.
-void every_float_rounds_alike() {
+void floats_round_alike() {
   constexpr std::size_t chunk = 1 << 16;
   std::vector<std::uint32_t> bits(chunk);
   for (const auto d : {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2})
@@ -131,7 +131,7 @@ void refuses() {
 
 int main() {
   instruction_sets_agree();
-  every_float_rounds_alike();
+  floats_round_alike();
   in_place_and_wrapping();
   sums_from_left_to_right();
   refuses();

@@ -425,10 +425,31 @@ def test_a_pass_broken_off_by_the_user_is_told_at_the_next_one() -> None:
         with pytest.raises(KeyError):
             model(batch()).square().mean().backward()
         handle.remove()
-        with pytest.raises(UsageError, match="broke off after 5 of 6 allreduces"):
-            model(batch())
+        for _ in range(2):
+            with pytest.raises(UsageError, match="broke off after 5 of 6 allreduces"):
+                model(batch())
 
     run(1, body)
+
+
+def test_a_pass_broken_off_before_the_first_allreduce_leaves_no_trace() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(network(), comm)
+        layer = model.module.get_submodule("0").weight
+        assert isinstance(layer, nn.Parameter)
+
+        def fail(grad: torch.Tensor) -> None:
+            raise KeyError("user")
+
+        handle = layer.register_hook(fail)  # type: ignore[no-untyped-call]
+        with pytest.raises(KeyError):
+            model(share(batch(), comm)).square().mean().backward()
+        handle.remove()
+        model.zero_grad()
+        model(share(batch(), comm)).square().mean().backward()
+        return gradients(model.module)
+
+    assert_close(run(2, body)[0], single_process(network(), batch()))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -121,10 +121,12 @@ class GradientReducer:
         """Starts a pass, from inside a backward pass; does nothing if one is under way."""
         if self._active or not self.enabled:
             return
+        for bucket in self._buckets:
+            if bucket.work is not None:  # left by an interrupted wait: its memory is not ours yet
+                bucket.work.wait()
+            bucket.reset()
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - there is no public way to it
         engine.queue_callback(self._finish)
-        for bucket in self._buckets:
-            bucket.reset()
         self._buckets[-1].flat[-1] = 0
         self._started = 0
         self._active = True
@@ -133,13 +135,12 @@ class GradientReducer:
         """Called between passes. Raises `UsageError` if a pass ended by an exception after other ranks took part."""
         if not self._active or in_backward():
             return
-        started = self._started
-        self._abandon()
-        if started:
+        if self._started > 0:
             raise UsageError(
-                f"the last backward pass broke off after {started} of {len(self._buckets)} allreduces, so the ranks no "
+                f"a backward pass broke off after {self._started} of {len(self._buckets)} allreduces, so the ranks no "
                 "longer agree; restart from a checkpoint"
             )
+        self._abandon()
 
     def _install_hooks(self) -> list[RemovableHandle]:
         return [
@@ -211,6 +212,7 @@ class GradientReducer:
             assert bucket.work is not None  # noqa: S101 - all were started
             before_ns = self._now_ns()
             bucket.work.wait()
+            bucket.work = None
             after_ns = self._now_ns()
             blocked_ns += after_ns - before_ns
             self._flight.look(after_ns)

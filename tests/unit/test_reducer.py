@@ -1,7 +1,8 @@
-"""The overlap that is reported is the overlap that was: work that ends when told, on a clock that is set by hand."""
+"""The reducer on a clock set by hand: the reported overlap is the one that was, and memory in use is left alone."""
 
 from typing import Any, Literal
 
+import pytest
 import torch
 from torch import nn
 
@@ -19,6 +20,10 @@ class HandWork:
         return self.world.now_ns >= self.ends_ns
 
     def wait(self, timeout_ns: int | None = None) -> None:
+        if self.world.interrupts_left > 0:
+            self.world.interrupts_left -= 1
+            raise KeyboardInterrupt
+        self.world.waited_for.append(self)
         self.world.now_ns = max(self.world.now_ns, self.ends_ns)
 
 
@@ -34,10 +39,14 @@ class HandWorld:
     def __init__(self) -> None:
         self.now_ns = 0
         self.free_at_ns = 0
+        self.interrupts_left = 0
+        self.waited_for: list[HandWork] = []
+        self.started: list[HandWork] = []
 
     def allreduce(self, array: Any, *, async_op: Literal[True]) -> HandWork:
         self.free_at_ns = max(self.now_ns, self.free_at_ns) + 100
-        return HandWork(self, self.free_at_ns)
+        self.started.append(HandWork(self, self.free_at_ns))
+        return self.started[-1]
 
     def broadcast(self, array: Any, *, root: int = 0) -> None:
         self.now_ns = self.free_at_ns = 0
@@ -78,3 +87,17 @@ def test_with_one_bucket_nothing_overlaps() -> None:
     model(torch.ones(1, 2)).sum().backward()
     assert model.stats().overlapped_ns == 0
     assert model.stats().in_flight_ns == 100
+
+
+def test_what_an_interrupted_wait_left_behind_is_waited_for_before_its_memory_is_used_again() -> None:
+    world = HandWorld()
+    model = DistributedDataParallel(nn.Sequential(world.layer(), world.layer()), world, bucket_bytes=1)
+    world.started.clear()
+    world.waited_for.clear()
+    world.interrupts_left = 1
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(1, 2)).sum().backward()
+    first, second = world.started
+    assert world.waited_for == []
+    model(torch.ones(1, 2)).sum().backward()
+    assert world.waited_for == [first, second, *world.started[2:]]
