@@ -71,7 +71,8 @@ class Run:
     def run(self) -> Run:
         """Round robin until nobody can go on; then whoever still waits times out."""
         while any(self.queues):
-            if not any(self._advance(rank, wait=True) for rank in range(len(self.machines))):
+            advanced = [self._advance(rank, wait=True) for rank in range(len(self.machines))]
+            if not any(advanced):
                 for rank in range(len(self.machines)):
                     self._advance(rank, wait=False)
         assert all(one.phase is Phase.END for one in self.machines)

@@ -130,7 +130,7 @@ class BackgroundSave:
         self._thread.join()
 
     def give_up_and_join(self) -> None:
-        """Stops writing and waiting as soon as the operation at hand is over."""
+        """Stops writing and waiting as soon as the operation at hand is over. Not for rank 0, which tidies up."""
         self._given_up.set()
         self._thread.join()
 
@@ -161,9 +161,7 @@ class BackgroundSave:
                     return Done()
                 case TakeSnapshot():
                     return Done()
-            steps = perform(effect, self._disk, self._root, self._share)
-            # What comes after Finish is tidying: it is never given up half-way.
-            return run_steps(steps, lambda: self._given_up.is_set() and not self._handle.done())
+            return run_steps(perform(effect, self._disk, self._root, self._share), self._given_up.is_set)
         except Exception as error:
             return Failed(*error_to_wire(error))
 
