@@ -70,6 +70,7 @@ void bind_collectives(nb::module_& m) {
           nb::arg("kind"), nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"))
       .def("abort", &ff::Executor::abort, nb::arg("reason"), Released())
       .def("close", &ff::Executor::close, Released())
+      .def("abandon", &ff::Executor::abandon)
       .def(
           "stats",
           [](ff::Executor& self) {

@@ -126,6 +126,11 @@ void Executor::close() {
   closed_ = true;
 }
 
+void Executor::abandon() {
+  closing_ = closed_ = true;  // no lock: whoever held it at the fork is not here to give it back
+  close_descriptors();
+}
+
 void Executor::close_descriptors() {
   const auto shut = [](int fd) {
     if (fd >= 0) ::close(fd);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.rank_processes import ranks_running
@@ -41,7 +42,7 @@ def test_two_runs_give_the_same_bits_whatever_the_window(layout: str, tmp_path: 
     nodes = LAYOUTS[layout]
     digests = set()
     for run, window in enumerate((2, 8)):
-        plan = {"plan_nodes": nodes, "chunk_bytes": 8192, "window": window}
+        plan: dict[str, Any] = {"plan_nodes": nodes, "chunk_bytes": 8192, "window": window}
         with ranks_running(
             tmp_path / str(run), nodes, "correctness", dtypes=["f32", "bf16"], counts=[100_003], **plan
         ) as ranks:

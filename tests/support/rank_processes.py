@@ -92,13 +92,13 @@ class Ranks:
         for process in self.processes:
             process.kill()  # also ends a stopped one
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()  # which also ends the children of scenarios
         for reader in self._readers:
             reader.join()
         for process in self.processes:
             assert process.stdout is not None
-            assert process.stdin is not None
             process.stdout.close()
-            process.stdin.close()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._target = 0
         self._frozen = threading.Event()
+        self._spared = 0
         self._stopping = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -26,8 +27,9 @@ class Proxy:
         self._acceptor = threading.Thread(target=self._accept)
         self._acceptor.start()
 
-    def freeze(self) -> None:
-        """From now on nothing is forwarded; no connection is closed."""
+    def freeze(self, *, spare: int = 0) -> None:
+        """From now on nothing is forwarded, but on the first `spare` connections; none is closed."""
+        self._spared = spare
         self._frozen.set()
 
     def close(self) -> None:
@@ -48,20 +50,24 @@ class Proxy:
                 continue
             server = socket.create_connection(("127.0.0.1", self._target))
             self._sockets += [client, server]
-            thread = threading.Thread(target=self._forward, args=(client, server))
+            number = len(self._threads)
+            thread = threading.Thread(target=self._forward, args=(number, client, server))
             thread.start()
             self._threads.append(thread)
 
-    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+    def _is_frozen(self, number: int) -> bool:
+        return self._frozen.is_set() and number >= self._spared
+
+    def _forward(self, number: int, client: socket.socket, server: socket.socket) -> None:
         other = {client: server, server: client}
         with selectors.DefaultSelector() as selector:
             for sock in other:
                 selector.register(sock, selectors.EVENT_READ)
-            while not self._stopping.is_set() and not self._frozen.is_set():
+            while not self._stopping.is_set() and not self._is_frozen(number):
                 for key, _ in selector.select(0.1):
                     source = key.fileobj
                     assert isinstance(source, socket.socket)
-                    if self._frozen.is_set():
+                    if self._is_frozen(number):
                         break
                     try:
                         data = source.recv(1 << 16)

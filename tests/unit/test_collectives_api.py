@@ -188,6 +188,28 @@ def test_a_rank_that_closes_early_is_named() -> None:
     assert together([0, 1], body) == [1, None]
 
 
+DISAGREEMENTS: dict[str, Callable[[Communicator, bool], None]] = {
+    "size": lambda comm, odd: comm.allreduce(np.ones(11 if odd else 10, "f4")),
+    "type": lambda comm, odd: comm.allreduce(np.ones(10, "i4" if odd else "f4")),
+    "operation": lambda comm, odd: comm.broadcast(np.ones(9)) if odd else comm.allreduce(np.ones(9)),
+    "root": lambda comm, odd: comm.broadcast(np.ones(10, "f4"), root=1 if odd else 0),
+    "reduce for broadcast": lambda c, odd: c.reduce(np.ones(9), root=0) if odd else c.broadcast(np.ones(9), root=1),
+}
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]])
+def test_ranks_that_make_different_calls_are_told_so(nodes: list[int], what: str) -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> None:
+        with Communicator.create(**arguments) as comm:
+            DISAGREEMENTS[what](comm, rank == len(nodes) - 1)
+            comm.barrier()
+
+    for error in together(nodes, body, timeout_ns=4 * SECOND):
+        assert isinstance(error, UsageError)
+        assert "all ranks must make the same calls in the same order" in str(error)
+
+
 def test_the_same_name_can_be_used_again_after_closing() -> None:
     def body(rank: int, arguments: dict[str, Any]) -> list[float]:
         sums = []

@@ -74,6 +74,9 @@ class Executor {
   void abort(const std::string& reason);  // everywhere
   void close();  // finishes what is pending, says goodbye, joins the threads; idempotent
   Stats stats();
+  // In the child of a fork, where the threads do not exist: closes the child's copies of the descriptors, so that the
+  // others still notice the death of the parent. Of no further use afterwards; must not be destroyed.
+  void abandon();
 
  private:
   struct Task {

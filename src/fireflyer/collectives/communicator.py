@@ -11,6 +11,7 @@ Bounds on how long that takes are in docs/design/0002-collectives.md.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -127,6 +128,7 @@ class Communicator:
         self._lock = threading.Lock()
         self._pending: deque[Work] = deque()
         self._finalizer = weakref.finalize(self, _give_up, self._native, self._pending)
+        _open.add(self)
 
     @classmethod
     def create(
@@ -264,6 +266,7 @@ class Communicator:
         """Finishes what is pending, takes leave of the others, ends the threads. May be called again."""
         self._native.close()
         self._finalizer.detach()
+        _open.discard(self)
         self._pending.clear()
 
     def __enter__(self) -> Self:
@@ -285,8 +288,7 @@ class Communicator:
 
     def _submit(self, kind: str, flat: FlatArray, root: int, async_op: bool) -> Work | None:
         with self._lock:
-            while self._pending and self._pending[0].done():
-                self._pending.popleft()
+            self._forget_finished()
             try:
                 native = self._native.submit(kind, flat.address, flat.elements, flat.dtype, root)
             except ValueError:
@@ -297,8 +299,35 @@ class Communicator:
             self._pending.append(work)
         if async_op:
             return work
-        work.wait()
+        try:
+            work.wait()
+        finally:
+            with self._lock:
+                self._forget_finished()
         return None
+
+    def _forget_finished(self) -> None:
+        while self._pending and self._pending[0].done():
+            self._pending.popleft()
+
+    def abandon_after_fork(self) -> None:
+        """Called by itself in the child of a fork: gives up the child's copies of the parent's connections."""
+        self._finalizer.detach()
+        self._native.abandon()
+        _abandoned.append(self._native)
+
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_abandoned: list[Executor] = []  # their threads do not exist, so they must never be destroyed
+
+
+def _after_fork_in_child() -> None:
+    for communicator in list(_open):
+        communicator.abandon_after_fork()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _give_up(native: Executor, pending: deque[Work]) -> None:

@@ -200,9 +200,11 @@ class _Meeting:
                 sock.close()
                 continue
             made[link] = stack.enter_context(sock)
-        for sock in made.values():
+        for (tree, _), sock in made.items():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, self.user_timeout_ns // MS))
+            if tree == CONTROL:  # data may wait for a rank that is busy; heartbeats never do
+                limit_ms = max(1, 2 * self.user_timeout_ns // MS)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
         return [(tree, other, sock.fileno()) for (tree, other), sock in made.items()]
 
     def _dial(self, plan: Plan, node: int, tree: int, other: int) -> socket.socket:

@@ -50,7 +50,7 @@ Tree = tuple[int, ...]
 
 ALGORITHM: Final = "double_binary_tree"
 DEFAULT_CHUNK_BYTES: Final = 256 * KIB
-DEFAULT_WINDOW: Final = 8
+DEFAULT_WINDOW: Final = 4
 MAX_RANKS: Final = 1 << 16
 MAX_RANKS_PER_NODE: Final = 64
 MIN_CHUNK_BYTES: Final = 4 * KIB
