@@ -5,6 +5,7 @@ its own here."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,8 +31,8 @@ pytestmark = pytest.mark.serial
 
 WAITING = """
 {before}
-open(sys.argv[1] + str(rank), 'w').close()
 try:
+    open(sys.argv[1] + str(rank), 'w').close()
     time.sleep(1000)
 except KeyboardInterrupt:
     print('interrupted', flush=True)
@@ -132,8 +133,9 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
         wait_for_ranks(tmp_path)
         agents = [pid for pid in pids_of(spec, "fireflyer.cluster.agent") if "guard.py" not in command_of(pid)]
         assert len(agents) == 2
-        for pid in (launcher.pid, *agents):
-            os.kill(pid, signal.SIGKILL)
+        for pid in (*agents, launcher.pid):
+            with contextlib.suppress(ProcessLookupError):  # the guards are quick
+                os.kill(pid, signal.SIGKILL)
         launcher.wait()
         nothing_left(spec.run_dir)
 

@@ -114,14 +114,17 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def _kill_all(token: str) -> bool:
-    """Kills until nothing is left; whoever forks meanwhile is found in the next round."""
+    """Kills until nothing is left; whoever forks meanwhile is found in the next round. Looking at all processes takes a
+    while, in which one of them can change its parent and be missed: only the second look that finds none counts."""
     deadline = time.monotonic() + KILL_TIMEOUT_S
     pause_s = 0.001
+    empty_looks = 0
     while time.monotonic() < deadline:
         victims = descendants(os.getpid()) or marked(token)
         _kill(victims)
         _reap()
-        if not victims:
+        empty_looks = 0 if victims else empty_looks + 1
+        if empty_looks == 2:
             return True
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)

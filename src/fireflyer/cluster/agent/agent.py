@@ -213,7 +213,8 @@ class Agent:
             self._failed.set_exception(error)
 
     async def _clean_up(self, ranks: list[RankProcess]) -> None:
-        await _until(lambda: not _kill_descendants(), SWEEP_S)
+        for _ in range(2):  # in one look a process that changes its parent meanwhile can be missed
+            await _until(lambda: not _kill_descendants(), SWEEP_S)
         reap_strangers(_nobody)
         try:
             async with asyncio.timeout(None if self._holding_up else PIPES_S):
