@@ -30,8 +30,7 @@ from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND, format_duration, parse_duration
-from fireflyer.checkpoint import CheckpointManager, capture, load_into, load_rng
-from fireflyer.checkpoint.executor import stored_plan
+from fireflyer.checkpoint import CheckpointManager, capture, load_into, load_rng, stored_job_plan
 from fireflyer.cluster import Reporter
 from fireflyer.collectives import Communicator, Plan
 from fireflyer.data import Batch, PrefetchLoader, ResumableSampler, SamplerState, TokenWindows
@@ -167,7 +166,7 @@ def join_group(
     """Meets the other ranks. The plan of the job's first start is used again, so that sums are formed in its order;
     only another number of ranks or nodes needs another plan, and its losses agree with the first but for rounding."""
     disk = RealDisk()
-    stored = stored_plan(disk, options.checkpoint_dir)
+    stored = stored_job_plan(options.checkpoint_dir, disk)
     plan = None if stored is None else stored_as(Plan, stored.get("collectives"), options)
     if plan is not None and (plan.world_size, plan.nodes) != (env.world_size, env.nodes):
         plan = None
