@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import click
 
 from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
+from fireflyer.runtime.standard_streams import open_standard_streams
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
 
@@ -68,6 +69,7 @@ def _ff(debug: bool) -> None:
 def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
     """Runs one command and returns its exit code; `argv` without the program's name, by default the process's."""
     args = list(sys.argv[1:] if argv is None else argv)
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a narrow locale must not end a job

@@ -21,6 +21,7 @@ from fireflyer.base.errors import Aborted, Busy
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND
 from fireflyer.runtime.clock import MonotonicClock
+from fireflyer.runtime.standard_streams import open_standard_streams
 
 __all__ = ["MAX_EVENTS_QUEUED", "MAX_TIMERS", "Driver", "Machine", "Timer", "run"]
 
@@ -42,6 +43,7 @@ class Machine(Protocol[_EventIn, _EffectOut]):
 def run(main: Coroutine[Any, Any, _T]) -> _T:
     """Runs `main` to its end on a fresh uvloop loop and returns its result. Ctrl-C cancels it, then raises
     `KeyboardInterrupt`."""
+    open_standard_streams()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 

@@ -24,6 +24,7 @@ from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
 from fireflyer.runtime.rpc.client import RpcClient
 from fireflyer.runtime.rpc.messages import Method, Req, Resp
+from fireflyer.runtime.standard_streams import open_standard_streams
 
 __all__ = ["MAX_NOTIFICATIONS_QUEUED", "BlockingRpcClient"]
 
@@ -56,6 +57,7 @@ class BlockingRpcClient:
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     ) -> BlockingRpcClient:
         """Raises as `RpcClient.connect` does."""
+        open_standard_streams()
         loop = uvloop.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(loop,), name=f"rpc {address}", daemon=True)
         thread.start()
