@@ -112,6 +112,16 @@ start_new_session=True); os.execv(sys.executable, [sys.executable, {script!r}, {
 
 
 @on_loop
+async def test_a_command_dies_with_its_guard_even_without_its_mark(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    guard, _ = guarded(tmp_path, "env", "-u", MARKER, sys.executable, write_orphan(tmp_path), str(pids))
+    (pid,) = await until_written(pids, 1)
+    os.kill(guard_of(pid), signal.SIGKILL)
+    assert await guard.wait_gone()
+    await asyncio.to_thread(wait_until, lambda: not alive(pid), 5, "the command lives on")
+
+
+@on_loop
 async def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
     guard, exited = guarded(tmp_path, "/no/such/program")
     assert await exited == 127

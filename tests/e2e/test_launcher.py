@@ -208,6 +208,22 @@ sys.exit({exit_code})
         assert not os.path.exists(f"/proc/{pid}")
 
 
+def test_what_an_attempt_leaves_behind_is_gone_before_the_next(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    orphan = write_orphan(tmp_path)
+    script = f"""
+if attempt == 0:
+    subprocess.Popen(['env', '-i', 'setsid', '--fork', sys.executable, {orphan!r}, {str(pids)!r}])
+    while not (os.path.exists({str(pids)!r}) and open({str(pids)!r}).read().endswith('\\n')):
+        time.sleep(0.01)
+    sys.exit(1)
+print(os.path.exists('/proc/' + open({str(pids)!r}).read().strip()))
+"""
+    job = run(spec_of(tmp_path, script, max_restarts=1))
+    assert (job.result.exit_code, job.result.attempts) == (0, 2)
+    assert job.texts(0) == ["False"]
+
+
 def test_a_module_and_a_program_run_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_script(tmp_path, "print('module', __name__, sys.argv[1:])", name="lonely_module.py")
     monkeypatch.chdir(tmp_path)
