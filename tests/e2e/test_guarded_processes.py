@@ -65,7 +65,7 @@ async def test_a_command_that_ends_takes_what_it_detached_with_it(tmp_path: Path
     code = f"""
 import os, subprocess, time
 subprocess.run(['env', '-i', 'setsid', '--fork', *{orphan!r}])
-while not os.path.exists({str(pids)!r}): time.sleep(0.01)
+while not (os.path.exists({str(pids)!r}) and open({str(pids)!r}).read().endswith('\\n')): time.sleep(0.01)
 print('said')
 os._exit(5)
 """
