@@ -245,7 +245,7 @@ async def test_the_hundred_and_first_connection_is_turned_away_until_one_closes(
     async with serving(ServerLimits(connections=100)) as service:
         clients = [await service.client(f"rank {n}") for n in range(100)]
         with pytest.raises(Busy, match=r"refused by the server: the server has its 100 connections already"):
-            await service.client("one too many")
+            await RpcClient.connect(service.address, NodeCredential(service.secret, "one too many"), 300 * MS)
         await clients.pop().close()
         assert await service.left.get() == "rank 99"
         clients.append(await service.client("welcome"))
@@ -298,6 +298,34 @@ async def test_a_server_that_never_answers_the_handshake_is_a_timeout() -> None:
         address = Address(*listener.getsockname())
         with pytest.raises(Timeout, match=f"connect to {address}: no connection within 50 ms"):
             await RpcClient.connect(address, NodeCredential(new_secret(), "x"), 50 * MS)
+
+
+@on_loop
+async def test_whoever_comes_to_a_full_server_waits_for_a_place() -> None:
+    async with serving(ServerLimits(connections=1)) as service:
+        first = await service.client("first")
+        second = asyncio.create_task(service.client("second"))
+        with pytest.raises(Busy):
+            await RpcClient.connect(service.address, NodeCredential(service.secret, "hasty"), 200 * MS)
+        await first.close()
+        client = await second
+        assert await client.call(WHO, Name(""), SECOND) == Name("node second 2")
+        await client.close()
+
+
+@on_loop
+async def test_a_server_that_ends_during_the_handshake_has_refused_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        address = Address(*listener.getsockname())
+        connecting = asyncio.create_task(
+            RpcClient.connect(address, NodeCredential(new_secret(), "x"), 10 * SECOND), name="connecting"
+        )
+        end, _ = await asyncio.get_running_loop().sock_accept(listener)
+        with end:
+            end.shutdown(socket.SHUT_WR)
+            with pytest.raises(Unreachable, match=f"connect to {address}: the server closed the connection"):
+                await connecting
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, struct.pack(">H", 5) + b"\xc1" * 5])

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from fireflyer.base.errors import PermissionDenied, Timeout, UsageError
+from fireflyer.base.errors import PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.identity.handshake import MAX_IDENTITY_BYTES
 from fireflyer.identity.secrets import Secret, new_secret
@@ -84,6 +84,12 @@ def test_a_silent_peer_costs_the_stated_time_and_no_more(pair: Pair, sent: bytes
         authenticate_server(pair[1], new_secret(), "allreduce", 50 * MS)
     with pytest.raises(Timeout, match="did not authenticate within 50 ms"):
         authenticate_client(pair[0], new_secret(), "rank 0", "allreduce", 50 * MS)
+
+
+def test_a_server_that_ends_during_the_handshake_has_refused_nobody(pair: Pair) -> None:
+    pair[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(Unreachable, match="closed the connection during the handshake"):
+        authenticate_client(pair[0], new_secret(), "rank 0", "allreduce", 10 * SECOND)
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", struct.pack(">H", 3) + b"\xff\xff\xff", bytes(64)])

@@ -15,7 +15,7 @@ import socket
 import time
 from typing import Self
 
-from fireflyer.base.errors import PermissionDenied, Timeout
+from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.handshake import (
@@ -44,9 +44,10 @@ def authenticate_client(sock: socket.socket, secret: Secret, identity: str, purp
         handshake = ClientHandshake(
             NodeCredential(secret, identity), purpose=purpose, nonce=secrets.token_bytes(NONCE_BYTES)
         )
+        left = Unreachable("the peer closed the connection during the handshake; it has ended, see its log")
         peer.send(handshake.hello())
-        peer.send(handshake.on_challenge(peer.receive()))
-        return handshake.on_verdict(peer.receive()).peer
+        peer.send(handshake.on_challenge(peer.receive(left)))
+        return handshake.on_verdict(peer.receive(left)).peer
 
 
 def authenticate_server(
@@ -60,9 +61,12 @@ def authenticate_server(
         handshake = ServerHandshake(
             Accepts(secret), identity=identity, purpose=purpose, nonce=secrets.token_bytes(NONCE_BYTES)
         )
+        left = PermissionDenied(
+            "the peer closed the connection during the handshake; check that both use the same secret file"
+        )
         try:
-            peer.send(handshake.on_hello(peer.receive()))
-            session, verdict = handshake.on_proof(peer.receive())
+            peer.send(handshake.on_hello(peer.receive(left)))
+            session, verdict = handshake.on_proof(peer.receive(left))
         except Refusal as refusal:
             peer.send(refusal.reply)
             raise
@@ -93,10 +97,11 @@ class _Conversation:
         except OSError as error:
             raise self._translated(error) from error
 
-    def receive(self) -> bytes:
-        return self._exactly(message_length(self._exactly(LENGTH_BYTES)))
+    def receive(self, left: FireflyerError) -> bytes:
+        """The next message; raises `left` when the peer has closed the connection instead."""
+        return self._exactly(message_length(self._exactly(LENGTH_BYTES, left)), left)
 
-    def _exactly(self, length: int) -> bytes:
+    def _exactly(self, length: int, left: FireflyerError) -> bytes:
         data = b""
         while len(data) < length:
             self._limit()
@@ -105,9 +110,7 @@ class _Conversation:
             except OSError as error:
                 raise self._translated(error) from error
             if not piece:
-                raise PermissionDenied(
-                    "the peer closed the connection during the handshake; check that both use the same secret file"
-                )
+                raise left
             data += piece
         return data
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 
 import msgspec
 
@@ -47,6 +48,8 @@ __all__ = ["MAX_CALLS_IN_FLIGHT", "RpcClient"]
 _log = logging.getLogger(__name__)
 MAX_CALLS_IN_FLIGHT = 1024
 _NOTIFICATION_TIMEOUT_NS = 30 * SECOND
+_BUSY_PAUSE_S = 0.05
+_BUSY_PAUSE_MAX_S = 1.0
 
 
 class RpcClient:
@@ -69,12 +72,13 @@ class RpcClient:
         *,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     ) -> RpcClient:
-        """Connects and authenticates both ends. Raises `Unreachable`, `Timeout`, `PermissionDenied`, `Busy`, each
-        naming the address."""
+        """Connects and authenticates both ends. A server that is full is asked again until `timeout_ns` is over: when
+        all ranks of a large job come at once, some have to wait. Raises `Unreachable`, `Timeout`, `PermissionDenied`,
+        `Busy`, each naming the address."""
         target = Address.parse(address) if isinstance(address, str) else Address(*address)
         try:
-            async with asyncio.timeout(check_timeout(timeout_ns) / SECOND):
-                return cls(await _open(target, credential, max_frame_bytes), target)
+            until_s = asyncio.get_running_loop().time() + check_timeout(timeout_ns) / SECOND
+            return cls(await _open_until(until_s, target, credential, max_frame_bytes), target)
         except FireflyerError as error:
             raise type(error)(f"connect to {target}: {error}") from error
         except TimeoutError:
@@ -195,6 +199,20 @@ class RpcClient:
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(type(reason)(f"{reason}; a call was in flight, it may or may not have happened"))
+
+
+async def _open_until(until_s: float, address: Address, credential: Credential, max_frame_bytes: int) -> MessageStream:
+    clock = asyncio.get_running_loop().time
+    pause_s = _BUSY_PAUSE_S
+    while True:
+        try:
+            async with asyncio.timeout_at(until_s):
+                return await _open(address, credential, max_frame_bytes)
+        except Busy:
+            if clock() + pause_s >= until_s:
+                raise
+        await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+        pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
 
 async def _open(address: Address, credential: Credential, max_frame_bytes: int) -> MessageStream:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import socket
 
-from fireflyer.base.errors import PermissionDenied, Unreachable
+from fireflyer.base.errors import FireflyerError, PermissionDenied, Unreachable
 from fireflyer.identity.handshake import (
     LENGTH_BYTES,
     NONCE_BYTES,
@@ -25,6 +25,8 @@ __all__ = ["PURPOSE", "MessageStream", "accept_stream", "close_writer", "open_st
 
 PURPOSE = "rpc"
 _CLOSE_TIMEOUT_S = 1.0
+_SERVER_LEFT = "the server closed the connection during the handshake; it ended, is overloaded, or is no such server"
+_CLIENT_LEFT = "the client closed the connection during the handshake; does it use the same secret file or token?"
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
@@ -87,8 +89,8 @@ async def open_stream(
     """The client's side of the handshake. Raises `PermissionDenied`, `Busy`, `Unreachable`."""
     handshake = ClientHandshake(credential, purpose=PURPOSE, nonce=secrets.token_bytes(NONCE_BYTES))
     _write(writer, handshake.hello())
-    _write(writer, handshake.on_challenge(await _read(reader)))
-    session = handshake.on_verdict(await _read(reader))
+    _write(writer, handshake.on_challenge(await _read(reader, Unreachable(_SERVER_LEFT))))
+    session = handshake.on_verdict(await _read(reader, Unreachable(_SERVER_LEFT)))
     return MessageStream(reader, writer, session, is_client=True, max_frame_bytes=max_frame_bytes)
 
 
@@ -104,8 +106,8 @@ async def accept_stream(
         decoy_key=secrets.token_bytes(32),
     )
     try:
-        _write(writer, handshake.on_hello(await _read(reader)))
-        session, verdict = handshake.on_proof(await _read(reader))
+        _write(writer, handshake.on_hello(await _read(reader, PermissionDenied(_CLIENT_LEFT))))
+        session, verdict = handshake.on_proof(await _read(reader, PermissionDenied(_CLIENT_LEFT)))
     except Refusal as refusal:
         _write(writer, refusal.reply)
         raise
@@ -117,13 +119,11 @@ def _write(writer: asyncio.StreamWriter, message: bytes) -> None:
     writer.write(pack_message(message))
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
+async def _read(reader: asyncio.StreamReader, left: FireflyerError) -> bytes:
     try:
         return await reader.readexactly(message_length(await reader.readexactly(LENGTH_BYTES)))
     except asyncio.IncompleteReadError:
-        raise PermissionDenied(
-            "the peer closed the connection during the handshake; check that both use the same secret file or token"
-        ) from None
+        raise left from None
     except OSError as error:
         if isinstance(error, PermissionDenied):
             raise
