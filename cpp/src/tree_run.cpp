@@ -48,12 +48,7 @@ void TreeRun::begin(const Geometry& geometry, const Rules& rules) {
   for (const int node : view.children) children_.push_back(Child{link_to(node), 0, 0});
   added_ = up_ ? 0 : total();
   sent_up_ = received_down_ = done_ = freed_ = 0;
-  const std::int64_t now_ns = monotonic_ns();
-  for (const auto& link : network_.data_) {
-    if (link->tree != tree_) continue;
-    link->wants_in = link->wants_out = false;
-    link->moved_ns = now_ns;
-  }
+  calm();
 }
 
 bool TreeRun::done() const { return freed_ == total(); }
@@ -63,6 +58,17 @@ void TreeRun::end() {
   const std::uint64_t last = geometry_->end >> 1;
   window.advance(window.network(), static_cast<Counter>(counter_done0 + tree_), last);
   window.advance(window.network(), static_cast<Counter>(counter_freed0 + tree_), last);
+  calm();
+}
+
+// Frames of a later operation may lie ready; they must not wake this node before it has entered that operation.
+void TreeRun::calm() {
+  const std::int64_t now_ns = monotonic_ns();
+  for (const auto& link : network_.data_) {
+    if (link->tree != tree_) continue;
+    link->wants_in = link->wants_out = false;
+    link->moved_ns = now_ns;
+  }
 }
 
 bool TreeRun::move() {

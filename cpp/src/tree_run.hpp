@@ -40,7 +40,7 @@ class TreeRun {
   bool send_up();
   bool send_down();
   void publish();
-  void root_finish(std::uint64_t c);
+  void calm();
   std::uint64_t deliverable() const;
   bool receive(DataLink& link, FrameType type, std::uint64_t i, char* to, std::size_t bytes);
   bool send(DataLink& link, FrameType type, std::uint64_t i, const char* from, std::size_t bytes);

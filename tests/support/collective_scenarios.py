@@ -156,8 +156,8 @@ def endless(comm: Communicator, params: dict[str, Any]) -> None:
 
 
 def aborting(comm: Communicator, params: dict[str, Any]) -> None:
-    comm.barrier()
     try:
+        comm.barrier()
         if comm.rank == params["by"]:
             comm.abort("enough")
         while True:
