@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from tests.support.rpc import ADD, FAIL, HANG, Add, Name, Number, Service
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.identity.secrets import new_secret, save_secret
-from fireflyer.runtime.rpc import Accepts, BlockingRpcClient, NodeCredential, RpcServer
+from fireflyer.runtime.rpc import Accepts, BlockingRpcClient, NodeCredential, RpcServer, blocking
 
 
 class Running:
@@ -113,6 +114,18 @@ def test_a_lost_server_is_unreachable_for_calls_and_notifications(running: Runni
     client.close()
 
 
+def test_a_thread_that_does_not_get_to_run_is_a_timeout(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "_GRACE_S", 0.05)
+    client = running.connect()
+    release = threading.Event()
+    client._loop.call_soon_threadsafe(release.wait, 30)
+    with pytest.raises(Timeout, match="was this process stopped"):
+        client.call(ADD, Add(1, 1), 50 * MS)
+    release.set()
+    assert client.call(ADD, Add(1, 1), 10 * SECOND) == Number(2)
+    client.close()
+
+
 def test_a_refused_connection_leaves_no_thread_behind(running: Running) -> None:
     before = threading.active_count()
     with pytest.raises(PermissionDenied):
@@ -124,15 +137,18 @@ def test_a_refused_connection_leaves_no_thread_behind(running: Running) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_is_told_to_connect_again(running: Running) -> None:
     client = running.connect()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            client.call(ADD, Add(1, 1), SECOND)
-        except UsageError as error:
-            code = 42 if "made before a fork" in str(error) else 2
-        finally:
-            os._exit(code)
+    with client._lock:  # as another thread might during the fork
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            code = 1
+            try:
+                client.call(ADD, Add(1, 1), SECOND)
+            except UsageError as error:
+                code = 42 if "made before a fork" in str(error) else 2
+                client.close()
+            finally:
+                os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
     assert client.call(ADD, Add(1, 1), SECOND) == Number(2)
     client.close()

@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
-from fireflyer.base.errors import Aborted, Busy, FireflyerError, InvariantViolation, UsageError
-from fireflyer.base.units import SECOND
+from fireflyer.base.errors import Aborted, Busy, FireflyerError, Timeout, UsageError
+from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
@@ -104,26 +104,29 @@ class BlockingRpcClient:
 
     def close(self) -> None:
         """Idempotent. Calls in flight in other threads raise `Aborted`; queued notifications are sent first."""
+        if os.getpid() != self._owner:  # before the lock, which another thread may have held during the fork
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        if os.getpid() != self._owner:
-            return
         _open_clients.discard(self)
         try:
             _wait(asyncio.run_coroutine_threadsafe(self._client.close(), self._loop), SECOND)
+        except Timeout:
+            pass  # the thread is a daemon's: it ends with the process
         finally:
             _stop_loop(self._loop, self._thread)
 
     def _submit(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        if os.getpid() != self._owner:
+            work.close()
+            raise UsageError(f"the client of {self.address} was made before a fork; connect again in the new process")
         with self._lock:
-            if not self._closed and os.getpid() == self._owner:
+            if not self._closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        if self._closed:
-            raise Aborted(f"the client of {self.address} was closed")
-        raise UsageError(f"the client of {self.address} was made before a fork; connect again in the new process")
+        raise Aborted(f"the client of {self.address} was closed")
 
     def __enter__(self) -> Self:
         return self
@@ -169,7 +172,8 @@ def _wait(future: concurrent.futures.Future[_T], timeout_ns: int) -> _T:
         raise
     except TimeoutError:
         future.cancel()
-        raise InvariantViolation("the thread of an RPC client does not answer") from None
+        limit = format_duration(timeout_ns)
+        raise Timeout(f"the RPC thread did not answer within {limit} and 5 s; was this process stopped?") from None
     except BaseException:
         future.cancel()
         raise
