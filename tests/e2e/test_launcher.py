@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.launching import leftovers, run, wait_until, write_orphan, write_script
+from tests.support.launching import leftovers, nothing_left, run, wait_until, write_orphan, write_script
 
 from fireflyer.base.events import (
     AttemptFailed,
@@ -147,6 +147,8 @@ def test_a_killed_rank_restarts_the_gang(tmp_path: Path) -> None:
     job = run(spec)
     assert (job.result.exit_code, job.result.attempts) == (0, 2)
     assert [(event.node, event.rank) for event in job.of(AttemptFailed)] == [(0, 0)]
+    assert job.at_ns(RankExited) - job.at_ns(FaultInjected) < SECOND
+    assert job.at_ns(AttemptFailed) - job.at_ns(FaultInjected) < 2 * SECOND
     assert job.of(NodeLost) == []
 
 
@@ -294,6 +296,20 @@ def test_a_full_disk_under_the_logs_stops_the_job(tmp_path: Path) -> None:
     assert job.result.attempts == 1
     assert "no space left" in job.result.reason
     assert "rank-1.log" in job.result.reason
+
+
+def test_a_job_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)", nodes=2)
+    with pytest.raises(TimeoutError):
+        run(spec, limit_s=1.5)
+    nothing_left(spec.run_dir, within_s=0.5)
+
+
+def test_a_broken_display_does_not_break_the_job(tmp_path: Path) -> None:
+    def broken(entry: Logged) -> None:
+        raise BrokenPipeError
+
+    assert run(spec_of(tmp_path, "print('hello')"), on_entry=broken).result.exit_code == 0
 
 
 def test_store_keys_of_an_earlier_attempt_are_gone(tmp_path: Path) -> None:

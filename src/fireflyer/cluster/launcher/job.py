@@ -13,6 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 from fireflyer.base.errors import FireflyerError, InvariantViolation
 from fireflyer.base.events import AttemptFailed, AttemptStarted, JobEvent, Logged
@@ -55,6 +56,7 @@ __all__ = ["MASTER_ADDR", "Job"]
 
 _log = logging.getLogger(__name__)
 MASTER_ADDR = "127.0.0.1"
+_T = TypeVar("_T")
 
 
 class Job:
@@ -272,13 +274,17 @@ class Job:
         task.add_done_callback(self._tasks.discard)
 
 
-def _harmless(callback: Callable[..., None]) -> Callable[..., None]:
-    """A display that breaks does not break the job."""
+def _harmless(callback: Callable[[_T], None]) -> Callable[[_T], None]:
+    """A display that breaks does not break the job; it is told once."""
+    broken = False
 
-    def call(argument: object) -> None:
+    def call(argument: _T) -> None:
+        nonlocal broken
         try:
             callback(argument)
         except Exception:
-            _log.exception("callback failed callback=%r", callback)
+            if not broken:
+                _log.exception("a callback failed, the job goes on callback=%r", callback)
+            broken = True
 
     return call
