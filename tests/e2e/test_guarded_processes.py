@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tests.support.launching import wait_until, write_orphan
 from tests.support.loops import on_loop
 
+from fireflyer.base.errors import Busy
 from fireflyer.runtime import leash
 from fireflyer.runtime.processes import (
     MARKER,
@@ -93,6 +95,24 @@ async def test_closing_the_guard_kills_at_once(tmp_path: Path, stop_guard: bool)
     assert not alive(pid)
     assert not alive(guard_pid)
     assert not exited.done() or exited.result() == 128 + 9
+
+
+@on_loop
+async def test_a_guard_that_cannot_be_watched_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last free descriptor was used up by its pipes."""
+    started: list[int] = []
+
+    def no_descriptor_left(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", no_descriptor_left)
+    with pytest.raises(Busy, match="too many open files"):
+        guarded(tmp_path, "sleep", "1000")
+    assert not alive(started[0])
+    assert descendants(os.getpid()) == []
 
 
 @on_loop

@@ -158,8 +158,14 @@ class Guarded:
         self._leash = cast("IO[bytes]", self._process.stdin)
         self._words = cast("IO[bytes]", self._process.stdout)
         os.set_blocking(self._words.fileno(), False)
+        try:
+            watch_exit(self._loop, self._process.pid, self._ended)
+        except BaseException:
+            self._leash.close()
+            self._words.close()
+            self._process.wait()
+            raise
         self._loop.add_reader(self._words.fileno(), self._listen)
-        watch_exit(self._loop, self._process.pid, self._ended)
 
     def kill(self) -> None:
         """SIGKILL to the command and everything below it; returns at once, `wait_gone` says when it is done."""
