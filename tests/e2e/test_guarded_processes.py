@@ -98,6 +98,18 @@ async def test_closing_the_guard_kills_at_once(tmp_path: Path, stop_guard: bool)
 
 
 @on_loop
+async def test_a_blocked_signal_is_not_inherited(tmp_path: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, signal.SIGTERM))
+    try:
+        guard, exited = guarded(tmp_path, "sh", "-c", "kill -TERM $$")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    async with asyncio.timeout(20):
+        assert await exited == 128 + 15
+        assert await guard.wait_gone()
+
+
+@on_loop
 async def test_a_guard_that_cannot_be_watched_leaves_nothing_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

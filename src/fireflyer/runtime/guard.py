@@ -167,6 +167,7 @@ def main(token: str, command: list[str]) -> int:
     os.set_blocking(wake_read, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who starts us may have blocked SIGCHLD
     guard = os.getpid()
     child = os.fork()
     if child == 0:
