@@ -1,0 +1,155 @@
+// A leader whose neighbour sends garbage: the error names the neighbour's rank, and nothing crashes or hangs.
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "fireflyer/executor.hpp"
+#include "fireflyer/wire.hpp"
+
+namespace {
+
+constexpr std::int64_t second = 1'000'000'000;
+constexpr std::size_t count = 100;
+
+struct Ends {
+  int trees[2];
+  int control;
+};
+
+// Rank 0 is real, on node 0; rank 1 on node 1 is whatever `attack` does with its ends of the connections.
+ff::Failure under_attack(const std::function<void(const Ends&)>& attack) {
+  ff::Config config;
+  config.group = ff::Group{0, {0, 1}, {"rank 0", "rank 1"}, {{-1, 0}, {1, -1}}, 3 * second};
+  config.window_fd = ff::Window::create(1, 4, 4096);
+  config.doorbell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  Ends theirs{};
+  for (int tree = -1; tree < 2; ++tree) {
+    int fds[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    config.connections.push_back({tree, 1, fds[0]});
+    (tree < 0 ? theirs.control : theirs.trees[tree]) = fds[1];
+  }
+  ff::Executor executor(std::move(config));
+  std::vector<float> array(count, 1.0F);
+  const auto work = executor.submit(ff::OpKind::allreduce, array.data(), count, ff::DType::f32, -1);
+  attack(theirs);
+  CHECK(work->wait(30 * second));
+  const ff::Failure failure = work->failure();
+  executor.close();
+  for (const int fd : {theirs.trees[0], theirs.trees[1], theirs.control}) close(fd);
+  return failure;
+}
+
+void put(int fd, const void* data, std::size_t bytes) { CHECK(send(fd, data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes)); }
+
+ff::OpDescriptor right_op() { return {0, count, ff::OpKind::allreduce, ff::DType::f32, -1}; }
+
+ff::Header right_header(const std::vector<float>& payload) {
+  return ff::make_header(ff::FrameType::up, right_op(), 0, 0, payload.data(), payload.size() * sizeof(float));
+}
+
+void expect(const ff::Failure& failure, ff::FailureKind kind, const std::string& words) {
+  if (failure.kind != kind || failure.text.find(words) == std::string::npos) std::fprintf(stderr, "kind %d: %s\n", static_cast<int>(failure.kind), failure.text.c_str());
+  CHECK(failure.kind == kind);
+  CHECK(failure.text.find(words) != std::string::npos);
+  CHECK(kind == ff::FailureKind::usage || failure.culprit == 1);
+}
+
+using Change = std::function<void(ff::Header&)>;
+
+void a_changed_data_header_is_refused(const Change& change, ff::FailureKind kind, const std::string& words) {
+  expect(under_attack([&](const Ends& ends) {
+           const std::vector<float> payload(count, 2.0F);
+           ff::Header header = right_header(payload);
+           change(header);
+           put(ends.trees[0], &header, sizeof header);
+           put(ends.trees[0], payload.data(), payload.size() * sizeof(float));
+         }),
+         kind, words);
+}
+
+Change sealed(const Change& change) {
+  return [change](ff::Header& header) {
+    change(header);
+    ff::seal(header);
+  };
+}
+
+void data_frames() {
+  using H = ff::Header;
+  const auto peer = ff::FailureKind::peer_failed;
+  a_changed_data_header_is_refused([](H& h) { h.magic ^= 1; }, peer, "does not speak this protocol");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.version = 9; }), peer, "speaks version 9");
+  a_changed_data_header_is_refused([](H& h) { h.bytes ^= 4; }, peer, "header with a wrong checksum");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.reserved = 1; }), peer, "makes no sense");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.dtype = 200; }), peer, "makes no sense");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.bytes = 0xffffffff; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.chunk = 1; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.tree = 1; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.type = ff::FrameType::down; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.count = 99; }), ff::FailureKind::usage, "allreduce #0 of 99 f32");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.kind = 77; }), ff::FailureKind::usage, "unknown operation");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.seq = 5; }), ff::FailureKind::usage, "allreduce #5");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.payload_crc ^= 1; }), ff::FailureKind::corruption, "wrong checksum");
+}
+
+ff::Failure told(ff::FrameType type, const ff::OpDescriptor& op, const std::string& payload, const Change& change = {}) {
+  return under_attack([&](const Ends& ends) {
+    ff::Header header = ff::make_header(type, op, 0, 0, payload.data(), payload.size());
+    if (change) change(header);
+    put(ends.control, &header, sizeof header);
+    if (!payload.empty()) put(ends.control, payload.data(), payload.size());
+  });
+}
+
+void control_frames() {
+  const auto peer = ff::FailureKind::peer_failed;
+  const ff::OpDescriptor op = right_op();
+  expect(told(ff::FrameType::heartbeat, op, "short"), peer, "makes no sense");
+  expect(told(ff::FrameType::heartbeat, op, std::string(1000, 'x')), peer, "makes no sense");
+  expect(told(ff::FrameType::up, op, ""), peer, "makes no sense");
+  expect(told(static_cast<ff::FrameType>(99), op, ""), peer, "makes no sense");
+  expect(told(ff::FrameType::heartbeat, op, std::string(32, '\0'), sealed([](ff::Header& h) { h.bytes = 1 << 30; })), peer, "too long");
+  expect(told(ff::FrameType::heartbeat, op, std::string(32, '\0'), sealed([](ff::Header& h) { h.payload_crc ^= 1; })), peer, "wrong checksum");
+  ff::OpDescriptor abort = op;
+  abort.kind = static_cast<ff::OpKind>(ff::FailureKind::peer_failed);
+  abort.root = 1;
+  expect(told(ff::FrameType::abort, abort, "rank 1 \n fell\x1b over"), peer, "rank 1   fell  over");
+  abort.root = 2;
+  expect(told(ff::FrameType::abort, abort, "nobody"), peer, "makes no sense");
+  abort.root = 1;
+  abort.kind = static_cast<ff::OpKind>(17);
+  expect(told(ff::FrameType::abort, abort, "?"), peer, "makes no sense");
+  expect(told(ff::FrameType::abort, abort, std::string(900, 'x')), peer, "makes no sense");
+}
+
+void silence_and_noise() {
+  const auto peer = ff::FailureKind::peer_failed;
+  expect(under_attack([](const Ends& ends) { shutdown(ends.control, SHUT_RDWR); }), peer, "died");
+  expect(under_attack([](const Ends& ends) { shutdown(ends.trees[0], SHUT_RDWR); }), peer, "broke its connection");
+  expect(under_attack([](const Ends&) {}), peer, "gave no sign of life");
+  std::mt19937 chance(7);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<unsigned char> noise(64 + chance() % 400);
+    for (auto& byte : noise) byte = static_cast<unsigned char>(chance());
+    const ff::Failure failure = under_attack([&](const Ends& ends) { put(round % 2 ? ends.control : ends.trees[0], noise.data(), noise.size()); });
+    CHECK(failure.kind == peer && failure.culprit == 1);
+  }
+}
+
+}  // namespace
+
+int main() {
+  data_frames();
+  control_frames();
+  silence_and_noise();
+  std::puts("hostile peer: all well");
+  return 0;
+}
