@@ -290,10 +290,14 @@ void Executor::sleep(const Geometry& geometry, const Rules& rules, const std::ar
     const std::uint64_t chunk = next[static_cast<std::size_t>(stage)];
     if (chunk >= geometry.end) continue;
     const Wants needs = rules.needs(stage, chunk);
+    bool possible = true;
     for (int which = 0; which < counters; ++which) {
       const auto w = static_cast<std::size_t>(which);
-      if (needs[w] != 0 && window_->value(static_cast<Counter>(which)) < needs[w]) wants[w] = std::min(wants[w], needs[w]);
+      if (needs[w] == 0 || window_->value(static_cast<Counter>(which)) >= needs[w]) continue;
+      wants[w] = std::min(wants[w], needs[w]);
+      possible = false;
     }
+    if (possible) return;  // it has become so since this rank looked last
   }
   if (spin_) {
     const std::int64_t until_ns = monotonic_ns() + spin_ns;

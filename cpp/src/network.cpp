@@ -155,7 +155,9 @@ void Network::sleep(std::int64_t now_ns) {
   Wants wants;
   wants.fill(never);
   if (current_) {
-    for (const auto& tree : trees_) tree->want(wants);
+    for (const auto& tree : trees_) {
+      if (!tree->want(wants)) return;
+    }
   } else {
     const std::lock_guard lock(mutex_);
     if (!posted_.empty() || stopping_) return;

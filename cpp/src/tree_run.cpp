@@ -198,18 +198,21 @@ void TreeRun::publish() {
   }
 }
 
-void TreeRun::want(Wants& wants) const {
+bool TreeRun::want(Wants& wants) const {
   const auto ask = [&](Counter which, std::uint64_t value) {
     wants[static_cast<std::size_t>(which)] = std::min(wants[static_cast<std::size_t>(which)], value);
   };
-  const Window& window = network_.window_;
-  const std::uint64_t reduced = window.value(counter_reduced);
-  if (up_ && added_ < total() && reduced <= chunk(added_)) ask(counter_reduced, chunk(added_) + 1);
-  if (!up_ && parent_ == nullptr && done_ < total() && reduced <= chunk(done_)) ask(counter_reduced, chunk(done_) + 1);
-  if (!up_ && parent_ != nullptr && received_down_ < total() && !room(received_down_)) {
-    const std::uint64_t needed = rules_->needs(Stage::reduce, chunk(received_down_))[counter_out];
-    if (window.value(counter_out) < needed) ask(counter_out, needed);
+  if (up_ && added_ < total()) {
+    const bool arrived = std::all_of(children_.begin(), children_.end(), [&](const Child& child) { return child.received > added_; });
+    if (arrived) ask(counter_reduced, chunk(added_) + 1);
   }
+  if (!up_ && parent_ == nullptr && done_ < total()) ask(counter_reduced, chunk(done_) + 1);
+  if (!up_ && parent_ != nullptr && received_down_ < total() && !parent_->wants_in) {
+    if (room(received_down_)) return false;
+    const std::uint64_t needed = rules_->needs(Stage::reduce, chunk(received_down_))[counter_out];
+    if (network_.window_.value(counter_out) < needed) ask(counter_out, needed);
+  }
+  return true;
 }
 
 const DataLink* TreeRun::awaited() const {

@@ -21,7 +21,7 @@ class TreeRun {
   bool move();        // true where anything moved
   bool done() const;
   void end();         // publishes that every chunk of this tree is done and freed
-  void want(Wants& wants) const;  // what of this node's counters it waits for
+  bool want(Wants& wants) const;  // what of this node's counters it waits for; false: it could go on at once
   const DataLink* awaited() const;  // the connection whose frames it lacks, if any
 
  private:
