@@ -98,6 +98,21 @@ async def test_closing_the_guard_kills_at_once(tmp_path: Path, stop_guard: bool)
 
 
 @on_loop
+async def test_a_guard_spares_those_who_only_inherited_the_mark(tmp_path: Path) -> None:
+    """As a job does that a rank submitted to a batch system, which runs it with the environment of the rank."""
+    guard, exited = guarded(tmp_path, "true")
+    job = await asyncio.create_subprocess_exec("sleep", "1000", env={**os.environ, MARKER: guard.token})
+    try:
+        assert await exited == 0
+        assert await guard.wait_gone()
+        assert job.returncode is None
+        assert alive(job.pid)
+    finally:
+        job.kill()
+        await job.wait()
+
+
+@on_loop
 async def test_a_blocked_signal_is_not_inherited(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, signal.SIGTERM))
     try:

@@ -1,6 +1,6 @@
 """A guard: the parent of one process, which leaves nothing of it behind. Runs as a program of its own.
 
-    python -I -S guard.py TOKEN -- command argument ...
+    python -I -S guard.py command argument ...
 
 The guard is started with a pipe as standard input, which nobody but its owner holds open, and a pipe as standard
 output, on which it says one line each: `started PID`, `exited CODE` when the command has ended, `clean` when nothing is
@@ -8,8 +8,10 @@ left. When its input ends (the owner closed it, or died, however it died), or wh
 everything that the command started and ends itself.
 
 Nothing escapes by `setsid` or by forking twice: the guard is a *child subreaper*, so whoever loses its parent becomes
-the guard's own child, and the guard looks for descendants until there are none. As a second net it looks for processes
-of the same user whose environment holds `FF_JOB_TOKEN=TOKEN`: they are found even when an earlier guard was killed.
+the guard's own child, and the guard looks for descendants until there are none. Who starts a guard marks it and thereby
+all below it with `FF_JOB_TOKEN` in the environment, by which `marked` finds them when the guard itself was killed. A
+guard kills nobody by the mark: a batch system runs jobs with the environment of who submitted them, and a job that was
+submitted by a rank is not the rank's.
 
 Standard library only, and as little of it as possible: it starts in 10 ms and must outlive everything else.
 """
@@ -113,14 +115,14 @@ def _reap() -> list[tuple[int, int]]:
     return ended
 
 
-def _kill_all(token: str) -> bool:
+def _kill_all() -> bool:
     """Kills until nothing is left; whoever forks meanwhile is found in the next round. Looking at all processes takes a
     while, in which one of them can change its parent and be missed: only the second look that finds none counts."""
     deadline = time.monotonic() + KILL_TIMEOUT_S
     pause_s = 0.001
     empty_looks = 0
     while time.monotonic() < deadline:
-        victims = descendants(os.getpid()) or marked(token)
+        victims = descendants(os.getpid())
         _kill(victims)
         _reap()
         empty_looks = 0 if victims else empty_looks + 1
@@ -156,7 +158,7 @@ def _become(command: list[str], guard: int, libc: ctypes.CDLL) -> None:
         os._exit(127)
 
 
-def main(token: str, command: list[str]) -> int:
+def main(command: list[str]) -> int:
     """0 when nothing is left behind."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -189,10 +191,10 @@ def main(token: str, command: list[str]) -> int:
             if pid == child:
                 _say(f"exited {code}")
                 running = False
-    clean = _kill_all(token)
+    clean = _kill_all()
     _say("clean" if clean else "left")
     return 0 if clean else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[3:]))
+    sys.exit(main(sys.argv[1:]))

@@ -146,7 +146,7 @@ class Guarded:
         self._clean = False
         try:
             self._process = subprocess.Popen(
-                [*_PYTHON, guard.__file__, token, "--", *command],
+                [*_PYTHON, guard.__file__, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
