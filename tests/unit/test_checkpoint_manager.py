@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from tests.support.checkpoint_ranks import Ranks
 
-from fireflyer.base.errors import Aborted, Busy, DataCorruption, NoSpace, PermissionDenied, UsageError
+from fireflyer.base.errors import Aborted, Busy, DataCorruption, NoSpace, PermissionDenied, Timeout, UsageError
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import SECOND
@@ -30,7 +32,10 @@ from fireflyer.checkpoint import (
     stored_job_plan,
     verify,
 )
+from fireflyer.checkpoint.core.manifest import TensorRecord, decode_manifest
+from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk, RealFile
+from fireflyer.runtime.store import LocalStore
 from fireflyer.sim import Fault, FaultKind, SimDisk
 
 
@@ -318,6 +323,44 @@ def test_a_damaged_newer_one_does_not_count_among_the_kept(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path)) == ["step-00000020", "step-00000025", "step-00000030"]
 
 
+def test_a_checkpoint_that_was_moved_and_linked_to_is_not_emptied(tmp_path: Path) -> None:
+    save_all(tmp_path / "c", [10, 20])
+    (tmp_path / "c" / "step-00000010").rename(tmp_path / "archive")
+    (tmp_path / "c" / "step-00000010").symlink_to(tmp_path / "archive")
+    save_all(tmp_path / "c", [30], keep=2)
+    assert sorted(os.listdir(tmp_path / "c")) == ["step-00000020", "step-00000030"], "the link is gone, nothing else"
+    assert sorted(os.listdir(tmp_path / "archive")) == ["manifest.json", "shard-00000-of-00001.safetensors"]
+
+
+@pytest.mark.parametrize("shape", [(1 << 45,), (0, 1 << 62, 1 << 62)])
+def test_a_manifest_that_claims_absurd_sizes_is_passed_over(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    save_all(tmp_path, [10, 20])
+    path = tmp_path / "step-00000020" / "manifest.json"
+    manifest = decode_manifest(path.read_bytes())
+    shard = manifest.shards[0]
+    claimed = TensorRecord("huge", "U8", shape, shard.file_bytes, math.prod(shape), 0)
+    shard = msgspec.structs.replace(
+        shard, tensors=(*shard.tensors, claimed), file_bytes=shard.file_bytes + claimed.size_bytes
+    )
+    body = msgspec.json.encode(msgspec.structs.replace(manifest, shards=(shard,)))
+    path.write_bytes(b'{"crc32c":"%08x","body":%b}' % (crc32c(body), body))
+    restored = newest(tmp_path)
+    assert same(restored, 10)
+    assert [entry.name for entry in restored.passed_over] == ["step-00000020"]
+
+
+def test_a_state_too_large_to_be_read_again_does_not_replace_what_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_all(tmp_path, [10], keep=1)
+    monkeypatch.setattr("fireflyer.checkpoint.core.manifest.MAX_MANIFEST_BYTES", 5000)
+    with manager(tmp_path, keep=1) as ours:
+        error = ours.save(20, State({}, {}, {"order": list(range(5000))}), blocking=True).error()
+    assert isinstance(error, UsageError)
+    assert "above 5000; keep long lists of values as tensors" in str(error)
+    assert os.listdir(tmp_path) == ["step-00000010"]
+
+
 def test_when_all_are_damaged_the_job_does_not_start_over_in_silence(tmp_path: Path) -> None:
     save_all(tmp_path, [10])
     damage(tmp_path / "step-00000010", "truncated shard")
@@ -520,6 +563,27 @@ def test_a_rank_that_cannot_write_fails_the_save_on_every_rank() -> None:
     assert disk.list("/c") == ["step-00000010", "step-00000030"]
 
 
+def test_where_ranks_differ_in_buffers_rank_0s_are_stored(tmp_path: Path, disk: Disk) -> None:
+    def model_of(rank: int) -> torch.nn.Module:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        model(torch.rand(8, 3) + rank)
+        return model
+
+    models = [model_of(rank) for rank in range(4)]
+    ranks = Ranks(str(tmp_path), 4, disk)
+    ranks.together(lambda ours: ours.save(10, capture(models[ours.rank])).result())
+    restored = ranks.together(lambda ours: ours.restore())
+    ranks.close()
+    for one in restored:
+        assert one is not None
+        for name, value in models[0].state_dict().items():
+            assert torch.equal(one.shared[f"model/{name}"], value), name
+    assert all(info.problem is None for info in verify(str(tmp_path)))
+    shards = sorted((tmp_path / "step-00000010").glob("*.safetensors"))
+    assert all(any("model/" in name for name in safetensors.torch.load_file(shard)) for shard in shards)
+
+
 def test_ranks_with_different_shared_tensors_do_not_make_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
     ranks = Ranks(str(tmp_path), 2, disk)
 
@@ -615,6 +679,49 @@ def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp
     ranks.close()
     assert os.listdir(tmp_path) == ["step-00000020"]
     assert [info.problem for info in verify(str(tmp_path))] == [None]
+
+
+def test_a_record_too_long_for_the_store_fails_the_save_at_once(tmp_path: Path, disk: Disk) -> None:
+    def save(ours: CheckpointManager) -> str:
+        shared = {f"{'x' * 900}/{index}": torch.zeros(1) for index in range(9000)}
+        return str(ours.save(10, State(shared), blocking=True).error())
+
+    ranks = Ranks(str(tmp_path), 2, disk)
+    for error in ranks.together(save):
+        assert "at most 4194304 are allowed" in error
+    ranks.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_rank_0_said_before_a_save_was_given_up_is_heard(tmp_path: Path, disk: Disk) -> None:
+    store = LocalStore()
+    kept: list[CheckpointReport] = []
+
+    class Late:
+        """Rank 1's store: the outcome comes at the very end of a wait, and the next save begins right then."""
+
+        def get(self, key: str, timeout_ns: int) -> bytes:
+            value = store.get(key, 30 * SECOND)
+            if key.endswith("/1/outcome") and not self.told:
+                self.told = True
+                follower._current._given_up.set()  # type: ignore[union-attr]
+                raise Timeout("nothing yet")
+            return value
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        told = False
+
+    def make(rank: int, store: object) -> CheckpointManager:
+        return manager(tmp_path, rank=rank, world_size=2, store=store, on_event=kept.append)
+
+    leader, follower = make(0, store), make(1, Late())
+    handles = [one.save(10, rank_state(one.rank, 10)) for one in (leader, follower)]
+    assert [handle.result(60 * SECOND) for handle in handles] == ["step-00000010"] * 2
+    assert [report.error for report in kept] == [None, None]
+    leader.close()
+    follower.close()
 
 
 def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, disk: Disk) -> None:

@@ -174,13 +174,14 @@ class BackgroundSave:
         deadline_ns = self._clock.now_ns() + timeout_ns
         while True:
             left_ns = deadline_ns - self._clock.now_ns()
+            given_up = self._given_up.is_set()  # asked first: what was said before a newer save began is to be heard
             try:
                 return self._the_store().get(key, max(1, min(left_ns, _SLICE_NS)))
             except Timeout:
                 if left_ns <= _SLICE_NS:
                     waited = format_duration(timeout_ns)
                     raise Timeout(f"no {key} within {waited}: another rank is gone, or its disk is stuck") from None
-            if self._given_up.is_set():
+            if given_up:
                 raise Aborted("the save was given up because a newer one began")
 
     def _finish(self, effect: Finish) -> None:

@@ -183,8 +183,9 @@ def discard(disk: Disk, root: str, name: str) -> Steps[None]:
 
 
 def _remove_tree(disk: Disk, path: str) -> Steps[None]:
+    """Of a symbolic link it removes the link: what somebody moved elsewhere and linked to is theirs."""
     with contextlib.suppress(NotFound):
-        if not disk.is_dir(path):
+        with contextlib.suppress(UsageError):  # it is a directory
             disk.remove(path)
             return
         for name in disk.list(path):

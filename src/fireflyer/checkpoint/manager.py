@@ -214,7 +214,7 @@ class CheckpointManager:
         self._buffer.take(0, plan)
 
     def _plan(self, state: State) -> Snapshot:
-        return plan_snapshot(self.rank, self.world_size, state.shared, state.own)
+        return plan_snapshot(self.rank, self.world_size, state.shared, state.own, state.of_rank_0)
 
     def save(self, step: int, state: State, *, blocking: bool = False) -> SaveHandle:
         """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed.

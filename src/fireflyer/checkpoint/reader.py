@@ -42,14 +42,13 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
     """Reads and verifies every shard; with `only_wanted` just the tensors for which `sink` gives a place.
     Raises `DataCorruption` and what the disk raises; then what `sink` gave holds nothing usable."""
     for shard in manifest.shards:
-        places = [(tensor, sink(shard.rank, tensor)) for tensor in shard.tensors]
-        if not only_wanted or any(place is not None for _, place in places):
-            path = f"{root}/{name}/{shard.file}"
-            with contextlib.closing(disk.open(path)) as file:
-                _check_frame(file, path, shard)
-                for tensor, place in places:
-                    if place is not None or not only_wanted:
-                        _read_tensor(file, path, tensor, place)
+        path = f"{root}/{name}/{shard.file}"
+        with contextlib.closing(disk.open(path)) as file:
+            _check_frame(file, path, shard)  # before `sink` takes memory for what the manifest only claims
+            for tensor in shard.tensors:
+                place = sink(shard.rank, tensor)
+                if place is not None or not only_wanted:
+                    _read_tensor(file, path, tensor, place)
 
 
 def _check_frame(file: DiskFile, path: str, shard: ShardRecord) -> None:

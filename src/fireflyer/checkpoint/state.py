@@ -30,6 +30,9 @@ class State:
     shared: Mapping[str, torch.Tensor]
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    of_rank_0: frozenset[str] = frozenset()
+    """Names in `shared` in which ranks may differ at the moment (buffers such as the statistics of a batch norm): rank
+    0's are stored. All others are stored by whichever rank has room for them."""
 
 
 def capture(
@@ -39,16 +42,22 @@ def capture(
     values: Mapping[str, Any] | None = None,
     rng: bool = True,
 ) -> State:
-    """The state of a job on this rank. `values` are the caller's own (sampler position, …). Raises `UsageError`."""
+    """The state of a job on this rank. `values` are the caller's own (sampler position, …). Raises `UsageError`.
+
+    Of what is no parameter of `model` rank 0's values are stored, as data parallelism goes on from rank 0's buffers."""
     shared: dict[str, torch.Tensor] = {}
+    buffers: list[str] = []
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
     for name, value in model.state_dict().items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"model state {name!r} is {type(value).__name__}, only tensors can be stored")
         shared[f"model/{name}"] = value
+        if value.data_ptr() not in parameters:
+            buffers.append(f"model/{name}")
     plain: dict[str, Any] = {"user": dict(values or {})}
     if optimizer is not None:
         plain["optimizer"] = _capture_optimizer(optimizer, shared)
-    return State(shared, capture_rng() if rng else {}, plain)
+    return State(shared, capture_rng() if rng else {}, plain, frozenset(buffers))
 
 
 def _capture_optimizer(optimizer: torch.optim.Optimizer, shared: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -69,15 +69,19 @@ class Snapshot(NamedTuple):
 
 
 def plan_snapshot(
-    rank: int, world_size: int, shared: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+    rank: int,
+    world_size: int,
+    shared: Mapping[str, torch.Tensor],
+    own: Mapping[str, torch.Tensor],
+    of_rank_0: frozenset[str] = frozenset(),
 ) -> Snapshot:
     """This rank's share of the state. Raises `UsageError` for what cannot be stored."""
     shared_specs = [spec_of(name, tensor) for name, tensor in shared.items()]
     own_specs = [spec_of(name, tensor) for name, tensor in own.items()]
-    placed = place(share_of(rank, shared_specs, own_specs, world_size))
+    placed = place(share_of(rank, shared_specs, own_specs, world_size, of_rank_0))
     sources = {**shared, **{own_name(rank, name): tensor for name, tensor in own.items()}}
     size_bytes = sum(item.spec.size_bytes for item in placed)
-    return Snapshot(rank, layout_digest(shared_specs), placed, sources, size_bytes)
+    return Snapshot(rank, layout_digest(shared_specs, of_rank_0), placed, sources, size_bytes)
 
 
 class SnapshotBuffer:

@@ -321,9 +321,11 @@ class MountedDisk(Disk):
         with device.lock:
             try:
                 after = device.begin(self._owner, operation, path, counted=counted)
-                effect(device)
-                if after is not None:
-                    raise SimCrash
+                try:
+                    effect(device)
+                finally:
+                    if after is not None:
+                        raise SimCrash  # also after an operation that failed
             except SimCrash:
                 self._dead = True
                 raise

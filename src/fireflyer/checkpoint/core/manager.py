@@ -59,6 +59,7 @@ from fireflyer.checkpoint.core.manifest import (
     FORMAT_VERSION,
     Manifest,
     ShardRecord,
+    decode_manifest,
     decode_record,
     encode_manifest,
     encode_record,
@@ -234,7 +235,12 @@ class SaveMachine:
             values=self._values,
             job_plan=self.settings.job_plan,
         )
-        return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, encode_manifest(manifest)))
+        try:
+            data = encode_manifest(manifest)
+            decode_manifest(data)  # older checkpoints are removed for this one: it must be one that is read again
+        except (UsageError, DataCorruption) as error:
+            return self._failed(Failed(error.code, error.message))
+        return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, data))
 
     def _hear_record(self, payload: bytes) -> list[Effect]:
         rank = len(self._records)
@@ -339,7 +345,7 @@ class SaveMachine:
             # Some ranks wait for the directory, others for the outcome already.
             early = self.phase in (Phase.SNAPSHOT, Phase.OPENING, Phase.INVITING)
             return self._announce("dir", "outcome") if early else self._announce("outcome")
-        if self.phase in (Phase.SNAPSHOT, Phase.INVITED, Phase.WRITING):
+        if self.phase in (Phase.SNAPSHOT, Phase.INVITED, Phase.WRITING, Phase.REPORTING):
             return self._report(Phase.REPORTING, self._answer)
         return self._finish()
 

@@ -105,7 +105,13 @@ def _unseal(data: bytes, kind: type[T], what: str) -> T:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return _seal(msgspec.json.encode(manifest))
+    """Raises `UsageError` for what would be too long to be read again."""
+    data = _seal(msgspec.json.encode(manifest))
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise UsageError(
+            f"the manifest has {len(data)} bytes, above {MAX_MANIFEST_BYTES}; keep long lists of values as tensors"
+        )
+    return data
 
 
 def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
@@ -154,6 +160,9 @@ def _check_record(shard: ShardRecord, world_size: int, what: str) -> None:
         element_bytes = DTYPE_BYTES.get(tensor.dtype)
         if element_bytes is None or len(tensor.shape) > MAX_DIMENSIONS or min(tensor.shape, default=0) < 0:
             raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r} in a way that no tensor has")
+        # Of an empty tensor the other dims count too: torch cannot have strides that overflow.
+        if math.prod(max(1, size) for size in tensor.shape) * element_bytes > MAX_SHARD_BYTES:
+            raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r}, which is out of range")
         if tensor.size_bytes != math.prod(tensor.shape) * element_bytes or tensor.offset != end:
             raise DataCorruption(f"{what} places tensor {tensor.name[:80]!r} where it cannot be")
         end += tensor.size_bytes
