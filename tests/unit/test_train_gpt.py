@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import NoSpace, PermanentError, UsageError
 from fireflyer.base.events import CheckpointReport, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.checkpoint import CheckpointManager
@@ -60,10 +62,10 @@ def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     return directory
 
 
-def run(corpus_dir: str, checkpoint_dir: Path, *more: str) -> Recorder:
+def run(corpus_dir: str, checkpoint_dir: Path, *more: str, recorder: Recorder | None = None) -> Recorder:
     arguments = ["--preset", "tiny", "--sequence-length", "16", "--global-batch", "5", "--checkpoint-every", "3"]
     arguments += ["--corpus-dir", corpus_dir, "--checkpoint-dir", str(checkpoint_dir), *more]
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     with contextlib.ExitStack() as cleanup:
         job = train_gpt.build(train_gpt.parse_options(arguments, ALONE), ALONE, cleanup)
         job.reporter = recorder
@@ -104,6 +106,33 @@ def test_what_is_reported_adds_up(corpus_dir: str, tmp_path: Path) -> None:
     assert len({report.allreduce_bytes for report in recorder.steps}) == 1
     stalls = [report.checkpoint_ns for report in recorder.steps]
     assert [stall_ns > 0 for stall_ns in stalls] == [False, False, True, True]
+
+
+def test_a_run_whose_last_state_could_not_be_stored_has_failed(corpus_dir: str, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class SmallFilesFromNowOn(Recorder):
+        def resume(self, report: ResumeReport) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+
+        def checkpoint(self, report: CheckpointReport) -> None:
+            pass
+
+    try:
+        with pytest.raises(NoSpace, match="shard-00000"):
+            run(corpus_dir, tmp_path, "--steps", "4", "--checkpoint-every", "2", recorder=SmallFilesFromNowOn())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.glob("step-*")) == []
+
+
+def test_a_run_that_diverged_stops_before_it_overwrites_good_checkpoints(
+    corpus_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_gpt, "learning_rate", lambda step, peak: peak if step < 5 else math.nan)
+    with pytest.raises(PermanentError, match="the gradients of step 6 have norm nan"):
+        run(corpus_dir, tmp_path, "--steps", "9")
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000003"]
 
 
 def test_a_checkpoint_of_another_run_is_refused(corpus_dir: str, tmp_path: Path) -> None:

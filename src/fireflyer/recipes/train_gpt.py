@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import gc
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ import msgspec
 import numpy as np
 import torch
 
-from fireflyer.base.errors import FireflyerError, NotFound, UsageError
+from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
@@ -265,7 +266,9 @@ def train_step(job: Job, step: int, batch: Batch) -> float:
     # Gradients are averaged over ranks: this factor makes them those of the mean over all tokens, also where the
     # batch does not divide evenly among the ranks.
     (summed * (job.env.world_size / tokens)).backward()
-    torch.nn.utils.clip_grad_norm_(job.model.parameters(), _MAX_GRADIENT_NORM)
+    norm = float(torch.nn.utils.clip_grad_norm_(job.model.parameters(), _MAX_GRADIENT_NORM))
+    if not math.isfinite(norm):  # every rank sees the same: before the weights take it and push out good checkpoints
+        raise PermanentError(f"the gradients of step {step} have norm {norm}: the run diverged; try a lower --lr")
     for group in job.optimizer.param_groups:
         group["lr"] = learning_rate(step, job.options.learning_rate)
     job.optimizer.step()
@@ -283,7 +286,9 @@ def save_if_due(job: Job, step: int, loader: PrefetchLoader) -> int:
         return 0
     progress = Progress(job.corpus.fingerprint, loader.state())
     state = capture(job.model, job.optimizer, values=msgspec.to_builtins(progress))
-    job.checkpoints.save(step, state, blocking=last)
+    handle = job.checkpoints.save(step, state, blocking=last)
+    if last:
+        handle.result()  # one that fails in mid-run is made up for by the next; nothing makes up for this one
     return job.clock.now_ns() - started_ns
 
 
