@@ -192,14 +192,19 @@ std::optional<Failure> Executor::run(const Task& task) {
   Watch watch;
   watch.restart(monotonic_ns());
   std::int64_t glance_at_ns = monotonic_ns() + glance_ns;
-  std::uint64_t verified = 0;
+  std::uint64_t verified = 0, unrung = 0;
+  bool rung = true;
   while (std::any_of(next.begin(), next.end(), [&](std::uint64_t n) { return n < geometry.end; })) {
     if (window_->failed()) return window_->failure();
     if (verified != never) {
       if (const auto failure = mismatch(geometry, verified)) window_->fail(*failure);
     }
-    if (step(task, geometry, rules, next)) continue;
-    sleep(geometry, rules, next);
+    if (step(task, geometry, rules, next)) {
+      if (!rung) ++unrung;
+      rung = true;
+      continue;
+    }
+    rung = sleep(geometry, rules, next);
     const std::int64_t now_ns = monotonic_ns();
     if (now_ns < glance_at_ns) continue;
     glance_at_ns = now_ns + glance_ns;
@@ -212,6 +217,10 @@ std::optional<Failure> Executor::run(const Task& task) {
     }
   }
   window_->leave(local_, task.op);
+  if (unrung > 0) {
+    const std::lock_guard lock(mutex_);
+    stats_.unrung += unrung;
+  }
   return std::nullopt;
 }
 
@@ -283,7 +292,7 @@ std::optional<Failure> Executor::mismatch(const Geometry& geometry, std::uint64_
   return std::nullopt;
 }
 
-void Executor::sleep(const Geometry& geometry, const Rules& rules, const std::array<std::uint64_t, 3>& next) const {
+bool Executor::sleep(const Geometry& geometry, const Rules& rules, const std::array<std::uint64_t, 3>& next) const {
   Wants wants;
   wants.fill(never);
   for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
@@ -297,16 +306,16 @@ void Executor::sleep(const Geometry& geometry, const Rules& rules, const std::ar
       wants[w] = std::min(wants[w], needs[w]);
       possible = false;
     }
-    if (possible) return;  // it has become so since this rank looked last
+    if (possible) return true;  // it has become so since this rank looked last
   }
   if (spin_) {
     const std::int64_t until_ns = monotonic_ns() + spin_ns;
     while (monotonic_ns() < until_ns) {
-      if (window_->met(wants) || window_->failed()) return;
+      if (window_->met(wants) || window_->failed()) return true;
       for (int i = 0; i < 16; ++i) relax();
     }
   }
-  window_->wait(local_, wants, glance_ns);
+  return window_->wait(local_, wants, glance_ns);
 }
 
 std::optional<Failure> Executor::trouble(const OpDescriptor& op, std::int64_t idle_ns) const {

@@ -31,9 +31,9 @@ struct Sizes {
 
 [[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
-void futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected, std::int64_t timeout_ns) {
+bool futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected, std::int64_t timeout_ns) {
   timespec limit{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0);
+  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0) == 0 || errno != ETIMEDOUT;
 }
 
 void futex_wake(std::atomic<std::uint32_t>* word) {
@@ -143,12 +143,13 @@ void Window::announce(int index, const Wants& wants) const {
 
 void Window::retract(int index) const { line(index).waiting.store(0, std::memory_order_relaxed); }
 
-void Window::wait(int rank, const Wants& wants, std::int64_t timeout_ns) const {
+bool Window::wait(int rank, const Wants& wants, std::int64_t timeout_ns) const {
   Line& mine = line(rank);
   const std::uint32_t bell = mine.bell.load();
   announce(rank, wants);
-  if (!met(wants) && !failed()) futex_wait(&mine.bell, bell, timeout_ns);
+  const bool rung = met(wants) || failed() || futex_wait(&mine.bell, bell, timeout_ns);
   retract(rank);
+  return rung;
 }
 
 void Window::enter(int rank, const Geometry& geometry) const {

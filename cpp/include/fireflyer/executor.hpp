@@ -60,6 +60,7 @@ struct Stats {
   std::uint64_t bytes = 0;         // of caller's arrays, finished operations
   std::int64_t in_flight_ns = 0;   // time in which at least one operation was pending
   std::array<std::uint64_t, 5> operations{};  // finished ones, indexed by OpKind
+  std::uint64_t unrung = 0;        // sleeps over work that nobody rang for; 0 but on a machine that stalls
 };
 
 class Executor {
@@ -91,7 +92,7 @@ class Executor {
   void perform(Stage stage, const Task& task, const Geometry& geometry, const Rules& rules, std::uint64_t chunk);
   std::optional<Failure> mismatch(const Geometry& geometry, std::uint64_t& verified) const;
   std::optional<Failure> trouble(const OpDescriptor& op, std::int64_t idle_ns) const;
-  void sleep(const Geometry& geometry, const Rules& rules, const std::array<std::uint64_t, 3>& next) const;
+  bool sleep(const Geometry& geometry, const Rules& rules, const std::array<std::uint64_t, 3>& next) const;
   void settle(const Task& task, const Failure& failure);
   void close_descriptors();
 

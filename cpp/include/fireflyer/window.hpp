@@ -77,7 +77,7 @@ class Window {
 
   std::uint64_t value(Counter which) const;  // of a rank counter: the least over all ranks
   void advance(int index, Counter which, std::uint64_t to) const;  // sets a counter of one's own line and rings
-  void wait(int rank, const Wants& wants, std::int64_t timeout_ns) const;  // until one of the wants may hold
+  bool wait(int rank, const Wants& wants, std::int64_t timeout_ns) const;  // until one of the wants may hold; false: time is up
   bool met(const Wants& wants) const;        // any of them
   void announce(int index, const Wants& wants) const;  // for the network thread, which sleeps in poll()
   void retract(int index) const;
