@@ -181,14 +181,32 @@ def test_a_launcher_that_slept_does_not_blame_its_nodes() -> None:
     assert of(story.wait(2 * SECOND), KillNode) == [KillNode(0, 1)]
 
 
+def test_a_launcher_that_slept_gives_its_nodes_the_time_to_come_up() -> None:
+    story = Story()
+    story.wait(SECOND)
+    story.now_ns += 3600 * SECOND
+    assert of(story.tell(Tick()), KillNode) == []
+    assert of(story.wait(TIMEOUTS.agent_start_ns), KillNode) == [KillNode(0, 1), KillNode(1, 1)]
+
+
+def test_an_agent_that_cannot_start_is_not_started_over_and_over_before_the_restart() -> None:
+    story = Story().running()
+    story.tell(AgentLost(1, 1, "died"), gone(0, 143, 143, told=True))
+    assert of(story.tell(AgentGone(1, 1, "")), StartAgent) == [StartAgent(1, 2)]
+    assert story.gang.phase is Phase.PAUSING
+    assert of(story.tell(AgentGone(1, 2, "no descriptor left")), StartAgent) == []
+    assert of(story.wait(TIMEOUTS.backoff_ns), StartAgent) == [StartAgent(1, 3)]
+    assert len(story.logged(AttemptStarted)) == 2
+
+
 def test_a_lost_node_is_started_anew_only_when_nothing_is_left_on_it() -> None:
     story = Story().running()
     story.tell(AgentLost(1, 1, "died"), gone(0, 143, 143, told=True))
     del story.beating[1]
     assert of(story.wait(5 * SECOND), StartAgent) == []
     assert story.gang.states() == (NodeState.IDLE, NodeState.KILLING)
-    story.tell(AgentGone(1, 1, ""))
-    assert of(story.wait(SECOND), StartAgent) == [StartAgent(1, 2)]
+    assert of(story.tell(AgentGone(1, 1, "")), StartAgent) == [StartAgent(1, 2)]
+    assert of(story.wait(SECOND), StartAgent) == []
     story.beating[1] = 2
     assert of(story.tell(AgentUp(1, 2), AttemptPrepared(1)), StartRanks) == [StartRanks(0, 1, 1), StartRanks(1, 2, 1)]
     assert [event.attempt for event in story.logged(AttemptStarted)] == [0, 1]

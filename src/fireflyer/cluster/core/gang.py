@@ -33,7 +33,7 @@ which is entered only by `AgentGone` (nothing that the previous agent started is
 incarnation or attempt are ignored, so a message from the past cannot stand in for either.
 
 What decides when a node is lost: its agent has been silent for `node_lost_ns`. When the launcher itself slept (a gap
-between ticks), the silence is its own and every node is given the gap back.
+between ticks), the silence is its own and every node is given the gap back, to its deadline as well.
 
 How a failure proceeds: the first one stops the gang at once. Who is to blame is decided `blame_ns` later, or when all
 nodes are quiet if that is sooner (see `blame`). A first rank that failed before any report is judged only when the
@@ -374,6 +374,7 @@ class Gang:
         for node in self.nodes:
             if gap_ns > timeouts.node_lost_ns // 3:
                 node.seen_ns += gap_ns
+                node.deadline_ns += gap_ns
             late = self._now_ns >= node.deadline_ns
             if node.state in _WATCHED and self._now_ns - node.seen_ns >= timeouts.node_lost_ns:
                 self._lose(node, f"its agent was silent for {format_duration(timeouts.node_lost_ns)}")
@@ -464,6 +465,7 @@ class Gang:
                 self._pause_ns = self.spec.timeouts.backoff_ns
             self._resume_ns = self._failed_ns + self._pause_ns
             self.phase = Phase.PAUSING
+            self._start_agents()  # once: an agent that cannot be started must not be started again and again
             return
         if self._stop_signal is not None:
             self._end(128 + self._stop_signal, f"stopped by {signal_name(self._stop_signal)}")
@@ -480,7 +482,6 @@ class Gang:
         if self._stop_signal is not None or self._fatal is not None:
             self._after_stop()
             return
-        self._start_agents()
         if self._now_ns >= self._resume_ns:
             self._pause_ns = min(2 * self._pause_ns, self.spec.timeouts.backoff_max_ns)
             self.attempt += 1
