@@ -12,16 +12,18 @@ from fireflyer.base.launch import RankEnvironment
 from fireflyer.cluster.launcher.devices import Devices, check_devices
 from fireflyer.cluster.launcher.master_port import check_port
 from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
+from fireflyer.runtime.processes import MARKER
 
 __all__ = ["EVENTS_NAME", "check_job", "command_of"]
 
 EVENTS_NAME = "events.jsonl"
 MAX_NAME_BYTES = 200
-_OURS = frozenset(RankEnvironment(control="", secret_file="", run_dir="").to_mapping())
+_OURS = frozenset({MARKER, *RankEnvironment(control="", secret_file="", run_dir="").to_mapping()})
 
 
 def check_job(spec: JobSpec, devices: Devices) -> None:
     """Raises `UsageError` or `Exists`; changes nothing."""
+    _check_text(spec)
     _check_counts(spec)
     _check_command(spec)
     _check_environment(spec)
@@ -39,6 +41,14 @@ def command_of(spec: JobSpec) -> tuple[str, ...]:
         return (spec.script, *spec.args)
     module = ("-m",) if spec.kind == "module" else ()
     return (sys.executable, "-u", *module, spec.script, *spec.args)
+
+
+def _check_text(spec: JobSpec) -> None:
+    for text in (spec.script, *spec.args, os.path.abspath(spec.run_dir), *(f"{n}={v}" for n, v in spec.env.items())):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{text[:200]!a} is not UTF-8; what a job is given must be, rename it") from None
 
 
 def _check_counts(spec: JobSpec) -> None:
