@@ -151,36 +151,39 @@ class Agent:
                 await self._outbox.drained()
                 return
             if answer.command is not None:
-                self._perform(answer.command)
+                await self._perform(answer.command)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def _perform(self, command: Command) -> None:
+    async def _perform(self, command: Command) -> None:
         if isinstance(command, Start):
-            self._start(command)
+            await self._start(command)
         elif isinstance(command, Stop) and command.attempt == self._attempt:
             self._stop(command)
 
-    def _start(self, command: Start) -> None:
+    async def _start(self, command: Start) -> None:
         if any(rank.end is None for rank in self._ranks.values()):
             raise Unreachable(f"told to start attempt {command.attempt} while attempt {self._attempt} is running")
         self._attempt = command.attempt
-        self._ranks = {}
+        self._ranks = {plan.rank: self._new_rank(command.attempt, plan.rank) for plan in command.ranks}
         for plan in command.ranks:
-            rank = RankProcess(
-                command.attempt,
-                plan.rank,
-                writer=self._writer,
-                on_line=self._outbox.put,
-                on_trouble=self._on_trouble,
-                on_exit=self._on_exit,
-            )
-            self._ranks[plan.rank] = rank
+            await asyncio.sleep(0)  # hundreds take seconds to start, in which heartbeats must go out
+            rank = self._ranks[plan.rank]
             rank.start(command.command, plan, self._log_path(command.attempt, plan.rank))
             if rank.pid:
                 self._news.put_nowait((STARTED, Started(command.attempt, plan.rank, rank.pid)))
             if self._holding_up:
                 rank.pause()
+
+    def _new_rank(self, attempt: int, rank: int) -> RankProcess:
+        return RankProcess(
+            attempt,
+            rank,
+            writer=self._writer,
+            on_line=self._outbox.put,
+            on_trouble=self._on_trouble,
+            on_exit=self._on_exit,
+        )
 
     def _log_path(self, attempt: int, rank: int) -> str:
         return f"{self._config.logs_dir}/attempt-{attempt}/rank-{rank}.log"

@@ -33,6 +33,7 @@ class LocalNodes:
         self._feed = feed
         self._guards: dict[tuple[int, int], Guarded] = {}
         self._watchers: set[asyncio.Task[None]] = set()
+        self._left = False
 
     def start(self, config: AgentConfig) -> None:
         node, incarnation = config.node, config.incarnation
@@ -65,20 +66,22 @@ class LocalNodes:
             task.add_done_callback(self._watchers.discard)
 
     async def close(self) -> bool:
-        """Kills what is left of the job, whoever started it. False when something outlives that."""
+        """Kills what is left of the job. False when something outlives that. Whoever only carries the job's mark and
+        was not started below a guard (a batch system hands on the environment of who submits) is none of it."""
         for guarded in self._guards.values():
             guarded.kill()
         for guarded in list(self._guards.values()):
-            await guarded.wait_gone(_GUARD_ANSWER_S)
+            self._left |= not await guarded.wait_gone(_GUARD_ANSWER_S)
         for task in self._watchers:
             task.cancel()
         if self._watchers:
             await asyncio.wait(list(self._watchers))
-        return await kill_marked(self._job_token)
+        return not self._left or await kill_marked(self._job_token)
 
     async def _watch(self, guarded: Guarded, node: int, incarnation: int, path: str) -> None:
         clean = await guarded.wait_gone()
         del self._guards[node, incarnation]
+        self._left |= not clean
         if clean:
             self._feed(AgentGone(node, incarnation, f"its agent ended; its log is {path}"))
 
