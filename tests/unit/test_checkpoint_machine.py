@@ -195,6 +195,19 @@ def test_an_unreadable_outcome_fails_the_save_of_that_rank() -> None:
     assert finish.error is not None
 
 
+@pytest.mark.parametrize("name", ["", "step-00000010", "../.tmp-step-00000020-00003-000005", ".tmp-step-x"])
+def test_a_directory_that_is_none_of_ours_is_not_written_to(name: str) -> None:
+    follower = machine(1)
+    follower.handle(0, Begin())
+    follower.handle(0, Done())
+    (effect,) = follower.handle(0, Heard(b'{"name":"%b"}' % name.encode()))
+    assert isinstance(effect, Publish), "rank 0 hears of it"
+    (finish,) = follower.handle(0, Done())
+    assert isinstance(finish, Finish)
+    assert finish.error is not None
+    assert finish.error.code == "data_corruption"
+
+
 def test_an_event_out_of_order_is_our_own_bug() -> None:
     for rank in (0, 1):
         with pytest.raises(InvariantViolation, match="Committed in phase 'new'"):

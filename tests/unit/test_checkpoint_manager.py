@@ -16,7 +16,16 @@ import safetensors.torch
 import torch
 from tests.support.checkpoint_ranks import Ranks
 
-from fireflyer.base.errors import Aborted, Busy, DataCorruption, NoSpace, PermissionDenied, Timeout, UsageError
+from fireflyer.base.errors import (
+    Aborted,
+    Busy,
+    DataCorruption,
+    NoSpace,
+    NotFound,
+    PermissionDenied,
+    Timeout,
+    UsageError,
+)
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import SECOND
@@ -582,6 +591,41 @@ def test_where_ranks_differ_in_buffers_rank_0s_are_stored(tmp_path: Path, disk: 
     assert all(info.problem is None for info in verify(str(tmp_path)))
     shards = sorted((tmp_path / "step-00000010").glob("*.safetensors"))
     assert all(any("model/" in name for name in safetensors.torch.load_file(shard)) for shard in shards)
+
+
+class Gated(RealDisk):
+    """Stops before it creates the manifest of step 20."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def create(self, path: str) -> RealFile:
+        if path.endswith("manifest.json") and "00000020" in path:
+            self.reached.set()
+            assert self.go_on.wait(30)
+        return super().create(path)
+
+
+def test_a_launch_that_is_not_quite_dead_cannot_commit_what_the_next_one_writes(tmp_path: Path) -> None:
+    old_disk, new_disk = Gated(), Gated()
+    old = manager(tmp_path, disk=old_disk, keep=1)
+    old.save(10, state_of(10), blocking=True).result()
+    old.wait()
+    late = old.save(20, state_of(20))
+    assert old_disk.reached.wait(30)
+    new = manager(tmp_path, disk=new_disk, keep=1)
+    new.save(15, state_of(15), blocking=True).result()
+    new.wait()
+    ours = new.save(20, state_of(20))  # the same step, attempt and number of the save
+    assert new_disk.reached.wait(30)
+    old_disk.go_on.set()
+    assert isinstance(late.error(), NotFound)
+    new_disk.go_on.set()
+    assert ours.result() == "step-00000020"
+    old.close()
+    new.close()
+    assert [(info.name, info.problem) for info in verify(str(tmp_path))] == [("step-00000020", None)]
 
 
 def test_ranks_with_different_shared_tensors_do_not_make_a_checkpoint(tmp_path: Path, disk: Disk) -> None:

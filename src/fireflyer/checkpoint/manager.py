@@ -21,6 +21,7 @@ training, and leaves the older checkpoints as they are.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -161,6 +162,7 @@ class CheckpointManager:
             prefix=f"checkpoint/{name}",
             timeout_ns=timeout_ns,
             job_plan=plan,
+            writer=secrets.token_hex(4),
         )
         self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
         self._by_time = period_ns is not None

@@ -17,8 +17,9 @@ made for each save. Ranks talk through keys of the store, below `prefix/attempt/
 
 Why it is safe. A record is published when its shard and the shard's name are durable, and the manifest, written after
 the last record, is made durable before the rename: a directory that is called `step-…` is whole. Nobody else renames
-this directory, its name carries the attempt and the sequence number, files in it are created and never opened again, so
-a writer of an older save cannot reach into it. Older checkpoints are removed after the new one's name is durable.
+this directory, its name carries the attempt, the sequence number and rank 0's random tag, files in it are created and
+never opened again, so neither a writer of an older save nor one of another launch can reach into it. Older checkpoints
+are removed after the new one's name is durable.
 
 When something fails on rank r, it publishes the failure as its record; rank 0 then gives the save up, publishes that as
 the outcome, and removes the directory. Checkpoints that were there before are not touched. When a rank dies, the
@@ -64,14 +65,14 @@ from fireflyer.checkpoint.core.manifest import (
     encode_manifest,
     encode_record,
 )
-from fireflyer.checkpoint.core.names import MAX_STEP, shard_name, temporary_name
+from fireflyer.checkpoint.core.names import MAX_STEP, is_temporary, shard_name, temporary_name
 from fireflyer.checkpoint.core.retention import to_remove
 
 __all__ = ["Phase", "SaveMachine", "Schedule", "Settings"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change during an attempt."""
+    """What does not change during an attempt. `writer` as in `temporary_name`; rank 0's counts."""
 
     rank: int
     world_size: int
@@ -80,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     timeout_ns: int
     job_plan: dict[str, Any] | None = None
+    writer: str = ""
 
 
 class Schedule:
@@ -158,7 +160,8 @@ class SaveMachine:
         self.step = step
         self.sequence = sequence
         self.phase = Phase.NEW
-        self.directory = temporary_name(step, settings.attempt, sequence)
+        self.directory = temporary_name(step, settings.attempt, sequence, settings.writer)
+        """Rank 0's; the others are told with `dir`."""
         self._values = values
         self._refused = refused
         self._records: list[ShardRecord] = []
@@ -200,7 +203,8 @@ class SaveMachine:
             case (Phase.SNAPSHOT, Done()):
                 return self._enter(Phase.OPENING, Open(self.directory))
             case (Phase.OPENING, Done()) if self.settings.world_size > 1:
-                return self._enter(Phase.INVITING, Publish(self._key("dir"), msgspec.json.encode(_Answer())))
+                invitation = msgspec.json.encode(_Answer(name=self.directory))
+                return self._enter(Phase.INVITING, Publish(self._key("dir"), invitation))
             case (Phase.OPENING | Phase.INVITING, Done()):
                 return self._write()
             case (Phase.WRITING, ShardWritten(record)):
@@ -300,7 +304,7 @@ class SaveMachine:
             case (Phase.SNAPSHOT, Done()):
                 return self._enter(Phase.INVITED, Await(self._key("dir"), self.settings.timeout_ns))
             case (Phase.INVITED, Heard(payload)):
-                return self._hear(payload) or self._write()
+                return self._hear(payload) or self._accept()
             case (Phase.WRITING, ShardWritten(record)):
                 answer = _Answer(record=msgspec.Raw(encode_record(record)))
                 return self._report(Phase.REPORTING, answer)
@@ -313,6 +317,13 @@ class SaveMachine:
             case (Phase.FINISHING, Done()):
                 return self._enter(Phase.END)
         raise self._unexpected(event)
+
+    def _accept(self) -> list[Effect]:
+        name, self._answer = self._answer.name or "", _Answer()
+        if not is_temporary(name):
+            return self._failed(Failed(DataCorruption.code, f"rank 0 names {name[:80]!r} as the directory to write to"))
+        self.directory = name
+        return self._write()
 
     def _report(self, phase: Phase, answer: _Answer) -> list[Effect]:
         key = self._key(f"record/{self.settings.rank}")

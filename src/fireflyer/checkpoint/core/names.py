@@ -3,7 +3,7 @@
     job.json                                   the job's plan, written once
     step-00000120/                             a committed checkpoint: complete, or damaged later
     step-00000120.2/                           the same step saved again after the first was damaged
-    .tmp-step-00000120-00003-000007/           save 7 of attempt 3 is writing it; never restored from
+    .tmp-step-00000120-00003-000007-9f86d081/  save 7 of attempt 3 is writing it; never restored from
     .trash-…/                                  on its way out; never restored from
       manifest.json                            written last, says what a complete checkpoint holds
       shard-00000-of-00004.safetensors         one per rank
@@ -27,6 +27,7 @@ __all__ = [
     "candidates",
     "final_name",
     "is_leftover",
+    "is_temporary",
     "shard_name",
     "temporary_name",
     "trash_name",
@@ -38,6 +39,8 @@ MAX_STEP = 10**12
 MAX_RANKS = 100_000
 
 _FINAL = re.compile(r"step-([0-9]{8,13})(?:\.([1-9][0-9]{0,5}))?")
+
+_TEMPORARY = re.compile(r"\.tmp-step-[0-9]{8,13}-[0-9]{5,10}-[0-9]{6,10}(-[0-9a-f]{1,16})?")
 
 
 class Candidate(msgspec.Struct, frozen=True, order=True):
@@ -52,8 +55,15 @@ def shard_name(rank: int, world_size: int) -> str:
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def temporary_name(step: int, attempt: int, sequence: int) -> str:
-    return f".tmp-step-{step:08d}-{attempt:05d}-{sequence:06d}"
+def temporary_name(step: int, attempt: int, sequence: int, writer: str = "") -> str:
+    """`writer`, up to 16 hexadecimal digits, tells apart processes that count attempts and saves alike: of two jobs in
+    one directory, or of a launch that is not quite dead and the next one."""
+    return f".tmp-step-{step:08d}-{attempt:05d}-{sequence:06d}" + (f"-{writer}" if writer else "")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `name` is one that `temporary_name` gives."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def trash_name(name: str, existing: list[str]) -> str:
