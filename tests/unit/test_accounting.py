@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.job_logs import example_log
 
 from fireflyer.analytics.accounting import account
+from fireflyer.analytics.report import build_report
 from fireflyer.base.events import (
     AttemptFailed,
     AttemptStarted,
@@ -52,6 +53,18 @@ def test_the_example_tells_its_story() -> None:
     assert [(c.attempt, c.step) for c in result.checkpoints] == [(0, 20), (0, 40), (0, 60), (1, 80), (1, 100), (1, 120)]
     assert result.tokens == 120 * 4 * 1024
     assert (result.first_step, result.last_step, result.steps, result.exit_code) == (0, 120, 120, 0)
+
+
+def test_time_in_flight_is_a_share_of_the_steps_of_all_ranks_and_attempts() -> None:
+    log = example_log()
+    reports = [entry.event for entry in log if isinstance(entry.event, StepReport)]
+    job = account(log + log)
+    assert job.rank_steps == len(reports)
+    assert job.rank_step_ns == sum(report.productive_ns for report in reports)
+    assert job.allreduce_ns == sum(report.allreduce_ns for report in reports)
+    (row,) = [row for row in build_report(log).summary if row.label == "Allreduce"]
+    assert row.value == f"{job.allreduce_ns / job.rank_step_ns:.0%} of step time"
+    assert row.note.endswith("incl. waiting for slower ranks; 8.0 MiB per step and rank")
 
 
 def test_an_empty_log_is_a_job_of_no_length() -> None:

@@ -129,9 +129,12 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     """Over all ranks, of steps that counted."""
     samples: int
+    rank_steps: int
+    """Steps, and in the next three their times and bytes, summed over all ranks and attempts."""
+    rank_step_ns: int
     allreduce_bytes: int
-    """Over all ranks and attempts, with `allreduce_ns`: one over the other is the mean bandwidth of a rank."""
     allreduce_ns: int
+    """Sums were in flight. No bandwidth follows from it: a rank meanwhile computes, and waits for slower ranks."""
     losses: tuple[LossPoint, ...]
     """The final curve: for each step, what the attempt said whose step counted."""
     discarded: tuple[LossPoint, ...]
@@ -183,6 +186,8 @@ def account(log: Sequence[Logged]) -> JobAccount:
         last_step=trained[-1].done_step if trained else 0,
         tokens=sum(times.tokens for times in kept_steps),
         samples=sum(times.samples for times in kept_steps),
+        rank_steps=sum(attempt.rank_steps for attempt in reading.attempts),
+        rank_step_ns=sum(attempt.rank_step_ns for attempt in reading.attempts),
         allreduce_bytes=sum(attempt.allreduce_bytes for attempt in reading.attempts),
         allreduce_ns=sum(attempt.allreduce_ns for attempt in reading.attempts),
         losses=losses,

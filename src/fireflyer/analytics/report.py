@@ -14,7 +14,7 @@ import msgspec
 from fireflyer.analytics.accounting import Failure, JobAccount, account
 from fireflyer.analytics.ettr import Ettr, EttrInputs, daly_young_interval_s, ettr
 from fireflyer.base.events import Logged
-from fireflyer.base.units import SECOND, format_bytes, format_duration, format_rate
+from fireflyer.base.units import SECOND, format_bytes, format_duration
 
 __all__ = ["MAX_TEXT", "Fact", "FailureStory", "JobReport", "PartRow", "Row", "build_report", "one_line"]
 
@@ -159,10 +159,11 @@ def _summary(job: JobAccount) -> list[Row]:
         speed = job.tokens * SECOND / job.parts.productive_ns
         over_all = job.tokens * SECOND / max(1, job.wall_ns)
         rows.append(Row("Throughput", f"{speed:,.0f} tokens/s", f"{over_all:,.0f} tokens/s over the wall time"))
-    if job.allreduce_ns and job.allreduce_bytes:
-        rate = job.allreduce_bytes * SECOND / job.allreduce_ns
-        note = "algorithm bandwidth: bytes of a rank's tensors over the time in flight"
-        rows.append(Row("Allreduce", format_rate(rate), note))
+    if job.allreduce_ns and job.rank_step_ns:
+        share = min(1.0, job.allreduce_ns / job.rank_step_ns)
+        size = format_bytes(job.allreduce_bytes / job.rank_steps)
+        note = f"sums in flight beside the backward pass, incl. waiting for slower ranks; {size} per step and rank"
+        rows.append(Row("Allreduce", f"{share:.0%} of step time", note))
     if job.exit_code and job.last_step:
         saved = max((c.step for c in job.checkpoints if c.error is None), default=job.first_step)
         unsaved = max(0, job.last_step - saved)

@@ -68,6 +68,9 @@ class AttemptReading:
     """`(step, at_ns)`, both rising: all steps up to `step` were done at `at_ns`."""
     steps: dict[int, StepTimes] = field(default_factory=dict)
     checkpoints: list[tuple[int, CheckpointReport]] = field(default_factory=list)
+    rank_steps: int = 0
+    """Reports of steps; with the next three a sum over ranks and steps."""
+    rank_step_ns: int = 0
     allreduce_bytes: int = 0
     allreduce_ns: int = 0
     noticed_ns: int | None = None
@@ -198,6 +201,8 @@ def _read_steps(attempt: AttemptReading, steps: Sequence[tuple[int, StepReport]]
         if (event.rank, event.step) in seen:
             continue
         seen.add((event.rank, event.step))
+        attempt.rank_steps += 1
+        attempt.rank_step_ns += max(0, event.productive_ns)
         attempt.allreduce_bytes += max(0, event.allreduce_bytes)
         attempt.allreduce_ns += max(0, event.allreduce_ns)
         times = attempt.steps.get(event.step)

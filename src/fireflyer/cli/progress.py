@@ -23,7 +23,7 @@ from fireflyer.base.events import (
     ResumeReport,
     StepReport,
 )
-from fireflyer.base.units import SECOND, format_duration, format_rate
+from fireflyer.base.units import SECOND, format_duration
 
 __all__ = ["WINDOW_STEPS", "JobProgress"]
 
@@ -34,7 +34,7 @@ WINDOW_STEPS = 32
 class _Recent:
     at_ns: int
     tokens: int = 0
-    allreduce_bytes: int = 0
+    step_ns: int = 0
     allreduce_ns: int = 0
 
 
@@ -130,7 +130,7 @@ class JobProgress:
                 self._recent.popitem(last=False)
         recent.at_ns = at_ns
         recent.tokens += max(0, report.tokens)
-        recent.allreduce_bytes += max(0, report.allreduce_bytes)
+        recent.step_ns += max(0, report.productive_ns)
         recent.allreduce_ns += max(0, report.allreduce_ns)
 
     @property
@@ -144,11 +144,11 @@ class JobProgress:
         return tokens * SECOND / span_ns if span_ns > 0 and tokens else None
 
     @property
-    def allreduce_bytes_per_s(self) -> float | None:
-        """Algorithm bandwidth of a rank: bytes of its tensors over the time they were in flight."""
+    def allreduce_share(self) -> float | None:
+        """Of the step time, while sums were in flight: beside the backward pass, and waiting for slower ranks."""
         total_ns = sum(item.allreduce_ns for item in self._recent.values())
-        total = sum(item.allreduce_bytes for item in self._recent.values())
-        return total * SECOND / total_ns if total_ns and total else None
+        step_ns = sum(item.step_ns for item in self._recent.values())
+        return min(1.0, total_ns / step_ns) if total_ns and step_ns else None
 
     def status(self) -> str:
         """One line, without end of line; empty until the job has started."""
@@ -161,8 +161,8 @@ class JobProgress:
             said.append(f"loss {self.loss:.4f}")
         if self.tokens_per_s is not None:
             said.append(f"{self.tokens_per_s:,.0f} tokens/s")
-        if self.allreduce_bytes_per_s is not None:
-            said.append(f"allreduce {format_rate(self.allreduce_bytes_per_s)}")
+        if self.allreduce_share is not None:
+            said.append(f"allreduce in flight {self.allreduce_share:.0%}")
         if self.saved_step is not None:
             said.append(f"saved step {self.saved_step:,}")
         if self.attempt:
