@@ -149,6 +149,23 @@ def test_optimizer_state_is_not_rounded_to_the_parameters_type(tmp_path: Path) -
     assert optimizer.state[model.weight]["count"] == 3
 
 
+def test_an_optimizer_that_was_not_built_like_the_saved_one_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    first, second = (list(layer.parameters()) for layer in model)
+
+    def groups(*order: list[torch.nn.Parameter]) -> list[dict[str, object]]:
+        return [{"params": order[0], "weight_decay": 0.1}, {"params": order[1], "weight_decay": 0.0}]
+
+    state = capture(model, torch.optim.AdamW(groups(first, second)), rng=False)
+    load_into(state.shared, state.values, model, torch.optim.AdamW(groups(first, second), fused=True))
+    swapped = torch.optim.AdamW(groups(second, first))
+    with pytest.raises(UsageError, match=r"group 0 of the optimizer has '1.weight' where the saved one had '0.weight'"):
+        load_into(state.shared, state.values, model, swapped)
+    assert swapped.param_groups[0]["weight_decay"] == 0.1
+    with pytest.raises(UsageError, match="the state of AdamW, not of SGD"):
+        load_into(state.shared, state.values, model, torch.optim.SGD(groups(first, second)))
+
+
 def test_a_model_that_was_not_the_saved_one_is_refused(tmp_path: Path) -> None:
     with manager(tmp_path) as ours:
         ours.save(1, capture(torch.nn.Linear(3, 2), rng=False), blocking=True).result()

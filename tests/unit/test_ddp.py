@@ -584,3 +584,14 @@ def test_dropping_the_wrapper_gives_the_plain_module_back() -> None:
         return len(comm.started) - before
 
     assert run(1, body) == [0]
+
+
+def test_float16_gradients_whose_average_fits_do_not_overflow_on_the_way() -> None:
+    def body(comm: ThreadCommunicator) -> list[float]:
+        model = Ddp(nn.Linear(2, 1, bias=False, dtype=torch.float16), comm)
+        model(torch.tensor([[40_000.0, 2.0 + comm.rank]], dtype=torch.float16)).sum().backward()
+        (weight,) = model.parameters()
+        assert weight.grad is not None
+        return [float(value) for value in weight.grad.flatten()]
+
+    assert run_ranks(2, body) == [[40_000.0, 2.5]] * 2

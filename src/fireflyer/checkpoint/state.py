@@ -2,7 +2,8 @@
 
     State.shared     `model/<name>`, `optimizer/<parameter number>/<name>`: equal on every rank
     State.own        `rng/torch`, `rng/python`, `rng/numpy`, …: different on each rank
-    State.values     `{"optimizer": {"groups": […], "scalars": {…}}, "user": {…}}`: equal on every rank, JSON
+    State.values     `{"optimizer": {"kind": …, "order": […], "groups": […], "scalars": {…}}, "user": {…}}`: JSON,
+                     equal on every rank
 
 No pickle anywhere. Optimizer state goes in and out without a cast (`Optimizer.load_state_dict` would round float32
 moments of a bfloat16 parameter to bfloat16).
@@ -48,7 +49,8 @@ def capture(
     shared: dict[str, torch.Tensor] = {}
     buffers: list[str] = []
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    for name, value in model.state_dict().items():
+    described = model.state_dict()
+    for name, value in described.items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"model state {name!r} is {type(value).__name__}, only tensors can be stored")
         shared[f"model/{name}"] = value
@@ -56,11 +58,27 @@ def capture(
             buffers.append(f"model/{name}")
     plain: dict[str, Any] = {"user": dict(values or {})}
     if optimizer is not None:
-        plain["optimizer"] = _capture_optimizer(optimizer, shared)
+        plain["optimizer"] = _capture_optimizer(optimizer, shared, _names(described))
     return State(shared, capture_rng() if rng else {}, plain, frozenset(buffers))
 
 
-def _capture_optimizer(optimizer: torch.optim.Optimizer, shared: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _names(described: Mapping[str, Any]) -> dict[int, str]:
+    """By address: what the state dict calls the parameter that lies there."""
+    names: dict[int, str] = {}
+    for name, value in described.items():
+        if isinstance(value, torch.Tensor):
+            names.setdefault(value.data_ptr(), name)
+    return names
+
+
+def _order(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str | None]]:
+    """The parameters of each group by name; None for what is not in the model."""
+    return [[names.get(parameter.data_ptr()) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _capture_optimizer(
+    optimizer: torch.optim.Optimizer, shared: dict[str, torch.Tensor], names: Mapping[int, str]
+) -> dict[str, Any]:
     described = optimizer.state_dict()
     scalars: dict[str, dict[str, Any]] = {}
     for number, entries in described["state"].items():
@@ -69,7 +87,8 @@ def _capture_optimizer(optimizer: torch.optim.Optimizer, shared: dict[str, torch
                 shared[f"optimizer/{number}/{name}"] = value
             else:
                 scalars.setdefault(str(number), {})[name] = value
-    return {"groups": described["param_groups"], "scalars": scalars}
+    kind, order = type(optimizer).__name__, _order(optimizer, names)
+    return {"kind": kind, "order": order, "groups": described["param_groups"], "scalars": scalars}
 
 
 def load_into(
@@ -86,6 +105,7 @@ def load_into(
     if optimizer is not None:
         if "optimizer" not in values:
             raise UsageError("the checkpoint holds no optimizer; load it without one")
+        _check_optimizer(values["optimizer"], optimizer, _names(model.state_dict()))
         _load_optimizer(shared, values["optimizer"], optimizer)
     return dict(values.get("user", {}))
 
@@ -107,12 +127,31 @@ def _load_model(stored: Mapping[str, torch.Tensor], model: torch.nn.Module) -> N
             current[name].copy_(tensor)
 
 
+def _check_optimizer(plain: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+    """State is found by the position of a parameter in its group: a swap of two would go unnoticed."""
+    kind, saved_kind = type(optimizer).__name__, plain.get("kind")
+    if saved_kind not in (None, kind):
+        raise UsageError(
+            f"the checkpoint holds the state of {saved_kind}, not of {kind}; load it with the optimizer that was "
+            "saved, or without one"
+        )
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if [len(group["params"]) for group in plain["groups"]] != sizes:
+        raise UsageError("the optimizer has other parameter groups than the saved one; build it in the same way")
+    order = _order(optimizer, names)
+    for number, (ours, theirs) in enumerate(zip(order, plain.get("order", order), strict=True)):
+        for own, other in zip(ours, theirs, strict=True):
+            if own != other:
+                raise UsageError(
+                    f"group {number} of the optimizer has {own!r} where the saved one had {other!r}; build it in the "
+                    "same way"
+                )
+
+
 def _load_optimizer(
     shared: Mapping[str, torch.Tensor], plain: Mapping[str, Any], optimizer: torch.optim.Optimizer
 ) -> None:
     groups = plain["groups"]
-    if [len(group["params"]) for group in groups] != [len(group["params"]) for group in optimizer.param_groups]:
-        raise UsageError("the optimizer has other parameter groups than the saved one; build it in the same way")
     parameters: dict[int, torch.nn.Parameter] = {}
     on_device: dict[int, bool] = {}
     for saved, group in zip(groups, optimizer.param_groups, strict=True):

@@ -41,6 +41,8 @@ class Bucket:
         self.parameters = tuple(parameters)
         sizes = [parameter.numel() for parameter in parameters]
         self.flat = torch.zeros(sum(sizes) + spare, dtype=parameters[0].dtype)
+        self.divide_first = self.flat.dtype == torch.float16
+        """Float16 gradients are scaled to the upper end of their range: their sum may lie beyond it."""
         ends = list(accumulate(sizes))
         self.views = tuple(
             self.flat[end - size : end].view(parameter.shape)

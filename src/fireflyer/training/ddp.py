@@ -31,11 +31,12 @@ class DistributedDataParallel(torch.nn.Module):
     others.
 
     *Gradients.* Each is summed over ranks in the communicator's fixed order, in the gradient's dtype (with the
-    communicator's wider accumulation), then divided once by the number of ranks. With a loss that is a mean over equal
-    shares of a batch they equal those of one process on the whole batch up to the order of additions: relative
-    1e-5 or absolute 1e-6 in float32. The same seed, plan and number of ranks give the same bits in every run. `grad`
-    becomes a view into a bucket, so keep a clone of what must outlive the next `backward()`; `zero_grad` works either
-    way. Gradients accumulated before (`no_sync`, or no `zero_grad`) are part of what is averaged.
+    communicator's wider accumulation), then divided once by the number of ranks (float16: before the sum, which could
+    overflow where the average does not). With a loss that is a mean over equal shares of a batch they equal those of
+    one process on the whole batch up to the order of additions: relative 1e-5 or absolute 1e-6 in float32. The same
+    seed, plan and number of ranks give the same bits in every run. `grad` becomes a view into a bucket, so keep a clone
+    of what must outlive the next `backward()`; `zero_grad` works either way. Gradients accumulated before (`no_sync`,
+    or no `zero_grad`) are part of what is averaged.
 
     *Parameters* that are frozen stay local after the initial copy; shared ones are summed once. A parameter without a
     gradient in a pass is an error that all ranks raise together, unless `find_unused_parameters`: then it counts as

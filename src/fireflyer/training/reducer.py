@@ -8,7 +8,7 @@ One *pass* is one call of `backward()`:
    order is full its allreduce is started. Every rank starts buckets in the same order, whatever the order in which its
    own gradients came: that is what keeps ranks from waiting for each other in a circle.
 3. `_finish` fills what did not come with zeros, starts what was not started, waits for all and divides by the number of
-   ranks. The exception of a failed allreduce leaves `backward()` as it is.
+   ranks (float16 was divided before). The exception of a failed allreduce leaves `backward()` as it is.
 
 Ranks must agree on an error too, or the others would wait for the one that raised: the last bucket carries one element
 more, which is not zero if some rank missed a gradient that it may not miss.
@@ -168,6 +168,9 @@ class GradientReducer:
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
+        if bucket.divide_first:
+            with torch.no_grad():
+                bucket.flat.div_(self._comm.world_size)
         try:
             work = self._comm.allreduce(bucket.flat, async_op=True)
         except BaseException:
@@ -216,7 +219,7 @@ class GradientReducer:
             after_ns = self._now_ns()
             blocked_ns += after_ns - before_ns
             self._flight.look(after_ns)
-            if self._comm.world_size > 1:
+            if self._comm.world_size > 1 and not bucket.divide_first:
                 bucket.flat.div_(self._comm.world_size)
         return blocked_ns
 
