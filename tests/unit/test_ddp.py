@@ -1,5 +1,6 @@
 """DistributedDataParallel: ranks that share a batch end with the gradients of one process on the whole of it."""
 
+import copy
 import gc
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fireflyer.base.errors import PeerFailed, UsageError
+from fireflyer.checkpoint import capture, load_into
 from fireflyer.training import DistributedDataParallel as Ddp
 from fireflyer.training.replicas import broadcast_tensors
 
@@ -595,3 +597,58 @@ def test_float16_gradients_whose_average_fits_do_not_overflow_on_the_way() -> No
         return [float(value) for value in weight.grad.flatten()]
 
     assert run_ranks(2, body) == [[40_000.0, 2.5]] * 2
+
+
+def channels_last_convolution() -> nn.Module:
+    model: nn.Module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def channels_last_losses(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> list[float]:
+    losses = []
+    for number in range(seed, seed + 3):
+        images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+        loss = model(images).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_parameters_keep_their_memory_format_in_gradients_and_restored_moments(fused: bool) -> None:
+    base = channels_last_convolution()
+
+    def make() -> nn.Module:
+        return copy.deepcopy(base)
+
+    def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
+
+    def body(comm: ThreadCommunicator) -> list[float]:
+        model = Ddp(make(), comm)
+        optimizer = optimizer_of(model)
+        losses = channels_last_losses(model, optimizer, 0)
+        state = capture(model, optimizer, rng=False)
+        row_major = {name: value.clone(memory_format=torch.contiguous_format) for name, value in state.shared.items()}
+        again = Ddp(make(), comm)
+        optimizer = optimizer_of(again)
+        load_into(row_major, state.values, again, optimizer)
+        return losses + channels_last_losses(again, optimizer, 3)
+
+    alone = make()
+    optimizer = optimizer_of(alone)
+    expected = channels_last_losses(alone, optimizer, 0) + channels_last_losses(alone, optimizer, 3)
+    for losses in run_ranks(2, body):
+        assert losses == expected
+
+
+def test_ranks_with_other_memory_formats_are_refused() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        Ddp(channels_last_convolution() if comm.rank else nn.Conv2d(3, 4, 3), comm)
+
+    first, second = run_ranks(2, body)
+    assert isinstance(first, UsageError)
+    assert isinstance(second, UsageError)
+    assert "with strides (27, 1, 9, 3) here" in str(second)

@@ -168,12 +168,19 @@ def _load_optimizer(
             number = int(number_text)
             # Step counters stay on the CPU, where torch keeps them unless it was told otherwise.
             stays = key == "step" and not on_device[number]
-            state[number][key] = tensor if stays else tensor.to(parameters[number].device)
+            state[number][key] = tensor if stays else _placed_like(tensor, parameters[number])
     for number_text, entries in plain["scalars"].items():
         state[int(number_text)].update(entries)
     for number, parameter in parameters.items():
         if state[number] or parameter in optimizer.state:
             optimizer.state[parameter] = state[number]
+
+
+def _placed_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """On the parameter's device, and in its memory format, as fused optimizers walk through both side by side."""
+    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
+        return tensor.to(parameter.device)
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
 def _like(value: Any, current: Any) -> Any:

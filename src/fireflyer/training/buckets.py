@@ -10,7 +10,7 @@ import torch
 from fireflyer.base.errors import UsageError
 from fireflyer.training.communication import Work
 
-__all__ = ["Bucket", "plan_buckets"]
+__all__ = ["Bucket", "dense_strides", "plan_buckets"]
 
 
 def plan_buckets(parameters: Sequence[tuple[str, int]], bucket_bytes: int) -> list[list[int]]:
@@ -33,6 +33,11 @@ def plan_buckets(parameters: Sequence[tuple[str, int]], bucket_bytes: int) -> li
     return sorted(closed, key=lambda members: -members[-1])
 
 
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Those of the parameter, or row-major ones where it has gaps or overlaps itself."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
 class Bucket:
     """The gradients of some parameters of one dtype in one flat tensor, and how far they have come in this pass."""
 
@@ -44,8 +49,9 @@ class Bucket:
         self.divide_first = self.flat.dtype == torch.float16
         """Float16 gradients are scaled to the upper end of their range: their sum may lie beyond it."""
         ends = list(accumulate(sizes))
+        # In the parameter's memory format: fused optimizers walk through it and its gradient side by side.
         self.views = tuple(
-            self.flat[end - size : end].view(parameter.shape)
+            self.flat[end - size : end].as_strided(parameter.shape, dense_strides(parameter))
             for end, size, parameter in zip(ends, sizes, parameters, strict=True)
         )
         self.arrived = [False] * len(sizes)

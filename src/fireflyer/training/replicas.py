@@ -26,7 +26,8 @@ _WORD_BYTES = 8
 def describe_tensor(kind: str, name: str, tensor: torch.Tensor) -> str:
     """One line for `verify_same_description`, e.g. `parameter 'head.weight' (256, 64) float32 trained`."""
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-    return f"{kind} {name!r} {shape} {dtype} {'trained' if tensor.requires_grad else 'fixed'}"
+    line = f"{kind} {name!r} {shape} {dtype} {'trained' if tensor.requires_grad else 'fixed'}"
+    return line if tensor.is_contiguous() or not tensor.requires_grad else f"{line} with strides {tensor.stride()}"
 
 
 def verify_same_description(comm: Communicator, lines: Sequence[str]) -> None:
