@@ -103,27 +103,25 @@ std::shared_ptr<Work> Executor::submit(OpKind kind, void* data, std::uint64_t co
 }
 
 void Executor::abort(const std::string& reason) {
-  std::uint64_t seq = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    seq = next_seq_;
-  }
-  window_->fail(Failure{FailureKind::aborted, group_.rank, seq, group_.label(group_.rank) + " gave up: " + reason});
+  const std::lock_guard lock(mutex_);  // also keeps `close` from giving the doorbell away meanwhile
+  if (closed_) return;
+  window_->fail(Failure{FailureKind::aborted, group_.rank, next_seq_, group_.label(group_.rank) + " gave up: " + reason});
 }
 
 void Executor::close() {
   const std::lock_guard closing(close_mutex_);
-  if (closed_) return;
   {
     const std::lock_guard lock(mutex_);
+    if (closed_) return;
     closing_ = true;
     changed_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
   window_->line(local_).left.store(1);
   if (network_) network_->stop();
-  close_descriptors();
+  const std::lock_guard lock(mutex_);
   closed_ = true;
+  close_descriptors();
 }
 
 void Executor::abandon() {

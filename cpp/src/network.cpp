@@ -75,13 +75,14 @@ void Network::post(const Geometry& geometry) {
 }
 
 void Network::stop() {
+  if (!thread_.joinable()) return;  // by then the doorbell's number may belong to somebody else
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
   }
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 void Network::loop() {

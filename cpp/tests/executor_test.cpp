@@ -1,9 +1,11 @@
 // The executor with threads as ranks, over socket pairs; meant to be run under the sanitizers.
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -143,6 +145,23 @@ void wakeups_are_not_lost(const std::vector<int>& nodes) {
   close_all(ranks);
 }
 
+// Descriptor numbers are used again at once: what a closed executor still touched would belong to somebody else.
+void nothing_is_touched_after_close() {
+  Ranks ranks = make_group({0, 1}, 30 * second, 4096);
+  close_all(ranks);
+  std::vector<int> pipes;
+  for (int i = 0; i < 32; ++i) {
+    int fds[2];
+    CHECK(pipe2(fds, O_NONBLOCK | O_CLOEXEC) == 0);
+    pipes.insert(pipes.end(), {fds[0], fds[1]});
+  }
+  for (const auto& rank : ranks) rank->abort("too late");
+  ranks.clear();
+  char byte = 0;
+  for (std::size_t i = 0; i < pipes.size(); i += 2) CHECK(read(pipes[i], &byte, 1) < 0 && errno == EAGAIN);
+  for (const int fd : pipes) CHECK(close(fd) == 0);
+}
+
 void a_missing_rank_is_named(const std::vector<int>& nodes, int missing) {
   Ranks ranks = make_group(nodes, second / 2, 4096);
   std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(10'000, 1.0F));
@@ -195,6 +214,7 @@ int main() {
   const std::vector<std::vector<int>> layouts{{0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 1, 2, 3}};
   for (const auto& nodes : layouts) sums_are_right(nodes);
   for (const auto& nodes : layouts) wakeups_are_not_lost(nodes);
+  nothing_is_touched_after_close();
   a_missing_rank_is_named({0, 0, 0}, 0);
   a_missing_rank_is_named({0, 0, 0}, 2);
   a_missing_rank_is_named({0, 0, 1, 1}, 3);
