@@ -229,6 +229,14 @@ def test_a_save_that_is_due_while_another_is_in_flight_is_skipped_and_counted(tm
         assert ours.save(30, state_of(30), blocking=True).result() == "step-00000030"
 
 
+def test_a_save_right_after_a_blocking_one_is_not_skipped(tmp_path: Path) -> None:
+    with manager(tmp_path, keep=1) as ours:
+        for step in (10, 20, 30):
+            ours.save(step, state_of(step), blocking=True)
+            assert ours.save(step + 5, state_of(step + 5)).result() == f"step-{step + 5:08d}"
+            ours.wait()
+
+
 def test_periods_in_steps_and_in_time() -> None:
     disk = SimDisk().mount()
     now_ns = manager("/a", disk=disk)._clock.now_ns()
@@ -628,12 +636,10 @@ def test_a_launch_that_is_not_quite_dead_cannot_commit_what_the_next_one_writes(
     old_disk, new_disk = Gated(), Gated()
     old = manager(tmp_path, disk=old_disk, keep=1)
     old.save(10, state_of(10), blocking=True).result()
-    old.wait()
     late = old.save(20, state_of(20))
     assert old_disk.reached.wait(30)
     new = manager(tmp_path, disk=new_disk, keep=1)
     new.save(15, state_of(15), blocking=True).result()
-    new.wait()
     ours = new.save(20, state_of(20))  # the same step, attempt and number of the save
     assert new_disk.reached.wait(30)
     old_disk.go_on.set()

@@ -219,7 +219,8 @@ class CheckpointManager:
         return plan_snapshot(self.rank, self.world_size, state.shared, state.own, state.of_rank_0)
 
     def save(self, step: int, state: State, *, blocking: bool = False) -> SaveHandle:
-        """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed.
+        """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed
+        and what it replaced is removed.
 
         While an earlier save is in flight, a new one is skipped (`handle.skipped`), or waits for it if `blocking`.
         Raises `UsageError` for a state that cannot be stored; failures to write are in the handle.
@@ -239,7 +240,7 @@ class CheckpointManager:
         self._schedule.began(step, start_ns)
         self._begin(step, plan, values, handle, start_ns)
         if blocking:
-            handle.wait()
+            self.wait()
         return handle
 
     def _may_begin(self) -> bool:
