@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.loops import on_loop
 
@@ -86,6 +87,18 @@ async def test_reports_arrive_in_order_and_close_sends_the_last(tmp_path: Path) 
         await asyncio.to_thread(reporter.close)
         assert service.reports == [RESUME, *map(step, range(1, 1001)), CHECKPOINT]
         assert service.control.reports_dropped == reporter.dropped == 0
+
+
+@on_loop
+async def test_a_report_is_of_the_attempt_in_which_it_is_made(tmp_path: Path) -> None:
+    async with launcher(tmp_path) as service:
+        env = msgspec.structs.replace(service.env, attempt=2)
+        with Reporter.from_environment(env) as reporter:
+            for report in (RESUME, step(1), CHECKPOINT):  # all say attempt 0, as a checkpoint manager does by default
+                reporter._put(report)
+            await asyncio.to_thread(reporter.close)
+        assert [report.attempt for report in service.reports] == [2, 2, 2]
+        assert [report.step for report in service.reports] == [0, 1, 5]
 
 
 @on_loop

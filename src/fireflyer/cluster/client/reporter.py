@@ -2,7 +2,7 @@
 
 Never blocks and never breaks the training: a report is put into a bounded queue and sent by a thread of its own. When
 the launcher is slower than the training the oldest *step* reports are given up and counted; a resume or a checkpoint
-report never is. Without a launcher a `Reporter` does nothing at all.
+report never is. Without a launcher a `Reporter` does nothing at all. `attempt` of a report is set to the process's own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import threading
 import time
 from collections import deque
 from typing import Self
+
+import msgspec
 
 from fireflyer.base.errors import FireflyerError, TransientError
 from fireflyer.base.events import CheckpointReport, Report, ResumeReport, StepReport
@@ -41,7 +43,10 @@ _numbers = itertools.count(1)
 class Reporter:
     """Made by `from_environment`. Also a context manager; may be used from several threads."""
 
-    def __init__(self, address: str | None, secret_file: str | None, identity: str) -> None:
+    def __init__(
+        self, address: str | None, secret_file: str | None, identity: str, *, attempt: int | None = None
+    ) -> None:
+        self._attempt = attempt
         self._address = address
         self._secret_file = secret_file
         self._identity = identity
@@ -64,7 +69,7 @@ class Reporter:
     def from_environment(cls, env: RankEnvironment) -> Self:
         """Reports to the launcher that started this rank, if one did. Never raises."""
         who = f"rank {env.rank}/attempt {env.attempt}/{os.getpid()}.{next(_numbers)}"
-        return cls(env.control, env.secret_file, who)
+        return cls(env.control, env.secret_file, who, attempt=env.attempt)
 
     @property
     def dropped(self) -> int:
@@ -102,6 +107,10 @@ class Reporter:
     def _put(self, report: Report) -> None:
         if self._thread is None or os.getpid() != self._owner:
             return
+        if self._attempt is not None and report.attempt != self._attempt:
+            # A process lives in one attempt. The launcher ignores reports of others, so that a script which forgot to
+            # hand the number on would lose them without a word.
+            report = msgspec.structs.replace(report, attempt=self._attempt)
         with self._changed:
             if isinstance(report, StepReport):
                 self._steps += 1
