@@ -25,7 +25,7 @@ from fireflyer.base.events import (
     StepReport,
 )
 from fireflyer.base.units import MS, SECOND
-from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts
+from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts, parse_fault
 
 pytestmark = pytest.mark.serial
 
@@ -135,7 +135,8 @@ def test_a_killed_node_is_noticed_and_started_again(tmp_path: Path) -> None:
     assert [(event.node, event.rank, event.restarting) for event in failed] == [(1, None, True)]
     injected = job.of(FaultInjected)
     assert [(event.what, event.attempt) for event in injected] == [("kill-node=1", 0)]
-    assert injected[0].step >= 25
+    assert (injected[0].step or 0) >= 25
+    assert job.result.faults_left == ()
     resumed = [(event.rank, event.step) for event in job.of(ResumeReport) if event.attempt == 1]
     assert sorted(resumed) == [(rank, 20) for rank in range(4)]
     last = [event.step for event in job.of(StepReport) if event.attempt == 1 and event.rank == 3]
@@ -150,6 +151,16 @@ def test_a_killed_rank_restarts_the_gang(tmp_path: Path) -> None:
     assert job.at_ns(RankExited) - job.at_ns(FaultInjected) < SECOND
     assert job.at_ns(AttemptFailed) - job.at_ns(FaultInjected) < 2 * SECOND
     assert job.of(NodeLost) == []
+
+
+def test_a_script_that_reports_nothing_is_broken_by_time_and_a_fault_that_never_was_is_told(tmp_path: Path) -> None:
+    script = "time.sleep(0 if attempt else 60)"
+    faults = (parse_fault("kill-rank=1@1s"), parse_fault("kill-rank=0@5"))
+    job = run(spec_of(tmp_path, script, ranks_per_node=2, max_restarts=1, inject=faults))
+    assert (job.result.exit_code, job.result.attempts) == (0, 2)
+    assert [(event.what, event.step) for event in job.of(FaultInjected)] == [("kill-rank=1", None)]
+    assert [(event.node, event.rank) for event in job.of(AttemptFailed)] == [(0, 1)]
+    assert job.result.faults_left == faults[1:]
 
 
 def agents_of(run_dir: str, node: int) -> list[int]:

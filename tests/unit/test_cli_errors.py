@@ -43,6 +43,10 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (["run"], "Missing argument 'SCRIPT'; see 'ff run --help'"),
         (["run", "--nodse", "2", "train.py"], "'--nodes'"),
         (["run", "--nodes", "two", "train.py"], "'two' is not a valid integer"),
+        (["run", "--nodes", "", "train.py"], "'' is not a valid integer; see"),
+        (["run", "--name", "", "train.py"], "--name '' is empty; give one, or leave the option out for the default"),
+        (["run", "--run-dir", "", "train.py"], "--run-dir '' is empty"),
+        (["run", "--inject", "kill-rank=0@2min", "train.py"], "kill-rank=3@20s (20 seconds after the start)"),
         (["run", "--nodes", "0", "train.py"], "'--nodes': 0 is not in the range"),
         (["run", "--nodes"], "Option '--nodes' requires an argument"),
         (["run", "--devices", "tpu", "train.py"], "'tpu' is not one of"),
@@ -87,7 +91,7 @@ def test_a_run_directory_in_use_is_refused(here: Path, capsys: Capture) -> None:
 def test_report_of_no_run_of_an_empty_directory_and_of_a_damaged_log(here: Path, capsys: Capture) -> None:
     assert "run directory 'nowhere' does not exist" in error_of(capsys, ["report", "nowhere"], 1)
     (here / "empty").mkdir()
-    assert "is not the directory of a run" in error_of(capsys, ["report", "empty"], 2)
+    assert "is not the directory of a run; give the directory that" in error_of(capsys, ["report", "empty"], 2)
     (here / "empty" / "events.jsonl").write_bytes(b"{}\n{}\n")
     assert "line 1" in error_of(capsys, ["report", "empty"], 1)
 

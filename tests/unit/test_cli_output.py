@@ -10,6 +10,7 @@ from rich.console import Console
 from tests.support.job_logs import example_log
 
 from fireflyer.analytics.report import build_report
+from fireflyer.base.errors import NoSpace, UsageError
 from fireflyer.base.events import encode_log_line
 from fireflyer.cli import main
 from fireflyer.cli.output import show_report, write_report
@@ -18,7 +19,7 @@ from fireflyer.cli.output import show_report, write_report
 def test_a_page_that_cannot_be_written_does_not_cost_the_table(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
     out = io.StringIO()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(UsageError, match="it is a directory, a file is needed"):
         show_report(example_log(), html_path=str(tmp_path / "report.html"), console=Console(file=out, width=100))
     assert "Job demo · Succeeded" in out.getvalue()
     assert "Report:" not in out.getvalue()
@@ -28,9 +29,9 @@ def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text("the earlier page", encoding="utf-8")
     (tmp_path / "report.html.partial").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(NoSpace, match=r"write .*/report.html: no space left on the device; free some"):
         write_report(build_report(example_log()), str(page))
-    assert page.read_text(encoding="utf-8") == "the earlier page"
+    assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()] == ["the earlier page"]
 
 
 def test_report_of_a_run_that_a_kill_cut_in_the_middle_of_a_line(

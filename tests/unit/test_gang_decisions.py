@@ -47,7 +47,7 @@ from fireflyer.cluster.core.messages import (
     StorageFailed,
     Tick,
 )
-from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts
+from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts, parse_fault
 
 T = TypeVar("T")
 TIMEOUTS = Timeouts()
@@ -244,6 +244,24 @@ def test_a_fault_is_injected_once_at_its_step_in_the_first_attempt() -> None:
     assert of(story.tell(RankReported(step_report(2, 11))), Inject) == [Inject(fault)]
     assert of(story.tell(RankReported(step_report(0, 12))), Inject) == []
     assert story.logged(FaultInjected) == [FaultInjected("kill-node=1", 0, 11)]
+
+
+def test_a_fault_by_time_needs_no_report_and_strikes_once_after_the_ranks_were_started() -> None:
+    fault = parse_fault("kill-rank=1@2s")
+    story = Story(inject=(fault,)).running()
+    assert of(story.wait(2 * SECOND - TICK_NS), Inject) == []
+    assert list(story.gang.faults_left) == [fault]
+    assert of(story.wait(TICK_NS), Inject) == [Inject(fault)]
+    assert of(story.wait(SECOND), Inject) == []
+    assert list(story.gang.faults_left) == []
+    assert story.logged(FaultInjected) == [FaultInjected("kill-rank=1", 0, None)]
+
+
+def test_a_fault_that_was_never_due_is_left_over() -> None:
+    faults = (parse_fault("kill-node=1@60"), parse_fault("kill-rank=0@3600s"))
+    story = Story(inject=faults).running()
+    story.tell(gone(0, 0, 0), gone(1, 0, 0))
+    assert story.gang.faults_left == faults
 
 
 def test_a_signal_is_passed_on_and_decides_the_exit_code() -> None:

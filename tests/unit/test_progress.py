@@ -68,6 +68,28 @@ def test_notices_tell_the_failure_once() -> None:
     ]
 
 
+def test_a_script_that_reports_nothing_runs_once_it_has_printed_and_ends_without_a_second_word() -> None:
+    progress, _ = told([Logged(0, JobStarted("j", (), 1, 1, 1, 0.0)), Logged(1, AttemptStarted(0))])
+    assert progress.status() == "starting"
+    progress.printed(0)
+    assert progress.status() == "running"
+    progress.feed(Logged(2, AttemptFailed(0, "x", True)))
+    progress.feed(Logged(3, AttemptStarted(1)))
+    progress.printed(0)
+    assert progress.status() == "restarting · attempt 1"
+    progress.printed(1)
+    assert progress.status() == "running · attempt 1"
+    progress.feed(Logged(4, JobFinished(0, "done")))
+    assert progress.status() == ""
+
+
+def test_what_a_rank_prints_on_its_way_back_is_no_progress() -> None:
+    progress, _ = told([entry for entry in example_log() if isinstance(entry.event, JobStarted | StepReport)][:20])
+    progress.feed(Logged(0, AttemptStarted(1)))
+    progress.printed(1)
+    assert progress.status().startswith("restarting · step")
+
+
 def test_ranks_that_fall_with_the_first_are_not_told_one_by_one() -> None:
     _, notices = told([Logged(0, RankExited(rank, 0, 143)) for rank in range(100)])
     assert notices == ["rank 0 exited with code 143"]

@@ -135,7 +135,8 @@ class FaultInjected(msgspec.Struct, frozen=True, tag="fault_injected"):
 
     what: str
     attempt: int
-    step: int
+    step: int | None
+    """The last one reported; None where none was."""
 
 
 class JobFinished(msgspec.Struct, frozen=True, tag="job_finished"):

@@ -8,6 +8,7 @@ import sys
 import click
 
 from fireflyer.base.errors import NotFound
+from fireflyer.cli.numbers import WholeNumber
 
 __all__ = ["command"]
 
@@ -20,10 +21,10 @@ __all__ = ["command"]
     show_default=True,
     help="For the corpus, the runs and the report; runs of an earlier demonstration are replaced.",
 )
-@click.option("--steps", type=click.IntRange(min=3), default=120, show_default=True, help="Steps of each run.")
-@click.option("--kill-step", type=click.IntRange(min=2), default=70, show_default=True, help="When a node is killed.")
+@click.option("--steps", type=WholeNumber(min=3), default=120, show_default=True, help="Steps of each run.")
+@click.option("--kill-step", type=WholeNumber(min=2), default=70, show_default=True, help="When a node is killed.")
 @click.option(
-    "--checkpoint-every", type=click.IntRange(min=1), default=20, show_default=True, help="Steps between checkpoints."
+    "--checkpoint-every", type=WholeNumber(min=1), default=20, show_default=True, help="Steps between checkpoints."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of both runs.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what the ranks print, and errors.")

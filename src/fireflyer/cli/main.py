@@ -60,7 +60,16 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        ctx.invoke(importlib.import_module(_COMMANDS["version"]).command)
+        ctx.exit()
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="As `version`."
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def _ff(debug: bool) -> None:
     """Train large models on an affordable cluster, and keep training when parts of it break."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from fireflyer.analytics.report import Fact, JobReport, build_report
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.events import Logged, decode_log
 from fireflyer.cli.tables import print_report
+from fireflyer.runtime.disk import translate_os_error
 
 __all__ = [
     "EVENTS_NAME",
@@ -57,17 +59,25 @@ def read_events(run_dir: str) -> list[Logged]:
         raise NotFound(f"run directory {run_dir!r} does not exist; give the directory that `ff run` named")
     path = os.path.join(run_dir, EVENTS_NAME)
     if not os.path.isfile(path):
-        raise UsageError(f"{run_dir!r} holds no {EVENTS_NAME}, so it is not the directory of a run")
+        raise UsageError(
+            f"{run_dir!r} holds no {EVENTS_NAME}, so it is not the directory of a run; "
+            "give the directory that `ff run` named"
+        )
     with open(path, "rb") as file:
         return decode_log(file, name=path)
 
 
 def write_report(report: JobReport, path: str) -> None:
-    """Writes the HTML page; a half-written one never replaces a whole one."""
+    """Writes the HTML page; a half-written one never replaces a whole one. Raises `FireflyerError`."""
     partial = f"{path}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(render_html(report))
-    os.replace(partial, path)
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(render_html(report))
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise translate_os_error(error, f"write {path}") from error
 
 
 def show_report(

@@ -82,7 +82,8 @@ class JobProgress:
                 self._new_attempt(event.attempt)
                 return [f"attempt {event.attempt} starts"] if event.attempt else []
             case FaultInjected():
-                return [f"breaking on request: {one_line(event.what)}, at step {event.step}"]
+                at = f"at step {event.step}" if event.step is not None else "before any step was reported"
+                return [f"breaking on request: {one_line(event.what)}, {at}"]
             case NodeLost():
                 self._blamed, self.phase = True, "failing"
                 return [f"node {event.node} lost: {one_line(event.reason)}"]
@@ -99,6 +100,11 @@ class JobProgress:
             case JobFinished():
                 self.phase = "finished"
                 return [f"ended after {format_duration(at_ns)}: {one_line(event.reason)}"]
+
+    def printed(self, attempt: int) -> None:
+        """A rank of this attempt printed something: from a script that reports nothing this is all that is heard."""
+        if attempt == self.attempt and self.phase in ("starting", "restarting") and not self.step:
+            self.phase = "running"
 
     def _new_attempt(self, attempt: int) -> None:
         self.attempt, self.phase = attempt, "starting" if attempt == 0 else "restarting"
@@ -118,7 +124,7 @@ class JobProgress:
     def _stepped(self, at_ns: int, report: StepReport) -> None:
         if report.attempt != self.attempt:
             return
-        if self.phase in ("starting", "restarting"):
+        if self.phase in ("starting", "restarting", "running"):
             self.phase = "training"
         if report.step >= self.step:
             self.step = report.step
@@ -152,8 +158,8 @@ class JobProgress:
 
     def status(self) -> str:
         """One line, without end of line; empty until the job has started."""
-        if not self.phase:
-            return ""
+        if not self.phase or (self.phase == "finished" and not self.step):
+            return ""  # the end was told in a line of its own
         said = [] if self.step and self.phase == "training" else [self.phase]
         if self.step:
             said.append(f"step {self.step:,}")

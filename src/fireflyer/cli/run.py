@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.cluster.schema.job import JobResult, JobSpec
+    from fireflyer.cluster.schema.job import Fault, JobResult, JobSpec
 
 __all__ = ["command", "parse_environment", "script_arguments"]
 
@@ -71,12 +72,12 @@ def _default_run_dir(name: str) -> str:
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(
-    "--nodes", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes; each has an agent."
+    "--nodes", metavar="N", type=WholeNumber(min=1), default=1, show_default=True, help="Nodes; each has an agent."
 )
 @click.option(
     "--ranks-per-node",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     default=1,
     show_default=True,
     help="Processes of the script per node.",
@@ -84,7 +85,7 @@ def _default_run_dir(name: str) -> str:
 @click.option(
     "--max-restarts",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=3,
     show_default=True,
     help="Restart all ranks so many times when some of them die.",
@@ -98,7 +99,7 @@ def _default_run_dir(name: str) -> str:
 @click.option(
     "--master-port",
     metavar="PORT",
-    type=click.IntRange(0, MAX_PORT),
+    type=WholeNumber(0, MAX_PORT),
     default=0,
     help="MASTER_PORT of the ranks.  [default: a free one for each attempt]",
 )
@@ -116,7 +117,8 @@ def _default_run_dir(name: str) -> str:
     "--inject",
     metavar="FAULT",
     multiple=True,
-    help="Break something to see what happens: kill-node=1@60 or kill-rank=3@60, when step 60 is reported.",
+    help="Break something to see what happens: kill-node=1@60 when step 60 is reported, kill-rank=3@20s 20 seconds "
+    "after the start.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only what the ranks print, and errors.")
 @click.argument("script", metavar="SCRIPT")
@@ -143,6 +145,9 @@ def command(
     Options stand before SCRIPT; everything after it goes to the script. When a rank or a node dies, all ranks are
     started again, and the script resumes from its last checkpoint.
     """
+    for option, value in (("--name", name), ("--run-dir", run_dir)):
+        if value == "":  # what an unset shell variable leaves
+            raise UsageError(f"{option} '' is empty; give one, or leave the option out for the default")
     if module and no_python:
         raise UsageError("--module and --no-python exclude each other; give one of them")
     kind: Literal["script", "module", "program"] = "module" if module else "program" if no_python else "script"
@@ -186,9 +191,20 @@ def _run(spec: JobSpec, *, quiet: bool) -> int:
             raise
         click.echo(f"error: no report: {' '.join(str(error).split())}", err=True)
     finally:
+        for fault in result.faults_left:
+            click.echo(f"warning: --inject {fault} did not happen: {_why_left(fault)}", err=True)
         if failed:
             click.echo(f"error: {_explain(result)}", err=True)
     return result.exit_code
+
+
+def _why_left(fault: Fault) -> str:
+    if fault.after_s is not None:
+        return f"the first attempt ended within {fault.after_s} s"
+    return (
+        f"no rank reported step {fault.step} in the first attempt; a script that does not report its steps "
+        f"(fireflyer.cluster.Reporter) can be broken by time: {fault.kind}={fault.target}@20s"
+    )
 
 
 def _explain(result: JobResult) -> str:

@@ -157,6 +157,8 @@ class JobView:
             self.say(notice)
 
     def on_line(self, line: RankLine) -> None:
+        with self._lock:
+            self._progress.printed(line.attempt)
         self._put(line)
 
     def say(self, text: str) -> None:

@@ -87,7 +87,7 @@ from fireflyer.cluster.core.messages import (
     StorageFailed,
     Tick,
 )
-from fireflyer.cluster.schema.job import Culprit, JobSpec
+from fireflyer.cluster.schema.job import Culprit, Fault, JobSpec
 
 __all__ = ["MAX_PORT_RETRIES", "TICK_NS", "Gang", "NodeState", "Phase"]
 
@@ -164,6 +164,8 @@ class Gang:
         self._reported = False
         self._progressed = False
         self._faults = list(spec.inject)
+        self._step: int | None = None
+        self._running_ns = 0
         self._stop_signal: int | None = None
         self._stop_ns = 0
         self._fatal: str | None = None
@@ -174,6 +176,11 @@ class Gang:
     def attempts(self) -> int:
         """How many attempts were started so far."""
         return self.attempt + 1
+
+    @property
+    def faults_left(self) -> tuple[Fault, ...]:
+        """Faults that were asked for and not injected yet; only the first attempt is disturbed."""
+        return tuple(self._faults)
 
     def states(self) -> tuple[NodeState, ...]:
         return tuple(node.state for node in self.nodes)
@@ -242,6 +249,7 @@ class Gang:
             self._give_up(event.reason)
             return
         self.phase = Phase.RUNNING
+        self._running_ns = self._now_ns
         for node in self.nodes:
             node.state = NodeState.BUSY
             node.ends = {}
@@ -313,16 +321,21 @@ class Gang:
         self._log(report)
         if isinstance(report, StepReport):
             self._progressed = True
-            self._inject(report.step)
+            self._step = max(report.step, self._step or 0)
+            self._inject()
         self._reported = True
 
-    def _inject(self, step: int) -> None:
+    def _inject(self) -> None:
+        """Breaks what is due by the last step that was reported, or by the time since the ranks were started."""
         if self.attempt > 0 or self.phase is not Phase.RUNNING:
             return
-        for fault in [fault for fault in self._faults if step >= fault.step]:
-            self._faults.remove(fault)
-            self._log(FaultInjected(what=f"{fault.kind}={fault.target}", attempt=self.attempt, step=step))
-            self._effects.append(Inject(fault))
+        running_ns = self._now_ns - self._running_ns
+        for fault in list(self._faults):
+            by_step = fault.step is not None and self._step is not None and self._step >= fault.step
+            if by_step or (fault.after_s is not None and running_ns >= fault.after_s * SECOND):
+                self._faults.remove(fault)
+                self._log(FaultInjected(what=f"{fault.kind}={fault.target}", attempt=self.attempt, step=self._step))
+                self._effects.append(Inject(fault))
 
     # -- failing and stopping --------------------------------------------------------------------------------------
 
@@ -371,6 +384,7 @@ class Gang:
         timeouts = self.spec.timeouts
         gap_ns = self._now_ns - self._tick_ns - TICK_NS
         self._tick_ns = self._now_ns
+        self._inject()
         for node in self.nodes:
             if gap_ns > timeouts.node_lost_ns // 3:
                 node.seen_ns += gap_ns

@@ -115,6 +115,7 @@ def _result(job: Job, finish: Finish, log: EventLog) -> JobResult:
         events_path=log.path,
         logs_dir=os.path.join(log.directory, LOGS_NAME),
         reports_dropped=job.control.reports_dropped,
+        faults_left=job.gang.faults_left,
     )
 
 

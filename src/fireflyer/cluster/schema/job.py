@@ -28,29 +28,35 @@ MAX_RANKS = 16384
 INTERRUPTED = 130
 """Exit code of a job that Ctrl-C ended: 128 + SIGINT."""
 
-_FAULT = re.compile(r"(kill-node|kill-rank)=([0-9]{1,6})@([0-9]{1,12})")
+_FAULT = re.compile(r"(kill-node|kill-rank)=([0-9]{1,6})@([0-9]{1,12})(s?)")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that the launcher is to break in the first attempt, when any rank reports `step` or a later one.
+    """Something that the launcher is to break in the first attempt: when any rank reports `step` or a later one, or
+    `after_s` seconds after the ranks were started, for scripts that report nothing.
 
     `kill-node`: the node's agent and all its ranks are killed with SIGKILL. `kill-rank`: one rank is.
     """
 
     kind: Literal["kill-node", "kill-rank"]
     target: int
-    step: int
+    step: int | None
+    after_s: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind}={self.target}@{self.step}"
+        return f"{self.kind}={self.target}@{self.step if self.after_s is None else f'{self.after_s}s'}"
 
 
 def parse_fault(text: str) -> Fault:
-    """`kill-node=1@60` or `kill-rank=3@60`: what, which one, at which step. Raises `UsageError`."""
+    """`kill-node=1@60` or `kill-rank=3@20s`: what, which one, at which step or time. Raises `UsageError`."""
     match = _FAULT.fullmatch(text)
     if match is None:
-        raise UsageError(f"--inject {text!r} is not understood; write it like kill-node=1@60 or kill-rank=3@60")
-    return msgspec.convert({"kind": match[1], "target": int(match[2]), "step": int(match[3])}, Fault)
+        raise UsageError(
+            f"--inject {text!r} is not understood; write it like kill-node=1@60 (when step 60 is reported) or "
+            "kill-rank=3@20s (20 seconds after the start)"
+        )
+    when, kind = int(match[3]), {"kind": match[1], "target": int(match[2])}
+    return msgspec.convert({**kind, "step": None, "after_s": when} if match[4] else {**kind, "step": when}, Fault)
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +132,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """`attempt-0/rank-3.log` and so on beneath it: stdout and stderr together, complete."""
     reports_dropped: int = 0
     """Step reports that ranks could not deliver in time."""
+    faults_left: tuple[Fault, ...] = ()
+    """What was to be injected and never was: the first attempt ended before."""
 
 
 class RankLine(msgspec.Struct, frozen=True):

@@ -1,0 +1,13 @@
+"""Numbers on the command line."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["WholeNumber"]
+
+
+class WholeNumber(click.IntRange):
+    """`click.IntRange` whose complaint about "two" is that it is no integer, not that it is no "integer range"."""
+
+    name = "integer"
