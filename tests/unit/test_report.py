@@ -69,6 +69,28 @@ def test_a_job_without_reports_has_unknown_parts_not_zeros() -> None:
     assert "No loss was reported." in render_html(report)
 
 
+def broken_silent_log(exit_code: int) -> list[Logged]:
+    started, *_ = silent_log()
+    return [
+        started,
+        Logged(0, AttemptStarted(0)),
+        Logged(SECOND, AttemptFailed(0, "rank 1 died", True, 0, 1)),
+        Logged(2 * SECOND, AttemptStarted(1)),
+        *([Logged(3 * SECOND, AttemptFailed(1, "rank 1 died", False, 0, 1))] if exit_code else []),
+        Logged(4 * SECOND, JobFinished(exit_code, "rank 1 died" if exit_code else "done")),
+    ]
+
+
+def test_without_reports_a_failure_is_not_said_to_have_been_fatal_or_survived_unless_the_end_shows_it() -> None:
+    report = build_report(broken_silent_log(0))
+    assert report.headline == "Finished in 4.0 s: the ranks reported nothing, 1 failure survived."
+    resumed = row(report.failures[0].rows, "Resumed")
+    assert (resumed.value, resumed.mark) == ("unknown", "")
+    report = build_report(broken_silent_log(1))
+    assert report.headline.endswith("the ranks reported nothing, 2 failures.")
+    assert [row(story.rows, "Resumed").value for story in report.failures] == ["unknown", "no"]
+
+
 def test_a_failed_job_says_what_was_not_saved() -> None:
     log = make_log(JobScript(steps=50, finish=False))[0]
     end_ns = log[-1].at_ns + SECOND

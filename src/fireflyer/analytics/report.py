@@ -93,7 +93,7 @@ def build_report(log: Sequence[Logged], *, facts: Sequence[Fact] = ()) -> JobRep
         facts=tuple(Row(one_line(f.label), one_line(f.value), mark=_mark(f.good)) for f in facts),
         summary=tuple(_summary(job)),
         parts=tuple(_parts(job)),
-        failures=tuple(_story(number, failure) for number, failure in enumerate(job.failures, start=1)),
+        failures=tuple(_story(job, number, failure) for number, failure in enumerate(job.failures, start=1)),
         checkpoints=tuple(_checkpoints(job)),
         ettr_rows=tuple(_ettr_rows(ratio)),
     )
@@ -129,9 +129,13 @@ def _headline(job: JobAccount) -> str:
     if job.losses:
         said.append(f"loss {job.losses[0].loss:.4g} → {job.losses[-1].loss:.4g}")
     survived = sum(failure.resumed_step is not None for failure in job.failures)
+    if not job.reported and job.exit_code == 0:
+        survived = len(job.failures)  # nobody said when the ranks went on, but in the end all succeeded
     failures = _count(len(job.failures), "failure")
-    if not job.failures or (survived and survived == len(job.failures)):
-        said.append(f"{failures} survived" if survived else failures)
+    if not job.failures or (not job.reported and not survived):
+        said.append(failures)
+    elif survived == len(job.failures):
+        said.append(f"{failures} survived")
     else:
         said.append(f"{failures}, {survived} survived")
     return f"{start}: {', '.join(said)}."
@@ -197,7 +201,7 @@ def _parts(job: JobAccount) -> list[PartRow]:
     return rows
 
 
-def _story(number: int, failure: Failure) -> FailureStory:
+def _story(job: JobAccount, number: int, failure: Failure) -> FailureStory:
     if failure.rank is not None:
         who = f"rank {failure.rank} failed"
     elif failure.node is not None:
@@ -212,6 +216,8 @@ def _story(number: int, failure: Failure) -> FailureStory:
     if failure.resumed_step is not None:
         source = one_line(failure.resumed_checkpoint) if failure.resumed_checkpoint else "no checkpoint: from the start"
         rows.append(Row("Resumed", f"from step {failure.resumed_step:,}", source))
+    elif failure.restarted and not job.reported:
+        rows.append(Row("Resumed", UNKNOWN, "all ranks were started again; they reported nothing"))
     else:
         why = "no attempt after it got to training" if failure.restarted else "there was no attempt after it"
         rows.append(Row("Resumed", "no", why, mark="bad"))
