@@ -60,6 +60,16 @@ def ff(here: Path, *args: str, command: Sequence[str] = FF) -> subprocess.Comple
     )
 
 
+def test_a_fault_that_never_happened_is_told_with_what_to_do(here: Path) -> None:
+    (here / "silent.py").write_text("print('ran')", encoding="utf-8")
+    done = ff(here, "run", "--inject", "kill-rank=0@9", "--inject", "kill-rank=0@3600s", "silent.py")
+    assert done.returncode == 0
+    by_step, by_time = done.stderr.splitlines()
+    assert by_step.startswith("warning: --inject kill-rank=0@9 did not happen: no rank reported step 9")
+    assert by_step.endswith("can be broken by time: kill-rank=0@20s")
+    assert by_time == "warning: --inject kill-rank=0@3600s did not happen: the first attempt ended within 3600 s"
+
+
 def test_a_job_that_loses_a_node_is_shown_and_reported(here: Path) -> None:
     done = ff(
         here, "run", "--nodes", "2", "--ranks-per-node", "2", "--run-dir", "out", "--inject", "kill-node=1@25",

@@ -150,7 +150,7 @@ def _summary(job: JobAccount) -> list[Row]:
         )
     rows.append(Row("Wall time", format_duration(job.wall_ns), _count(job.attempts, "attempt")))
     if not job.reported:
-        rows.append(Row("Steps", UNKNOWN, "the ranks reported nothing; see fireflyer.cluster.client.Reporter"))
+        rows.append(Row("Steps", UNKNOWN, "the ranks reported nothing; see fireflyer.cluster.Reporter"))
         return rows
     resumed = f", {job.first_step:,} done by an earlier run" if job.first_step else ""
     lost = sum(failure.lost_steps for failure in job.failures)

@@ -82,8 +82,8 @@ class JobProgress:
                 self._new_attempt(event.attempt)
                 return [f"attempt {event.attempt} starts"] if event.attempt else []
             case FaultInjected():
-                at = f"at step {event.step}" if event.step is not None else "before any step was reported"
-                return [f"breaking on request: {one_line(event.what)}, {at}"]
+                at = f", at step {event.step}" if event.step is not None else ""
+                return [f"breaking on request: {one_line(event.what)}{at}"]
             case NodeLost():
                 self._blamed, self.phase = True, "failing"
                 return [f"node {event.node} lost: {one_line(event.reason)}"]
