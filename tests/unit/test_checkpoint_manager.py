@@ -50,7 +50,7 @@ from fireflyer.sim import Fault, FaultKind, SimDisk
 
 def manager(directory: Path | str, **options: object) -> CheckpointManager:
     arguments: dict[str, object] = {"rank": 0, "world_size": 1, "store": None, "disk": RealDisk(), **options}
-    return CheckpointManager(str(directory), **arguments)  # type: ignore[arg-type]
+    return CheckpointManager(directory, **arguments)  # type: ignore[arg-type]
 
 
 def state_of(step: int) -> State:
@@ -467,10 +467,13 @@ def test_what_cannot_be_stored_is_refused_before_anything_happens(tmp_path: Path
         ):
             with pytest.raises(UsageError, match=what):
                 ours.save(1, state)
+        wrong: object = {"model": tensor}
+        with pytest.raises(UsageError, match="the state is a dict; give a State"):
+            ours.save(1, wrong)  # type: ignore[arg-type]
         assert os.listdir(tmp_path) == []
     with pytest.raises(UsageError, match="closed"):
         ours.save(1, State({"w": tensor}))
-    for options in ({"keep": 0}, {"world_size": 2}):
+    for options in ({"keep": 0}, {"world_size": 2}, {"rank": 1}, {"rank": -1}):
         with pytest.raises(UsageError):
             manager(tmp_path, **options)
     with pytest.raises(UsageError, match="absolute"):

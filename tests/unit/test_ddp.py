@@ -326,6 +326,16 @@ def test_buffers_follow_rank_0_in_training_only() -> None:
     assert zero[3] == one[3]
 
 
+def test_what_is_no_module_is_refused() -> None:
+    def body(comm: ThreadCommunicator) -> None:
+        function: Any = torch.relu
+        Ddp(function, comm)
+
+    assert errors(1, body) == [
+        "UsageError: cannot wrap a builtin_function_or_method; the first argument is a torch.nn.Module"
+    ]
+
+
 def test_another_module_on_a_rank_is_refused_by_all() -> None:
     def body(comm: ThreadCommunicator) -> None:
         Ddp(nn.Linear(6, 3 if comm.rank == 2 else 2), comm)

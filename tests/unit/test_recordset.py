@@ -75,7 +75,7 @@ def test_an_empty_set_and_a_pickled_one(tmp_path: Path, directory: str) -> None:
 def test_a_set_is_written_once_and_not_halfway(tmp_path: Path, directory: str) -> None:
     with pytest.raises(Exists, match="holds a data set already"):
         RecordSetWriter(directory)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="missing is no directory; make it first"):
         RecordSetWriter(str(tmp_path / "missing"))
     other = tmp_path / "other"
     other.mkdir()

@@ -21,6 +21,7 @@ training, and leaves the older checkpoints as they are.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -127,7 +128,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        directory: str,
+        directory: str | os.PathLike[str],
         *,
         rank: int,
         world_size: int,
@@ -143,8 +144,11 @@ class CheckpointManager:
         name: str = "main",
         timeout_ns: int = COMMIT_TIMEOUT_NS,
     ) -> None:
+        directory = os.fspath(directory)
         if not directory.startswith("/") or not directory.strip("/"):
             raise UsageError(f"checkpoint directory {directory!r} is not absolute, or the root; give the full path")
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} is none of {world_size}; give those of read_environment()")
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint; it must be at least 1")
         if world_size > 1 and store is None:
@@ -228,6 +232,10 @@ class CheckpointManager:
         start_ns = self._clock.now_ns()
         if self._closed:
             raise UsageError("the checkpoint manager is closed; make another")
+        if not isinstance(state, State):
+            raise UsageError(
+                f"the state is a {type(state).__name__}; give a State, as capture(model, optimizer) makes it"
+            )
         values = check_plain(state.values, "state.values")
         plan = self._plan(state)
         handle = SaveHandle(step)

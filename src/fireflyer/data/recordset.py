@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fireflyer.base.errors import DataCorruption, Exists, UsageError
+from fireflyer.base.errors import DataCorruption, Exists, NotFound, UsageError
 from fireflyer.base.ports import Data, Disk
 from fireflyer.base.units import MIB
 from fireflyer.data.files import default_disk, read_file, replace_file
@@ -69,6 +69,8 @@ class RecordSetWriter:
         self._shards: list[ShardInfo] = []
         self._writer: ShardWriter | None = None
         self._open = True
+        if not self._disk.is_dir(self.directory):
+            raise NotFound(f"{self.directory} is no directory; make it first")
         if MANIFEST_NAME in self._disk.list(self.directory):
             raise Exists(f"{self.directory} holds a data set already; choose an empty directory")
 

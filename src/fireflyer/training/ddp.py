@@ -62,6 +62,8 @@ class DistributedDataParallel(torch.nn.Module):
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise UsageError(f"cannot wrap a {type(module).__name__}; the first argument is a torch.nn.Module")
         if bucket_bytes < 1:
             raise UsageError(f"bucket_bytes {bucket_bytes} must be positive; 25 MiB is usual")
         _check_on_cpu(module)
