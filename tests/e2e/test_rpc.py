@@ -293,6 +293,19 @@ async def test_a_silent_connection_is_closed_and_holds_nobody_up(caplog: pytest.
 
 
 @on_loop
+async def test_silent_strangers_cannot_keep_others_out() -> None:
+    async with serving(ServerLimits(handshake_ns=600 * SECOND, handshakes=4)) as service:
+        strangers = [await asyncio.open_connection(*service.address) for _ in range(20)]
+        client = await service.client()
+        assert await client.call(ADD, Add(1, 1), SECOND) == Number(2)
+        gone = [await reader.read() for reader, _ in strangers[:16]]
+        assert gone == [b""] * 16, "the oldest made room"
+        await client.close()
+        for _, writer in strangers:
+            writer.close()
+
+
+@on_loop
 async def test_a_server_that_never_answers_the_handshake_is_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address(*listener.getsockname())

@@ -6,7 +6,7 @@ import os
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.events import Logged, encode_log_line
-from fireflyer.runtime.disk import translate_os_error
+from fireflyer.runtime.disk import RealDisk, translate_os_error
 
 __all__ = ["EventLog"]
 
@@ -23,6 +23,7 @@ class EventLog:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise translate_os_error(error, f"create {path}") from error
+        RealDisk().sync_dir(directory)  # the name must survive a crash as well as what is written beneath it
 
     @property
     def empty(self) -> bool:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -96,7 +96,7 @@ class RpcServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._connections = 0
-        self._handshakes = 0
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
         self._turned_away = 0
 
     def register(self, method: Method[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp]]) -> None:
@@ -134,22 +134,29 @@ class RpcServer:
         return self._connections
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._handshakes >= self._limits.handshakes:
-            busy = Busy(f"{self._handshakes} clients are being authenticated already; try again")
-        elif self._connections + self._handshakes >= self._limits.connections:
-            busy = Busy(f"the server has its {self._limits.connections} connections already; try again later")
-        else:
-            self._start(self._serve(reader, writer))
+        if self._connections + len(self._handshakes) < self._limits.connections:
+            if len(self._handshakes) >= self._limits.handshakes:
+                # An honest client needs milliseconds: the oldest is the likeliest to be a stranger who says nothing,
+                # and strangers must not be able to keep the others out.
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = self._start(self._serve(reader, writer))
+            task.add_done_callback(lambda _: writer.transport.abort())  # also where it was cancelled before it began
+            self._handshakes[task] = None
             return
+        busy = Busy(f"the server has its {self._limits.connections} connections already; try again later")
         if self._turned_away >= _MAX_TURNED_AWAY:
             writer.transport.abort()
             return
         self._start(self._turn_away(reader, writer, busy))
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+        return task
 
     async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, busy: Busy) -> None:
         """Says why, and reads what the client sent: closing with unread data would destroy the answer."""
@@ -188,7 +195,6 @@ class RpcServer:
             await close_writer(writer)
 
     async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> MessageStream:
-        self._handshakes += 1
         try:
             async with asyncio.timeout(self._limits.handshake_ns / SECOND):
                 return await accept_stream(
@@ -204,7 +210,7 @@ class RpcServer:
             limit = format_duration(self._limits.handshake_ns)
             raise Timeout(f"the client did not authenticate within {limit}") from None
         finally:
-            self._handshakes -= 1
+            self._handshakes.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
 
 
 class _Connection:
