@@ -44,7 +44,7 @@ def told(log: list[Logged]) -> tuple[JobProgress, list[str]]:
 def test_the_status_follows_the_steps() -> None:
     progress, _ = told(example_log()[:-1])
     assert progress.status() == (
-        "step 120 · loss 2.1174 · 16,140 tokens/s · allreduce in flight 3% · saved step 120 · attempt 1"
+        "step 120 · loss 2.1174 · 16,140 tokens/s · allreduce ≥ 1.0 GB/s (3% of the step) · saved step 120 · attempt 1"
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from fireflyer.analytics.accounting import Failure, JobAccount, account
 from fireflyer.analytics.ettr import Ettr, EttrInputs, daly_young_interval_s, ettr
 from fireflyer.base.events import Logged
-from fireflyer.base.units import SECOND, format_bytes, format_duration
+from fireflyer.base.units import SECOND, format_bytes, format_duration, format_rate
 
 __all__ = ["MAX_TEXT", "Fact", "FailureStory", "JobReport", "PartRow", "Row", "build_report", "one_line"]
 
@@ -71,7 +71,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     headline: str
     succeeded: bool | None
-    """None when the log ends before the job did."""
+    """None when the log ends before the job did, or somebody asked for its end."""
     facts: tuple[Row, ...]
     summary: tuple[Row, ...]
     parts: tuple[PartRow, ...]
@@ -89,7 +89,7 @@ def build_report(log: Sequence[Logged], *, facts: Sequence[Fact] = ()) -> JobRep
         ettr=ratio,
         title=f"Job {one_line(job.job)}",
         headline=_headline(job),
-        succeeded=None if job.exit_code is None else job.exit_code == 0,
+        succeeded=None if job.exit_code is None or job.stopped else job.exit_code == 0,
         facts=tuple(Row(one_line(f.label), one_line(f.value), mark=_mark(f.good)) for f in facts),
         summary=tuple(_summary(job)),
         parts=tuple(_parts(job)),
@@ -123,6 +123,8 @@ def _headline(job: JobAccount) -> str:
         start = f"Not finished: the log covers {wall}"
     elif job.exit_code == 0:
         start = f"Finished in {wall}"
+    elif job.stopped:
+        start = f"Ended after {wall} on request ({one_line(job.reason)})"
     else:
         start = f"Failed after {wall} with exit code {job.exit_code} ({one_line(job.reason)})"
     said = [_count(job.steps, "step")] if job.reported else ["the ranks reported nothing"]
@@ -166,8 +168,12 @@ def _summary(job: JobAccount) -> list[Row]:
     if job.allreduce_ns and job.rank_step_ns:
         share = min(1.0, job.allreduce_ns / job.rank_step_ns)
         size = format_bytes(job.allreduce_bytes / job.rank_steps)
-        note = f"sums in flight beside the backward pass, incl. waiting for slower ranks; {size} per step and rank"
-        rows.append(Row("Allreduce", f"{share:.0%} of step time", note))
+        rate = format_rate(job.allreduce_bytes * SECOND / job.allreduce_ns)
+        note = (
+            f"{share:.0%} of step time in flight, beside the backward pass and incl. waiting for slower ranks: the "
+            f"bandwidth is a lower bound; {size} per step and rank"
+        )
+        rows.append(Row("Allreduce", f"≥ {rate}", note))
     if job.exit_code and job.last_step:
         saved = max((c.step for c in job.checkpoints if c.error is None), default=job.first_step)
         unsaved = max(0, job.last_step - saved)

@@ -23,7 +23,7 @@ from fireflyer.base.events import (
     ResumeReport,
     StepReport,
 )
-from fireflyer.base.units import SECOND, format_duration
+from fireflyer.base.units import SECOND, format_duration, format_rate
 
 __all__ = ["WINDOW_STEPS", "JobProgress"]
 
@@ -35,6 +35,7 @@ class _Recent:
     at_ns: int
     tokens: int = 0
     step_ns: int = 0
+    allreduce_bytes: int = 0
     allreduce_ns: int = 0
 
 
@@ -137,6 +138,7 @@ class JobProgress:
         recent.at_ns = at_ns
         recent.tokens += max(0, report.tokens)
         recent.step_ns += max(0, report.productive_ns)
+        recent.allreduce_bytes += max(0, report.allreduce_bytes)
         recent.allreduce_ns += max(0, report.allreduce_ns)
 
     @property
@@ -156,6 +158,14 @@ class JobProgress:
         step_ns = sum(item.step_ns for item in self._recent.values())
         return min(1.0, total_ns / step_ns) if total_ns and step_ns else None
 
+    @property
+    def allreduce_bytes_per_s(self) -> float | None:
+        """Algorithm bandwidth of a rank, at least: bytes of its tensors over the time they were in flight, which also
+        covers waiting for slower ranks and computing beside the sums."""
+        total_ns = sum(item.allreduce_ns for item in self._recent.values())
+        total = sum(item.allreduce_bytes for item in self._recent.values())
+        return total * SECOND / total_ns if total_ns and total else None
+
     def status(self) -> str:
         """One line, without end of line; empty until the job has started."""
         if not self.phase or (self.phase == "finished" and not self.step):
@@ -167,8 +177,9 @@ class JobProgress:
             said.append(f"loss {self.loss:.4f}")
         if self.tokens_per_s is not None:
             said.append(f"{self.tokens_per_s:,.0f} tokens/s")
-        if self.allreduce_share is not None:
-            said.append(f"allreduce in flight {self.allreduce_share:.0%}")
+        if self.allreduce_bytes_per_s is not None:
+            share = f" ({self.allreduce_share:.0%} of the step)" if self.allreduce_share is not None else ""
+            said.append(f"allreduce ≥ {format_rate(self.allreduce_bytes_per_s)}{share}")
         if self.saved_step is not None:
             said.append(f"saved step {self.saved_step:,}")
         if self.attempt:
