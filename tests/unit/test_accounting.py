@@ -234,6 +234,7 @@ def test_a_job_that_the_user_stopped_has_not_failed() -> None:
         )
     )
     assert result.failures == ()
+    assert result.stopped
     assert result.parts.lost_ns == 0
     assert result.parts.other_ns == 100 * MS
 

@@ -103,6 +103,18 @@ def test_a_failed_job_says_what_was_not_saved() -> None:
     assert row(report.summary, "Not saved").value == "10 steps"
 
 
+def test_a_job_that_was_stopped_has_neither_succeeded_nor_failed() -> None:
+    started, begun, _ = silent_log()
+    stopped = AttemptFailed(0, "stopped by SIGINT", False, stopped=True)
+    log = [started, begun, Logged(SECOND, stopped), Logged(3 * SECOND, JobFinished(130, "stopped by SIGINT"))]
+    report = build_report(log)
+    assert report.succeeded is None
+    assert report.headline.startswith("Ended after 3.0 s on request (stopped by SIGINT): ")
+    assert "Stopped." in render_html(report)
+    finished_anyway = build_report([*log[:-1], Logged(3 * SECOND, JobFinished(0, "done"))])
+    assert finished_anyway.succeeded is True
+
+
 def test_a_log_without_an_end_is_incomplete() -> None:
     report = build_report(make_log(JobScript(finish=False))[0])
     assert report.succeeded is None

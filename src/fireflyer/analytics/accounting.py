@@ -117,6 +117,8 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int
     exit_code: int | None
     """None when the log ends before the job did."""
+    stopped: bool
+    """Somebody asked for its end: it has neither succeeded nor failed."""
     reason: str
     attempts: int
     reported: bool
@@ -177,6 +179,7 @@ def account(log: Sequence[Logged]) -> JobAccount:
         started_s=started.wall_time_s if started is not None else None,
         wall_ns=reading.end_ns - reading.start_ns,
         exit_code=finished.exit_code if finished is not None else None,
+        stopped=finished is not None and finished.exit_code != 0 and any(a.stopped for a in reading.attempts),
         reason=finished.reason if finished is not None else "the log ends before the job did",
         attempts=len(reading.attempts),
         reported=reading.reported,

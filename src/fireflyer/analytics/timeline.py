@@ -75,6 +75,8 @@ class AttemptReading:
     allreduce_ns: int = 0
     noticed_ns: int | None = None
     """When the launcher noticed that the attempt had failed; None when it did not fail."""
+    stopped: bool = False
+    """The launcher said that somebody asked for its end."""
     reason: str = ""
     restarting: bool = False
     culprit: tuple[int | None, int | None] = (None, None)
@@ -292,6 +294,7 @@ def _read_failure(attempt: AttemptReading, events: Sequence[_Timed], job_finishe
                 continue
         noticed_ns = at_ns if noticed_ns is None else noticed_ns
     stopped = verdict.stopped if verdict is not None else is_last and job_finished
+    attempt.stopped = verdict is not None and verdict.stopped
     if noticed_ns is None or stopped:
         return
     attempt.noticed_ns = noticed_ns

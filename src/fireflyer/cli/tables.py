@@ -28,7 +28,8 @@ MEANING_WIDTH = 84
 
 def print_report(console: Console, report: JobReport) -> None:
     """Prints all of it. Colours and symbols are rich's to leave out where the console is no terminal."""
-    status = {None: ("Incomplete", "bold yellow"), True: ("Succeeded", "bold green"), False: ("Failed", "bold red")}
+    undecided = "Stopped" if report.account.stopped else "Incomplete"
+    status = {None: (undecided, "bold yellow"), True: ("Succeeded", "bold green"), False: ("Failed", "bold red")}
     word, style = status[report.succeeded]
     console.print(Text.assemble((report.title, "bold"), " · ", (word, style)))
     console.print(Text(report.headline))
