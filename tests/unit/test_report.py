@@ -69,6 +69,12 @@ def test_a_job_without_reports_has_unknown_parts_not_zeros() -> None:
     assert "No loss was reported." in render_html(report)
 
 
+def test_steps_without_a_word_on_resuming_are_not_said_to_be_from_the_start() -> None:
+    script = JobScript(steps=50, breaks=(Break(after_step=30),), resumes=False)
+    resumed = row(build_report(make_log(script)[0]).failures[0].rows, "Resumed")
+    assert (resumed.value, resumed.note) == ("from step 20", "the ranks named no checkpoint")
+
+
 def broken_silent_log(exit_code: int) -> list[Logged]:
     started, *_ = silent_log()
     return [

@@ -220,7 +220,8 @@ def _story(job: JobAccount, number: int, failure: Failure) -> FailureStory:
         took = UNKNOWN if failure.detection_ns is None else format_duration(failure.detection_ns)
         rows.append(Row("Detection", took, f"after it was injected on request ({one_line(failure.injected)})"))
     if failure.resumed_step is not None:
-        source = one_line(failure.resumed_checkpoint) if failure.resumed_checkpoint else "no checkpoint: from the start"
+        nothing = "the ranks named no checkpoint" if failure.resumed_step else "no checkpoint: from the start"
+        source = one_line(failure.resumed_checkpoint) if failure.resumed_checkpoint else nothing
         rows.append(Row("Resumed", f"from step {failure.resumed_step:,}", source))
     elif failure.restarted and not job.reported:
         rows.append(Row("Resumed", UNKNOWN, "all ranks were started again; they reported nothing"))
