@@ -54,6 +54,10 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (["run", "trian.py"], "script 'trian.py' does not exist; did you mean 'train.py'?"),
         (["run", "no/such/file.py"], "give the path of a Python file, -m for a module, --no-python for a program"),
         (["run", "."], "is a directory; give a Python file in it"),
+        (["run", ""], "SCRIPT is empty"),
+        (["run", "-m", ""], "SCRIPT is empty"),
+        (["run", "-m", "train.py"], "-m takes the name of a module, and 'train.py' is a file; leave -m out"),
+        (["run", "/dev/null"], "is no regular file"),
         (["run", "--env", "A", "train.py"], "--env 'A' is not understood; write it like --env NAME=value"),
         (["run", "--env", "1A=b", "train.py"], "--env NAME=value"),
         (
@@ -80,6 +84,18 @@ def test_more_ranks_than_devices_and_faults_in_nobody_are_refused_before_anythin
         capsys, ["run", "--nodes", "2", "--inject", "kill-node=5@1", "train.py"], 2
     )
     assert sorted(path.name for path in here.iterdir()) == ["train.py"]
+
+
+def test_a_working_directory_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("", encoding="utf-8")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "the working directory does not exist any more" in error_of(capsys, ["run", str(script)], 2)
 
 
 def test_a_run_directory_in_use_is_refused(here: Path, capsys: Capture) -> None:

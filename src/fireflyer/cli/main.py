@@ -125,12 +125,22 @@ def _explain(error: Exception, program: str) -> int:
 
             silence_stdout()
             return EXIT_FAILURE
+        case FileNotFoundError() if error.filename is None and _adrift():
+            return _fail("the working directory does not exist any more; change to one that does", EXIT_USAGE)
         case OSError():
             name = f"{error.filename}: " if error.filename else ""
             return _fail(f"{name}{error.strerror or error}", EXIT_FAILURE)
         case _:
             what = f"internal error: {type(error).__name__}: {error}"
             return _fail(f"{what}; '{program} --debug …' shows where it happened", EXIT_FAILURE)
+
+
+def _adrift() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _fail(message: str, code: int) -> int:

@@ -40,10 +40,16 @@ def script_arguments(args: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_script(script: str, kind: str) -> None:
+    if not script:
+        raise UsageError("SCRIPT is empty; give the path of a Python file")
+    if kind == "module" and script.endswith(".py") and os.path.isfile(script):
+        raise UsageError(f"-m takes the name of a module, and {script!r} is a file; leave -m out")
     if kind != "script" or os.path.isfile(script):
         return
     if os.path.isdir(script):
         raise UsageError(f"script {script!r} is a directory; give a Python file in it")
+    if os.path.exists(script):
+        raise UsageError(f"script {script!r} is no regular file, and each rank reads it anew; give a Python file")
     names = []
     if os.path.isdir(os.path.dirname(script) or "."):
         names = [name for name in os.listdir(os.path.dirname(script) or ".") if name.endswith(".py")]
