@@ -80,7 +80,7 @@ def _make_run_dir(path: str) -> EventLog:
         os.makedirs(run_dir, mode=0o700, exist_ok=True)
         os.makedirs(os.path.join(run_dir, LOGS_NAME), mode=0o700, exist_ok=True)
     except OSError as error:
-        raise translate_os_error(error, f"make run directory {run_dir}") from error
+        raise translate_os_error(error, f"make run directory {run_dir} (--run-dir chooses another)") from error
     return EventLog(run_dir, EVENTS_NAME)
 
 
