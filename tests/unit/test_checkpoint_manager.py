@@ -433,6 +433,23 @@ def test_a_directory_that_may_not_be_written_is_one_clear_error() -> None:
         manager("/c", disk=device.mount())
 
 
+def test_a_job_that_is_to_save_hears_at_the_start_that_it_may_not() -> None:
+    device = SimDisk()
+    device.mount().mkdir("/c")
+    device.faults = [Fault(kind=FaultKind.DENIED, path_contains=".tmp-trial")]
+    with pytest.raises(PermissionDenied, match=r"/c/\.tmp-trial: permission denied"):
+        manager("/c", disk=device.mount(), period_steps=10)
+    manager("/c", disk=device.mount()).close()  # nothing is to be saved: it may be read-only
+
+
+def test_a_job_that_starts_on_a_full_disk_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    device = SimDisk()
+    device.mount().mkdir("/c")
+    device.faults = [Fault(kind=FaultKind.NO_SPACE, path_contains=".tmp-trial")]
+    manager("/c", disk=device.mount(), period_steps=10).close()
+    assert "no space left" in caplog.text
+
+
 def test_a_full_disk_is_told_at_once_and_loses_nothing() -> None:
     device = SimDisk()
     disk = device.mount()

@@ -18,6 +18,7 @@ from fireflyer.base.errors import (
     DataCorruption,
     Exists,
     FireflyerError,
+    NoSpace,
     NotFound,
     PermanentError,
     UsageError,
@@ -249,9 +250,10 @@ def stored_plan(disk: Disk, root: str) -> dict[str, Any] | None:
     return None
 
 
-def open_root(disk: Disk, root: str, job_plan: Mapping[str, Any] | None) -> Steps[list[str]]:
-    """What rank 0 does before anything else: makes the directory, removes what dead attempts left, and stores the
-    job's plan, or holds the given one to the stored one (`UsageError`). Returns what could not be removed, and why."""
+def open_root(disk: Disk, root: str, job_plan: Mapping[str, Any] | None, *, will_save: bool = True) -> Steps[list[str]]:
+    """What rank 0 does before anything else: makes the directory, removes what dead attempts left, makes sure that it
+    can be written if the job is going to save, and stores the job's plan, or holds the given one to the stored one
+    (`UsageError`). Returns what needs attention: what could not be removed, and why; that there is no space."""
     yield from ensure_directory(disk, root)
     notes: list[str] = []
     # A dead process may have moved something aside without syncing that: it must stick before anything is removed.
@@ -262,6 +264,14 @@ def open_root(disk: Disk, root: str, job_plan: Mapping[str, Any] | None) -> Step
             yield from discard(disk, root, name)
         except FireflyerError as error:
             notes.append(error.message)
+    if will_save:  # the time to hear that a directory cannot be written is hours before the first save
+        trial = f"{root}/.tmp-trial"
+        try:
+            yield from _write_file(disk, trial, b"trial")
+            disk.remove(trial)
+        except NoSpace as error:  # there may be some when the first save is due: the job may start
+            notes.append(error.message)
+        yield
     if job_plan is None:
         return notes
     plan = check_plain(job_plan, "job_plan")

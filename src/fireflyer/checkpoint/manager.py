@@ -119,7 +119,9 @@ class _Collector:
 
 class CheckpointManager:
     """See the module. Rank 0's constructor makes the directory, removes what dead attempts left in it, and holds
-    `job_plan` to the one stored at the job's first start: it raises `UsageError` when they differ.
+    `job_plan` to the one stored at the job's first start: it raises `UsageError` when they differ. With a period it
+    also writes and removes a small file, so that a directory that may not be written (`PermissionDenied`) is noticed at
+    the start and not at the first save (a full one is a warning); without one, a directory may be read-only.
 
     `directory` is absolute and the same storage for every rank. `keep` counts committed checkpoints. With
     `world_size` 1 `store` may be None. `on_event` gets one `CheckpointReport` per save and rank, in the background
@@ -170,6 +172,7 @@ class CheckpointManager:
         )
         self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
         self._by_time = period_ns is not None
+        self._periodic = period_steps is not None or period_ns is not None
         self._buffer = SnapshotBuffer()
         self._current: BackgroundSave | None = None
         self._sequence = 0
@@ -181,8 +184,8 @@ class CheckpointManager:
         if rank == 0:
             if store is not None and attempt > 0:
                 store.delete_prefix(f"{self._settings.prefix}/{attempt - 1}/")
-            for note in run_steps(open_root(disk, self.directory, plan)):
-                _log.warning("checkpoint leftover stays directory=%s reason=%s", self.directory, note)
+            for note in run_steps(open_root(disk, self.directory, plan, will_save=self._periodic)):
+                _log.warning("checkpoint directory needs attention directory=%s reason=%s", self.directory, note)
             if plan is None:
                 self._settings = msgspec.structs.replace(self._settings, job_plan=self.stored_plan())
 
