@@ -100,7 +100,7 @@ def leftovers(run_dir: str) -> list[tuple[int, str]]:
             command = Path(f"/proc/{name}/cmdline").read_bytes()
             environ = Path(f"/proc/{name}/environ").read_bytes()
             if needle in command or needle in environ:
-                found.append((int(name), command.replace(b"\0", b" ").decode(errors="replace")[:200]))
+                found.append((int(name), command.replace(b"\0", b" ").decode(errors="replace")))
     return found
 
 
