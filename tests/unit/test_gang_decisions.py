@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import msgspec
+import pytest
 
 from fireflyer.base.events import (
     AttemptFailed,
@@ -14,6 +15,7 @@ from fireflyer.base.events import (
     JobEvent,
     JobFinished,
     NodeLost,
+    PeerFailureReport,
     Report,
     StepReport,
 )
@@ -144,6 +146,42 @@ def test_a_rank_that_was_told_to_stop_is_never_blamed() -> None:
     story.tell(gone(0, 137, 137, told=True), gone(1, 137, 7, told=True))
     story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
     assert story.finish().exit_code == 7
+
+
+def gave_up(rank: int, peer: int, attempt: int = 0) -> RankReported:
+    return RankReported(PeerFailureReport(rank, attempt, peer, f"rank {peer} has not entered\nallreduce #7"))
+
+
+def test_a_rank_that_hangs_is_blamed_and_not_the_first_that_gave_up_on_it() -> None:
+    story = Story(max_restarts=0).running()
+    story.tell(gave_up(1, 2), gave_up(0, 3), gave_up(2, 3), RankExited(0, 1, 0, RankEnd(1, 5, False)))
+    story.tell(gone(0, 5, 5), gone(1, 5, 137, told=True), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.node, failed.rank, failed.reason) == (1, 3, "rank 3 has not entered allreduce #7")
+    finish = story.finish()
+    assert (finish.exit_code, finish.culprit and finish.culprit.rank) == (5, 3), "the code is of the rank that ended"
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [(), (gave_up(0, 3),), (gave_up(1, 1),), (gave_up(1, 9),), (gave_up(1, 3, attempt=1),)],
+    ids=["nobody said anything", "another said it", "itself", "no such rank", "in another attempt"],
+)
+def test_a_rank_that_failed_without_naming_a_peer_is_blamed_itself(reports: tuple[RankReported, ...]) -> None:
+    story = Story(max_restarts=0).running()
+    story.tell(*reports, RankExited(0, 1, 0, RankEnd(1, 5, False)))
+    story.wait(TIMEOUTS.blame_ns)
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.rank, failed.reason) == (1, "rank 1 (node 0) exited with code 5")
+
+
+def test_a_rank_that_was_killed_is_blamed_whatever_others_say() -> None:
+    story = Story(max_restarts=0).running()
+    story.tell(gave_up(0, 1), gave_up(2, 3), RankExited(1, 1, 0, RankEnd(2, 1, False)))
+    story.tell(RankExited(1, 1, 0, RankEnd(3, 137, False)))
+    story.wait(TIMEOUTS.blame_ns)
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.rank, failed.reason) == (3, "rank 3 (node 1) was killed by SIGKILL")
 
 
 def test_failures_are_compared_by_what_can_cause_what() -> None:

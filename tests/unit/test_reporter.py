@@ -14,7 +14,8 @@ import msgspec
 import pytest
 from tests.support.loops import on_loop
 
-from fireflyer.base.events import CheckpointReport, Report, ResumeReport, StepReport
+from fireflyer.base.errors import PeerFailed
+from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.client import reporter as reporter_module
@@ -98,7 +99,23 @@ async def test_a_report_is_of_the_attempt_in_which_it_is_made(tmp_path: Path) ->
                 reporter._put(report)
             await asyncio.to_thread(reporter.close)
         assert [report.attempt for report in service.reports] == [2, 2, 2]
-        assert [report.step for report in service.reports] == [0, 1, 5]
+        assert [type(report).__name__ for report in service.reports] == [
+            "ResumeReport",
+            "StepReport",
+            "CheckpointReport",
+        ]
+
+
+@on_loop
+async def test_who_failed_a_rank_is_told_before_it_gives_up(tmp_path: Path) -> None:
+    async with launcher(tmp_path) as service:
+        with Reporter.from_environment(service.env) as reporter:
+            reporter.peer_failed(PeerFailed("rank 3 (node 1) has not entered allreduce #7", rank=3))
+            reporter.peer_failed(PeerFailed("nobody in particular"))
+            await asyncio.to_thread(reporter.close)
+        assert service.reports == [
+            PeerFailureReport(service.env.rank, 0, 3, "rank 3 (node 1) has not entered allreduce #7")
+        ]
 
 
 @on_loop

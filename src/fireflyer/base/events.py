@@ -26,6 +26,7 @@ __all__ = [
     "Logged",
     "NodeLost",
     "PassedOver",
+    "PeerFailureReport",
     "RankExited",
     "Report",
     "ResumeReport",
@@ -87,7 +88,17 @@ class CheckpointReport(msgspec.Struct, frozen=True, tag="checkpoint"):
     error: str | None = None
 
 
-Report = StepReport | ResumeReport | CheckpointReport
+class PeerFailureReport(msgspec.Struct, frozen=True, tag="peer_failure"):
+    """A collective told this rank that another one failed it: died, hung, or never came. Sent before the rank gives up,
+    so that the launcher can blame the one that held the others up and not the first that would wait no longer."""
+
+    rank: int
+    attempt: int
+    peer: int
+    reason: str
+
+
+Report = StepReport | ResumeReport | CheckpointReport | PeerFailureReport
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
@@ -148,6 +159,7 @@ JobEvent = (
     StepReport
     | ResumeReport
     | CheckpointReport
+    | PeerFailureReport
     | JobStarted
     | AttemptStarted
     | NodeLost

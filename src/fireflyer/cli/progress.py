@@ -19,6 +19,7 @@ from fireflyer.base.events import (
     JobStarted,
     Logged,
     NodeLost,
+    PeerFailureReport,
     RankExited,
     ResumeReport,
     StepReport,
@@ -66,6 +67,11 @@ class JobProgress:
                     return [f"checkpoint of step {report.step} failed: {one_line(report.error)}; training goes on"]
                 self.saved_step = max(self.saved_step or 0, report.step)
                 return []
+            case PeerFailureReport() as report:
+                if self._blamed:
+                    return []
+                self._blamed, self.phase = True, "failing"
+                return [f"rank {report.rank} gave up on rank {report.peer}: {one_line(report.reason)}"]
             case event:
                 return self._happened(entry.at_ns, event)
 

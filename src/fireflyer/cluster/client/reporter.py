@@ -18,8 +18,8 @@ from typing import Self
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, TransientError
-from fireflyer.base.events import CheckpointReport, Report, ResumeReport, StepReport
+from fireflyer.base.errors import FireflyerError, PeerFailed, TransientError
+from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.schema.wire import MAX_REPORTS, REPORT, Reports
@@ -44,9 +44,15 @@ class Reporter:
     """Made by `from_environment`. Also a context manager; may be used from several threads."""
 
     def __init__(
-        self, address: str | None, secret_file: str | None, identity: str, *, attempt: int | None = None
+        self,
+        address: str | None,
+        secret_file: str | None,
+        identity: str,
+        *,
+        attempt: int | None = None,
+        rank: int | None = None,
     ) -> None:
-        self._attempt = attempt
+        self._attempt, self._rank = attempt, rank
         self._address = address
         self._secret_file = secret_file
         self._identity = identity
@@ -69,7 +75,7 @@ class Reporter:
     def from_environment(cls, env: RankEnvironment) -> Self:
         """Reports to the launcher that started this rank, if one did. Never raises."""
         who = f"rank {env.rank}/attempt {env.attempt}/{os.getpid()}.{next(_numbers)}"
-        return cls(env.control, env.secret_file, who, attempt=env.attempt)
+        return cls(env.control, env.secret_file, who, attempt=env.attempt, rank=env.rank)
 
     @property
     def dropped(self) -> int:
@@ -84,6 +90,12 @@ class Reporter:
 
     def checkpoint(self, report: CheckpointReport) -> None:
         self._put(report)
+
+    def peer_failed(self, error: PeerFailed) -> None:
+        """A collective raised `error`, and this rank is about to give up: the launcher then blames `error.rank`, which
+        may hang without ever failing itself, and not the rank that was the first to stop waiting for it."""
+        if error.rank >= 0 and self._rank is not None:
+            self._put(PeerFailureReport(self._rank, self._attempt or 0, error.rank, error.message))
 
     def close(self) -> None:
         """Sends what is queued, for at most `CLOSE_NS`; idempotent. Called at the interpreter's exit if not before."""

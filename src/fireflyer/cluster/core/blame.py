@@ -5,6 +5,10 @@ agent of a dead node sends no message, while its neighbours' ranks fail within m
 window are therefore compared, and the one that cannot be a consequence is blamed: the loss of a node before the
 SIGKILL of a rank (nobody but us and the kernel sends it, and the agent says when it was us) before the first that was
 heard of.
+
+A rank that hangs does not fail at all: the others give up on it, and are the first to exit. What they were told by the
+collectives (`PeerFailureReport`) then says who it was: of a rank's plain exit, the rank that most of the others name is
+blamed, unless it failed first itself.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fireflyer.base.events import PeerFailureReport
 from fireflyer.cluster.core.messages import RankEnd
 
-__all__ = ["Failure", "blame", "describe_end", "signal_name"]
+__all__ = ["Failure", "blame", "describe_end", "name_the_peer", "signal_name"]
 
 SIGKILL = 9
 MAX_SIGNAL = 64
+MAX_REASON = 500
 
 _SIGNALS = {
     1: "SIGHUP",
@@ -71,3 +77,18 @@ def _weight(failure: Failure) -> int:
 def blame(failures: Sequence[Failure]) -> Failure:
     """The one that caused the others; `failures` in the order in which they were heard of, not empty."""
     return min(failures, key=_weight)
+
+
+def name_the_peer(failure: Failure, reports: Sequence[PeerFailureReport], *, ranks_per_node: int) -> Failure:
+    """`failure`, or the peer that its rank gave up on. The peer did not end by itself: the exit code stays that of the
+    rank that did. Of several peers the one named by most ranks is blamed, then the one that was named first."""
+    if _weight(failure) != 2 or not any(report.rank == failure.rank for report in reports):
+        return failure
+    named = {report.rank: report for report in reports}  # a rank's last word
+    votes: dict[int, list[PeerFailureReport]] = {}
+    for report in named.values():
+        votes.setdefault(report.peer, []).append(report)
+    peer, said = max(votes.items(), key=lambda item: len(item[1]))
+    if peer == failure.rank:
+        return failure
+    return Failure(peer // ranks_per_node, peer, failure.exit_code, " ".join(said[0].reason.split())[:MAX_REASON])

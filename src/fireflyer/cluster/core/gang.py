@@ -54,12 +54,13 @@ from fireflyer.base.events import (
     JobFinished,
     JobStarted,
     NodeLost,
+    PeerFailureReport,
     Report,
     StepReport,
 )
 from fireflyer.base.events import RankExited as RankExitedEvent
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.cluster.core.blame import Failure, blame, describe_end, signal_name
+from fireflyer.cluster.core.blame import Failure, blame, describe_end, name_the_peer, signal_name
 from fireflyer.cluster.core.messages import (
     AgentBeat,
     AgentGone,
@@ -153,6 +154,7 @@ class Gang:
         self._now_ns = 0
         self._tick_ns = 0
         self._failures: list[Failure] = []
+        self._peer_failures: list[PeerFailureReport] = []
         self._failed_ns = 0
         self._judged = False
         self._restarting = False
@@ -231,6 +233,7 @@ class Gang:
     def _begin_attempt(self) -> None:
         self.phase = Phase.STARTING
         self._failures = []
+        self._peer_failures = []
         self._judged = self._restarting = self._port_taken = self._reported = self._progressed = False
         self._log(AttemptStarted(attempt=self.attempt))
 
@@ -319,6 +322,8 @@ class Gang:
         if not current or not 0 <= report.rank < self.spec.world_size:
             return
         self._log(report)
+        if isinstance(report, PeerFailureReport) and 0 <= report.peer < self.spec.world_size:
+            self._peer_failures.append(report)
         if isinstance(report, StepReport):
             self._progressed = True
             self._step = max(report.step, self._step or 0)
@@ -454,6 +459,7 @@ class Gang:
             return f"stopped by {signal_name(self._stop_signal)}"
         if self._failures:
             failure = blame(self._failures)
+            failure = name_the_peer(failure, self._peer_failures, ranks_per_node=self.spec.ranks_per_node)
             self._culprit = Culprit(self.attempt, failure.node, failure.rank, failure.exit_code, failure.reason)
         if self._fatal is not None:
             return self._fatal
