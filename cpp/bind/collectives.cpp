@@ -75,7 +75,7 @@ void bind_collectives(nb::module_& m) {
           "stats",
           [](ff::Executor& self) {
             const ff::Stats s = self.stats();
-            return std::make_tuple(s.bytes, s.in_flight_ns, std::vector<std::uint64_t>(s.operations.begin() + 1, s.operations.end()));
+            return std::make_tuple(s.bytes, s.in_flight_ns, std::vector<std::uint64_t>(s.operations.begin() + 1, s.operations.begin() + 5));
           },
           Released());
 

@@ -176,7 +176,7 @@ void Executor::settle(const Task& task, const Failure& failure) {
 std::optional<Failure> Executor::run(const Task& task) {
   if (window_->failed()) return window_->failure();
   if (group_.world_size() == 1) return std::nullopt;
-  const Geometry geometry(task.op, base_, window_->chunk_bytes());
+  const Geometry geometry(task.op, base_, window_->chunk_bytes(), group_.world_size());
   const Rules rules(*window_, group_, geometry);
   base_ = geometry.end;
   window_->enter(local_, geometry);
@@ -279,7 +279,7 @@ std::optional<Failure> Executor::mismatch(const Geometry& geometry, std::uint64_
       continue;
     }
     verified |= std::uint64_t{1} << local;
-    const OpDescriptor theirs = window_->signature(local, geometry.op.seq).op;
+    const OpDescriptor theirs = window_->signature(local, geometry.op.seq, group_.world_size()).op;
     if (theirs == geometry.op) continue;
     const int other = group_.local_rank_at(local);
     return Failure{FailureKind::usage, -1, geometry.op.seq,

@@ -26,6 +26,15 @@ int Group::local_index(int of) const {
 
 int Group::local_rank_at(int index) const { return ranks_of(node())[static_cast<std::size_t>(index)]; }
 
+std::vector<int> Group::positions() const {
+  std::vector<int> found(node_of_rank.size());
+  int next = 0;
+  for (int n = 0; n < nodes(); ++n) {
+    for (const int r : ranks_of(n)) found[static_cast<std::size_t>(r)] = next++;
+  }
+  return found;
+}
+
 void Group::check() const {
   if (node_of_rank.empty() || rank < 0 || rank >= world_size()) throw std::invalid_argument("the rank is not in the group");
   if (labels.size() != node_of_rank.size()) throw std::invalid_argument("every rank needs a label");
@@ -158,7 +167,7 @@ std::optional<Failure> local_culprit(const Window& window, const Group& group, c
     const std::uint64_t entered = line.entered.load();
     if (local == self) continue;
     if (entered > line.finished.load()) {
-      const Geometry theirs = window.signature(local, entered - 1);
+      const Geometry theirs = window.signature(local, entered - 1, group.world_size());
       if (Rules(window, group, theirs).able(local)) return blame(local, " stopped in the middle of " + theirs.op.name() + ": no progress for " + seconds(idle_ns));
     } else if (entered <= op.seq) {
       return blame(local, " has not entered " + op.name() + " for " + seconds(idle_ns));

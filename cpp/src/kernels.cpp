@@ -72,6 +72,20 @@ DType dtype_from_name(std::string_view name) {
   throw std::invalid_argument("dtype '" + std::string(name) + "' is not one of f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64");
 }
 
+constexpr const char* op_names[reduce_op_count] = {"sum", "min", "max", "product", "mean"};
+
+const char* reduce_op_name(ReduceOp op) {
+  const auto index = static_cast<std::size_t>(op);
+  if (index >= reduce_op_count) throw std::invalid_argument("reduce op code " + std::to_string(index) + " is not known");
+  return op_names[index];
+}
+
+ReduceOp reduce_op_from_name(std::string_view name) {
+  for (int i = 0; i < reduce_op_count; ++i)
+    if (name == op_names[i]) return static_cast<ReduceOp>(i);
+  throw std::invalid_argument("op '" + std::string(name) + "' is not one of sum min max product mean");
+}
+
 void reduce_to_accum(void* acc, const void* const* in, int n, std::size_t count, DType d) {
   check(n);
   info(d);

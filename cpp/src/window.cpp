@@ -157,7 +157,7 @@ void Window::enter(int rank, const Geometry& geometry) const {
   const OpDescriptor& op = geometry.op;
   auto& words = mine.signature[op.seq % signature_ring];
   words[0].store(op.count, std::memory_order_relaxed);
-  words[1].store(static_cast<std::uint64_t>(op.kind) << 8 | static_cast<std::uint64_t>(op.dtype), std::memory_order_relaxed);
+  words[1].store(static_cast<std::uint64_t>(op.kind) << 16 | static_cast<std::uint64_t>(op.reduce) << 8 | static_cast<std::uint64_t>(op.dtype), std::memory_order_relaxed);
   words[2].store(static_cast<std::uint32_t>(op.root), std::memory_order_relaxed);
   words[3].store(geometry.base, std::memory_order_relaxed);
   mine.entered.store(op.seq + 1);
@@ -165,16 +165,17 @@ void Window::enter(int rank, const Geometry& geometry) const {
 
 void Window::leave(int rank, const OpDescriptor& op) const { line(rank).finished.store(op.seq + 1); }
 
-Geometry Window::signature(int rank, std::uint64_t seq) const {
+Geometry Window::signature(int rank, std::uint64_t seq, int world_size) const {
   const auto& words = line(rank).signature[seq % signature_ring];
   const std::uint64_t kinds = words[1].load(std::memory_order_relaxed);
   OpDescriptor op;
   op.seq = seq;
   op.count = words[0].load(std::memory_order_relaxed);
-  op.kind = static_cast<OpKind>(kinds >> 8);
+  op.kind = static_cast<OpKind>(kinds >> 16);
+  op.reduce = static_cast<ReduceOp>(kinds >> 8 & 0xff);
   op.dtype = static_cast<DType>(kinds & 0xff);
   op.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[2].load(std::memory_order_relaxed)));
-  return Geometry(op, words[3].load(std::memory_order_relaxed), chunk_bytes());
+  return Geometry(op, words[3].load(std::memory_order_relaxed), chunk_bytes(), world_size);
 }
 
 bool Window::fail(const Failure& failure) const {

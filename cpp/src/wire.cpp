@@ -24,7 +24,7 @@ Header make_header(FrameType type, const OpDescriptor& op, std::uint64_t chunk, 
   header.chunk = chunk;
   header.count = op.count;
   header.bytes = static_cast<std::uint32_t>(bytes);
-  header.kind = static_cast<std::uint32_t>(op.kind);
+  header.kind = static_cast<std::uint32_t>(op.kind) | static_cast<std::uint32_t>(op.reduce) << 16;
   header.root = op.root;
   header.payload_crc = crc32c(0, payload, bytes);
   seal(header);
@@ -37,12 +37,13 @@ std::optional<std::string> damage(const Header& header) {
   if (header.magic != frame_magic) return "does not speak this protocol";
   if (header.version != frame_version) return "speaks version " + std::to_string(header.version) + " of the protocol, not " + std::to_string(frame_version);
   if (header.header_crc != crc32c(0, &header, sealed_bytes)) return "sent a frame header with a wrong checksum";
-  if (header.reserved != 0 || header.reserved2 != 0 || header.dtype >= dtype_count) return "sent a frame header that makes no sense";
+  if (header.reserved != 0 || header.reserved2 != 0 || header.dtype >= dtype_count || header.kind >> 16 >= reduce_op_count) return "sent a frame header that makes no sense";
   return std::nullopt;
 }
 
 OpDescriptor descriptor(const Header& header) {
-  return OpDescriptor{header.seq, header.count, static_cast<OpKind>(header.kind), static_cast<DType>(header.dtype), header.root};
+  return OpDescriptor{header.seq, header.count, static_cast<OpKind>(header.kind & 0xffff), static_cast<DType>(header.dtype), header.root,
+                      static_cast<ReduceOp>(header.kind >> 16)};
 }
 
 }  // namespace ff

@@ -11,6 +11,15 @@ enum class DType : std::uint8_t { f64 = 0, f32 = 1, f16 = 2, bf16 = 3, f8e4m3 = 
 
 inline constexpr int dtype_count = 8;
 
+// How elements of all ranks become one. `mean` is a sum that is divided once, by the number of ranks, before rounding.
+// The numbers are part of the wire format.
+enum class ReduceOp : std::uint8_t { sum = 0, min = 1, max = 2, product = 3, mean = 4 };
+
+inline constexpr int reduce_op_count = 5;
+
+const char* reduce_op_name(ReduceOp op);         // the enumerator's name
+ReduceOp reduce_op_from_name(std::string_view);  // throws std::invalid_argument
+
 std::size_t dtype_size(DType d);          // bytes of one element
 const char* dtype_name(DType d);          // the enumerator's name, e.g. "bf16"
 DType dtype_from_name(std::string_view);  // throws std::invalid_argument

@@ -59,7 +59,7 @@ struct Config {
 struct Stats {
   std::uint64_t bytes = 0;         // of caller's arrays, finished operations
   std::int64_t in_flight_ns = 0;   // time in which at least one operation was pending
-  std::array<std::uint64_t, 5> operations{};  // finished ones, indexed by OpKind
+  std::array<std::uint64_t, op_kind_count> operations{};  // finished ones, indexed by OpKind
   std::uint64_t unrung = 0;        // sleeps over work that nobody rang for; 0 but on a machine that stalls
 };
 

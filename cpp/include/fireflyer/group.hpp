@@ -26,6 +26,7 @@ struct Group {
   int leader_of(int node) const;
   int local_index(int rank) const;     // position of a rank among the ranks of its node
   int local_rank_at(int index) const;  // the rank at that position of my node
+  std::vector<int> positions() const;  // of each rank when they are ordered by node, then by rank
   const std::string& label(int of) const { return labels[static_cast<std::size_t>(of)]; }
   void check() const;  // throws std::invalid_argument
 };

@@ -9,17 +9,33 @@
 
 namespace ff {
 
-enum class OpKind : std::uint32_t { allreduce = 1, reduce = 2, broadcast = 3, barrier = 4 };
+// The numbers are part of the wire format: append, never renumber.
+enum class OpKind : std::uint32_t {
+  allreduce = 1,
+  reduce = 2,
+  broadcast = 3,
+  barrier = 4,
+  reduce_scatter = 5,
+  allgather = 6,
+  all_to_all = 7,
+  gather = 8,
+  scatter = 9,
+};
+
+inline constexpr int op_kind_count = 10;
 
 const char* kind_name(OpKind kind);
 
-// `seq` counts the operations of a communicator from 0; `count` is in elements; `root` is a rank, -1 where there is none
+// `seq` counts the operations of a communicator from 0. `count` is in elements: of the array; in a reduce_scatter,
+// allgather, gather and scatter of one rank's part of it; in an all_to_all of each pair's part, 0 where they differ.
+// `root` is a rank, -1 where there is none.
 struct OpDescriptor {
   std::uint64_t seq = 0;
   std::uint64_t count = 0;
   OpKind kind = OpKind::barrier;
   DType dtype = DType::f32;
   std::int32_t root = -1;
+  ReduceOp reduce = ReduceOp::sum;
 
   bool operator==(const OpDescriptor&) const = default;
   std::string describe() const;  // "allreduce #17 of 1000 f32"
@@ -40,6 +56,9 @@ inline constexpr std::size_t max_failure_text = 400;
 // How an operation is cut into chunks. Chunks are counted through the whole life of a communicator: this operation owns
 // [base, end), of which the first `chunks` carry data; `end` is even, so chunk c always belongs to tree c & 1 and is
 // the (c >> 1)-th of it.
+//
+// A chunk of a reduce_scatter or allgather holds the same range of every rank's part, one after the other in the order
+// of `Group::position` (by node, then by rank), so that the parts of one node lie together: `parts` of `part_elems` each.
 struct Geometry {
   OpDescriptor op;
   std::uint64_t base = 0;
@@ -47,13 +66,15 @@ struct Geometry {
   std::uint64_t chunks = 0;
   std::size_t unit = 1;         // bytes of an element in the caller's array
   std::size_t accum_unit = 1;   // bytes of an element while it is being summed
-  std::size_t chunk_elems = 1;  // elements of every chunk but the last
+  std::size_t chunk_elems = 1;  // elements of each part in every chunk but the last
+  std::size_t parts = 1;        // world_size for reduce_scatter and allgather
 
   Geometry() = default;
-  Geometry(const OpDescriptor& op, std::uint64_t base, std::size_t chunk_bytes);
+  Geometry(const OpDescriptor& op, std::uint64_t base, std::size_t chunk_bytes, int world_size);
 
-  bool sums() const { return op.kind != OpKind::broadcast; }
-  std::size_t elems(std::uint64_t chunk) const;                       // of chunk base + i, given base + i
+  bool sums() const { return op.kind != OpKind::broadcast && op.kind != OpKind::allgather; }
+  std::size_t elems(std::uint64_t chunk) const { return parts * part_elems(chunk); }  // of chunk base + i, given base + i
+  std::size_t part_elems(std::uint64_t chunk) const;
   std::size_t offset_bytes(std::uint64_t chunk) const { return (chunk - base) * chunk_elems * unit; }
 };
 

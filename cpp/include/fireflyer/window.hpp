@@ -84,7 +84,7 @@ class Window {
 
   void enter(int rank, const Geometry& geometry) const;
   void leave(int rank, const OpDescriptor& op) const;
-  Geometry signature(int rank, std::uint64_t seq) const;  // what that rank said when it entered
+  Geometry signature(int rank, std::uint64_t seq, int world_size) const;  // what that rank said when it entered
 
   bool fail(const Failure& failure) const;   // the first one wins and is returned to all; wakes everybody
   bool failed() const { return control_->failed.load(std::memory_order_acquire) == 2; }

@@ -26,7 +26,7 @@ struct Header {
   std::uint64_t chunk;        // of the operation, from 0
   std::uint64_t count;        // elements of the whole operation
   std::uint32_t bytes;        // of the payload
-  std::uint32_t kind;         // OpKind; of an abort: FailureKind
+  std::uint32_t kind;         // OpKind | ReduceOp << 16; of an abort: FailureKind
   std::int32_t root;          // of an abort: the culprit
   std::uint32_t payload_crc;
   std::uint64_t reserved;
