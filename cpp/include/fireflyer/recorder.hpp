@@ -68,12 +68,22 @@ struct ClockPair {
   std::int64_t realtime_ns = 0;
 };
 
+// What this rank knows of another one: from the memory of its node, or from the last heartbeat of a neighbouring node.
+struct Sighting {
+  std::int32_t rank = -1;
+  std::uint64_t entered = 0;   // collectives that it has begun
+  std::uint64_t finished = 0;  // of these, that have ended
+  bool left = false;           // closed its communicator
+  std::int64_t seen_ns = 0;    // CLOCK_MONOTONIC; when that was so
+};
+
 struct Snapshot {
   std::vector<RecordView> records;  // ascending id
   ClockPair clock;
   std::uint64_t submitted = 0;  // collectives: one more than the highest seq that was begun
   std::uint64_t finished = 0;   // collectives: one more than the highest seq that ended well
   std::uint64_t dropped = 0;    // operations that found no record
+  std::vector<Sighting> sightings;  // for the owner of the recorder to fill in
 };
 
 class Recorder {

@@ -9,6 +9,8 @@ written down in `fireflyer.collectives.kernels`.
 from fireflyer.native._core import (
     Executor,
     NativeWork,
+    Recorder,
+    RecorderEntry,
     active_isa,
     cpu_features,
     crc32c,
@@ -25,6 +27,8 @@ from fireflyer.native._core import (
 __all__ = [
     "Executor",
     "NativeWork",
+    "Recorder",
+    "RecorderEntry",
     "active_isa",
     "cpu_features",
     "crc32c",

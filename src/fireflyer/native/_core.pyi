@@ -49,3 +49,42 @@ class Executor:
 
 def create_window(local_ranks: int, slots: int, chunk_bytes: int) -> int: ...
 def orient(parents: list[int], root: int, node: int) -> tuple[int, list[int]]: ...
+
+# --- recorder.cpp: the flight recorder. `snapshot` is what fireflyer.collectives.flight.Snapshot is made of. ---
+
+class RecorderEntry:
+    def route(self, path: str, algorithm: int = 0, chunks: int = 0) -> None: ...
+    def started(self, now_ns: int) -> None: ...
+    def progress(self, chunks_done: int, now_ns: int) -> None: ...
+    def saturated(self, values: int) -> None: ...
+    def finish(self, failure: str, now_ns: int) -> None: ...
+
+class Recorder:
+    def __init__(self, capacity: int = 1024) -> None: ...
+    def begin(
+        self,
+        *,
+        seq: int,
+        kind: str,
+        count: int,
+        dtype: str,
+        op: str = "",
+        root: int = -1,
+        path: str = "",
+        bytes: int,
+        submitted_ns: int,
+    ) -> RecorderEntry: ...
+    def begin_message(
+        self,
+        *,
+        direction: str,
+        peer: int,
+        tag: int,
+        seq: int,
+        count: int,
+        dtype: str,
+        bytes: int,
+        submitted_ns: int,
+    ) -> RecorderEntry: ...
+    def algorithm(self, name: str) -> int: ...
+    def snapshot(self) -> dict[str, Any]: ...
