@@ -16,10 +16,10 @@ SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium
 NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt) \
                   $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow bench lint format native clean
+.PHONY: help setup system demo test test-slow bench bench-collectives lint format native clean
 
 help:  ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 system:
 	@scripts/system-packages $(SYSTEM_PACKAGES)
@@ -61,6 +61,9 @@ test-slow: setup  ## Longer campaigns: wide simulations, sanitizers, many kills
 
 bench: setup  ## Every benchmark briefly, beside its peers, into build/bench
 	$(BIN)/python -m bench
+
+bench-collectives: setup  ## The collectives in full (OPTIONS="--only 1x4 --rounds 3" for a part)
+	$(BIN)/python -m bench collectives --full $(OPTIONS)
 
 clean:  ## Remove the virtual environment and everything built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

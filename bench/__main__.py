@@ -8,21 +8,26 @@ import sys
 import click
 from rich.console import Console
 
-from bench.report import Suite, print_results, write_results
+from bench.report import Options, Suite, print_results, write_results
 
 SUITES = ("collectives",)
+_WIDTH = 240
 
 
 @click.command()
 @click.argument("suite", type=click.Choice(SUITES), required=False)
-@click.option("--full", is_flag=True, help="All cases and more repetitions.")
-@click.option("--tiny", is_flag=True, help="Only to see that it runs; the figures mean nothing.")
-def main(suite: str | None, full: bool, tiny: bool) -> None:
+@click.option("--full", "scale", flag_value="full", help="All cases and more repetitions.")
+@click.option("--brief", "scale", flag_value="brief", default="brief", help="A few cases; the default.")
+@click.option("--tiny", "scale", flag_value="tiny", help="Only to see that it runs; the figures mean nothing.")
+@click.option("--only", metavar="PATTERN", help="Cases whose name contains this, or matches it with * and ?.")
+@click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case instead of the scale's.")
+def main(suite: str | None, scale: str, only: str | None, rounds: int | None) -> None:
     """Measures ours, the peers and the physical limit in one run, and writes build/bench/SUITE.jsonl."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for name in SUITES if suite is None else (suite,):
-        scale = "full" if full else "tiny" if tiny else "brief"
-        found: Suite = importlib.import_module(f"bench.{name}.suite").run(scale)
+        found: Suite = importlib.import_module(f"bench.{name}.suite").run(Options(scale, only, rounds))
+        if not found.results:
+            raise click.UsageError(f"no case of {name} is selected by --only {only}")
         print_results(found.results, console)
         for remark in found.remarks:
             console.print(remark, markup=False, highlight=False)

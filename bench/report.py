@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Bound", "Figure", "Result", "Suite", "figure", "print_results", "write_results"]
+from fireflyer.base.units import MIB
+
+__all__ = ["Bound", "Figure", "Options", "Result", "Suite", "figure", "print_results", "write_results"]
+
+ROUNDS: Final = {"tiny": 2, "brief": 5, "full": 9}
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What to run: `scale` is tiny, brief or full; `only` a part of a case's name or a pattern for the whole of it."""
+
+    scale: str = "brief"
+    only: str | None = None
+    rounds_wanted: int | None = None
+
+    @property
+    def rounds(self) -> int:
+        return self.rounds_wanted or ROUNDS[self.scale]
+
+    def selects(self, case: str) -> bool:
+        return self.only is None or self.only in case or fnmatch.fnmatchcase(case, self.only)
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -33,12 +54,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     suite: str
     case: str
     metric: str
+    """What is measured; the end says in what: `_s` seconds, `_bytes_per_s`, `_bytes`, `_share` of 1."""
     better: str
     ours: Figure
     peers: dict[str, Figure | str]
     """A figure, or why there is none."""
     bound: Bound | None
     target: str
+    met: bool | None = None
+    """Whether all of the target is; None where there is none, or what it is compared with is missing."""
+    verdicts: dict[str, bool | None] = {}
+    """The parts of the target."""
     more: dict[str, float] = {}
 
 
@@ -63,30 +89,80 @@ def write_results(suite: str, results: Sequence[Result], directory: str = "build
 
 
 def print_results(results: Sequence[Result], console: Console) -> None:
-    peers = sorted({name for result in results for name in result.peers})
-    table = Table(title=f"{results[0].suite}: medians (min to max, n)", title_justify="left")
-    table.add_column("case")
-    for name in ("ours", *peers, "bound"):
-        table.add_column(name, justify="right")
-    for name in peers:
-        table.add_column(f"{name} / ours", justify="right")
-    table.add_column("ours / bound", justify="right")
+    """A table for each group of cases (the first two words of their names), then what is missing."""
+    groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        row = [result.case, _cell(result.ours), *(_cell(result.peers.get(name, "-")) for name in peers)]
-        row.append("-" if result.bound is None else _number(result.bound.value))
-        for name in peers:
-            peer = result.peers.get(name)
-            row.append(f"{peer.median / result.ours.median:.1f}" if isinstance(peer, Figure) else "-")
-        row.append("-" if result.bound is None else f"{result.ours.median / result.bound.value:.2f}")
-        table.add_row(*row)
-    console.print(table)
+        groups.setdefault((_group(result), result.metric), []).append(result)
+    for (group, metric), members in groups.items():
+        console.print(_table(f"{members[0].suite} {group}: {metric}, median (min to max); peer : ours", members))
+    missing = {f"{name}: {peer}" for result in results for name, peer in result.peers.items() if isinstance(peer, str)}
+    for line in sorted(missing):
+        console.print(f"missing {line}", markup=False, highlight=False)
+    verdicts = [result.met for result in results if result.verdicts]
+    if verdicts:
+        counts = f"{verdicts.count(True)} met, {verdicts.count(False)} missed, {verdicts.count(None)} not decided"
+        console.print(f"targets of {len(verdicts)} cases: {counts}", markup=False, highlight=False)
 
 
-def _cell(value: Figure | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{_number(value.median)} ({_number(value.min)} to {_number(value.max)}, {value.n})"
+def _group(result: Result) -> str:
+    return "/".join(result.case.split("/")[:2])
 
 
-def _number(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+def _table(title: str, results: Sequence[Result]) -> Table:
+    peers = list(dict.fromkeys(name for result in results for name in result.peers))
+    peers = [name for name in peers if any(isinstance(result.peers.get(name), Figure) for result in results)]
+    more = list(dict.fromkeys(name for result in results for name in result.more))
+    bounded = any(result.bound is not None for result in results)
+    table = Table(title=title, title_justify="left")
+    table.add_column("case")
+    for name in ("ours", *peers, *(("bound",) if bounded else ()), *map(_heading, more)):
+        table.add_column(name, justify="right")
+    table.add_column("target")
+    for result in results:
+        row = [result.case.removeprefix(_group(result) + "/"), _cell(result.ours, result.metric)]
+        row += [_compared(result.peers.get(name), result) for name in peers]
+        if bounded:
+            row.append("-" if result.bound is None else _beside(result.bound.value, result))
+        row += [_number(result.more[name], name) if name in result.more else "-" for name in more]
+        table.add_row(*row, "\n".join(_judged(result)))
+    return table
+
+
+def _judged(result: Result) -> Iterable[str]:
+    words = {True: "met", False: "MISSED", None: "not decided"}
+    return (f"{target}: {words[met]}" for target, met in result.verdicts.items())
+
+
+def _compared(peer: Figure | str | None, result: Result) -> str:
+    if not isinstance(peer, Figure):
+        return "-"
+    ratio = f"{peer.median / result.ours.median:.1f} x" if result.ours.median > 0 else "-"
+    return f"{_cell(peer, result.metric)}\n{ratio}"
+
+
+def _beside(bound: float, result: Result) -> str:
+    return f"{_number(bound, result.metric)}\nours {result.ours.median / bound:.2f} x"
+
+
+def _heading(name: str) -> str:
+    for end in ("_bytes_per_s", "_bytes", "_share", "_s"):
+        name = name.removesuffix(end)
+    return name.replace("_", " ")
+
+
+def _cell(value: Figure, metric: str) -> str:
+    if value.n == 1:
+        return _number(value.median, metric)
+    return f"{_number(value.median, metric)} ({_number(value.min, metric)} to {_number(value.max, metric)})"
+
+
+def _number(value: float, metric: str) -> str:
+    if metric.endswith("_bytes_per_s"):
+        return f"{value / 1e9:.2f} GB/s"
+    if metric.endswith("_bytes"):
+        return f"{value / MIB:.1f} MiB"
+    if metric.endswith("_share"):
+        return f"{100 * value:.1f} %"
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"

@@ -1,131 +1,185 @@
-"""One rank of the benchmark: is told on stdin what to run, one JSON object a line, and answers with seconds.
+"""One rank of ours and of gloo, with NumPy arrays; does what it is told, see `crew`.
 
-Ours and the peer use the same array in the same process, one after the other, so that neither has better pages.
+Ours and gloo use the same array in the same process, one after the other, so that neither has better pages.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import resource
+import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from bench.collectives.data import ELEMENT_BYTES, NATIVE, Array, block_of, expected_sum, filled_with, repeat_into
 from fireflyer.collectives import Communicator
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 
-Array = npt.NDArray[Any]
-BLOCK = 1 << 18
-STORAGE = {"fp32": "f4", "fp16": "f2", "bf16": "u2"}
-NATIVE = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-
-
-def block_of(rank: int, dtype: str) -> Array:
-    """A block of random values of small exact sums: integers, so that any order of adding gives the same bits."""
-    values = np.random.default_rng(rank).integers(-8, 9, BLOCK).astype("f4")
-    if dtype == "bf16":
-        return (values.view("u4") >> 16).astype("u2")
-    return values.astype(STORAGE[dtype])
-
-
-def repeated(block: Array, count: int) -> Array:
-    return np.resize(block, count)
+_STOP: Final = "stop"
 
 
 class Rank:
     def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
         self.rank: int = arguments["rank"]
         self.world_size: int = arguments["world_size"]
-        store = StoreClient(arguments["store"], load_secret(arguments["secret_file"]))
-        self.comm = Communicator.create(
-            rank=self.rank,
-            world_size=self.world_size,
-            node=arguments["node"],
-            store=store,
-            secret=load_secret(arguments["secret_file"]),
-        )
-        store.close()
-        self.gloo = self._join_gloo(arguments["rendezvous"])
-        self.source = self.array = np.empty(0, "f4")
         self.dtype = "fp32"
+        self.loops = 1
+        self.arrays: dict[str, Array] = {}
+        self.block = self.sum = np.empty(0, np.float32)
+        self._comm: Communicator | None = None
+        self._gloo = False
 
-    def _join_gloo(self, rendezvous: str) -> str:
+    @property
+    def comm(self) -> Communicator:
+        assert self._comm is not None
+        return self._comm
+
+    def join(self, library: str) -> dict[str, Any]:
+        return self._join_ours() if library == "ours" else self._join_gloo()
+
+    def import_torch(self) -> dict[str, Any]:
+        """For those who measure what joining takes, apart from what torch takes."""
         try:
             import torch
-            import torch.distributed as dist
         except ImportError:
-            return "torch is not installed"
+            return {"missing": "torch is not installed"}
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=self.rank, world_size=self.world_size)
-        return ""
+        return {}
 
-    def prepare(self, dtype: str, count: int) -> dict[str, Any]:
+    def prepare(self, dtype: str, count_bytes: str) -> dict[str, Any]:
+        """Makes the arrays; with 0 bytes gives their memory back."""
         self.dtype = dtype
-        self.source = repeated(block_of(self.rank, dtype), count)
-        self.array = self.source.copy()
-        return {"gloo": self.gloo}
+        self.arrays = {}
+        count = int(count_bytes) // ELEMENT_BYTES[dtype]
+        if count > 0:
+            self.block = block_of(self.rank, dtype)
+            self.sum = expected_sum(self.world_size, dtype)
+            self.arrays = {"private": np.empty(count, self.block.dtype)}
+            empty = None if self._comm is None else getattr(self._comm, "empty", None)
+            if empty is not None:
+                self.arrays["registered"] = empty(count, NATIVE[dtype])
+            for array in self.arrays.values():
+                repeat_into(array, self.block)
+        return {"registered": "registered" in self.arrays}
 
-    def time(self, what: str) -> dict[str, Any]:
-        """Seconds from a common start until this rank has its result."""
-        calls: dict[str, Callable[[], None]] = {"ours": self._ours, "gloo": self._gloo, "memory": self._memory}
-        np.copyto(self.array, self.source)
-        call = calls[what]
-        self.comm.barrier()
-        begun = time.perf_counter()
+    def time(self, what: str, loops: str) -> dict[str, Any]:
+        """Seconds from a common start until this rank has its results."""
+        self.loops = int(loops)
+        array, call = self._call(what)
+        repeat_into(array, self.block)
+        each = np.empty(self.loops)
+        self._barrier()
+        begun = before = time.perf_counter()
+        for number in range(self.loops):
+            call()
+            after = time.perf_counter()
+            each[number] = after - before
+            before = after
+        p50, p99 = np.quantile(each, (0.5, 0.99))
+        return {"seconds": before - begun, "p50": float(p50), "p99": float(p99)}
+
+    def check(self, what: str) -> dict[str, Any]:
+        """Whether the array holds the exact sum after `time` of `what`; of one more call where there were many."""
+        array, call = self._call(what)
+        if self.loops > 1:
+            repeat_into(array, self.block)
+            call()
+        return {"right": filled_with(array, self.sum, self.dtype)}
+
+    def wait(self, what: str, late_s: str) -> dict[str, Any]:
+        """What waiting for rank 0 costs, which is late."""
+        _, call = self._call(what)
+        self._barrier()
+        used, begun = _cpu_s(), time.perf_counter()
+        if self.rank == 0:
+            time.sleep(float(late_s))
         call()
-        return {"seconds": time.perf_counter() - begun}
-
-    def check(self) -> dict[str, Any]:
-        """Whether the array holds the exact sum, after `time` of something that sums."""
-        total = sum(_widened(block_of(rank, self.dtype), self.dtype) for rank in range(self.world_size))
-        expected = repeated(np.asarray(total), self.array.size)
-        return {"right": bool(np.array_equal(_widened(self.array, self.dtype), expected))}
+        return {"cpu_s": _cpu_s() - used, "seconds": time.perf_counter() - begun}
 
     def close(self) -> None:
-        if not self.gloo:
+        self.arrays = {}
+        if self._gloo:
             import torch.distributed as dist
 
             dist.destroy_process_group()
-        self.comm.close()
+        if self._comm is not None:
+            self._comm.close()
 
-    def _ours(self) -> None:
-        self.comm.allreduce(self.array, dtype=NATIVE[self.dtype])
+    def _join_ours(self) -> dict[str, Any]:
+        secret = load_secret(self.arguments["secret_file"])
+        store = StoreClient(self.arguments["store"], secret)
+        self._comm = Communicator.create(
+            rank=self.rank, world_size=self.world_size, node=self.arguments["node"], store=store, secret=secret
+        )
+        store.close()
+        return {}
 
-    def _gloo(self) -> None:
-        import torch
+    def _join_gloo(self) -> dict[str, Any]:
+        missing = self.import_torch()
+        if missing:
+            return missing
         import torch.distributed as dist
 
-        tensor = torch.from_numpy(self.array)
-        dist.all_reduce(tensor.view(torch.bfloat16) if self.dtype == "bf16" else tensor)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{self.arguments['rendezvous']}",
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        self._gloo = True
+        return {}
 
-    def _memory(self) -> None:
-        """What every allreduce must do at the least: read the whole array once and write it once."""
-        whole = self.array.view("u4") if self.array.nbytes % 4 == 0 else self.array
-        np.add(whole, 1, out=whole)
+    def _barrier(self) -> None:
+        if self._comm is not None:
+            self._comm.barrier()
+        else:
+            import torch.distributed as dist
+
+            dist.barrier()
+
+    def _call(self, what: str) -> tuple[Array, Callable[[], object]]:
+        """What to call, on which array."""
+        array = self.arrays["registered" if what == "registered" else "private"]
+        if what == "floor":  # every allreduce must at the least read the whole array once and write it once
+            whole = array.view("u4") if array.nbytes % 4 == 0 else array
+            return array, lambda: np.add(whole, 1, out=whole)
+        if what == "gloo":
+            import torch
+            import torch.distributed as dist
+
+            tensor = torch.from_numpy(array)
+            tensor = tensor.view(torch.bfloat16) if self.dtype == "bf16" else tensor
+            return array, lambda: dist.all_reduce(tensor)
+        comm, dtype = self.comm, NATIVE[self.dtype]
+        return array, lambda: comm.allreduce(array, dtype=dtype)
 
 
-def _widened(array: Array, dtype: str) -> Array:
-    return (array.astype("u4") << 16).view("f4") if dtype == "bf16" else array.astype("f4")
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
-    rank = Rank(json.loads(sys.argv[1]))
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        name = order.pop("do")
-        if name == "stop":
-            break
-        answers: dict[str, Callable[..., dict[str, Any]]] = {
-            "prepare": rank.prepare,
-            "time": rank.time,
-            "check": rank.check,
-        }
-        print(json.dumps(answers[name](**order)), flush=True)
+    rank = Rank(json.loads(sys.argv[2]))
+    answers: dict[str, Callable[..., dict[str, Any]]] = {
+        name: getattr(rank, name) for name in ("join", "import_torch", "prepare", "time", "check", "wait")
+    }
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(sys.argv[1])
+        with sock.makefile("rw") as harness:
+            print(json.dumps({"rank": rank.rank, "pid": os.getpid()}), file=harness, flush=True)
+            for line in harness:
+                name, *words = line.split()
+                if name == _STOP:
+                    break
+                print(json.dumps(answers[name](*words)), file=harness, flush=True)
     rank.close()
 
 

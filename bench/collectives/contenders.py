@@ -1,0 +1,118 @@
+"""Who takes part: our ranks, gloo, Open MPI, plain TCP programs. Each is a crew that takes turns with the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from bench.collectives.crew import Crew, CrewDied
+from bench.collectives.natives import Missing, open_mpi_version, program
+from fireflyer.identity.secrets import new_secret, save_secret
+from fireflyer.runtime.rpc import Accepts, RpcServer
+from fireflyer.runtime.store import StoreService
+
+__all__ = ["LAYOUTS", "OPEN_MPI", "node_list", "open_mpi", "our_native_ranks", "python_ranks", "tcp_ring"]
+
+LAYOUTS: Final = ("1x2", "1x4", "1x8", "2x1", "2x4", "4x1")
+"""Nodes × ranks on each."""
+
+OPEN_MPI: Final[dict[str, tuple[str, ...]]] = {
+    "openmpi": (),
+    "openmpi ring": ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"),
+    "openmpi han": ("--mca", "coll_han_priority", "100"),
+    "openmpi tcp": ("--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
+}
+"""Options of mpirun; the first three share memory, the last is for layouts whose nodes must not."""
+
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def node_list(layout: str) -> list[int]:
+    """The node of each rank: "2x4" is [0, 0, 0, 0, 1, 1, 1, 1]."""
+    nodes, ranks = map(int, layout.split("x"))
+    return [node for node in range(nodes) for _ in range(ranks)]
+
+
+@contextmanager
+def python_ranks(layout: str, module: str = "bench.collectives.rank") -> Iterator[Crew]:
+    """Ranks of ours and of gloo, which have joined neither yet."""
+    nodes = node_list(layout)
+    with tempfile.TemporaryDirectory() as directory, _store(directory) as (address, secret_file):
+        commands = []
+        for rank, node in enumerate(nodes):
+            arguments = {
+                "rank": rank,
+                "world_size": len(nodes),
+                "node": node,
+                "store": address,
+                "secret_file": secret_file,
+                "rendezvous": os.path.join(directory, "gloo"),
+            }
+            commands.append([sys.executable, "-m", module, "{socket}", json.dumps(arguments)])
+        with Crew(f"ours on {layout}", commands, len(nodes), _ONE_THREAD) as crew:
+            yield crew
+
+
+def open_mpi(setting: str, ranks: int, stack: ExitStack) -> Crew | str:
+    """A crew that ends with `stack`, or why there is none."""
+    try:
+        open_mpi_version()
+        command = ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"]
+        if os.geteuid() == 0:
+            command.append("--allow-run-as-root")
+        command += [*OPEN_MPI[setting], program("mpi_peer"), "{socket}"]
+        return stack.enter_context(Crew(f"{setting}, {ranks} ranks", [command], ranks, {}))
+    except (Missing, CrewDied) as error:
+        return str(error)
+
+
+def our_native_ranks(ranks: int, stack: ExitStack) -> Crew | str:
+    """Ours from C++, on one node."""
+    try:
+        command = [program("ours_peer"), "{socket}", str(ranks)]
+        return stack.enter_context(Crew(f"ours from C++, {ranks} ranks", [command], ranks, {}))
+    except (Missing, CrewDied) as error:
+        return str(error)
+
+
+def tcp_ring(programs: int, stack: ExitStack) -> Crew | str:
+    """Plain programs on loopback TCP, each connected to the next."""
+    try:
+        commands = [[program("tcp_exchange"), "{socket}", str(rank), str(programs)] for rank in range(programs)]
+        crew = stack.enter_context(Crew("plain TCP programs", commands, programs, {}))
+        ports = [member.greeting["port"] for member in crew.members]
+        crew.tell_each([("connect", port) for port in [*ports[1:], ports[0]]])
+        return crew
+    except (Missing, CrewDied) as error:
+        return str(error)
+
+
+@contextmanager
+def _store(directory: str) -> Iterator[tuple[str, str]]:
+    secret = new_secret()
+    secret_file = os.path.join(directory, "secret")
+    save_secret(secret, secret_file)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def begin() -> tuple[RpcServer, str]:
+        server = RpcServer(Accepts(secret))
+        StoreService(server)
+        return server, str(await server.start("127.0.0.1", 0))
+
+    server, address = asyncio.run_coroutine_threadsafe(begin(), loop).result(30)
+    try:
+        yield address, secret_file
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
