@@ -19,7 +19,7 @@ from bench.collectives.contenders import OPEN_MPI, node_list, open_mpi, python_r
 from bench.collectives.crew import Crew
 from bench.collectives.data import ELEMENT_BYTES
 from bench.collectives.kernels import kernel_rate
-from bench.collectives.targets import Target, judged
+from bench.collectives.targets import Target, all_met, judged
 from bench.collectives.turns import Contender, Taken, prepare_all, take_turns
 from bench.report import Bound, Figure, Options, Result
 from fireflyer.base.units import MIB
@@ -140,7 +140,7 @@ def _result(case: Case, memory: str, peers: dict[str, Figure | str], taken: dict
         peers=peers,
         bound=bound,
         target="; ".join(verdicts),
-        met=_all(list(verdicts.values())),
+        met=all_met(verdicts),
         verdicts=verdicts,
         more={
             "algorithm_bytes_per_s": case.size_bytes / ours.median,
@@ -204,17 +204,9 @@ def _compare_halves(results: Sequence[Result]) -> Iterator[Result]:
 
 
 def _with_verdicts(result: Result, verdicts: dict[str, bool | None]) -> Result:
-    return msgspec.structs.replace(
-        result, verdicts=verdicts, target="; ".join(verdicts), met=_all(list(verdicts.values()))
-    )
+    return msgspec.structs.replace(result, verdicts=verdicts, target="; ".join(verdicts), met=all_met(verdicts))
 
 
 def _median(taken: Taken) -> float:
     found = taken.figure
     return found.median if isinstance(found, Figure) else float("nan")
-
-
-def _all(verdicts: list[bool | None]) -> bool | None:
-    if not verdicts or None in verdicts:
-        return False if False in verdicts else None
-    return all(verdicts)

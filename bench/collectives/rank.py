@@ -53,21 +53,25 @@ class Rank:
         torch.set_num_threads(1)
         return {}
 
-    def prepare(self, dtype: str, count_bytes: str) -> dict[str, Any]:
-        """Makes the arrays; with 0 bytes gives their memory back."""
+    def prepare(self, dtype: str, count_bytes: str, what: str = "") -> dict[str, Any]:
+        """Makes the arrays, or only the one that `what` needs; with 0 bytes gives their memory back."""
         self.dtype = dtype
         self.arrays = {}
         count = int(count_bytes) // ELEMENT_BYTES[dtype]
         if count > 0:
             self.block = block_of(self.rank, dtype)
             self.sum = expected_sum(self.world_size, dtype)
-            self.arrays = {"private": np.empty(count, self.block.dtype)}
+            if what != "registered":
+                self.arrays["private"] = np.empty(count, self.block.dtype)
             empty = None if self._comm is None else getattr(self._comm, "empty", None)
-            if empty is not None:
+            if empty is not None and what in ("", "registered"):
                 self.arrays["registered"] = empty(count, NATIVE[dtype])
             for array in self.arrays.values():
                 repeat_into(array, self.block)
-        return {"registered": "registered" in self.arrays}
+        return {
+            "registered": "registered" in self.arrays,
+            "array_bytes": sum(array.nbytes for array in self.arrays.values()),
+        }
 
     def time(self, what: str, loops: str) -> dict[str, Any]:
         """Seconds from a common start until this rank has its results."""

@@ -6,13 +6,19 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from bench.collectives import allreduce, kernels
+from bench.collectives import allreduce, kernels, latency, memory, waiting
 from bench.collectives.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
 
 __all__ = ["run"]
 
-_FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (allreduce.run, kernels.run)
+_FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
+    allreduce.run,
+    latency.run,
+    kernels.run,
+    waiting.run,
+    memory.run,
+)
 
 
 def run(options: Options) -> Suite:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.report import Bound, Figure
 
-__all__ = ["Target", "best_of", "judged"]
+__all__ = ["Target", "all_met", "best_of", "judged"]
 
 
 class Target(NamedTuple):
@@ -45,3 +45,11 @@ def judged(
             reference = peer.median if isinstance(peer, Figure) else None
         verdicts[target.words] = None if reference is None else ours.median <= target.factor * reference
     return verdicts
+
+
+def all_met(verdicts: Mapping[str, bool | None]) -> bool | None:
+    """None where there is no target, or nothing is missed but something is not decided."""
+    found = list(verdicts.values())
+    if not found or (None in found and False not in found):
+        return None
+    return all(found)

@@ -20,6 +20,8 @@ class Contender(NamedTuple):
     what: str
     verified: bool = True
     """Whether it computes a sum that can be checked; the bounds do not."""
+    repeats: int = 1
+    """How many times as many operations in a row as the others; short ones need more for a sample to mean something."""
 
 
 @dataclass
@@ -66,6 +68,7 @@ def take_turns(
 
 
 def _one_turn(contender: Contender, mine: Taken, loops: int, *, counts: bool, check: bool) -> None:
+    loops *= contender.repeats
     answers = contender.crew.tell("time", contender.what, loops)
     if counts:
         mine.seconds.append(max(answer["seconds"] for answer in answers) / loops)

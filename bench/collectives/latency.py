@@ -1,0 +1,108 @@
+"""Small allreduces: how long one takes, in a loop of many, from Python beside gloo and from C++ beside Open MPI.
+
+A sample is the time of a loop divided by its length; the 99th percentiles are of single operations, of all rounds, on
+the rank where they are worst. Open MPI polls while it waits, which is fast while there is a processor for each rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+from bench.collectives.contenders import OPEN_MPI, node_list, open_mpi, our_native_ranks, python_ranks
+from bench.collectives.crew import Crew
+from bench.collectives.targets import Target, all_met, judged
+from bench.collectives.turns import Contender, Taken, prepare_all, take_turns
+from bench.report import Figure, Options, Result
+from fireflyer.base.units import KIB
+
+__all__ = ["run"]
+
+_LAYOUTS: Final = {"tiny": ("1x2",), "brief": ("1x2",), "full": ("1x2", "1x4", "2x1")}
+_SIZES: Final = {
+    "tiny": (8,),
+    "brief": (8, 4 * KIB, 64 * KIB),
+    "full": (8, 256, 4 * KIB, 16 * KIB, 64 * KIB),
+}
+_LOOPS: Final = {"tiny": 10, "brief": 100, "full": 100}
+_NATIVE_REPEATS: Final = 20
+_WARM_UPS: Final = 2
+
+
+class _Side(NamedTuple):
+    """Ours and the peers that are called from the same language."""
+
+    language: str
+    peers: tuple[str, ...]
+    target: Target
+
+
+_PYTHON: Final = _Side("python", ("gloo",), Target.times_faster("gloo", 1))
+_NATIVE: Final = _Side("native", tuple(OPEN_MPI)[:3], Target.times_faster("best openmpi", 1))
+
+
+def run(options: Options) -> Iterator[Result]:
+    for layout in _LAYOUTS[options.scale]:
+        sides = (_PYTHON, _NATIVE) if layout.startswith("1x") else (_PYTHON,)
+        sizes = [
+            size
+            for size in _SIZES[options.scale]
+            if any(options.selects(_name(layout, side.language, size)) for side in sides)
+        ]
+        if sizes:
+            yield from _layout(layout, sides, sizes, options)
+
+
+def _layout(layout: str, sides: tuple[_Side, ...], sizes: list[int], options: Options) -> Iterator[Result]:
+    with ExitStack() as stack:
+        python = stack.enter_context(python_ranks(layout))
+        python.tell("join", "ours")
+        missing = {"gloo": str(python.tell("join", "gloo")[0].get("missing", ""))}
+        contenders = [Contender("ours python", python, "ours")]
+        contenders += [] if missing["gloo"] else [Contender("gloo", python, "gloo")]
+        if _NATIVE in sides:
+            ranks = len(node_list(layout))
+            crews = {"ours native": our_native_ranks(ranks, stack)}
+            crews |= {name: open_mpi(name, ranks, stack) for name in _NATIVE.peers}
+            missing |= {name: crew for name, crew in crews.items() if isinstance(crew, str)}
+            contenders += [
+                Contender(name, crew, "native", repeats=_NATIVE_REPEATS)
+                for name, crew in crews.items()
+                if isinstance(crew, Crew)
+            ]
+        for size in sizes:
+            prepare_all(contenders, "fp32", size)
+            taken = take_turns(contenders, rounds=options.rounds, warm_ups=_WARM_UPS, loops=_LOOPS[options.scale])
+            for side in sides:
+                if options.selects(_name(layout, side.language, size)):
+                    yield _result(_name(layout, side.language, size), side, taken, missing)
+
+
+def _result(name: str, side: _Side, taken: dict[str, Taken], missing: dict[str, str]) -> Result:
+    key = f"ours {side.language}"
+    if missing.get(key):
+        raise SystemExit(f"{key} cannot be measured: {missing[key]}")
+    ours = taken[key].figure
+    assert isinstance(ours, Figure)
+    peers: dict[str, Figure | str] = {peer: missing.get(peer) or taken[peer].figure for peer in side.peers}
+    verdicts = judged((side.target,), ours, peers, None)
+    timed = {peer: taken[peer] for peer in side.peers if isinstance(peers[peer], Figure)}
+    return Result(
+        suite="collectives",
+        case=name,
+        metric="time_s",
+        better="lower",
+        ours=ours,
+        peers=peers,
+        bound=None,
+        target="; ".join(verdicts),
+        met=all_met(verdicts),
+        verdicts=verdicts,
+        more={f"{who}_p99_s": statistics.median(its.p99) for who, its in ({"ours": taken[key]} | timed).items()},
+    )
+
+
+def _name(layout: str, language: str, size: int) -> str:
+    return f"latency/{layout}/{language}/{size // KIB}KiB" if size >= KIB else f"latency/{layout}/{language}/{size}B"
