@@ -22,6 +22,7 @@ struct TypeInfo {
 constexpr TypeInfo types[dtype_count] = {
     {"f64", 8, DType::f64},   {"f32", 4, DType::f32},    {"f16", 2, DType::f32}, {"bf16", 2, DType::f32},
     {"f8e4m3", 1, DType::f32}, {"f8e5m2", 1, DType::f32}, {"i32", 4, DType::i32}, {"i64", 8, DType::i64},
+    {"i8", 1, DType::i8},     {"u8", 1, DType::u8},
 };
 
 const TypeInfo& info(DType d) {
@@ -35,8 +36,9 @@ std::vector<const KernelTable*> runnable() {
   std::vector<const KernelTable*> tables;
 #if defined(__x86_64__)
   const CpuFeatures cpu = cpu_features();
-  if (cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.f16c && cpu.fma)
-    tables.push_back(&avx512_kernels());
+  const bool avx512 = cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.f16c && cpu.fma;
+  if (avx512 && cpu.avx512vbmi) tables.push_back(&avx512vbmi_kernels());
+  if (avx512) tables.push_back(&avx512_kernels());
   if (cpu.avx2 && cpu.f16c && cpu.fma) tables.push_back(&avx2_kernels());
 #endif
   tables.push_back(&portable_kernels());
@@ -56,9 +58,17 @@ std::atomic<const KernelTable*>& active() {
 
 const KernelTable& kernels() { return *active().load(std::memory_order_relaxed); }
 
-void check(int n) {
-  if (n < 1) throw std::invalid_argument("a sum needs at least one input, not " + std::to_string(n));
+bool integral(DType d) { return d == DType::i32 || d == DType::i64 || d == DType::i8 || d == DType::u8; }
+
+void check(int n, DType d, ReduceOp op, std::uint32_t divisor) {
+  if (n < 1) throw std::invalid_argument("a reduction needs at least one input, not " + std::to_string(n));
+  reduce_op_name(op);
+  if (divisor == 0) throw std::invalid_argument("a sum cannot be divided by 0");
+  if (integral(info(d).accum) && (op == ReduceOp::mean || divisor != 1))
+    throw std::invalid_argument(std::string("a mean of ") + info(d).name + " is not an integer; sum it, or convert it first");
 }
+
+int combining(ReduceOp op) { return static_cast<int>(op == ReduceOp::mean ? ReduceOp::sum : op); }
 
 }  // namespace
 
@@ -69,7 +79,7 @@ DType accum_dtype(DType d) { return info(d).accum; }
 DType dtype_from_name(std::string_view name) {
   for (int i = 0; i < dtype_count; ++i)
     if (name == types[i].name) return static_cast<DType>(i);
-  throw std::invalid_argument("dtype '" + std::string(name) + "' is not one of f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64");
+  throw std::invalid_argument("dtype '" + std::string(name) + "' is not one of f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64 i8 u8");
 }
 
 constexpr const char* op_names[reduce_op_count] = {"sum", "min", "max", "product", "mean"};
@@ -86,28 +96,42 @@ ReduceOp reduce_op_from_name(std::string_view name) {
   throw std::invalid_argument("op '" + std::string(name) + "' is not one of sum min max product mean");
 }
 
-void reduce_to_accum(void* acc, const void* const* in, int n, std::size_t count, DType d) {
-  check(n);
-  info(d);
-  kernels().widen[static_cast<int>(d)](acc, in, n, count);
+std::uint64_t reduce_to_accum(void* acc, const void* const* in, int n, std::size_t count, DType d, ReduceOp op) {
+  check(n, d, op, 1);
+  return kernels().widen[combining(op)][static_cast<int>(d)]({&acc, 1, in, n, count, 1});
 }
 
-void reduce_to(void* out, const void* const* in, int n, std::size_t count, DType d) {
-  check(n);
-  info(d);
-  kernels().reduce[static_cast<int>(d)](out, in, n, count);
+std::uint64_t reduce_to(void* out, const void* const* in, int n, std::size_t count, DType d, ReduceOp op, std::uint32_t divisor) {
+  return reduce_to_many(&out, 1, in, n, count, d, op, divisor);
 }
 
-void add_accum(void* out, const void* const* parts, int n, std::size_t count, DType accum) {
-  check(n);
+std::uint64_t reduce_to_many(void* const* outs, int n_outs, const void* const* in, int n, std::size_t count, DType d, ReduceOp op,
+                             std::uint32_t divisor) {
+  check(n, d, op, divisor);
+  if (n_outs < 1) throw std::invalid_argument("a reduction needs at least one output, not " + std::to_string(n_outs));
+  return kernels().reduce[combining(op)][static_cast<int>(d)]({outs, n_outs, in, n, count, divisor});
+}
+
+std::uint64_t add_accum(void* out, const void* const* parts, int n, std::size_t count, DType accum, ReduceOp op) {
+  check(n, accum, op, 1);
   if (accum_dtype(accum) != accum)
     throw std::invalid_argument(std::string(dtype_name(accum)) + " is not a type that sums are kept in");
-  kernels().reduce[static_cast<int>(accum)](out, parts, n, count);
+  return kernels().reduce[combining(op)][static_cast<int>(accum)]({&out, 1, parts, n, count, 1});
 }
 
-void round_from_accum(void* out, const void* acc, std::size_t count, DType d) {
-  info(d);
-  kernels().narrow[static_cast<int>(d)](out, &acc, 1, count);
+std::uint64_t round_from_accum(void* out, const void* acc, std::size_t count, DType d, std::uint32_t divisor) {
+  check(1, d, ReduceOp::sum, divisor);
+  return kernels().narrow[static_cast<int>(d)]({&out, 1, &acc, 1, count, divisor});
+}
+
+void quantize_fp8_blocks(std::uint8_t* out, float* scales, const float* in, std::size_t count, std::size_t block) {
+  if (block == 0) throw std::invalid_argument("a block needs at least one element");
+  kernels().quantize(out, scales, in, count, block);
+}
+
+void dequantize_fp8_blocks(float* out, const std::uint8_t* in, const float* scales, std::size_t count, std::size_t block) {
+  if (block == 0) throw std::invalid_argument("a block needs at least one element");
+  kernels().dequantize(out, in, scales, count, block);
 }
 
 const char* active_isa() { return kernels().name; }

@@ -27,28 +27,122 @@ __m256i select(__m256i no, __m256i yes, __m256i mask) { return _mm256_blendv_epi
 // Sixteen 32-bit values below 2^16 as 16-bit ones, in order: a pack works within 128-bit halves.
 __m256i pack(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8); }
 
+// Of equal numbers, which differ only if they are zeros, and of anything with a NaN, one order of the operands picks the
+// one and the other order the other: their bits together have the sign of the zero that is wanted, or are a NaN.
+template <ReduceOp op>
+__m256 combined(__m256 a, __m256 b) {
+  if constexpr (op == ReduceOp::sum) return _mm256_add_ps(a, b);
+  if constexpr (op == ReduceOp::product) return _mm256_mul_ps(a, b);
+  if constexpr (op == ReduceOp::min) return _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
+  return _mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q), _mm256_and_ps(_mm256_max_ps(a, b), _mm256_max_ps(b, a)));
+}
+
+template <ReduceOp op>
+__m256d combined(__m256d a, __m256d b) {
+  if constexpr (op == ReduceOp::sum) return _mm256_add_pd(a, b);
+  if constexpr (op == ReduceOp::product) return _mm256_mul_pd(a, b);
+  if constexpr (op == ReduceOp::min) return _mm256_or_pd(_mm256_min_pd(a, b), _mm256_min_pd(b, a));
+  return _mm256_or_pd(_mm256_cmp_pd(a, b, _CMP_UNORD_Q), _mm256_and_pd(_mm256_max_pd(a, b), _mm256_max_pd(b, a)));
+}
+
 struct Floats {
   static constexpr std::size_t lanes = 32;
+  static constexpr bool floating = true;
   __m256 v[4];
-  void add(const Floats& o) {
-    for (int i = 0; i < 4; ++i) v[i] = _mm256_add_ps(v[i], o.v[i]);
+  template <ReduceOp op>
+  void combine(const Floats& o) {
+    for (int i = 0; i < 4; ++i) v[i] = combined<op>(v[i], o.v[i]);
+  }
+  void divide(double by) {
+    for (auto& x : v) x = _mm256_div_ps(x, _mm256_set1_ps(static_cast<float>(by)));
+  }
+  void scale(double by) {
+    for (auto& x : v) x = _mm256_mul_ps(x, _mm256_set1_ps(static_cast<float>(by)));
+  }
+  std::uint32_t largest_magnitude() const {
+    __m256i largest = _mm256_setzero_si256();
+    for (const auto& x : v) largest = _mm256_max_epi32(largest, _mm256_and_si256(as_words(x), words(0x7fffffffu)));
+    __m128i four = _mm_max_epi32(low(largest), high(largest));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
   }
 };
 
 struct Doubles {
   static constexpr std::size_t lanes = 16;
+  static constexpr bool floating = true;
   __m256d v[4];
-  void add(const Doubles& o) {
-    for (int i = 0; i < 4; ++i) v[i] = _mm256_add_pd(v[i], o.v[i]);
+  template <ReduceOp op>
+  void combine(const Doubles& o) {
+    for (int i = 0; i < 4; ++i) v[i] = combined<op>(v[i], o.v[i]);
+  }
+  void divide(double by) {
+    for (auto& x : v) x = _mm256_div_pd(x, _mm256_set1_pd(by));
+  }
+  void scale(double by) {
+    for (auto& x : v) x = _mm256_mul_pd(x, _mm256_set1_pd(by));
   }
 };
 
-template <bool wide>
+struct I32Arithmetic {
+  static __m256i sum(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+  static __m256i min(__m256i a, __m256i b) { return _mm256_min_epi32(a, b); }
+  static __m256i max(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
+  static __m256i product(__m256i a, __m256i b) { return _mm256_mullo_epi32(a, b); }
+};
+
+struct I64Arithmetic {
+  static __m256i sum(__m256i a, __m256i b) { return _mm256_add_epi64(a, b); }
+  static __m256i min(__m256i a, __m256i b) { return select(a, b, _mm256_cmpgt_epi64(a, b)); }
+  static __m256i max(__m256i a, __m256i b) { return select(b, a, _mm256_cmpgt_epi64(a, b)); }
+  static __m256i product(__m256i a, __m256i b) {
+    const __m256i crossed = _mm256_add_epi64(_mm256_mul_epu32(a, _mm256_srli_epi64(b, 32)), _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b));
+    return _mm256_add_epi64(_mm256_mul_epu32(a, b), _mm256_slli_epi64(crossed, 32));
+  }
+};
+
+// The low byte of a product is the same for signed and unsigned factors; even and odd bytes go separately.
+struct ByteArithmetic {
+  static __m256i sum(__m256i a, __m256i b) { return _mm256_add_epi8(a, b); }
+  static __m256i product(__m256i a, __m256i b) {
+    const __m256i even = _mm256_and_si256(_mm256_mullo_epi16(a, b), _mm256_set1_epi16(0xff));
+    return _mm256_or_si256(even, _mm256_slli_epi16(_mm256_mullo_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)), 8));
+  }
+};
+
+struct I8Arithmetic : ByteArithmetic {
+  static __m256i min(__m256i a, __m256i b) { return _mm256_min_epi8(a, b); }
+  static __m256i max(__m256i a, __m256i b) { return _mm256_max_epi8(a, b); }
+};
+
+struct U8Arithmetic : ByteArithmetic {
+  static __m256i min(__m256i a, __m256i b) { return _mm256_min_epu8(a, b); }
+  static __m256i max(__m256i a, __m256i b) { return _mm256_max_epu8(a, b); }
+};
+
+template <class Arithmetic, std::size_t bytes>
 struct Integers {
-  static constexpr std::size_t lanes = wide ? 16 : 32;
+  static constexpr std::size_t lanes = 128 / bytes;
+  static constexpr bool floating = false;
   __m256i v[4];
-  void add(const Integers& o) {
-    for (int i = 0; i < 4; ++i) v[i] = wide ? _mm256_add_epi64(v[i], o.v[i]) : _mm256_add_epi32(v[i], o.v[i]);
+  template <ReduceOp op>
+  void combine(const Integers& o) {
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (op == ReduceOp::sum) v[i] = Arithmetic::sum(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::min) v[i] = Arithmetic::min(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::max) v[i] = Arithmetic::max(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::product) v[i] = Arithmetic::product(v[i], o.v[i]);
+    }
+  }
+};
+
+// What a codec encodes to: `registers` times 32 bytes.
+template <int registers>
+struct Encoded {
+  __m256i v[registers];
+  void store(std::uint8_t* p) const {
+    for (int i = 0; i < registers; ++i) store256(p + 32 * i, v[i]);
   }
 };
 
@@ -60,12 +154,12 @@ struct F64 {
     for (int i = 0; i < 4; ++i) b.v[i] = _mm256_loadu_pd(doubles(p + 32 * i));
     return b;
   }
-  static void store(std::uint8_t* p, const Block& b) {
+  static Encoded<4> encode(const Block& b, std::uint64_t&) {
     const __m256d nan = _mm256_castsi256_pd(_mm256_set1_epi64x(0x7ff8LL << 48));
-    for (int i = 0; i < 4; ++i) {
-      const __m256d x = _mm256_blendv_pd(b.v[i], nan, _mm256_cmp_pd(b.v[i], b.v[i], _CMP_UNORD_Q));
-      store256(p + 32 * i, _mm256_castpd_si256(x));
-    }
+    Encoded<4> e;
+    for (int i = 0; i < 4; ++i)
+      e.v[i] = _mm256_castpd_si256(_mm256_blendv_pd(b.v[i], nan, _mm256_cmp_pd(b.v[i], b.v[i], _CMP_UNORD_Q)));
+    return e;
   }
 };
 
@@ -77,8 +171,8 @@ struct F32 {
     for (int i = 0; i < 4; ++i) b.v[i] = _mm256_loadu_ps(floats(p + 32 * i));
     return b;
   }
-  static void store(std::uint8_t* p, const Block& b) {
-    for (int i = 0; i < 4; ++i) store256(p + 32 * i, as_words(canonical(b.v[i])));
+  static Encoded<4> encode(const Block& b, std::uint64_t&) {
+    return {{as_words(canonical(b.v[0])), as_words(canonical(b.v[1])), as_words(canonical(b.v[2])), as_words(canonical(b.v[3]))}};
   }
 };
 
@@ -90,9 +184,9 @@ struct F16 {
     for (int i = 0; i < 4; ++i) b.v[i] = _mm256_cvtph_ps(load128(p + 16 * i));
     return b;
   }
-  static void store(std::uint8_t* p, const Block& b) {
-    for (int i = 0; i < 4; ++i)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16 * i), _mm256_cvtps_ph(canonical(b.v[i]), to_nearest));
+  static __m128i round(__m256 x) { return _mm256_cvtps_ph(canonical(x), to_nearest); }
+  static Encoded<2> encode(const Block& b, std::uint64_t&) {
+    return {{_mm256_set_m128i(round(b.v[1]), round(b.v[0])), _mm256_set_m128i(round(b.v[3]), round(b.v[2]))}};
   }
 };
 
@@ -111,9 +205,8 @@ struct BF16 {
     const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, words(0x7fff))), 16);
     return select(rounded, words(0x7fc0), as_words(unordered(x)));
   }
-  static void store(std::uint8_t* p, const Block& b) {
-    store256(p, pack(round(b.v[0]), round(b.v[1])));
-    store256(p + 32, pack(round(b.v[2]), round(b.v[3])));
+  static Encoded<2> encode(const Block& b, std::uint64_t&) {
+    return {{pack(round(b.v[0]), round(b.v[1])), pack(round(b.v[2]), round(b.v[3]))}};
   }
 };
 
@@ -142,13 +235,18 @@ __m256i round_to_byte(__m256 x) {
   return select(_mm256_or_si256(clamped, sign), words(0x7f), bad);
 }
 
-template <int mantissa, int bias, std::uint32_t largest>
-void store_bytes(std::uint8_t* p, const Floats& b) {
-  const __m256i first =
-      pack(round_to_byte<mantissa, bias, largest>(b.v[0]), round_to_byte<mantissa, bias, largest>(b.v[1]));
-  const __m256i second =
-      pack(round_to_byte<mantissa, bias, largest>(b.v[2]), round_to_byte<mantissa, bias, largest>(b.v[3]));
-  store256(p, _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xd8));
+// low and high bound the magnitudes that leave the range, as in kernels_portable.cpp.
+template <int mantissa, int bias, std::uint32_t largest, std::uint32_t low_bits, std::uint32_t high_bits>
+Encoded<1> encode_bytes(const Floats& b, std::uint64_t& saturated) {
+  for (const __m256& x : b.v) {
+    const __m256i magnitude = _mm256_and_si256(as_words(x), words(0x7fffffffu));
+    const __m256i above = _mm256_cmpgt_epi32(magnitude, words(low_bits - 1));
+    const __m256i outside = _mm256_andnot_si256(_mm256_cmpgt_epi32(magnitude, words(high_bits)), above);
+    saturated += static_cast<std::uint64_t>(__builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(as_floats(outside)))));
+  }
+  const __m256i first = pack(round_to_byte<mantissa, bias, largest>(b.v[0]), round_to_byte<mantissa, bias, largest>(b.v[1]));
+  const __m256i second = pack(round_to_byte<mantissa, bias, largest>(b.v[2]), round_to_byte<mantissa, bias, largest>(b.v[3]));
+  return {{_mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xd8)}};
 }
 
 struct E4M3 {
@@ -172,7 +270,9 @@ struct E4M3 {
     for (int i = 0; i < 4; ++i)
       b.v[i] = _mm256_blendv_ps(b.v[i], as_floats(words(0x7fc00000u)), as_floats(_mm256_cvtepi8_epi32(eights[i])));
   }
-  static void store(std::uint8_t* p, const Block& b) { store_bytes<3, 7, 0x7e>(p, b); }
+  static Encoded<1> encode(const Block& b, std::uint64_t& saturated) {
+    return encode_bytes<3, 7, 0x7e, 0x43e80001u, 0x7f800000u>(b, saturated);
+  }
 };
 
 struct E5M2 {
@@ -185,21 +285,21 @@ struct E5M2 {
                  _mm256_slli_epi16(_mm256_cvtepu8_epi16(high(raw)), 8));
     return b;
   }
-  static void store(std::uint8_t* p, const Block& b) { store_bytes<2, 15, 0x7c>(p, b); }
+  static Encoded<1> encode(const Block& b, std::uint64_t& saturated) {
+    return encode_bytes<2, 15, 0x7c, 0x47700000u, 0x7f7fffffu>(b, saturated);
+  }
 };
 
-template <bool wide>
+template <class Arithmetic, std::size_t bytes>
 struct Int {
-  using Block = Integers<wide>;
-  static constexpr std::size_t size = wide ? 8 : 4;
+  using Block = Integers<Arithmetic, bytes>;
+  static constexpr std::size_t size = bytes;
   static Block load(const std::uint8_t* p) {
     Block b;
     for (int i = 0; i < 4; ++i) b.v[i] = load256(p + 32 * i);
     return b;
   }
-  static void store(std::uint8_t* p, const Block& b) {
-    for (int i = 0; i < 4; ++i) store256(p + 32 * i, b.v[i]);
-  }
+  static Encoded<4> encode(const Block& b, std::uint64_t&) { return {{b.v[0], b.v[1], b.v[2], b.v[3]}}; }
 };
 
 struct Codecs {
@@ -209,8 +309,10 @@ struct Codecs {
   using BF16 = ff::BF16;
   using E4M3 = ff::E4M3;
   using E5M2 = ff::E5M2;
-  using I32 = Int<false>;
-  using I64 = Int<true>;
+  using I32 = Int<I32Arithmetic, 4>;
+  using I64 = Int<I64Arithmetic, 8>;
+  using I8 = Int<I8Arithmetic, 1>;
+  using U8 = Int<U8Arithmetic, 1>;
 };
 
 }  // namespace

@@ -12,7 +12,8 @@ from fireflyer import native
 from fireflyer.collectives import kernels
 
 Bytes = npt.NDArray[np.uint8]
-SIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1, "f8e5m2": 1, "i32": 4, "i64": 8}
+SIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1, "f8e5m2": 1, "i32": 4, "i64": 8, "i8": 1, "u8": 1}
+REDUCTIONS = [(d, op) for d in kernels.DTYPES for op in kernels.OPS if op != "mean" or d[0] not in "iu"]
 # Byte patterns that make NaNs, infinities, zeros, subnormals, ties and the largest numbers likely in every type.
 TELLING = [
     0x00,
@@ -60,47 +61,79 @@ def make_inputs(seed: int, n: int, size: int, offset: int) -> list[Bytes]:
 
 
 @given(
-    dtype=st.sampled_from(kernels.DTYPES),
+    reduction=st.sampled_from(REDUCTIONS),
     n=st.integers(1, 12),
     count=st.integers(0, 300),
     offset=st.integers(0, 9),
+    divisor=st.sampled_from([1, 2, 3, 7, 8, 1000, 2**31 + 1]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_sums_equal_the_twin(dtype: str, n: int, count: int, offset: int, seed: int) -> None:
+def test_reductions_equal_the_twin(
+    reduction: tuple[str, str], n: int, count: int, offset: int, divisor: int, seed: int
+) -> None:
+    dtype, op = reduction
+    if op != "mean":
+        divisor = 1
     inputs = make_inputs(seed, n, count * SIZES[dtype], offset)
     wide = count * SIZES[kernels.accum_dtype(dtype)]
     expected, expected_wide = bytearray(count * SIZES[dtype]), bytearray(wide)
-    kernels.reduce(expected, inputs, dtype)
-    kernels.reduce_to_accum(expected_wide, inputs, dtype)
+    saturated = kernels.reduce(expected, inputs, dtype, op, divisor)
+    kernels.reduce_to_accum(expected_wide, inputs, dtype, op)
     for isa in native.isa_names():
         out, acc, rounded = bytearray(len(expected)), bytearray(wide), bytearray(len(expected))
         with instruction_set(isa):
-            native.reduce(out, inputs, dtype)
-            native.reduce_to_accum(acc, inputs, dtype)
-            native.round_from_accum(rounded, acc, dtype)
+            counts = [native.reduce(out, inputs, dtype, op, divisor)]
+            assert native.reduce_to_accum(acc, inputs, dtype, op) == 0
+            counts.append(native.round_from_accum(rounded, acc, dtype, divisor))
         assert out == expected, isa
         assert acc == expected_wide, isa
         assert rounded == expected, isa
+        assert counts == [saturated] * 2, isa
 
 
 @given(
-    dtype=st.sampled_from(kernels.DTYPES),
+    reduction=st.sampled_from(REDUCTIONS),
     count=st.integers(1, 200),
     seed=st.integers(0, 2**32 - 1),
-    at=st.integers(0, 2),
+    at=st.sets(st.integers(0, 3), min_size=1),
 )
-def test_the_output_may_be_an_input(dtype: str, count: int, seed: int, at: int) -> None:
-    inputs = make_inputs(seed, 3, count * SIZES[dtype], 0)
+def test_outputs_may_be_inputs(reduction: tuple[str, str], count: int, seed: int, at: set[int]) -> None:
+    """Index 3 is an output that is no input."""
+    dtype, op = reduction
+    inputs = make_inputs(seed, 4, count * SIZES[dtype], 0)
     expected = bytearray(count * SIZES[dtype])
-    kernels.reduce(expected, inputs, dtype)
-    for isa in native.isa_names():
+    saturated = kernels.reduce(expected, inputs[:3], dtype, op)
+    for module, isa in [(kernels, native.active_isa()), *((native, isa) for isa in native.isa_names())]:
         copies = [item.copy() for item in inputs]
         with instruction_set(isa):
-            native.reduce(copies[at], copies, dtype)
-        assert copies[at].tobytes() == expected, isa
-    copies = [item.copy() for item in inputs]
-    kernels.reduce(copies[at], copies, dtype)
-    assert copies[at].tobytes() == expected
+            assert module.reduce_many([copies[i] for i in at], copies[:3], dtype, op) == saturated
+        for index, copy in enumerate(copies):
+            assert copy.tobytes() == (bytes(expected) if index in at else inputs[index].tobytes()), isa
+
+
+@given(
+    count=st.integers(0, 700),
+    block=st.integers(1, 200) | st.just(128),
+    exponents=st.tuples(st.integers(0, 255), st.integers(0, 255)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_fp8_blocks_equal_the_twin(count: int, block: int, exponents: tuple[int, int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    exponent = rng.integers(min(exponents), max(exponents) + 1, count, dtype=np.uint32)
+    bits = (exponent << 23) | rng.integers(0, 1 << 23, count, dtype=np.uint32) | (rng.integers(0, 2, count) << 31)
+    values = bits.astype(np.uint32).view(np.float32)
+    codes, scales = np.empty(count, np.uint8), np.empty(-(-count // block), np.float32)
+    back = np.empty(count, np.float32)
+    kernels.quantize_fp8_blocks(codes, scales, values, block)
+    kernels.dequantize_fp8_blocks(back, codes, scales, block)
+    for isa in native.isa_names():
+        got_codes, got_scales, got_back = np.empty_like(codes), np.empty_like(scales), np.empty_like(back)
+        with instruction_set(isa):
+            native.quantize_fp8_blocks(got_codes, got_scales, values, block)
+            native.dequantize_fp8_blocks(got_back, got_codes, got_scales, block)
+        assert got_codes.tobytes() == codes.tobytes(), isa
+        assert got_scales.tobytes() == scales.tobytes(), isa
+        assert got_back.tobytes() == back.tobytes(), isa
 
 
 @given(data=st.binary(max_size=2000), cut=st.integers(0, 2000), start=st.integers(0, 2**32 - 1))

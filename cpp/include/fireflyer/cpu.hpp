@@ -8,7 +8,8 @@ namespace ff {
 
 struct CpuFeatures {
   bool sse42 = false, pclmul = false, avx2 = false, f16c = false, fma = false;
-  bool avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
+  bool avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false, avx512vbmi = false;
+  bool vpclmul = false;
 };
 
 CpuFeatures cpu_features();

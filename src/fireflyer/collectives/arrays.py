@@ -1,7 +1,8 @@
 """What an array is to native code: an address, a number of elements, a type name.
 
 NumPy arrays and CPU tensors are taken as they are; a tensor is recognised by its methods, so torch is not imported.
-Types that NumPy lacks (bf16 and the two fp8) are uint16 and uint8 arrays with `dtype="bf16"`, `"f8e4m3"`, `"f8e5m2"`.
+Types that NumPy lacks (bf16 and the two fp8) are uint16 and uint8 arrays with `dtype="bf16"`, `"f8e4m3"`, `"f8e5m2"`;
+without `dtype`, uint8 is a type of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +15,32 @@ from fireflyer.base.errors import UsageError
 
 __all__ = ["DTYPES", "FlatArray", "flatten"]
 
-DTYPES: Final = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1, "f8e5m2": 1, "i32": 4, "i64": 8}
-"""Bytes of an element of each type that can be summed."""
+DTYPES: Final = {
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+    "i32": 4,
+    "i64": 8,
+    "i8": 1,
+    "u8": 1,
+}
+"""Bytes of an element of each type that can be reduced."""
 
-_OF_NUMPY: Final = {"float64": "f64", "float32": "f32", "float16": "f16", "int32": "i32", "int64": "i64"}
+_OF_NUMPY: Final = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "int32": "i32",
+    "int64": "i64",
+    "int8": "i8",
+    "uint8": "u8",
+}
 _OF_TORCH: Final = _OF_NUMPY | {"bfloat16": "bf16", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
 _CARRIERS: Final = {"bf16": "uint16", "f8e4m3": "uint8", "f8e5m2": "uint8"}
-_BYTES: Final = "f8e4m3"  # what is only copied travels as elements of one byte
+_BYTES: Final = "u8"  # what is only copied travels as bytes
 
 
 class FlatArray(NamedTuple):

@@ -9,11 +9,19 @@ silently. Buffers are anything with the buffer protocol, contiguous; element typ
 | `f16`, `bf16` | 2 | float32 | infinity |
 | `f8e5m2` | 1 | float32 | infinity |
 | `f8e4m3` (no infinity) | 1 | float32 | saturates to 448, infinities too, as PyTorch 2.13 casts do |
-| `i32`, `i64` | 4, 8 | the type itself | wraps (two's complement) |
+| `i32`, `i64`, `i8`, `u8` | 4, 8, 1, 1 | the type itself | wraps (two's complement) |
 
-Floats are added strictly from left to right and rounded once, to nearest even. Every NaN result is the positive quiet
-NaN of its type (0x7ff8<<48, 0x7fc00000, 0x7e00, 0x7fc0, 0x7f), since which payload survives an addition is a compiler's
-whim.
+Floats are combined strictly from left to right and rounded once, to nearest even. Every NaN result is the positive
+quiet NaN of its type (0x7ff8<<48, 0x7fc00000, 0x7e00, 0x7fc0, 0x7f), since which payload survives an addition is a
+compiler's whim.
+
+The operations are `sum`, `min`, `max`, `product` and, for floats, `mean`: a sum which the function that rounds divides
+by its `divisor` (the number of ranks), in the type that sums are kept in, before it rounds. A NaN among the inputs of
+`min` and `max` makes the result NaN, and -0 is less than +0, so that the order of the inputs does not matter.
+
+What rounds returns how many elements left the range of an fp8 type: for `f8e4m3` what was clipped to 448, infinities
+included; for `f8e5m2` the finite numbers that became infinity. For the other types that is 0.
+
 CRC-32C is that of RFC 3720 appendix B.4.
 """
 
@@ -31,7 +39,20 @@ if TYPE_CHECKING:
     # NumPy arrays declare the buffer protocol from Python 3.12 on only.
     AnyBuffer = Buffer | npt.NDArray[Any]
 
-__all__ = ["DTYPES", "accum_dtype", "crc32c", "decode", "encode", "reduce", "reduce_to_accum", "round_from_accum"]
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "accum_dtype",
+    "crc32c",
+    "decode",
+    "dequantize_fp8_blocks",
+    "encode",
+    "quantize_fp8_blocks",
+    "reduce",
+    "reduce_many",
+    "reduce_to_accum",
+    "round_from_accum",
+]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -45,8 +66,14 @@ _STORED: dict[str, str] = {
     "f8e5m2": "u1",
     "i32": "<i4",
     "i64": "<i8",
+    "i8": "i1",
+    "u8": "u1",
 }
 DTYPES = tuple(_STORED)  # in the order of the codes in cpp/include/fireflyer/dtype.hpp
+OPS = ("sum", "min", "max", "product", "mean")  # in the order of the codes in cpp/include/fireflyer/dtype.hpp
+_INTEGERS = ("i32", "i64", "i8", "u8")
+_LARGEST_E4M3 = np.float32(448)
+_SMALLEST_AMAX = np.float32(448 * 2.0**-126)
 _CRC_POLYNOMIAL = 0x82F63B78
 
 
@@ -56,24 +83,69 @@ def accum_dtype(dtype: str) -> str:
     return "f32" if dtype in ("f16", "bf16", "f8e4m3", "f8e5m2") else dtype
 
 
-def reduce(out: AnyBuffer, inputs: Sequence[AnyBuffer], dtype: str) -> None:
-    """`out[i] = inputs[0][i] + inputs[1][i] + ...`, rounded to `dtype` once; `out` may be one of the inputs."""
-    target = _elements(out, dtype, writable=True)
-    target[:] = encode(_sum(inputs, dtype, target.size), dtype)
+def reduce(out: AnyBuffer, inputs: Sequence[AnyBuffer], dtype: str, op: str = "sum", divisor: int = 1) -> int:
+    """`out[i] = inputs[0][i] op inputs[1][i] op ...`, divided and rounded to `dtype` once; `out` may be an input.
+
+    Returns how many elements saturated. `mean` does not divide by itself: pass `divisor=len(inputs)`.
+    """
+    return reduce_many([out], inputs, dtype, op, divisor)
 
 
-def reduce_to_accum(acc: AnyBuffer, inputs: Sequence[AnyBuffer], dtype: str) -> None:
-    """The same sum, stored in `accum_dtype(dtype)` without rounding to `dtype`."""
+def reduce_many(
+    outs: Sequence[AnyBuffer], inputs: Sequence[AnyBuffer], dtype: str, op: str = "sum", divisor: int = 1
+) -> int:
+    """The same into each of `outs`, which may be inputs."""
+    if len(outs) == 0:
+        raise ValueError("outs must not be empty")
+    targets = [_elements(out, dtype, writable=True) for out in outs]
+    for index, target in enumerate(targets):
+        _check_count(target, targets[0].size, f"outs[{index}]")
+    values = _divide(_reduced(inputs, dtype, op, targets[0].size), dtype, divisor)
+    for target in targets:
+        target[:] = encode(values, dtype)
+    return _saturated(values, dtype)
+
+
+def reduce_to_accum(acc: AnyBuffer, inputs: Sequence[AnyBuffer], dtype: str, op: str = "sum") -> int:
+    """The same result, stored in `accum_dtype(dtype)`: neither divided nor rounded to `dtype`. Returns 0."""
     target = _elements(acc, accum_dtype(dtype), writable=True)
-    target[:] = encode(_sum(inputs, dtype, target.size), accum_dtype(dtype))
+    target[:] = encode(_reduced(inputs, dtype, op, target.size), accum_dtype(dtype))
+    return 0
 
 
-def round_from_accum(out: AnyBuffer, acc: AnyBuffer, dtype: str) -> None:
-    """`out[i] = acc[i]`, of `accum_dtype(dtype)`, rounded to `dtype`."""
+def round_from_accum(out: AnyBuffer, acc: AnyBuffer, dtype: str, divisor: int = 1) -> int:
+    """`out[i] = acc[i]`, of `accum_dtype(dtype)`, divided and rounded to `dtype`. Returns how many saturated."""
     target = _elements(out, dtype, writable=True)
     source = _elements(acc, accum_dtype(dtype))
     _check_count(source, target.size, "acc")
-    target[:] = encode(source.copy(), dtype)
+    values = _divide(source.copy(), dtype, divisor)
+    target[:] = encode(values, dtype)
+    return _saturated(values, dtype)
+
+
+def quantize_fp8_blocks(codes: AnyBuffer, scales: AnyBuffer, values: AnyBuffer, block: int = 128) -> None:
+    """Blocks of `block` float32 `values` (the last may be shorter) as `f8e4m3` `codes` and a float32 scale each.
+
+    A scale is max(amax, 448 * 2**-126) / 448, where amax is the largest magnitude of its block; a code is value /
+    scale, rounded. So nothing saturates. A block with a NaN or an infinity has a scale that is none and decodes to NaN.
+    The scheme is DeepGEMM's for activations, but for the least amax (1e-4 there, too large for gradients).
+    """
+    source, coded, per_block = _blocks(codes, scales, values, block)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for index in range(per_block.size):
+            part = slice(index * block, (index + 1) * block)
+            amax = np.max(np.abs(source[part]))
+            scale = np.float32(np.nan) if np.isnan(amax) else np.maximum(amax, _SMALLEST_AMAX) / _LARGEST_E4M3
+            per_block[index] = scale
+            coded[part] = encode(source[part] / scale, "f8e4m3")
+
+
+def dequantize_fp8_blocks(values: AnyBuffer, codes: AnyBuffer, scales: AnyBuffer, block: int = 128) -> None:
+    """`values[i]` = the value of `codes[i]` times the scale of its block, in float32."""
+    target, coded, per_block = _blocks(codes, scales, values, block)
+    with np.errstate(invalid="ignore", over="ignore"):
+        product = decode(coded, "f8e4m3") * np.repeat(per_block, block)[: coded.size]
+    target[:] = encode(product, "f32")
 
 
 def crc32c(data: AnyBuffer, crc: int = 0) -> int:
@@ -102,7 +174,7 @@ def decode(stored: Array, dtype: str) -> Array:
 def encode(values: Array, dtype: str) -> Array:
     """Numbers of `accum_dtype(dtype)` rounded to nearest even, in the storage type; NaNs as the module says."""
     _check(dtype)
-    if dtype in ("i32", "i64"):
+    if dtype in _INTEGERS:
         return values
     if dtype == "bf16":
         bits = values.view(np.uint32)
@@ -114,17 +186,71 @@ def encode(values: Array, dtype: str) -> Array:
         return np.where(np.isnan(values), np.nan, values).astype(_STORED[dtype])
 
 
-def _sum(inputs: Sequence[AnyBuffer], dtype: str, count: int) -> Array:
+def _reduced(inputs: Sequence[AnyBuffer], dtype: str, op: str, count: int) -> Array:
     if len(inputs) == 0:
         raise ValueError("inputs must not be empty")
+    if op not in OPS:
+        raise ValueError(f"op {op!r} is not one of {' '.join(OPS)}")
+    if op == "mean" and dtype in _INTEGERS:
+        raise ValueError(f"a mean of {dtype} is not an integer; sum it, or convert it first")
     arrays = [_elements(item, dtype) for item in inputs]
     for index, array in enumerate(arrays):
         _check_count(array, count, f"inputs[{index}]")
     total = decode(arrays[0], dtype).copy()
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for array in arrays[1:]:
-            total += decode(array, dtype)
+            total = _combine(total, decode(array, dtype), op)
     return total
+
+
+def _combine(total: Array, value: Array, op: str) -> Array:
+    combined: Array
+    if op in ("sum", "mean"):
+        combined = total + value
+    elif op == "product":
+        combined = total * value
+    elif op == "min":
+        combined = np.where(_less(value, total) | np.isnan(value), value, total)
+    else:
+        combined = np.where(_less(total, value) | np.isnan(value), value, total)
+    return combined
+
+
+def _less(a: Array, b: Array) -> npt.NDArray[np.bool_]:
+    """Whether a < b, or a is -0 and b is +0; false with a NaN."""
+    smaller: npt.NDArray[np.bool_] = a < b
+    if a.dtype.kind == "f":
+        smaller |= (a == b) & np.signbit(a) & ~np.signbit(b)
+    return smaller
+
+
+def _divide(values: Array, dtype: str, divisor: int) -> Array:
+    if divisor < 1:
+        raise ValueError(f"a sum cannot be divided by {divisor}")
+    if divisor == 1:
+        return values
+    if dtype in _INTEGERS:
+        raise ValueError(f"a mean of {dtype} is not an integer; sum it, or convert it first")
+    with np.errstate(invalid="ignore", under="ignore"):
+        return cast("Array", values / values.dtype.type(divisor))
+
+
+def _saturated(values: Array, dtype: str) -> int:
+    if dtype == "f8e4m3":
+        return int(np.count_nonzero(np.abs(values) > 464))  # half-way to the 480 that is missing; it goes down to 448
+    if dtype == "f8e5m2":
+        return int(np.count_nonzero((np.abs(values) >= 61440) & np.isfinite(values)))  # half-way to 65536; goes up
+    return 0
+
+
+def _blocks(codes: AnyBuffer, scales: AnyBuffer, values: AnyBuffer, block: int) -> tuple[Array, Array, Array]:
+    if block < 1:
+        raise ValueError("a block needs at least one element")
+    numbers, coded, per_block = _elements(values, "f32"), _elements(codes, "f8e4m3"), _elements(scales, "f32")
+    _check_count(coded, numbers.size, "codes")
+    if per_block.size != -(-numbers.size // block):
+        raise ValueError(f"scales holds {per_block.size} elements, not one for each block of {block}")
+    return numbers, coded, per_block
 
 
 def _byte_values(mantissa: int, bias: int, finite: int) -> Floats:

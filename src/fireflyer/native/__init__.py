@@ -1,9 +1,9 @@
 """The compiled extension. Import `fireflyer.native`, never `_core` directly.
 
 Kernels work on anything contiguous with the buffer protocol (NumPy arrays, memoryviews, bytes for inputs); their
-element type is a name: `f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64`. Bad sizes and unknown names raise `ValueError`, an
-argument that is no buffer raises `TypeError`. The GIL is released while they run. What they compute, to the bit, is
-written down in `fireflyer.collectives.kernels`.
+element type is a name: `f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64 i8 u8`. Bad sizes and unknown names raise
+`ValueError`, an argument that is no buffer raises `TypeError`. The GIL is released while they run. What they compute,
+to the bit, is written down in `fireflyer.collectives.kernels`.
 """
 
 from fireflyer.native._core import (
@@ -16,9 +16,12 @@ from fireflyer.native._core import (
     crc32c,
     crc32c_portable,
     create_window,
+    dequantize_fp8_blocks,
     isa_names,
     orient,
+    quantize_fp8_blocks,
     reduce,
+    reduce_many,
     reduce_to_accum,
     round_from_accum,
     set_isa,
@@ -34,9 +37,12 @@ __all__ = [
     "crc32c",
     "crc32c_portable",
     "create_window",
+    "dequantize_fp8_blocks",
     "isa_names",
     "orient",
+    "quantize_fp8_blocks",
     "reduce",
+    "reduce_many",
     "reduce_to_accum",
     "round_from_accum",
     "set_isa",
