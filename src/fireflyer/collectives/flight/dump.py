@@ -1,0 +1,226 @@
+"""What a rank knew when things stopped: the dump of its flight recorder.
+
+Pure: the structs, and bytes in and out. `files` writes and finds dumps, `trace` turns one into the format
+of PyTorch's analyser, `explain` reads those of many ranks together.
+
+A dump is one JSON object. Times are nanoseconds of the machine's monotonic clock, 0 where something has not happened;
+`Snapshot.monotonic_ns` and `realtime_ns` are one instant on two clocks, which lays the dumps of several hosts side by
+side as well as their wall clocks agree. A dump may come from a damaged disk or a hostile hand: everything in it is
+bounded, and text holds no control characters, so it may be printed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from fireflyer.base.errors import DataCorruption, UsageError
+
+__all__ = [
+    "FORMAT",
+    "MAX_DUMP_BYTES",
+    "Dump",
+    "Fault",
+    "Record",
+    "Sighting",
+    "Snapshot",
+    "decode_dump",
+    "encode_dump",
+    "fault_from_native",
+    "plan_digest",
+    "snapshot_from_native",
+]
+
+FORMAT: Final = 1
+MAX_DUMP_BYTES: Final = 32 << 20
+MAX_RECORDS: Final = 1 << 16
+MAX_SAMPLES: Final = 64
+MAX_RANKS: Final = 1 << 16
+_CODES: Final = {1: "peer_failed", 2: "usage", 3: "aborted", 4: "data_corruption"}
+
+_PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202f\u2066-\u2069]*\Z"
+Word: TypeAlias = Annotated[str, Meta(max_length=64, pattern=_PRINTABLE)]
+Line: TypeAlias = Annotated[str, Meta(max_length=1024, pattern=_PRINTABLE)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Signed: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+RankOrNone: TypeAlias = Annotated[int, Meta(ge=-1, lt=MAX_RANKS)]
+State: TypeAlias = Literal["queued", "running", "done", "failed"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of one rank."""
+
+    id: Count
+    """Counts everything that this rank recorded."""
+    seq: Count
+    """Of a collective: its number in the group. Of a message: its number among those of this pair and direction."""
+    kind: Word
+    """`allreduce` and so on; `send` and `recv` are messages."""
+    dtype: Word
+    op: Word = ""
+    """`sum` and so on, of operations that reduce."""
+    count: Count = 0
+    """Elements, as in the call."""
+    root: RankOrNone = -1
+    peer: RankOrNone = -1
+    tag: Signed = 0
+    bytes: Count = 0
+    path: Word = ""
+    """How the bytes travel: small, direct, vm, staged, pipeline, exchange; empty while that is undecided."""
+    algorithm: Word = ""
+    state: State
+    failure: Word = ""
+    submitted_ns: Count
+    started_ns: Count = 0
+    finished_ns: Count = 0
+    progress_ns: Count = 0
+    chunks: Count = 0
+    chunks_done: Count = 0
+    saturated: Count = 0
+    """Values that an fp8 type could not hold."""
+    samples: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_SAMPLES)] = ()
+    """(chunks done, when), ascending, evenly thinned."""
+
+    @property
+    def message(self) -> bool:
+        return self.peer >= 0
+
+    @property
+    def inside(self) -> bool:
+        """Whether the rank took part in it, however it ended; one that only waits for its turn does not yet."""
+        return self.started_ns > 0
+
+    def call(self) -> str:
+        """What was called, without its number: `allreduce of 1000 f32 (max)`, `recv of 8 i64 from rank 3, tag 7`."""
+        text = self.kind
+        if self.kind == "all_to_all" and not self.count and self.bytes:
+            text += f" of uneven parts of {self.dtype}"
+        elif self.kind != "barrier":
+            text += f" of {self.count} {self.dtype}"
+        if self.op and self.op != "sum":
+            text += f" ({self.op})"
+        if self.root >= 0:
+            text += f", root {self.root}"
+        if self.message:
+            text += f" {'from' if self.kind == 'recv' else 'to'} rank {self.peer}, tag {self.tag}"
+        return text
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """What the rank that dumped knew of another: from the memory of its node, or a neighbour's last heartbeat."""
+
+    rank: Rank
+    entered: Count
+    """Collectives that it had begun."""
+    finished: Count
+    left: bool = False
+    """It had closed its communicator."""
+    seen_ns: Count = 0
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a recorder at one instant."""
+
+    records: Annotated[tuple[Record, ...], Meta(max_length=MAX_RECORDS)]
+    """Ascending `id`; the last ones, and of older ones those that have not ended."""
+    monotonic_ns: Count
+    realtime_ns: Count
+    submitted: Count
+    """Collectives that were called for, including those that are no longer or were never recorded."""
+    finished: Count
+    """One more than the highest number of a collective that ended well."""
+    dropped: Count = 0
+    sightings: Annotated[tuple[Sighting, ...], Meta(max_length=MAX_RANKS)] = ()
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What the operations of the group failed with on this rank."""
+
+    code: Word
+    """Of the error class: `peer_failed`, `usage`, `aborted`, `data_corruption`."""
+    rank: RankOrNone
+    """Who is to blame; -1 where nobody in particular is."""
+    seq: Count
+    text: Line
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one rank leaves behind. `group` is the same on all ranks and on no other group of the job."""
+
+    format: int = FORMAT
+    group: Annotated[str, Meta(min_length=1, max_length=200, pattern=_PRINTABLE)]
+    plan: Word
+    """`plan_digest` of the group's plan."""
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    node: Count
+    labels: dict[Rank, Line]
+    """For people, of every rank that this one can name: `rank 3 (node 1, host n17)`."""
+    timeout_ns: Count
+    reason: Line
+    """Why it was written."""
+    fault: Fault | None = None
+    snapshot: Snapshot
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} is not a rank of {self.world_size}")
+        if len(self.labels) > self.world_size:
+            raise ValueError(f"{len(self.labels)} labels are too many for {self.world_size} ranks")
+        named = [sighting.rank for sighting in self.snapshot.sightings]
+        if self.fault is not None:
+            named.append(self.fault.rank)
+        for record in self.snapshot.records:
+            named += (record.root, record.peer)
+        if max(named, default=-1) >= self.world_size:
+            raise ValueError(f"rank {max(named)} is not a rank of {self.world_size}")
+
+    def wall_ns(self, monotonic_ns: int) -> int:
+        """A time of this dump on the wall clock."""
+        return monotonic_ns - self.snapshot.monotonic_ns + self.snapshot.realtime_ns
+
+
+def snapshot_from_native(native: Mapping[str, Any]) -> Snapshot:
+    """Of what `native.Recorder.snapshot()` returns."""
+    return msgspec.convert(native, Snapshot)
+
+
+def plan_digest(plan: msgspec.Struct) -> str:
+    """Tells plans apart: 16 hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode(plan)).hexdigest()[:16]
+
+
+def fault_from_native(failure: tuple[int, int, int, str]) -> Fault | None:
+    """Of what `native.NativeWork.failure()` returns: (kind, culprit, seq, text); None where nothing failed."""
+    kind, culprit, seq, text = failure
+    if kind == 0:
+        return None
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return Fault(_CODES.get(kind, "error"), culprit, seq, printable[:1024])
+
+
+def encode_dump(dump: Dump) -> bytes:
+    """One line of JSON per record, for people who look into the file. The inverse of `decode_dump`."""
+    return msgspec.json.format(msgspec.json.encode(dump), indent=1) + b"\n"
+
+
+class _Head(msgspec.Struct):
+    format: int
+
+
+def decode_dump(data: bytes, *, name: str) -> Dump:
+    """The dump in the file `name`. Raises `DataCorruption`; `UsageError` where it is of another format."""
+    if len(data) > MAX_DUMP_BYTES:
+        raise DataCorruption(f"{name} is longer than any dump ({MAX_DUMP_BYTES >> 20} MiB)")
+    try:
+        found = msgspec.json.decode(data, type=_Head).format
+        if found == FORMAT:
+            return msgspec.json.decode(data, type=Dump)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataCorruption(f"{name} is no dump of a flight recorder, or damaged: {error}") from None
+    raise UsageError(f"{name} is of format {found}; this version reads format {FORMAT}")

@@ -1,0 +1,283 @@
+"""From the dumps of a group's ranks to the one that held it up.
+
+Pure and deterministic. What is looked for, in this order; the first that is found is the verdict:
+
+1. *Mismatch*: at the same number ranks called different things. Who differs from the majority is named, and whether
+   its calls fit those of the others when moved by one: then it left one out, or made one too many.
+2. *What the ranks themselves raised*: they watch each other while they run, and see deaths that no dump can tell of.
+3. *Who waits for whom*: a rank inside a collective waits for those that have not entered it; where all have, for the
+   one that is least far; a message waits for the other end. Following that, the ranks that are waited for and wait for
+   nobody are to blame; where there are none, the ranks in a circle are.
+
+Nobody is blamed for waiting. A rank without a dump is a suspect, named as such: it may have died, or its dump was not
+collected; it is certain only where the others raised that it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from fireflyer.base.units import format_duration
+from fireflyer.collectives.flight.dump import Dump, Fault
+from fireflyer.collectives.flight.evidence import Evidence, Presence, call_name
+from fireflyer.collectives.flight.lateness import Lateness, measure_lateness
+from fireflyer.collectives.flight.mismatch import Mismatch, find_mismatch
+from fireflyer.collectives.flight.waiting import Wait, find_circle, find_waits
+
+__all__ = ["Culprit", "Kind", "RankRow", "Verdict", "explain"]
+
+Kind: TypeAlias = Literal[
+    "nothing", "mismatch", "absent", "stalled", "gone", "deadlock", "aborted", "corrupted", "undecided"
+]
+MAX_EVIDENCE: Final = 12
+
+
+class Culprit(NamedTuple):
+    rank: int
+    label: str
+    why: str
+    certain: bool
+
+
+class RankRow(NamedTuple):
+    """One line of the table."""
+
+    rank: int
+    label: str
+    dump: bool
+    entered: int
+    finished: int
+    operation: str
+    """The first that it has not ended."""
+    state: str
+    chunks_done: int
+    chunks: int
+    idle_ns: int
+    """Since its last progress in that operation, until it ended or the dump was written; -1 where unknown."""
+    waits_for: tuple[int, ...]
+    late_ns: int
+    """Median lateness; -1 where unknown."""
+
+
+class Verdict(NamedTuple):
+    """What was found. `culprits` is empty for `nothing`, and for `undecided` holds suspects, if anybody."""
+
+    group: str
+    kind: Kind
+    summary: str
+    culprits: tuple[Culprit, ...]
+    evidence: tuple[str, ...]
+    table: tuple[RankRow, ...]
+    stragglers: tuple[Lateness, ...]
+
+    @property
+    def decided(self) -> bool:
+        return self.kind != "undecided"
+
+
+def explain(dumps: Sequence[Dump]) -> Verdict:
+    """The verdict on one group. Raises `UsageError` where there are no dumps, or they are not of one group."""
+    evidence = Evidence(dumps)
+    seq = evidence.stuck()
+    waits = find_waits(evidence)
+    found = (
+        _from_mismatch(evidence, find_mismatch(evidence))
+        or _from_fault(evidence, seq)
+        or _from_waits(evidence, seq, waits)
+        or ("nothing", _all_well(evidence), (), ())
+    )
+    kind, summary, culprits, lines = found
+    late = measure_lateness(evidence)
+    stragglers = tuple(each for each in late if each.straggler)
+    shown = tuple(wait for wait in waits if wait.targets or kind == "undecided")
+    notes = [*lines, *_wait_lines(evidence, shown), *_raised_lines(evidence), *_missing_lines(evidence)]
+    notes += [
+        f"{evidence.ranks[each.rank].label} came last to {each.last} of {each.operations} collectives, "
+        f"{format_duration(each.median_ns)} late in the median"
+        for each in stragglers
+    ]
+    unique = tuple(dict.fromkeys(notes))
+    cut = (f"... and {len(unique) - MAX_EVIDENCE} more",) if len(unique) > MAX_EVIDENCE else ()
+    table = _table(evidence, waits, {each.rank: each.median_ns for each in late})
+    return Verdict(evidence.group, kind, summary, culprits, unique[:MAX_EVIDENCE] + cut, table, stragglers)
+
+
+_Found: TypeAlias = tuple[Kind, str, tuple[Culprit, ...], tuple[str, ...]]
+
+
+def _culprit(evidence: Evidence, rank: int, why: str, certain: bool) -> Culprit:
+    return Culprit(rank, evidence.ranks[rank].label, why, certain)
+
+
+def _names(evidence: Evidence, ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return evidence.ranks[ranks[0]].label
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"ranks {shown}"
+
+
+def _from_mismatch(evidence: Evidence, mismatch: Mismatch | None) -> _Found | None:
+    if mismatch is None:
+        return None
+    culprits = tuple(_culprit(evidence, rank, mismatch.why, mismatch.certain) for rank in mismatch.culprits)
+    return "mismatch", mismatch.summary, culprits, mismatch.lines
+
+
+def _from_fault(evidence: Evidence, seq: int | None) -> _Found | None:
+    """What was raised first: later failures are often only its consequences."""
+    fault = _first_fault(evidence)
+    if fault is None:
+        return None
+    if fault.code in ("aborted", "usage", "data_corruption"):
+        kinds: dict[str, Kind] = {"aborted": "aborted", "usage": "mismatch", "data_corruption": "corrupted"}
+        culprits = (_culprit(evidence, fault.rank, fault.text, True),) if fault.rank >= 0 else ()
+        return kinds[fault.code], fault.text, culprits, ()
+    if fault.rank < 0:
+        return None
+    at = seq if seq is not None else fault.seq
+    kind, why = _how(evidence, fault.rank, at)
+    name = evidence.ranks[fault.rank].label
+    witnesses = [
+        dump.rank for dump in evidence.dumps if dump.fault is not None and dump.fault.rank == fault.rank != dump.rank
+    ]
+    line = f"{_names(evidence, witnesses)} raised: {fault.text}" if witnesses else f"raised: {fault.text}"
+    return kind, f"{name} {why}", (_culprit(evidence, fault.rank, why, True),), (line,)
+
+
+def _first_fault(evidence: Evidence) -> Fault | None:
+    raised = []
+    for dump in evidence.dumps:
+        if dump.fault is not None:
+            ends = [r.finished_ns for r in dump.snapshot.records if r.state == "failed" and r.finished_ns]
+            raised.append((dump.wall_ns(min(ends, default=dump.snapshot.monotonic_ns)), dump.rank, dump.fault))
+    return min(raised, key=lambda each: each[:2])[2] if raised else None
+
+
+def _how(evidence: Evidence, rank: int, seq: int) -> tuple[Kind, str]:
+    """In what way a rank that is to blame held the others up at `seq`."""
+    facts, name = evidence.ranks[rank], call_name(seq, evidence.call(seq))
+    presence = facts.at(seq)
+    record = facts.calls.get(seq)
+    if presence is Presence.REFUSED and record is not None:
+        return "absent", f"entered {name} only when the others had given up"
+    if presence in (Presence.ABSENT, Presence.REFUSED):
+        without = "" if facts.dump is not None else ", and left no dump"
+        return ("absent" if facts.dump is not None else "gone"), f"had not entered {name}{without}"
+    if facts.dump is None:
+        where = f" inside {name}" if presence is Presence.INSIDE else f" (the others are at {name})"
+        return "gone", f"left no dump: it died or hangs{where}"
+    if record is not None and record.inside:
+        return "stalled", f"stopped inside {name} after {_progress(record.chunks_done, record.chunks)}"
+    return "stalled", f"held up {name}"
+
+
+def _progress(done: int, total: int) -> str:
+    return f"{done} of {total} chunks" if total else f"{done} chunks"
+
+
+def _from_waits(evidence: Evidence, seq: int | None, waits: tuple[Wait, ...]) -> _Found | None:
+    circle = find_circle(waits)
+    waiting = {wait.rank for wait in waits}
+    ends = sorted({target for wait in waits for target in wait.targets} - waiting)
+    if circle and not ends:
+        lines = tuple(wait.text(evidence) for wait in waits if wait.rank in circle)
+        culprits = tuple(_culprit(evidence, rank, "waits in a circle", True) for rank in circle)
+        way = " -> ".join(map(str, (*circle, circle[0])))
+        return "deadlock", f"ranks wait for each other in a circle: {way}", culprits, lines
+    if not ends:
+        if not waits:
+            return None
+        held = call_name(seq, evidence.call(seq)) if seq is not None else "messages"
+        return "undecided", f"all ranks are inside {held} and equally far: none can be told from the others", (), ()
+    culprits = tuple(_end_of_chain(evidence, rank, waits) for rank in ends)
+    missing = [culprit.rank for culprit in culprits if not culprit.certain]
+    if len(missing) == len(culprits) and 2 * len(missing) > len(evidence.ranks):
+        have = ", ".join(str(dump.rank) for dump in evidence.dumps[:8])
+        summary = f"most ranks have no dump here, only {have}: collect the others to tell who holds the group up"
+        return "undecided", summary, culprits, ()
+    blamed = [culprit for culprit in culprits if culprit.certain] or list(culprits)
+    suspects = "" if blamed[0].certain else " (suspected: a dump that was not collected looks the same)"
+    kind: Kind = "gone" if not blamed[0].certain else _kind_of(waits, blamed[0].rank)
+    return kind, f"{_names(evidence, [each.rank for each in blamed])} {blamed[0].why}{suspects}", culprits, ()
+
+
+def _kind_of(waits: tuple[Wait, ...], rank: int) -> Kind:
+    reasons = {wait.reason for wait in waits if rank in wait.targets}
+    return "stalled" if reasons == {"behind"} else "absent"
+
+
+def _end_of_chain(evidence: Evidence, rank: int, waits: tuple[Wait, ...]) -> Culprit:
+    wait = next(wait for wait in waits if rank in wait.targets)
+    facts = evidence.ranks[rank]
+    if wait.seq is not None:
+        _, why = _how(evidence, rank, wait.seq)
+    else:
+        why = f"never {'sent' if wait.reason == 'not sent' else 'received'} what rank {wait.rank} waits for"
+        if facts.dump is None:
+            why = f"left no dump, and {why}"
+    return _culprit(evidence, rank, why, facts.dump is not None)
+
+
+def _wait_lines(evidence: Evidence, waits: tuple[Wait, ...]) -> list[str]:
+    """The same wait of many ranks is one line."""
+    groups: dict[tuple[object, ...], list[Wait]] = {}
+    for wait in waits:
+        groups.setdefault((wait.seq, wait.reason, wait.targets, wait.what), []).append(wait)
+    lines = []
+    for same in groups.values():
+        longest = max(same, key=lambda wait: wait.waited_ns)
+        lines.append(longest.text(evidence, ranks=tuple(wait.rank for wait in same)))
+    return lines
+
+
+def _raised_lines(evidence: Evidence) -> list[str]:
+    by_text: dict[str, list[int]] = {}
+    for dump in evidence.dumps:
+        if dump.fault is not None:
+            by_text.setdefault(dump.fault.text, []).append(dump.rank)
+    return [f"{_names(evidence, ranks)} raised: {text}" for text, ranks in by_text.items()] if len(by_text) > 1 else []
+
+
+def _missing_lines(evidence: Evidence) -> list[str]:
+    missing = [facts.rank for facts in evidence.ranks if facts.dump is None]
+    if not missing:
+        return []
+    return [f"no dump of {_names(evidence, missing)}"]
+
+
+def _all_well(evidence: Evidence) -> str:
+    least = min((facts.finished for facts in evidence.ranks if facts.dump is not None), default=0)
+    return f"nothing is wrong: {least} collectives ended on every rank that left a dump, and nobody is held up"
+
+
+def _table(evidence: Evidence, waits: tuple[Wait, ...], late: dict[int, int]) -> tuple[RankRow, ...]:
+    rows = []
+    for facts in evidence.ranks:
+        targets = tuple(sorted({target for wait in waits if wait.rank == facts.rank for target in wait.targets}))
+        open_calls = [record for record in facts.calls.values() if record.state != "done"]
+        record = min(open_calls, key=lambda record: record.seq, default=None)
+        idle_ns = -1
+        if record is not None and record.inside and facts.dump is not None:
+            end_ns = record.finished_ns or facts.dump.snapshot.monotonic_ns
+            idle_ns = end_ns - (record.progress_ns or record.started_ns)
+        state = "" if facts.dump is not None else "no dump"
+        if record is not None:
+            state = facts.at(record.seq).value if record.state != "failed" else f"{facts.at(record.seq).value}, failed"
+        rows.append(
+            RankRow(
+                rank=facts.rank,
+                label=facts.label,
+                dump=facts.dump is not None,
+                entered=facts.entered,
+                finished=facts.finished,
+                operation="" if record is None else call_name(record.seq, record),
+                state=state,
+                chunks_done=record.chunks_done if record is not None else 0,
+                chunks=record.chunks if record is not None else 0,
+                idle_ns=idle_ns,
+                waits_for=targets,
+                late_ns=late.get(facts.rank, -1),
+            )
+        )
+    return tuple(rows)
