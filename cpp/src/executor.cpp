@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "fireflyer/exchange.hpp"
 #include "fireflyer/kernels.hpp"
 #include "fireflyer/network.hpp"
 
@@ -44,12 +45,19 @@ bool hung_up(int fd) {
 
 bool Work::wait(std::int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
+  ++waiters_;
   if (timeout_ns < 0) {
     changed_.wait(lock, [this] { return done_; });
   } else {
     changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [this] { return done_; });
   }
+  if (--waiters_ == 0 && !done_) waited_ns_ = monotonic_ns();
   return done_;
+}
+
+bool Work::awaited(std::int64_t now_ns) {
+  const std::lock_guard lock(mutex_);
+  return waiters_ > 0 || (waited_ns_ != 0 && now_ns - waited_ns_ < 100'000'000);  // whoever waits in turns is here again soon
 }
 
 bool Work::done() {
@@ -75,6 +83,7 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     window_ = std::make_unique<Window>(config_.window_fd, config_.doorbell_fd);
     local_ = group_.local_index(group_.rank);
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
+    exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd);
     spin_ = window_->ranks() <= static_cast<int>(std::thread::hardware_concurrency());
     if (local_ == 0) {
       network_ = std::make_unique<Network>(group_, *window_, config_.doorbell_fd, config_.local_fds, config_.connections);
@@ -97,7 +106,7 @@ std::shared_ptr<Work> Executor::submit(OpKind kind, void* data, std::uint64_t co
   if (pending_ >= max_pending) throw std::length_error("too many operations are pending");
   OpDescriptor op{next_seq_++, count, kind, dtype, root};
   if (pending_++ == 0) busy_since_ns_ = monotonic_ns();
-  queue_.push_back(Task{op, static_cast<char*>(data), work});
+  queue_.push_back(Task{op, static_cast<char*>(data), work, nullptr});
   changed_.notify_one();
   return work;
 }
@@ -117,6 +126,7 @@ void Executor::close() {
     changed_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
+  exchange_->close();
   window_->line(local_).left.store(1);
   if (network_) network_->stop();
   const std::lock_guard lock(mutex_);
@@ -126,6 +136,7 @@ void Executor::close() {
 
 void Executor::abandon() {
   closing_ = closed_ = true;  // no lock: whoever held it at the fork is not here to give it back
+  exchange_->abandon();
   close_descriptors();
 }
 
@@ -157,7 +168,7 @@ void Executor::work_loop() {
       task = std::move(queue_.front());
       queue_.pop_front();
     }
-    settle(task, run(task).value_or(Failure{}));
+    settle(task, (task.parts ? run_parts(task) : run(task)).value_or(Failure{}));
   }
 }
 
@@ -165,7 +176,7 @@ void Executor::settle(const Task& task, const Failure& failure) {
   {
     const std::lock_guard lock(mutex_);
     if (failure.kind == FailureKind::none) {
-      stats_.bytes += task.op.count * dtype_size(task.op.dtype);
+      if (!task.parts) stats_.bytes += task.op.count * dtype_size(task.op.dtype);
       ++stats_.operations[static_cast<std::size_t>(task.op.kind)];
     }
     if (--pending_ == 0) stats_.in_flight_ns += monotonic_ns() - busy_since_ns_;

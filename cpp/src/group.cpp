@@ -139,6 +139,7 @@ bool Rules::holds(const Wants& needs) const {
 }
 
 bool Rules::able(int local) const {
+  if (exchanged(geometry_.op.kind)) return false;  // it waits for others than those of this node, too
   for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
     const std::uint64_t next = window_.line(local).count[static_cast<std::size_t>(stage)].load();
     if (next < geometry_.base + geometry_.chunks && holds(needs(stage, std::max(next, geometry_.base)))) return true;

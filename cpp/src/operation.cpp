@@ -23,7 +23,8 @@ std::string OpDescriptor::name() const { return std::string(kind_name(kind)) + "
 
 std::string OpDescriptor::describe() const {
   std::string text = name();
-  if (kind != OpKind::barrier) text += " of " + std::to_string(count) + " " + dtype_name(dtype);
+  if (kind == OpKind::all_to_all) text += std::string(" of ") + dtype_name(dtype);  // parts may differ: the messages say
+  else if (kind != OpKind::barrier) text += " of " + std::to_string(count) + " " + dtype_name(dtype);
   if (reduce != ReduceOp::sum) text += std::string(", ") + reduce_op_name(reduce);
   if (root >= 0) text += ", root " + std::to_string(root);
   return text;

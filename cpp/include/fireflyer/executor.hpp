@@ -25,19 +25,24 @@
 
 namespace ff {
 
+class Exchange;
 class Network;
+struct Part;
 
 class Work {
  public:
   bool wait(std::int64_t timeout_ns);  // false: not yet done; negative waits for ever
   bool done();
   Failure failure();                   // kind none while running and after success
+  bool awaited(std::int64_t now_ns);   // a thread waits for it, or did a moment ago
   void finish(const Failure& failure);
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
+  int waiters_ = 0;
+  std::int64_t waited_ns_ = 0;         // when one last stopped waiting
   Failure failure_;
 };
 
@@ -72,6 +77,9 @@ class Executor {
 
   // `data` must stay valid until the work is done. Throws std::length_error when too many are pending.
   std::shared_ptr<Work> submit(OpKind kind, void* data, std::uint64_t count, DType dtype, int root);
+  // all_to_all, gather and scatter: what this rank hands to others and gets from them, its part for itself included.
+  std::shared_ptr<Work> submit_parts(OpKind kind, std::uint64_t count, DType dtype, int root, std::vector<Part> out, std::vector<Part> in);
+  Exchange& exchange() { return *exchange_; }
   void abort(const std::string& reason);  // everywhere
   void close();  // finishes what is pending, says goodbye, joins the threads; idempotent
   Stats stats();
@@ -80,14 +88,19 @@ class Executor {
   void abandon();
 
  private:
+  struct Parts;  // executor_exchange.cpp
+
   struct Task {
     OpDescriptor op;
     char* data;
     std::shared_ptr<Work> work;
+    std::shared_ptr<const Parts> parts;
   };
 
   void work_loop();
   std::optional<Failure> run(const Task& task);
+  std::optional<Failure> run_parts(const Task& task);
+  std::optional<Failure> let_others_follow(const OpDescriptor& op);
   bool step(const Task& task, const Geometry& geometry, const Rules& rules, std::array<std::uint64_t, 3>& next);
   void perform(Stage stage, const Task& task, const Geometry& geometry, const Rules& rules, std::uint64_t chunk);
   std::optional<Failure> mismatch(const Geometry& geometry, std::uint64_t& verified) const;
@@ -102,6 +115,7 @@ class Executor {
   int local_ = 0;
   bool spin_ = false;
   std::unique_ptr<Network> network_;
+  std::unique_ptr<Exchange> exchange_;
   std::uint64_t base_ = 0;
 
   std::mutex mutex_;

@@ -26,6 +26,9 @@ inline constexpr int op_kind_count = 10;
 
 const char* kind_name(OpKind kind);
 
+// Runs rank to rank (Exchange), not through the window and the trees.
+inline bool exchanged(OpKind kind) { return kind == OpKind::all_to_all || kind == OpKind::gather || kind == OpKind::scatter; }
+
 // `seq` counts the operations of a communicator from 0. `count` is in elements: of the array; in a reduce_scatter,
 // allgather, gather and scatter of one rank's part of it; in an all_to_all of each pair's part, 0 where they differ.
 // `root` is a rank, -1 where there is none.

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Literal, NamedTuple, Self, overload
 
@@ -32,6 +33,8 @@ from fireflyer.base.errors import (
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives.arrays import FlatArray, flatten
+from fireflyer.collectives.doors import Doors
+from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.meeting import Equipment, meet
 from fireflyer.collectives.plan import Plan
 from fireflyer.identity.secrets import Secret, load_secret, new_secret
@@ -104,7 +107,7 @@ class Work:
 class Communicator:
     """Made by `create` or `from_environment`, by all ranks of the group at the same time."""
 
-    def __init__(self, rank: int, equipment: Equipment, timeout_ns: int) -> None:
+    def __init__(self, rank: int, equipment: Equipment, doors: Doors | None, timeout_ns: int) -> None:
         """Takes over the descriptors in `equipment`. Use `create` instead."""
         plan = equipment.plan
         self.rank = rank
@@ -125,9 +128,10 @@ class Communicator:
             local_fds=list(equipment.local_fds),
             connections=list(equipment.connections),
         )
+        self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
         self._lock = threading.Lock()
         self._pending: deque[Work] = deque()
-        self._finalizer = weakref.finalize(self, _give_up, self._native, self._pending)
+        self._finalizer = weakref.finalize(self, _give_up, self._native, self._exchange, self._pending)
         _open.add(self)
 
     @classmethod
@@ -158,10 +162,16 @@ class Communicator:
         if timeout_ns < MS or join_timeout_ns < MS:
             raise UsageError("timeout_ns and join_timeout_ns are nanoseconds and at least 1_000_000")
         generation = store.add(f"attempt-{attempt}/collectives/{name}/joined/{rank}", 1)
-        with ExitStack() as stack:
+        prefix = f"attempt-{attempt}/collectives/{name}/{generation}"
+        with ExitStack() as stack, ExitStack() as undo:
+            doors = None
+            if world_size > 1:
+                doors = Doors(rank=rank, world_size=world_size, host=host, secret=secret, prefix=prefix)
+                undo.callback(doors.close)
+                doors.publish(store)
             equipment = meet(
                 store,
-                f"attempt-{attempt}/collectives/{name}/{generation}",
+                prefix,
                 rank=rank,
                 world_size=world_size,
                 node=node,
@@ -172,7 +182,12 @@ class Communicator:
                 timeout_ns=timeout_ns,
                 stack=stack,
             )
-            return cls(rank, equipment.duplicate(), timeout_ns)
+            communicator = cls(rank, equipment.duplicate(), doors, timeout_ns)
+            if doors is not None:
+                undo.push(communicator.__exit__)
+                doors.open(store, communicator._exchange.admit, join_timeout_ns)
+            undo.pop_all()
+            return communicator
 
     @classmethod
     def from_environment(
@@ -250,6 +265,43 @@ class Communicator:
         flat = flatten(array, None, sums=False, writes=root != self.rank)
         return self._submit("broadcast", flat, self._checked_root(root), async_op)
 
+    def all_to_all(
+        self,
+        out: Any,
+        array: Any,
+        *,
+        out_splits: Sequence[int] | None = None,
+        in_splits: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Hands the r-th part of `array` to rank r, and puts what rank r hands to this one into the r-th part of `out`.
+
+        The parts lie one after the other, in the order of ranks: equal ones, or of as many elements (of the flattened
+        array) as `in_splits` says for `array` and `out_splits` for `out`. Both arrays as for `broadcast`, of one type,
+        without common memory.
+        """
+        return self._fly(self._exchange.all_to_all(out, array, out_splits, in_splits), async_op)
+
+    def gather(self, array: Any, *, root: int, out: Any = None, async_op: bool = False) -> Work:
+        """Puts the arrays of all ranks, equal in size and type, into `out` at rank `root`, in the order of ranks."""
+        return self._fly(self._exchange.gather(array, root, out), async_op)
+
+    def scatter(self, out: Any, *, root: int, array: Any = None, async_op: bool = False) -> Work:
+        """Puts the r-th of the equal parts of `array` at rank `root` into `out` of rank r."""
+        return self._fly(self._exchange.scatter(out, root, array), async_op)
+
+    def send(self, array: Any, *, to: int, tag: int = 0, async_op: bool = False) -> Work:
+        """Hands `array`, of any element type, to rank `to`, which must call `recv` with the same size, type and tag.
+
+        Of each pair of ranks the first `send` meets the first `recv`, and so on; other operations do not count. Done
+        when the array may be changed again: a short one at once, a long one when the other rank has called `recv`.
+        """
+        return self._fly(self._exchange.send(array, to, tag), async_op)
+
+    def recv(self, array: Any, *, source: int, tag: int = 0, async_op: bool = False) -> Work:
+        """Puts what rank `source` sends into `array`. See `send`."""
+        return self._fly(self._exchange.receive(array, source, tag), async_op)
+
     def barrier(self) -> None:
         """Returns when every rank has entered."""
         self._submit("barrier", _EMPTY, -1, False)
@@ -265,6 +317,7 @@ class Communicator:
     def close(self) -> None:
         """Finishes what is pending, takes leave of the others, ends the threads. May be called again."""
         self._native.close()
+        self._exchange.close()
         self._finalizer.detach()
         _open.discard(self)
         self._pending.clear()
@@ -279,7 +332,13 @@ class Communicator:
 
     def _busy(self) -> bool:
         with self._lock:
-            return any(not work.done() for work in self._pending)
+            return self._exchange.busy() or any(not work.done() for work in self._pending)
+
+    def _fly(self, flight: Flight, async_op: bool) -> Work:
+        work = Work(flight.native, flight.name, flight.keeper)
+        if not async_op:
+            work.wait()
+        return work
 
     def _checked_root(self, root: int) -> int:
         if not 0 <= root < self.world_size:
@@ -314,6 +373,7 @@ class Communicator:
         """Called by itself in the child of a fork: gives up the child's copies of the parent's connections."""
         self._finalizer.detach()
         self._native.abandon()
+        self._exchange.abandon()
         _abandoned.append(self._native)
 
 
@@ -330,11 +390,12 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _give_up(native: Executor, pending: deque[Work]) -> None:
+def _give_up(native: Executor, exchange: RankExchange, pending: deque[Work]) -> None:
     """The communicator was dropped, or the interpreter ends. `pending` keeps the arrays until no thread uses them."""
-    if any(not work.done() for work in pending):
+    if exchange.busy() or any(not work.done() for work in pending):
         native.abort("the process ends or has dropped its communicator with operations pending")
     native.close()
+    exchange.close()
     pending.clear()
 
 

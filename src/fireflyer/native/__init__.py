@@ -7,6 +7,7 @@ to the bit, is written down in `fireflyer.collectives.kernels`.
 """
 
 from fireflyer.native._core import (
+    Exchange,
     Executor,
     NativeWork,
     Recorder,
@@ -17,6 +18,7 @@ from fireflyer.native._core import (
     crc32c_portable,
     create_window,
     dequantize_fp8_blocks,
+    exchange_of,
     isa_names,
     orient,
     quantize_fp8_blocks,
@@ -25,9 +27,11 @@ from fireflyer.native._core import (
     reduce_to_accum,
     round_from_accum,
     set_isa,
+    submit_parts,
 )
 
 __all__ = [
+    "Exchange",
     "Executor",
     "NativeWork",
     "Recorder",
@@ -38,6 +42,7 @@ __all__ = [
     "crc32c_portable",
     "create_window",
     "dequantize_fp8_blocks",
+    "exchange_of",
     "isa_names",
     "orient",
     "quantize_fp8_blocks",
@@ -46,4 +51,5 @@ __all__ = [
     "reduce_to_accum",
     "round_from_accum",
     "set_isa",
+    "submit_parts",
 ]

@@ -1,0 +1,73 @@
+// Python's view of the exchange between ranks. Callers keep the memory alive; calls that may block release the GIL.
+#include "fireflyer/exchange.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "fireflyer/executor.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Released = nb::call_guard<nb::gil_scoped_release>;
+using Parts = std::vector<std::tuple<int, std::uintptr_t, std::uint64_t>>;
+
+std::vector<ff::Part> parts_of(const Parts& parts) {
+  std::vector<ff::Part> made;
+  made.reserve(parts.size());
+  for (const auto& [rank, address, bytes] : parts) made.push_back({rank, reinterpret_cast<char*>(address), bytes});
+  return made;
+}
+
+ff::OpKind kind_from_name(const std::string& name) {
+  for (const ff::OpKind kind : {ff::OpKind::all_to_all, ff::OpKind::gather, ff::OpKind::scatter}) {
+    if (name == ff::kind_name(kind)) return kind;
+  }
+  throw std::invalid_argument("no operation that runs rank to rank: " + name);
+}
+
+}  // namespace
+
+void bind_exchange(nb::module_& m) {
+  nb::class_<ff::Exchange>(m, "Exchange")
+      .def("link", &ff::Exchange::link, nb::arg("rank"), nb::arg("fd"), Released())
+      .def("linked", &ff::Exchange::linked, nb::arg("rank"), Released())
+      .def(
+          "send",
+          [](ff::Exchange& self, int to, std::uintptr_t address, std::uint64_t bytes, const std::string& dtype, int tag) {
+            const ff::DType d = ff::dtype_from_name(dtype);
+            nb::gil_scoped_release released;
+            return self.send(to, reinterpret_cast<const void*>(address), bytes, d, tag);
+          },
+          nb::arg("to"), nb::arg("address"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("tag"))
+      .def(
+          "receive",
+          [](ff::Exchange& self, int from, std::uintptr_t address, std::uint64_t bytes, const std::string& dtype, int tag) {
+            const ff::DType d = ff::dtype_from_name(dtype);
+            nb::gil_scoped_release released;
+            return self.receive(from, reinterpret_cast<void*>(address), bytes, d, tag);
+          },
+          nb::arg("source"), nb::arg("address"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("tag"))
+      .def("fail", &ff::Exchange::fail, nb::arg("culprit"), nb::arg("text"), Released());
+
+  m.def("exchange_of", [](ff::Executor& executor) -> ff::Exchange& { return executor.exchange(); }, nb::arg("executor"), nb::rv_policy::reference, nb::keep_alive<0, 1>());
+  m.def(
+      "submit_parts",
+      [](ff::Executor& executor, const std::string& kind, std::uint64_t count, const std::string& dtype, int root, const Parts& out, const Parts& in) {
+        const ff::OpKind k = kind_from_name(kind);
+        const ff::DType d = ff::dtype_from_name(dtype);
+        auto outgoing = parts_of(out), incoming = parts_of(in);
+        nb::gil_scoped_release released;
+        return executor.submit_parts(k, count, d, root, std::move(outgoing), std::move(incoming));
+      },
+      nb::arg("executor"), nb::arg("kind"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("out"), nb::arg("in_"));
+}

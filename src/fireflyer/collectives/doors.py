@@ -1,0 +1,274 @@
+"""Where a rank lets the others in, after the group has met: connections from rank to rank are made when first needed.
+
+Every rank listens on a TCP port and on a Unix socket, publishes both before the group meets, and rank 0 hands the list
+of all doors to everybody. A thread answers whoever knocks, also while the program computes. It never waits for one of
+them: a guest is a handshake under way, there are at most `MAX_GUESTS` (then the oldest, most likely a silent one, is
+turned away), and each has `GUEST_TIMEOUT_NS`. Nothing is believed of a guest before it has proven to hold the secret.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from typing import Final, Protocol
+
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.identity.handshake import (
+    LENGTH_BYTES,
+    NONCE_BYTES,
+    Accepts,
+    Refusal,
+    ServerHandshake,
+    message_length,
+    pack_message,
+)
+from fireflyer.identity.secrets import Secret
+from fireflyer.runtime.sockets import authenticate_client
+from fireflyer.runtime.store import Store
+
+__all__ = ["GUEST_TIMEOUT_NS", "MAX_GUESTS", "Door", "Doors"]
+
+MAX_GUESTS: Final = 128
+GUEST_TIMEOUT_NS: Final = 10 * SECOND
+_BACKLOG: Final = 256
+_ROSTER_GRACE_NS: Final = 5 * SECOND
+
+
+class Door(msgspec.Struct, frozen=True, array_like=True):
+    """Where one rank listens."""
+
+    host: str
+    port: int
+    unix: str
+
+
+class Admit(Protocol):
+    def __call__(self, rank: int, fd: int) -> None:
+        """Takes over the descriptor of a connection that leads to `rank`, also when it raises."""
+
+
+class _Guest:
+    """A handshake under way."""
+
+    def __init__(self, sock: socket.socket, handshake: ServerHandshake) -> None:
+        self.sock = sock
+        self.handshake = handshake
+        self.deadline_ns = time.monotonic_ns() + GUEST_TIMEOUT_NS
+        self._data = b""
+        self._greeted = False
+
+    def advance(self) -> str | None:
+        """Reads what is there, and not a byte too much; the guest's name once it has proven it. Raises
+        `PermissionDenied` or `OSError` when this is no rank."""
+        while True:
+            missing = LENGTH_BYTES - len(self._data)
+            if missing <= 0:
+                missing += message_length(self._data[:LENGTH_BYTES])
+            if missing > 0:
+                try:
+                    piece = self.sock.recv(missing)
+                except BlockingIOError:
+                    return None
+                if not piece:
+                    raise PermissionDenied("the peer closed the connection during the handshake")
+                self._data += piece
+                continue
+            message, self._data = self._data[LENGTH_BYTES:], b""
+            if not self._greeted:
+                self._greeted = True
+                self._say(self.handshake.on_hello(message))
+            else:
+                session, verdict = self.handshake.on_proof(message)
+                self._say(verdict)
+                return session.peer
+
+    def refuse(self, refusal: Refusal) -> None:
+        try:
+            self._say(refusal.reply)
+        except (OSError, PermissionDenied):
+            pass  # it has gone
+
+    def _say(self, message: bytes) -> None:
+        data = pack_message(message)
+        if self.sock.send(data) != len(data):  # a fresh connection takes a few hundred bytes at once
+            raise PermissionDenied("the peer does not read what it is sent")
+
+
+class Doors:
+    """The listeners of one rank. `publish`, then (when the group has met) `open`, then `dial`; `close` at the end."""
+
+    def __init__(self, *, rank: int, world_size: int, host: str, secret: Secret, prefix: str) -> None:
+        """Raises `UsageError` when `host` is no address of this machine."""
+        self._rank = rank
+        self._world_size = world_size
+        self._secret = secret
+        self._prefix = prefix
+        self._doors: list[Door] = []
+        self._guests: dict[int, _Guest] = {}
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        unix = f"fireflyer-{secrets.token_hex(16)}"
+        self._unix = socket.socket(socket.AF_UNIX)
+        try:
+            self._unix.bind(f"\0{unix}")
+            self._unix.listen(_BACKLOG)
+            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+            self._tcp = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            self._unix.close()
+            os.close(self._alarm)
+            raise UsageError(f"cannot listen on host {host!r}: {error}; pass an address of this machine") from error
+        self._unix.setblocking(False)
+        self._tcp.setblocking(False)
+        self.own = Door(host, self._tcp.getsockname()[1], unix)
+
+    def publish(self, store: Store) -> None:
+        """To be called before the group meets."""
+        store.set(f"{self._prefix}/door/{self._rank}", msgspec.json.encode(self.own))
+
+    def open(self, store: Store, admit: Admit, join_timeout_ns: int) -> None:
+        """Learns the others' doors, all of which have been published, and begins to let them in by this one."""
+        if self._rank == 0:
+            raw = [store.get(f"{self._prefix}/door/{rank}", join_timeout_ns) for rank in range(self._world_size)]
+            self._doors = [msgspec.json.decode(door, type=Door) for door in raw]
+            store.set(f"{self._prefix}/doors", msgspec.json.encode(self._doors))
+        else:
+            data = store.get(f"{self._prefix}/doors", join_timeout_ns + _ROSTER_GRACE_NS)
+            self._doors = msgspec.json.decode(data, type=list[Door])
+        if len(self._doors) != self._world_size:
+            raise UsageError("rank 0 published doors that make no sense; do all ranks run the same version?")
+        # A daemon, because the interpreter joins other threads before it runs what closes a forgotten communicator.
+        self._thread = threading.Thread(target=self._receive, args=(admit,), name="ff-doors", daemon=True)
+        self._thread.start()
+
+    def dial(self, rank: int, *, local: bool, timeout_ns: int) -> int:
+        """The descriptor of a new, authenticated connection to that rank. Never waits for its program, only for its
+        doors. Raises `OSError` and what `authenticate_client` raises."""
+        door = self._doors[rank]
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        if local:
+            sock = socket.socket(socket.AF_UNIX)
+        else:
+            sock = socket.create_connection((door.host, door.port), timeout=timeout_ns / SECOND)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            if local:
+                sock.settimeout(timeout_ns / SECOND)
+                sock.connect(f"\0{door.unix}")
+            left_ns = max(MS, deadline_ns - time.monotonic_ns())
+            peer = authenticate_client(sock, self._secret, f"rank {self._rank}", self._purpose, left_ns)
+            if peer != f"rank {rank}":
+                raise PermissionDenied(f"expected rank {rank} at its door, found {peer!r}")
+            return sock.detach()
+        except BaseException:
+            sock.close()
+            raise
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        os.eventfd_write(self._alarm, 1)
+        if self._thread is not None:
+            self._thread.join()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Gives up this process's descriptors; in the child of a fork, where the thread does not exist."""
+        self._closing = True
+        for guest in self._guests.values():
+            guest.sock.close()
+        self._guests.clear()
+        self._unix.close()
+        self._tcp.close()
+        os.close(self._alarm)
+
+    @property
+    def _purpose(self) -> str:
+        return f"{self._prefix}/rank"
+
+    # --- the thread ---
+
+    def _receive(self, admit: Admit) -> None:
+        poll = select.poll()
+        for listener in (self._unix, self._tcp):
+            poll.register(listener, select.POLLIN)
+        poll.register(self._alarm, select.POLLIN)
+        listeners = {sock.fileno(): sock for sock in (self._unix, self._tcp)}
+        while not self._closing:
+            for fd, _ in poll.poll(self._patience_ms()):
+                if fd in listeners:
+                    self._let_knock(listeners[fd], poll)
+                elif fd in self._guests:
+                    self._hear(fd, poll, admit)
+            now_ns = time.monotonic_ns()
+            for fd in [fd for fd, guest in self._guests.items() if guest.deadline_ns <= now_ns]:
+                self._turn_away(fd, poll)
+
+    def _patience_ms(self) -> int | None:
+        if not self._guests:
+            return None
+        first_ns = min(guest.deadline_ns for guest in self._guests.values())
+        return max(1, (first_ns - time.monotonic_ns()) // MS + 1)
+
+    def _let_knock(self, listener: socket.socket, poll: select.poll) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:  # it has gone again, or there is no descriptor left for it
+            time.sleep(0.001)
+            return
+        if len(self._guests) >= MAX_GUESTS:
+            self._turn_away(next(iter(self._guests)), poll)
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake = ServerHandshake(
+            Accepts(self._secret),
+            identity=f"rank {self._rank}",
+            purpose=self._purpose,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+        self._guests[sock.fileno()] = _Guest(sock, handshake)
+        poll.register(sock, select.POLLIN)
+
+    def _hear(self, fd: int, poll: select.poll, admit: Admit) -> None:
+        guest = self._guests[fd]
+        try:
+            name = guest.advance()
+        except Refusal as refusal:
+            guest.refuse(refusal)
+            return self._turn_away(fd, poll)
+        except (FireflyerError, OSError):
+            return self._turn_away(fd, poll)
+        if name is None:
+            return None
+        poll.unregister(fd)
+        del self._guests[fd]
+        rank = self._rank_named(name)
+        if rank is None:
+            return guest.sock.close()
+        try:
+            admit(rank, guest.sock.detach())
+        except (RuntimeError, ValueError):
+            return None  # the communicator is being closed, or that rank has come too often
+        return None
+
+    def _turn_away(self, fd: int, poll: select.poll) -> None:
+        poll.unregister(fd)
+        self._guests.pop(fd).sock.close()
+
+    def _rank_named(self, name: str) -> int | None:
+        word, _, number = name.partition(" ")
+        if word != "rank" or not number.isascii() or not number.isdigit() or len(number) > 9:
+            return None
+        rank = int(number)
+        return rank if rank < self._world_size and rank != self._rank else None

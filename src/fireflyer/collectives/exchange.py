@@ -1,0 +1,248 @@
+"""Messages from rank to rank: send, recv, all_to_all, gather, scatter. Native threads move the bytes.
+
+A connection to another rank is made by whoever first has something to do with it, in the thread that calls, and serves
+both directions. `send` and `recv` are matched in the order of the calls of each pair of ranks and direction, beside the
+order of the other operations. `all_to_all`, `gather` and `scatter` have their place in that order, as `allreduce` has.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from fireflyer.base.errors import Busy, FireflyerError, UsageError
+from fireflyer.collectives.arrays import DTYPES, FlatArray, flatten
+from fireflyer.collectives.doors import Doors
+from fireflyer.collectives.plan import Plan
+from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
+
+__all__ = ["MAX_TAG", "Flight", "RankExchange", "parts_of"]
+
+MAX_TAG: Final = 2**31 - 1
+_FEW: Final = 64
+_OWN_FAULTS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+Part = tuple[int, int, int]
+"""Rank, address, bytes."""
+
+
+class Flight(NamedTuple):
+    """An operation under way, and what must stay alive until it is done."""
+
+    native: NativeWork
+    name: str
+    keeper: object
+
+
+class RankExchange:
+    """Of one rank and one communicator. Thread-safe."""
+
+    def __init__(self, rank: int, plan: Plan, native: Executor, doors: Doors | None, timeout_ns: int) -> None:
+        """`doors` None: this rank is alone."""
+        self._rank = rank
+        self._plan = plan
+        self._executor = native
+        self._native = exchange_of(native)
+        self._doors = doors
+        self._timeout_ns = timeout_ns
+        self._lock = threading.Lock()
+        self._dialling: dict[int, threading.Lock] = {}
+        self._linked: set[int] = set()
+        self._flights: list[Flight] = []
+        self._sweep_at = _FEW
+
+    # --- operations ---
+
+    def send(self, array: Any, to: int, tag: int) -> Flight:
+        flat = flatten(array, None, sums=False, writes=False)
+        return self._message("send", flat, to, tag)
+
+    def receive(self, array: Any, source: int, tag: int) -> Flight:
+        flat = flatten(array, None, sums=False)
+        return self._message("recv", flat, source, tag)
+
+    def all_to_all(
+        self, out: Any, array: Any, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None
+    ) -> Flight:
+        source, target = flatten(array, None, sums=False, writes=False), flatten(out, None, sums=False)
+        _check_apart(source, target)
+        outgoing = parts_of(array, source, self._split("array", array, in_splits, "in_splits"))
+        incoming = parts_of(out, target, self._split("out", out, out_splits, "out_splits"))
+        _check_types(source, target)
+        if outgoing[self._rank][2] != incoming[self._rank][2]:
+            raise UsageError(
+                f"rank {self._rank} sends {outgoing[self._rank][2]} bytes to itself but expects "
+                f"{incoming[self._rank][2]}; in_splits and out_splits must agree there"
+            )
+        return self.start("all_to_all", 0, source.dtype, -1, outgoing, incoming, (array, out))
+
+    def gather(self, array: Any, root: int, out: Any) -> Flight:
+        self._check_rank("root", root)
+        source = flatten(array, None, sums=False, writes=False)
+        mine = _part(root, source)
+        if root != self._rank:
+            return self.start("gather", source.elements, source.dtype, root, [mine], [], array)
+        target = self._whole("out", out, source, writes=True)
+        incoming = parts_of(out, target, [_size(out) // self._plan.world_size] * self._plan.world_size)
+        return self.start("gather", source.elements, source.dtype, root, [mine], incoming, (array, out))
+
+    def scatter(self, out: Any, root: int, array: Any) -> Flight:
+        self._check_rank("root", root)
+        target = flatten(out, None, sums=False)
+        mine = _part(root, target)
+        if root != self._rank:
+            return self.start("scatter", target.elements, target.dtype, root, [], [mine], out)
+        source = self._whole("array", array, target, writes=False)
+        outgoing = parts_of(array, source, [_size(array) // self._plan.world_size] * self._plan.world_size)
+        return self.start("scatter", target.elements, target.dtype, root, outgoing, [mine], (array, out))
+
+    def start(
+        self, kind: str, count: int, dtype: str, root: int, out: list[Part], in_: list[Part], keeper: object
+    ) -> Flight:
+        """The next operation of the group, in which this rank hands out `out` and receives `in_`, at most one part for
+        each rank, which may be itself."""
+        for rank in sorted({part[0] for part in (*out, *in_)}):
+            self._connect(rank)
+        try:
+            native = submit_parts(self._executor, kind, count, dtype, root, out, in_)
+        except (IndexError, ValueError) as error:
+            raise Busy("4096 operations are pending; wait for some of them first") from error
+        except RuntimeError:
+            raise UsageError("the communicator is closed; create a new one") from None
+        return self._keep(Flight(native, kind, keeper))
+
+    # --- life ---
+
+    def admit(self, rank: int, fd: int) -> None:
+        """Takes over a connection that `rank` has made. Raises as the native `link` does."""
+        self._native.link(rank, fd)
+
+    def busy(self) -> bool:
+        with self._lock:
+            return any(not flight.native.done() for flight in self._flights)
+
+    def close(self) -> None:
+        """After the executor has been closed. Idempotent."""
+        if self._doors is not None:
+            self._doors.close()
+        with self._lock:
+            self._flights.clear()
+
+    def abandon(self) -> None:
+        """In the child of a fork: gives up the parent's doors."""
+        if self._doors is not None:
+            self._doors.abandon()
+
+    # --- what they are made of ---
+
+    def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> Flight:
+        self._check_rank("to" if name == "send" else "source", peer)
+        if peer == self._rank:
+            raise UsageError(f"rank {peer} cannot {name} to or from itself; copy the array")
+        if not 0 <= tag <= MAX_TAG:
+            raise UsageError(f"tag {tag} is out of range; use 0 to {MAX_TAG}")
+        self._connect(peer)
+        call = self._native.send if name == "send" else self._native.receive
+        try:
+            native = call(peer, flat.address, flat.elements * DTYPES[flat.dtype], flat.dtype, tag)
+        except (IndexError, ValueError) as error:
+            raise Busy("4096 messages are pending; wait for some of them first") from error
+        except RuntimeError:
+            raise UsageError("the communicator is closed; create a new one") from None
+        return self._keep(Flight(native, name, flat.keeper))
+
+    def _keep(self, flight: Flight) -> Flight:
+        with self._lock:
+            if len(self._flights) >= self._sweep_at:
+                self._flights = [kept for kept in self._flights if not kept.native.done()]
+                self._sweep_at = max(_FEW, 2 * len(self._flights))
+            self._flights.append(flight)
+        return flight
+
+    def _connect(self, rank: int) -> None:
+        """Makes a connection where there is none. If it cannot be made, the group ends: the next operation says so."""
+        if rank == self._rank or rank in self._linked or self._doors is None:
+            return
+        with self._lock:
+            turn = self._dialling.setdefault(rank, threading.Lock())
+        with turn:
+            if not self._native.linked(rank):
+                self._dial(rank, self._doors)
+            self._linked.add(rank)
+
+    def _dial(self, rank: int, doors: Doors) -> None:
+        local = self._plan.node_of_rank[rank] == self._plan.node_of_rank[self._rank]
+        try:
+            fd = doors.dial(rank, local=local, timeout_ns=self._timeout_ns)
+            self._native.link(rank, fd)
+        except RuntimeError:
+            raise UsageError("the communicator is closed; create a new one") from None
+        except FireflyerError as error:
+            self._native.fail(rank, f"rank {rank} cannot be reached by rank {self._rank}: {error.message}")
+        except OSError as error:
+            culprit = self._rank if error.errno in _OWN_FAULTS else rank
+            reason = error.strerror or str(error)
+            self._native.fail(culprit, f"rank {rank} cannot be reached by rank {self._rank}: {reason}; has it ended?")
+
+    def _check_rank(self, what: str, rank: int) -> None:
+        if not 0 <= rank < self._plan.world_size:
+            raise UsageError(f"{what} {rank} is not a rank; the group has ranks 0 to {self._plan.world_size - 1}")
+
+    def _split(self, name: str, array: Any, splits: Sequence[int] | None, argument: str) -> list[int]:
+        world, size = self._plan.world_size, _size(array)
+        if splits is None:
+            if size % world != 0:
+                raise UsageError(f"{name} of {size} elements does not divide among {world} ranks; pass {argument}=")
+            return [size // world] * world
+        if len(splits) != world or any(split < 0 for split in splits) or sum(splits) != size:
+            raise UsageError(
+                f"{argument} must be {world} numbers of elements, one for each rank, that add up to {size}, "
+                f"the size of {name}"
+            )
+        return [int(split) for split in splits]
+
+    def _whole(self, name: str, array: Any, part: FlatArray, *, writes: bool) -> FlatArray:
+        """At the root: the array that holds a part for every rank."""
+        if array is None:
+            raise UsageError(f"the root must pass {name}=, of {self._plan.world_size} parts")
+        whole = flatten(array, None, sums=False, writes=writes)
+        if whole.elements != part.elements * self._plan.world_size or whole.dtype != part.dtype:
+            raise UsageError(
+                f"{name} has {whole.elements} {whole.dtype}, but {self._plan.world_size} parts of {part.elements} "
+                f"{part.dtype} are needed"
+            )
+        _check_apart(whole, part)
+        return whole
+
+
+def parts_of(array: Any, flat: FlatArray, splits: list[int]) -> list[Part]:
+    """Consecutive parts of `array`, which is `flat`, of so many of its elements for rank 0, 1, ..."""
+    unit = flat.elements * DTYPES[flat.dtype] // max(1, _size(array))
+    parts = []
+    address = flat.address
+    for rank, split in enumerate(splits):
+        parts.append((rank, address, split * unit))
+        address += split * unit
+    return parts
+
+
+def _size(array: Any) -> int:
+    return int(array.numel() if hasattr(array, "numel") else array.size)
+
+
+def _part(rank: int, flat: FlatArray) -> Part:
+    return (rank, flat.address, flat.elements * DTYPES[flat.dtype])
+
+
+def _check_types(source: FlatArray, target: FlatArray) -> None:
+    if source.dtype != target.dtype:
+        raise UsageError(f"out holds {target.dtype}, but the array {source.dtype}; both need the same type")
+
+
+def _check_apart(one: FlatArray, other: FlatArray) -> None:
+    ends = [flat.address + flat.elements * DTYPES[flat.dtype] for flat in (one, other)]
+    empty = one.elements == 0 or other.elements == 0
+    if not empty and one.address < ends[1] and other.address < ends[0]:
+        raise UsageError("out and the array share memory; this operation cannot work in place")

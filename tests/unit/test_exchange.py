@@ -1,0 +1,277 @@
+"""send, recv, all_to_all, gather and scatter: what arrives, and what is said about bad arguments and unlike calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.thread_ranks import together
+
+from fireflyer.base.errors import FireflyerError, PeerFailed, Timeout, UsageError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.collectives import Communicator
+
+LAYOUTS = [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0], [0, 1, 2], [0, 0, 0, 1]]
+SIZES = [0, 1, 1000, 16_383, 16_384, 70_000, 600_000]  # of float32: short, the border at 64 KiB, several segments
+layouts = pytest.mark.parametrize("nodes", LAYOUTS, ids=lambda nodes: "".join(map(str, nodes)))
+
+
+def pattern(source: int, target: int, size: int) -> Any:
+    return np.arange(size, dtype="f4") + np.float32(1000 * source + 10 * target)
+
+
+@layouts
+def test_all_to_all_transposes_equal_parts(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> None:
+        me, ranks = comm.rank, range(comm.world_size)
+        for size in SIZES:
+            out = np.full(size * comm.world_size, -1, "f4")
+            comm.all_to_all(out, np.concatenate([pattern(me, other, size) for other in ranks]))
+            assert np.array_equal(out, np.concatenate([pattern(other, me, size) for other in ranks]))
+
+    assert together(nodes, body) == [None] * len(nodes)
+
+
+@layouts
+def test_gather_and_scatter_are_each_others_reverse(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> None:
+        for number, size in enumerate(SIZES):
+            root = number % comm.world_size
+            mine = pattern(comm.rank, 0, size)
+            at_root = comm.rank == root
+            whole = np.empty(size * comm.world_size, "f4") if at_root else None
+            comm.gather(mine, root=root, out=whole)
+            if whole is not None:
+                assert np.array_equal(whole, np.concatenate([pattern(r, 0, size) for r in range(comm.world_size)]))
+            back = np.empty_like(mine)
+            comm.scatter(back, root=root, array=whole)
+            assert np.array_equal(back, mine)
+
+    assert together(nodes, body) == [None] * len(nodes)
+
+
+@layouts
+def test_messages_of_a_pair_arrive_in_order_whatever_their_sizes(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> None:
+        ranks = [rank for rank in range(comm.world_size) if rank != comm.rank]
+        sizes = [*SIZES, 3, 200_000, 0, 5]
+        sent = [comm.send(pattern(comm.rank, to, size), to=to, async_op=True) for size in sizes for to in ranks]
+        for size in sizes:
+            for source in reversed(ranks):
+                got = np.empty(size, "f4")
+                comm.recv(got, source=source)
+                assert np.array_equal(got, pattern(source, comm.rank, size))
+        for work in sent:
+            work.wait()
+
+    assert together(nodes, body) == [None] * len(nodes)
+
+
+def test_other_operations_do_not_disturb_messages_and_the_other_way_round() -> None:
+    def body(comm: Communicator) -> None:
+        other = 1 - comm.rank
+        total, got = np.ones(200_000, "f4"), np.empty(300_000, "f4")
+        incoming = comm.recv(got, source=other, async_op=True)
+        works = [comm.allreduce(total, async_op=True) for _ in range(3)]
+        outgoing = comm.send(np.full(300_000, comm.rank, "f4"), to=other, async_op=True)
+        out = np.empty(4, "i8")
+        comm.all_to_all(out, np.full(4, comm.rank))
+        for work in (*works, incoming, outgoing):
+            assert work is not None
+            work.wait()
+        assert (total == 8).all()
+        assert (got == other).all()
+        assert out.tolist() == [0, 0, 1, 1]
+
+    assert together([0, 0], body) == [None, None]
+    assert together([0, 1], body) == [None, None]
+
+
+def test_tensors_and_any_element_type_travel() -> None:
+    def body(comm: Communicator) -> None:
+        other = 1 - comm.rank
+        arrays: list[Any] = [
+            np.full(7, comm.rank, "c16"),
+            torch.full((2, 3), comm.rank == 1),
+            np.full(3, comm.rank, "u2"),
+        ]
+        arrays += [torch.full((5,), float(comm.rank)).to(kind) for kind in (torch.bfloat16, torch.float8_e4m3fn)]
+        for array in arrays:
+            got = torch.empty_like(array) if isinstance(array, torch.Tensor) else np.empty_like(array)
+            work = comm.send(array, to=other, async_op=True)
+            comm.recv(got, source=other)
+            work.wait()
+            flat = got.float().flatten().tolist() if isinstance(got, torch.Tensor) else got.tolist()
+            assert flat == [other] * len(flat)
+        out = np.zeros(3, "c16")
+        comm.all_to_all(
+            out,
+            np.full(3, comm.rank, "c16"),
+            in_splits=[1, 2] if comm.rank else [2, 1],
+            out_splits=[2, 1] if not comm.rank else [1, 2],
+        )
+
+    assert together([0, 1], body) == [None, None]
+
+
+def test_a_rank_alone_exchanges_with_itself() -> None:
+    def body(comm: Communicator) -> None:
+        out = np.zeros(4)
+        comm.all_to_all(out, np.arange(4.0))
+        assert out.tolist() == [0, 1, 2, 3]
+        comm.gather(np.full(4, 7.0), root=0, out=out)
+        assert out.tolist() == [7] * 4
+        comm.scatter(out, root=0, array=np.full(4, 8.0))
+        assert out.tolist() == [8] * 4
+
+    assert together([0], body) == [None]
+
+
+def test_waiting_has_its_own_limit_and_the_message_comes_later() -> None:
+    late = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            assert late.wait(30)
+            comm.send(np.ones(3), to=0)
+            return
+        got = np.zeros(3)
+        work = comm.recv(got, source=1, async_op=True)
+        with pytest.raises(Timeout, match="recv is not done after 20 ms"):
+            work.wait(20 * MS)
+        assert not work.done()
+        late.set()
+        work.wait(30 * SECOND)
+        assert got.tolist() == [1, 1, 1]
+
+    assert together([0, 0], body) == [None, None]
+
+
+F = np.zeros(4, "f4")
+BAD: dict[str, tuple[Callable[[Communicator], object], str]] = {
+    "to itself": (lambda c: c.send(F, to=0), "rank 0 cannot send to or from itself"),
+    "no such rank": (lambda c: c.recv(F, source=2), "source 2 is not a rank"),
+    "tag": (lambda c: c.send(F, to=1, tag=-1), "tag -1 is out of range"),
+    "parts": (lambda c: c.all_to_all(np.zeros(3, "f4"), F), "out of 3 elements does not divide among 2 ranks"),
+    "splits": (lambda c: c.all_to_all(F + 0, F, in_splits=[1, 2]), "in_splits must be 2 numbers"),
+    "negative": (lambda c: c.all_to_all(F + 0, F, out_splits=[5, -1]), "out_splits must be 2 numbers"),
+    "own part": (lambda c: c.all_to_all(F + 0, F, in_splits=[1, 3]), "sends 4 bytes to itself but expects 8"),
+    "types": (lambda c: c.all_to_all(np.zeros(4, "i4"), F), "out holds i32, but the array f32"),
+    "in place": (lambda c: c.all_to_all(F, F), "share memory"),
+    "no out": (lambda c: c.gather(F, root=0), "the root must pass out="),
+    "small out": (lambda c: c.gather(F, root=0, out=np.zeros(7, "f4")), "2 parts of 4 f32 are needed"),
+    "no array": (lambda c: c.scatter(F, root=0), "the root must pass array="),
+    "no root": (lambda c: c.scatter(F, root=5), "root 5 is not a rank"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_argument_is_told_in_one_line_and_harms_nothing(what: str) -> None:
+    call, message = BAD[what]
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            with pytest.raises(UsageError, match=message) as caught:
+                call(comm)
+            assert "\n" not in str(caught.value)
+        comm.all_to_all(np.empty(4, "f4"), F)
+
+    assert together([0, 0], body) == [None, None]
+
+
+def received(comm: Communicator, size: int, dtype: str, tag: int) -> None:
+    if comm.rank == 0:
+        comm.send(np.ones(10, "f4"), to=1)
+    else:
+        comm.recv(np.empty(size, dtype), source=0, tag=tag)
+
+
+UNLIKE: dict[str, tuple[Callable[[Communicator], object], list[str]]] = {
+    "size": (lambda c: received(c, 11, "f4", 0), ["send #0 to rank 1 (10 f32, tag 0)", "recv #0 from rank 0 (11 f32"]),
+    "type": (lambda c: received(c, 10, "i4", 0), ["10 f32", "10 i32"]),
+    "tag": (lambda c: received(c, 10, "f4", 3), ["tag 0", "tag 3"]),
+    "large": (
+        lambda c: c.send(np.ones(10**6), to=1) if c.rank == 0 else c.recv(np.ones(10**6 + 1), source=0),
+        ["1000000 f64", "1000001 f64"],
+    ),
+    "splits": (
+        lambda c: c.all_to_all(np.zeros(2), np.zeros(2)) if c.rank == 0 else c.all_to_all(np.zeros(4), np.zeros(4)),
+        ["sends", "8", "16", "bytes", "in all_to_all #0, but rank"],
+    ),
+    "kind": (
+        lambda c: c.all_to_all(np.zeros(2), np.zeros(2)) if c.rank == 0 else c.gather(np.zeros(2), root=0),
+        ["all_to_all #0", "gather #0"],
+    ),
+    "root": (
+        lambda c: c.gather(np.zeros(2), root=c.rank, out=np.zeros(4)),
+        ["root 0", "root 1", "all ranks must make the same calls"],
+    ),
+    "allreduce": (
+        lambda c: c.all_to_all(np.zeros(2), np.zeros(2)) if c.rank == 0 else c.allreduce(np.zeros(2)),
+        ["all_to_all #0", "allreduce #0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_unlike_calls_are_told_to_both_ranks_with_both_calls(nodes: list[int], what: str) -> None:
+    call, words = UNLIKE[what]
+
+    def body(comm: Communicator) -> None:
+        call(comm)
+        comm.barrier()
+
+    for error in together(nodes, body, timeout_ns=4 * SECOND):
+        assert isinstance(error, UsageError), error
+        for word in (*words, "rank 0 ", "rank 1 "):
+            assert word in str(error), error
+
+
+def test_a_closed_communicator_says_so_and_a_peer_that_closed_is_named() -> None:
+    def body(comm: Communicator) -> Any:
+        if comm.rank == 1:
+            comm.close()
+            with pytest.raises(UsageError, match="is closed"):
+                comm.send(F, to=0)
+            return None
+        with pytest.raises(PeerFailed) as caught:
+            comm.recv(np.empty(3), source=1)
+        return caught.value.rank
+
+    assert together([0, 0], body) == [1, None]
+    assert together([0, 1], body) == [1, None]
+
+
+def test_a_short_message_outlives_the_communicator_that_sent_it() -> None:
+    closed = threading.Event()
+
+    def body(comm: Communicator) -> float:
+        got = np.zeros(10_000, "f4")
+        if comm.rank == 0:
+            comm.send(np.ones(10_000, "f4"), to=1)
+            comm.close()
+            closed.set()
+        else:
+            assert closed.wait(30)
+            comm.recv(got, source=0)
+        return float(got.sum())
+
+    assert together([0, 0], body) == [0, 10_000]
+    closed.clear()
+    assert together([0, 1], body) == [0, 10_000]
+
+
+def test_nothing_is_left_behind() -> None:
+    def body(comm: Communicator) -> None:
+        comm.all_to_all(np.empty(400_000), np.ones(400_000))
+        if comm.rank == 0:
+            raise FireflyerError("enough")
+
+    before = set(threading.enumerate())
+    together([0, 0, 1], body)
+    assert set(threading.enumerate()) == before
