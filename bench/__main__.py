@@ -19,15 +19,15 @@ _WIDTH = 240
 @click.option("--full", "scale", flag_value="full", help="All cases and more repetitions.")
 @click.option("--brief", "scale", flag_value="brief", default="brief", help="A few cases; the default.")
 @click.option("--tiny", "scale", flag_value="tiny", help="Only to see that it runs; the figures mean nothing.")
-@click.option("--only", metavar="PATTERN", help="Cases whose name contains this, or matches it with * and ?.")
+@click.option("--only", metavar="PATTERN", multiple=True, help="Cases whose name contains this, or matches * and ?.")
 @click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case instead of the scale's.")
-def main(suite: str | None, scale: str, only: str | None, rounds: int | None) -> None:
+def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | None) -> None:
     """Measures ours, the peers and the physical limit in one run, and writes build/bench/SUITE.jsonl."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for name in SUITES if suite is None else (suite,):
         found: Suite = importlib.import_module(f"bench.{name}.suite").run(Options(scale, only, rounds))
         if not found.results:
-            raise click.UsageError(f"no case of {name} is selected by --only {only}")
+            raise click.UsageError(f"no case of {name} is selected by --only {' '.join(only)}")
         print_results(found.results, console)
         for remark in found.remarks:
             console.print(remark, markup=False, highlight=False)

@@ -20,10 +20,10 @@ ROUNDS: Final = {"tiny": 2, "brief": 5, "full": 9}
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What to run: `scale` is tiny, brief or full; `only` a part of a case's name or a pattern for the whole of it."""
+    """What to run: `scale` is tiny, brief or full; `only` parts of cases' names, or patterns for the whole of them."""
 
     scale: str = "brief"
-    only: str | None = None
+    only: tuple[str, ...] = ()
     rounds_wanted: int | None = None
 
     @property
@@ -31,7 +31,7 @@ class Options(msgspec.Struct, frozen=True):
         return self.rounds_wanted or ROUNDS[self.scale]
 
     def selects(self, case: str) -> bool:
-        return self.only is None or self.only in case or fnmatch.fnmatchcase(case, self.only)
+        return not self.only or any(only in case or fnmatch.fnmatchcase(case, only) for only in self.only)
 
 
 class Figure(msgspec.Struct, frozen=True):

@@ -45,7 +45,11 @@ _NATIVE: Final = _Side("native", tuple(OPEN_MPI)[:3], Target.times_faster("best 
 
 def run(options: Options) -> Iterator[Result]:
     for layout in _LAYOUTS[options.scale]:
-        sides = (_PYTHON, _NATIVE) if layout.startswith("1x") else (_PYTHON,)
+        sides = [
+            side
+            for side in ((_PYTHON, _NATIVE) if layout.startswith("1x") else (_PYTHON,))
+            if any(options.selects(_name(layout, side.language, size)) for size in _SIZES[options.scale])
+        ]
         sizes = [
             size
             for size in _SIZES[options.scale]
@@ -55,7 +59,7 @@ def run(options: Options) -> Iterator[Result]:
             yield from _layout(layout, sides, sizes, options)
 
 
-def _layout(layout: str, sides: tuple[_Side, ...], sizes: list[int], options: Options) -> Iterator[Result]:
+def _layout(layout: str, sides: list[_Side], sizes: list[int], options: Options) -> Iterator[Result]:
     with ExitStack() as stack:
         python = stack.enter_context(python_ranks(layout))
         python.tell("join", "ours")

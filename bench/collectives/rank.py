@@ -6,25 +6,22 @@ Ours and gloo use the same array in the same process, one after the other, so th
 from __future__ import annotations
 
 import json
-import os
 import resource
-import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from bench.collectives.data import ELEMENT_BYTES, NATIVE, Array, block_of, expected_sum, filled_with, repeat_into
+from bench.collectives.orders import join_ours, obey
 from fireflyer.collectives import Communicator
-from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.store import StoreClient
-
-_STOP: Final = "stop"
 
 
 class Rank:
+    orders = ("join", "import_torch", "prepare", "time", "check", "wait")
+
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
         self.rank: int = arguments["rank"]
@@ -117,12 +114,7 @@ class Rank:
             self._comm.close()
 
     def _join_ours(self) -> dict[str, Any]:
-        secret = load_secret(self.arguments["secret_file"])
-        store = StoreClient(self.arguments["store"], secret)
-        self._comm = Communicator.create(
-            rank=self.rank, world_size=self.world_size, node=self.arguments["node"], store=store, secret=secret
-        )
-        store.close()
+        self._comm = join_ours(self.arguments)
         return {}
 
     def _join_gloo(self) -> dict[str, Any]:
@@ -170,22 +162,5 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
-    rank = Rank(json.loads(sys.argv[2]))
-    answers: dict[str, Callable[..., dict[str, Any]]] = {
-        name: getattr(rank, name) for name in ("join", "import_torch", "prepare", "time", "check", "wait")
-    }
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(sys.argv[1])
-        with sock.makefile("rw") as harness:
-            print(json.dumps({"rank": rank.rank, "pid": os.getpid()}), file=harness, flush=True)
-            for line in harness:
-                name, *words = line.split()
-                if name == _STOP:
-                    break
-                print(json.dumps(answers[name](*words)), file=harness, flush=True)
-    rank.close()
-
-
 if __name__ == "__main__":
-    main()
+    obey(Rank(json.loads(sys.argv[2])))

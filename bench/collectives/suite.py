@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from bench.collectives import allreduce, kernels, latency, memory, waiting
+from bench.collectives import allreduce, ddp, kernels, latency, memory, waiting
 from bench.collectives.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
 
@@ -16,6 +16,7 @@ _FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
     allreduce.run,
     latency.run,
     kernels.run,
+    ddp.run,
     waiting.run,
     memory.run,
 )

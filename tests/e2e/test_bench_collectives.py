@@ -14,17 +14,22 @@ from bench.report import Figure, Result
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.serial
-def test_a_tiny_run_measures_ours_the_peers_and_the_bounds_side_by_side(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench", "collectives", "--tiny"]
+def run_bench(directory: Path, timeout_s: int, *options: str) -> dict[str, Result]:
+    command = [sys.executable, "-m", "bench", "collectives", "--tiny", *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
     assert run.returncode == 0, run.stderr
     assert "written to build/bench/collectives.jsonl" in run.stdout
-    lines = (tmp_path / "build/bench/collectives.jsonl").read_bytes().splitlines()
-    results = {result.case: result for result in (msgspec.json.decode(line, type=Result) for line in lines)}
+    lines = (directory / "build/bench/collectives.jsonl").read_bytes().splitlines()
+    return {result.case: result for result in [msgspec.json.decode(line, type=Result) for line in lines]}
+
+
+@pytest.mark.serial
+def test_a_tiny_run_measures_ours_the_peers_and_the_bounds_side_by_side(tmp_path: Path) -> None:
+    results = run_bench(tmp_path, 100, "--only", "allreduce/*x[12]/private/*", "--only", "latency/*/python/*")
+    assert {"/".join(case.split("/")[:2]) for case in results} == {"allreduce/1x2", "allreduce/2x1", "latency/1x2"}
     one_node = results["allreduce/1x2/private/fp32/1MiB"]
     two_nodes = results["allreduce/2x1/private/fp32/1MiB"]
     for result in (one_node, two_nodes):
@@ -35,3 +40,11 @@ def test_a_tiny_run_measures_ours_the_peers_and_the_bounds_side_by_side(tmp_path
         assert result.more["memory_bytes_per_s"] > 0
     assert {"openmpi", "openmpi ring", "openmpi han"} <= one_node.peers.keys()
     assert "plain programs" in two_nodes.bound.formula if two_nodes.bound else False
+
+
+@pytest.mark.serial
+@pytest.mark.slow
+def test_every_family_of_cases_runs(tmp_path: Path) -> None:
+    results = run_bench(tmp_path, 600)
+    assert {case.split("/")[0] for case in results} == {"allreduce", "latency", "ddp", "waiting"}
+    assert any("/native/" in case for case in results)
