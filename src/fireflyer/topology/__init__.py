@@ -1,0 +1,22 @@
+"""What the hardware looks like, as plain data: a node (NUMA, caches, PCI), and the network's zones; and what follows
+from it for placing ranks and ordering nodes."""
+
+from fireflyer.topology.machine import Device, Machine, NumaNode
+from fireflyer.topology.placement import Placement, network_placement, rank_placement
+from fireflyer.topology.sysfs import read_machine
+from fireflyer.topology.two_zone import Crossings, count_crossings, zone_order, zone_trees, zones_of_hosts
+
+__all__ = [
+    "Crossings",
+    "Device",
+    "Machine",
+    "NumaNode",
+    "Placement",
+    "count_crossings",
+    "network_placement",
+    "rank_placement",
+    "read_machine",
+    "zone_order",
+    "zone_trees",
+    "zones_of_hosts",
+]
