@@ -24,7 +24,7 @@ def worlds(draw: st.DrawFn, troubles: tuple[Trouble, ...]) -> World:
     size = draw(st.integers(3, 9))
     nodes = sorted(draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)))
     numbers = {node: index for index, node in enumerate(sorted(set(nodes)))}
-    calls = draw(st.lists(st.sampled_from(KINDS), min_size=3, max_size=30))
+    calls = draw(st.lists(st.sampled_from(KINDS), min_size=3, max_size=40))
     return World(
         nodes=[numbers[node] for node in nodes],
         calls=calls,
@@ -32,7 +32,7 @@ def worlds(draw: st.DrawFn, troubles: tuple[Trouble, ...]) -> World:
         rank=draw(st.integers(0, size - 1)),
         at=draw(st.integers(0, len(calls) - 1)),
         raised=draw(st.booleans()),
-        capacity=draw(st.sampled_from([3, 8, 1024])),
+        capacity=draw(st.sampled_from([3, 20, 1024])),
         queued=draw(st.integers(0, 3)),
         seed=draw(st.integers(0, 1000)),
         skew_ns=draw(st.sampled_from([0, STEP_NS])),
@@ -71,7 +71,7 @@ def test_nobody_is_blamed_where_nothing_is_wrong(world: World) -> None:
     verdict = explain(dumps_of(world))
     assert (verdict.kind, verdict.culprits) == ("nothing", ())
     late = [each.rank for each in verdict.stragglers]
-    enough = min(len(world.calls), world.capacity) >= 8 and world.skew_ns == 0
+    enough = min(len(world.calls), world.capacity) >= 16 and max(world.nodes) == 0
     expected = [world.rank] if world.trouble == "slow" and enough else []
     assert late == expected or (late == [world.rank] and world.trouble == "slow")
 

@@ -16,8 +16,8 @@ from fireflyer.collectives.flight.evidence import Evidence
 
 __all__ = ["Lateness", "measure_lateness"]
 
-_TOGETHER: Final = ("allreduce", "allgather", "all_to_all", "barrier")
-_ENOUGH: Final = 8
+_TOGETHER: Final = ("allreduce", "allgather", "all_to_all", "barrier", "reduce_scatter")
+_ENOUGH: Final = 16
 _LEAST_NS: Final = MS
 _FACTOR: Final = 3
 
@@ -36,7 +36,8 @@ class Lateness(NamedTuple):
 
 
 def measure_lateness(evidence: Evidence) -> tuple[Lateness, ...]:
-    """Of every rank that left a dump, ascending; empty where fewer than two did, or nothing is common to all."""
+    """Of every rank that left a dump, ascending; empty where fewer than two did, or
+    nothing is common to all, or nothing tells how their clocks differ."""
     facts = [facts for facts in evidence.ranks if facts.dump is not None]
     if len(facts) < 2:
         return ()
@@ -47,6 +48,8 @@ def measure_lateness(evidence: Evidence) -> tuple[Lateness, ...]:
         return ()
     ranks = [each.rank for each in facts]
     offsets = _offsets(evidence, ranks, rows)
+    if offsets is None:
+        return ()
     late: list[list[int]] = [[] for _ in ranks]
     last = [0] * len(ranks)
     for row in rows:
@@ -67,15 +70,17 @@ def measure_lateness(evidence: Evidence) -> tuple[Lateness, ...]:
 def _stands_out(medians: list[int], index: int, last: int, operations: int) -> bool:
     others = [median for i, median in enumerate(medians) if i != index]
     limit_ns = max(_LEAST_NS, _FACTOR * statistics.median(others))
-    return operations >= _ENOUGH and 2 * last > operations and medians[index] >= limit_ns
+    return operations >= _ENOUGH and 3 * last > 2 * operations and medians[index] >= limit_ns
 
 
-def _offsets(evidence: Evidence, ranks: list[int], rows: list[list[Record]]) -> list[int]:
-    """How far the clock of each rank's node is ahead of the first one's."""
+def _offsets(evidence: Evidence, ranks: list[int], rows: list[list[Record]]) -> list[int] | None:
+    """How far the clock of each rank's node is ahead of the first one's; None where nothing tells."""
     together = [row for row in rows if row[0].kind in _TOGETHER]
     nodes = [dump.node for rank in ranks if (dump := evidence.ranks[rank].dump) is not None]
-    if len(set(nodes)) < 2 or not together:
+    if len(set(nodes)) < 2:
         return [0] * len(ranks)
+    if not together:
+        return None
     ahead: dict[int, list[int]] = {node: [] for node in nodes}
     for row in together:
         ends = [evidence.wall_ns(rank, record.finished_ns) for rank, record in zip(ranks, row, strict=True)]
