@@ -21,14 +21,15 @@ _WIDTH = 240
 @click.option("--tiny", "scale", flag_value="tiny", help="Only to see that it runs; the figures mean nothing.")
 @click.option("--only", metavar="PATTERN", multiple=True, help="Cases whose name contains this, or matches * and ?.")
 @click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case instead of the scale's.")
-def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | None) -> None:
+@click.option("--markdown", is_flag=True, help="Tables for docs/benchmarks.md.")
+def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | None, markdown: bool) -> None:
     """Measures ours, the peers and the physical limit in one run, and writes build/bench/SUITE.jsonl."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for name in SUITES if suite is None else (suite,):
         found: Suite = importlib.import_module(f"bench.{name}.suite").run(Options(scale, only, rounds))
         if not found.results:
             raise click.UsageError(f"no case of {name} is selected by --only {' '.join(only)}")
-        print_results(found.results, console)
+        print_results(found.results, console, markdown=markdown)
         for remark in found.remarks:
             console.print(remark, markup=False, highlight=False)
         console.print(f"written to {write_results(name, found.results)}", highlight=False)

@@ -88,13 +88,14 @@ def write_results(suite: str, results: Sequence[Result], directory: str = "build
     return path
 
 
-def print_results(results: Sequence[Result], console: Console) -> None:
+def print_results(results: Sequence[Result], console: Console, *, markdown: bool = False) -> None:
     """A table for each group of cases (the first two words of their names), then what is missing."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((_group(result), result.metric), []).append(result)
     for (group, metric), members in groups.items():
-        console.print(_table(f"{members[0].suite} {group}: {metric}, median (min to max); peer : ours", members))
+        title = f"{members[0].suite} {group}: {metric.replace('_', ' ')}, median (min to max); peer : ours"
+        _print_table(title, _headings(members), [_row(result, members) for result in members], console, markdown)
     missing = {f"{name}: {peer}" for result in results for name, peer in result.peers.items() if isinstance(peer, str)}
     for line in sorted(missing):
         console.print(f"missing {line}", markup=False, highlight=False)
@@ -104,28 +105,47 @@ def print_results(results: Sequence[Result], console: Console) -> None:
         console.print(f"targets of {len(verdicts)} cases: {counts}", markup=False, highlight=False)
 
 
+def _print_table(title: str, headings: list[str], rows: list[list[str]], console: Console, markdown: bool) -> None:
+    if markdown:
+        lines = [title, "", *(_line(row) for row in (headings, ["---"] * len(headings), *rows)), ""]
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        return
+    table = Table(title=title, title_justify="left")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number in (0, len(headings) - 1) else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("\n", "<br>") for cell in cells) + " |"
+
+
 def _group(result: Result) -> str:
     return "/".join(result.case.split("/")[:2])
 
 
-def _table(title: str, results: Sequence[Result]) -> Table:
-    peers = list(dict.fromkeys(name for result in results for name in result.peers))
-    peers = [name for name in peers if any(isinstance(result.peers.get(name), Figure) for result in results)]
-    more = list(dict.fromkeys(name for result in results for name in result.more))
-    bounded = any(result.bound is not None for result in results)
-    table = Table(title=title, title_justify="left")
-    table.add_column("case")
-    for name in ("ours", *peers, *(("bound",) if bounded else ()), *map(_heading, more)):
-        table.add_column(name, justify="right")
-    table.add_column("target")
-    for result in results:
-        row = [result.case.removeprefix(_group(result) + "/"), _cell(result.ours, result.metric)]
-        row += [_compared(result.peers.get(name), result) for name in peers]
-        if bounded:
-            row.append("-" if result.bound is None else _beside(result.bound.value, result))
-        row += [_number(result.more[name], name) if name in result.more else "-" for name in more]
-        table.add_row(*row, "\n".join(_judged(result)))
-    return table
+def _columns(results: Sequence[Result]) -> tuple[list[str], bool, list[str]]:
+    """Peers that have a figure, whether there are bounds, further rates."""
+    peers = dict.fromkeys(name for result in results for name, peer in result.peers.items() if isinstance(peer, Figure))
+    more = dict.fromkeys(name for result in results for name in result.more)
+    return list(peers), any(result.bound is not None for result in results), list(more)
+
+
+def _headings(results: Sequence[Result]) -> list[str]:
+    peers, bounded, more = _columns(results)
+    return ["case", "ours", *peers, *(("bound",) if bounded else ()), *map(_heading, more), "target"]
+
+
+def _row(result: Result, group: Sequence[Result]) -> list[str]:
+    peers, bounded, more = _columns(group)
+    row = [result.case.removeprefix(_group(result) + "/"), _cell(result.ours, result.metric)]
+    row += [_compared(result.peers.get(name), result) for name in peers]
+    if bounded:
+        row.append("-" if result.bound is None else _beside(result.bound.value, result))
+    row += [_number(result.more[name], name) if name in result.more else "-" for name in more]
+    return [*row, "\n".join(_judged(result))]
 
 
 def _judged(result: Result) -> Iterable[str]:
@@ -151,18 +171,27 @@ def _heading(name: str) -> str:
 
 
 def _cell(value: Figure, metric: str) -> str:
+    scale, unit = _unit(value.median, metric)
     if value.n == 1:
-        return _number(value.median, metric)
-    return f"{_number(value.median, metric)} ({_number(value.min, metric)} to {_number(value.max, metric)})"
+        return f"{_digits(value.median * scale)} {unit}"
+    least, most = _digits(value.min * scale), _digits(value.max * scale)
+    return f"{_digits(value.median * scale)} ({least} to {most}) {unit}"
 
 
 def _number(value: float, metric: str) -> str:
+    scale, unit = _unit(value, metric)
+    return f"{_digits(value * scale)} {unit}"
+
+
+def _unit(value: float, metric: str) -> tuple[float, str]:
     if metric.endswith("_bytes_per_s"):
-        return f"{value / 1e9:.2f} GB/s"
+        return 1e-9, "GB/s"
     if metric.endswith("_bytes"):
-        return f"{value / MIB:.1f} MiB"
+        return 1 / MIB, "MiB"
     if metric.endswith("_share"):
-        return f"{100 * value:.1f} %"
-    if value >= 1:
-        return f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"
+        return 100, "%"
+    return (1e3, "ms") if value >= 1e-3 else (1e6, "us")
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

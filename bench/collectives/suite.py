@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
@@ -23,7 +24,10 @@ _FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
 
 
 def run(options: Options) -> Suite:
-    results = [result for family in _FAMILIES for result in family(options)]
+    results = []
+    for result in (result for family in _FAMILIES for result in family(options)):
+        print(f"{result.case}: {result.metric} {result.ours.median:.6g}", file=sys.stderr, flush=True)
+        results.append(result)
     return Suite(results=tuple(results), remarks=(_versions(),))
 
 
