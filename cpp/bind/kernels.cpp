@@ -168,6 +168,15 @@ std::uint32_t checksum_of(nb::handle data, std::uint32_t crc) {
   return checksum(crc, buffer.data(), buffer.size());
 }
 
+std::uint32_t checksum_and_copy(nb::handle out, nb::handle data, std::uint32_t crc) {
+  const Buffer to(out, "out", true), from(data, "data", false);
+  if (to.size() != from.size())
+    throw nb::value_error(("out holds " + std::to_string(to.size()) + " bytes, not the " + std::to_string(from.size()) + " of data").c_str());
+  if (overlap(to, from)) throw nb::value_error("data overlaps out");
+  nb::gil_scoped_release released;
+  return ff::crc32c_copy(crc, to.data(), from.data(), from.size());
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -178,6 +187,7 @@ void bind_kernels(nb::module_& m) {
   m.def("quantize_fp8_blocks", quantize, nb::arg("codes"), nb::arg("scales"), nb::arg("values"), nb::arg("block") = 128);
   m.def("dequantize_fp8_blocks", dequantize, nb::arg("values"), nb::arg("codes"), nb::arg("scales"), nb::arg("block") = 128);
   m.def("crc32c", checksum_of<ff::crc32c>, nb::arg("data"), nb::arg("crc") = 0);
+  m.def("crc32c_copy", checksum_and_copy, nb::arg("out"), nb::arg("data"), nb::arg("crc") = 0);
   m.def("crc32c_portable", checksum_of<ff::crc32c_portable>, nb::arg("data"), nb::arg("crc") = 0);
   m.def("cpu_features", ff::cpu_feature_names);
   m.def("active_isa", [] { return std::string(ff::active_isa()); });

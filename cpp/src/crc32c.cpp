@@ -11,6 +11,8 @@ namespace ff {
 
 #if defined(__x86_64__)
 std::uint32_t crc32c_sse42(std::uint32_t crc, const void* data, std::size_t n);
+std::uint32_t crc32c_vpclmul(std::uint32_t crc, const void* data, std::size_t n);
+std::uint32_t crc32c_copy_vpclmul(std::uint32_t crc, void* to, const void* from, std::size_t n);
 #endif
 
 namespace {
@@ -50,12 +52,51 @@ std::uint32_t crc32c_portable(std::uint32_t crc, const void* data, std::size_t n
   return ~crc;
 }
 
-std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t n) {
-#if defined(__x86_64__)
-  static const bool fast = cpu_features().sse42 && cpu_features().pclmul;
-  if (fast) return crc32c_sse42(crc, data, n);
-#endif
-  return crc32c_portable(crc, data, n);
+namespace {
+
+using Checksum = std::uint32_t (*)(std::uint32_t, const void*, std::size_t);
+using Copy = std::uint32_t (*)(std::uint32_t, void*, const void*, std::size_t);
+
+struct Choice {
+  Checksum checksum;
+  Copy copy;
+};
+
+// Copies as much as a first-level cache holds, then reads it again from there.
+template <Checksum checksum>
+std::uint32_t copy_by_pieces(std::uint32_t crc, void* to, const void* from, std::size_t n) {
+  constexpr std::size_t piece = 16384;
+  auto* target = static_cast<std::uint8_t*>(to);
+  const auto* source = static_cast<const std::uint8_t*>(from);
+  while (n > 0) {
+    const std::size_t part = n < piece ? n : piece;
+    std::memcpy(target, source, part);
+    crc = checksum(crc, target, part);
+    target += part, source += part, n -= part;
+  }
+  return crc;
 }
+
+Choice choose() {
+#if defined(__x86_64__)
+  const CpuFeatures cpu = cpu_features();
+  const bool sse42 = cpu.sse42 && cpu.pclmul;
+  if (sse42 && cpu.vpclmul && cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq)
+    return {crc32c_vpclmul, crc32c_copy_vpclmul};
+  if (sse42) return {crc32c_sse42, copy_by_pieces<crc32c_sse42>};
+#endif
+  return {crc32c_portable, copy_by_pieces<crc32c_portable>};
+}
+
+const Choice& chosen() {
+  static const Choice choice = choose();
+  return choice;
+}
+
+}  // namespace
+
+std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t n) { return chosen().checksum(crc, data, n); }
+
+std::uint32_t crc32c_copy(std::uint32_t crc, void* to, const void* from, std::size_t n) { return chosen().copy(crc, to, from, n); }
 
 }  // namespace ff

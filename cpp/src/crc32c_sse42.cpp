@@ -8,17 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "crc32c_powers.hpp"
+
 namespace ff {
 namespace {
-
-constexpr std::uint32_t polynomial = 0x82f63b78u;
-
-// x^n modulo the polynomial, bits reflected
-constexpr std::uint32_t power_of_x(std::size_t n) {
-  std::uint32_t r = 0x80000000u;
-  for (; n > 0; --n) r = (r >> 1) ^ ((r & 1u) ? polynomial : 0u);
-  return r;
-}
 
 std::uint64_t word_at(const std::uint8_t* p) {
   std::uint64_t word;

@@ -1,6 +1,7 @@
 // Known answers of RFC 3720 B.4, and the fast path against the table at every length and offset that its loops divide.
 #include "fireflyer/crc32c.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -21,19 +22,34 @@ void known_answers() {
   CHECK(ff::crc32c(0, data.data(), 32) == 0x46dd794eu);
 }
 
-void same_as_table() {
-  std::vector<unsigned char> data(40'000);
+std::vector<unsigned char> noise(std::size_t n) {
+  std::vector<unsigned char> data(n);
   unsigned state = 1;
   for (auto& byte : data) byte = static_cast<unsigned char>((state = state * 1664525u + 1013904223u) >> 24);
-  const std::size_t lengths[] = {1, 7, 8, 9, 255, 767, 768, 769, 1536, 12'287, 12'288, 12'289, 13'056, 24'576, 39'000};
+  return data;
+}
+
+// The copy must not write a byte too many, either.
+void check(const std::vector<unsigned char>& data, std::size_t offset, std::size_t length) {
+  const std::uint32_t expected = ff::crc32c_portable(7, &data[offset], length);
+  CHECK(ff::crc32c(7, &data[offset], length) == expected);
+  std::vector<unsigned char> copy(length + 7, 0xa5);
+  CHECK(ff::crc32c_copy(7, &copy[3], &data[offset], length) == expected);
+  CHECK(std::equal(copy.begin() + 3, copy.end() - 4, data.begin() + static_cast<std::ptrdiff_t>(offset)));
+  for (const std::size_t i : {std::size_t{0}, std::size_t{1}, std::size_t{2}, length + 3, length + 4, length + 5, length + 6}) CHECK(copy[i] == 0xa5);
+}
+
+void same_as_table() {
+  const auto data = noise(150'000);
+  for (std::size_t length = 0; length < 1300; ++length) check(data, length % 67, length);
+  const std::size_t lengths[] = {1535, 1536, 1537, 4096, 12'287, 12'288, 12'289, 13'056, 16'384, 24'576, 39'000, 65'536, 149'000};
   for (const std::size_t length : lengths)
-    for (std::size_t offset = 0; offset < 9; ++offset)
-      CHECK(ff::crc32c(7, &data[offset], length) == ff::crc32c_portable(7, &data[offset], length));
+    for (std::size_t offset = 0; offset < 9; ++offset) check(data, offset, length);
 }
 
 void chained() {
   const std::string text(30'000, 'x');
-  for (const std::size_t cut : {0u, 1u, 300u, 12'288u, 29'999u})
+  for (const std::size_t cut : {0u, 1u, 300u, 511u, 512u, 1025u, 12'288u, 29'999u})
     CHECK(ff::crc32c(ff::crc32c(0, text.data(), cut), text.data() + cut, text.size() - cut) ==
           ff::crc32c(0, text.data(), text.size()));
 }

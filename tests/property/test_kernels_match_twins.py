@@ -142,9 +142,16 @@ def test_checksums_equal_the_twin_and_chain(data: bytes, cut: int, start: int) -
     assert native.crc32c(data, start) == expected
     assert native.crc32c_portable(data, start) == expected
     assert native.crc32c(data[cut:], native.crc32c(data[:cut], start)) == expected
+    copy, twin = bytearray(len(data)), bytearray(len(data))
+    assert native.crc32c_copy(copy, data, start) == kernels.crc32c_copy(twin, data, start) == expected
+    assert copy == twin == data
 
 
-@given(size=st.integers(700, 40_000), offset=st.integers(0, 8), seed=st.integers(0, 2**32 - 1))
+@given(size=st.integers(400, 40_000), offset=st.integers(0, 70), seed=st.integers(0, 2**32 - 1))
 def test_fast_checksum_equals_the_table(size: int, offset: int, seed: int) -> None:
     data = np.random.default_rng(seed).integers(0, 256, size + offset, dtype=np.uint8)[offset:]
-    assert native.crc32c(data) == native.crc32c_portable(data)
+    expected = native.crc32c_portable(data)
+    assert native.crc32c(data) == expected
+    copy = np.zeros(size + 1, np.uint8)[1:]
+    assert native.crc32c_copy(copy, data) == expected
+    assert np.array_equal(copy, data)

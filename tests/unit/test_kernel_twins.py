@@ -83,14 +83,56 @@ def test_refuses_what_does_not_fit(module: Any) -> None:
         module.reduce(four[::2], [four[:2]], "f32")
     with pytest.raises(ValueError, match="holds 3 elements"):
         module.round_from_accum(np.zeros(4, np.uint16), three, "bf16")
+    with pytest.raises(ValueError, match="'xor' is not one of"):
+        module.reduce(four, [four], "f32", "xor")
+    with pytest.raises(ValueError, match="a mean of i32 is not an integer"):
+        module.reduce(four, [four], "i32", "mean")
+    with pytest.raises(ValueError, match="a mean of i32 is not an integer"):
+        module.round_from_accum(four, four, "i32", 2)
+    with pytest.raises(ValueError, match="cannot be divided by 0"):
+        module.round_from_accum(four, four, "f32", 0)
+    with pytest.raises(ValueError, match="outs must not be empty"):
+        module.reduce_many([], [four], "f32")
+    with pytest.raises(ValueError, match=r"outs\[1\] holds 3 elements, not the 4"):
+        module.reduce_many([four, three], [four], "f32")
+    with pytest.raises(ValueError, match="out holds 12 bytes, not the 16"):
+        module.crc32c_copy(three, four)
+    with pytest.raises(ValueError, match="at least one element"):
+        module.quantize_fp8_blocks(bytearray(4), np.zeros(1, np.float32), four, 0)
+    with pytest.raises(ValueError, match="codes holds 5"):
+        module.quantize_fp8_blocks(bytearray(5), np.zeros(1, np.float32), four)
+    with pytest.raises(ValueError, match="scales holds"):
+        module.dequantize_fp8_blocks(four, bytearray(4), np.zeros(1, np.float32), 3)
     with pytest.raises(TypeError):
         module.reduce(four, [None], "f32")
     with pytest.raises(TypeError):
         module.crc32c(5)
 
 
+def test_fp8_blocks_keep_what_is_small_beside_what_is_large() -> None:
+    """Relative error of each element within e4m3's half step, whatever the size of its block's numbers."""
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal(1000).astype(np.float32) * np.repeat(np.array([1e-30, 1e-6, 1, 1e30], np.float32), 250)
+    codes, scales, back = np.empty(1000, np.uint8), np.empty(20, np.float32), np.empty(1000, np.float32)
+    native.quantize_fp8_blocks(codes, scales, values, 50)
+    native.dequantize_fp8_blocks(back, codes, scales, 50)
+    amax = np.repeat(np.abs(values.reshape(20, 50)).max(axis=1), 50)
+    assert np.all(np.abs(back - values) <= np.maximum(np.abs(values) / 16, amax / 448 / 1024) * 1.0001)
+    values[3] = np.inf
+    native.quantize_fp8_blocks(codes, scales, values, 50)
+    native.dequantize_fp8_blocks(back, codes, scales, 50)
+    assert np.isnan(back[:50]).all()
+    assert np.isfinite(back[50:]).all()
+
+
 def test_native_refuses_partial_overlap_and_unknown_isa() -> None:
     data = np.zeros(8, np.float32)
+    with pytest.raises(ValueError, match="overlaps another output"):
+        native.reduce_many([data[:4], data[1:5]], [np.zeros(4, np.float32)], "f32")
+    with pytest.raises(ValueError, match="overlap"):
+        native.quantize_fp8_blocks(data.view(np.uint8)[:8], np.zeros(1, np.float32), data)
+    with pytest.raises(ValueError, match="overlaps"):
+        native.crc32c_copy(data[1:5], data[:4])
     with pytest.raises(ValueError, match="overlaps"):
         native.reduce(data[1:5], [data[:4]], "f32")
     with pytest.raises(ValueError, match="cannot run"):

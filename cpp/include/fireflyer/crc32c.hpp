@@ -9,6 +9,9 @@ namespace ff {
 // crc32c(0, "123456789", 9) == 0xE3069283; chainable: crc32c(crc32c(0, a), b) is the sum of a followed by b
 std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t n);
 
+// Copies n bytes from `from` to `to`, which do not overlap, and returns crc32c(crc, from, n), in one pass over memory.
+std::uint32_t crc32c_copy(std::uint32_t crc, void* to, const void* from, std::size_t n);
+
 std::uint32_t crc32c_portable(std::uint32_t crc, const void* data, std::size_t n);  // the same on any CPU, slower
 
 }  // namespace ff

@@ -44,6 +44,7 @@ __all__ = [
     "OPS",
     "accum_dtype",
     "crc32c",
+    "crc32c_copy",
     "decode",
     "dequantize_fp8_blocks",
     "encode",
@@ -154,6 +155,16 @@ def crc32c(data: AnyBuffer, crc: int = 0) -> int:
     for byte in _view(data).tobytes():
         state = (state >> 8) ^ _CRC_TABLE[(state ^ byte) & 0xFF]
     return state ^ 0xFFFFFFFF
+
+
+def crc32c_copy(out: AnyBuffer, data: AnyBuffer, crc: int = 0) -> int:
+    """Copies `data` into `out`, of the same size and apart from it, and returns `crc32c(data, crc)`."""
+    target = _elements(out, "u8", writable=True)
+    source = _elements(data, "u8")
+    if target.size != source.size:
+        raise ValueError(f"out holds {target.size} bytes, not the {source.size} of data")
+    target[:] = source
+    return crc32c(data, crc)
 
 
 def decode(stored: Array, dtype: str) -> Array:
