@@ -6,7 +6,6 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 from bench.collectives.models import Step, build
 from bench.collectives.orders import join_ours, obey
+from bench.collectives.spans import covered
 from fireflyer.collectives import Communicator
 from fireflyer.training import DistributedDataParallel as OurDDP
 from fireflyer.training.reducer import ReducerStats
@@ -153,8 +153,8 @@ class _HookClock:
         """A step begins: adds up the one before."""
         if self._counts and self._spans:
             last = max(begun for begun, _ in self._spans)
-            self.flight_s += _covered(self._spans)
-            self.hidden_s += _covered([[begun, min(ended, last)] for begun, ended in self._spans])
+            self.flight_s += covered(self._spans)
+            self.hidden_s += covered([[begun, min(ended, last)] for begun, ended in self._spans])
         self._spans = []
         self._counts = counts
 
@@ -172,16 +172,6 @@ class _HookClock:
 
         returned: torch.futures.Future[torch.Tensor] = work.get_future().then(end)
         return returned
-
-
-def _covered(spans: Sequence[Sequence[float]]) -> float:
-    """Length of the union."""
-    total, reached = 0.0, float("-inf")
-    for begun, ended in sorted(map(tuple, spans)):
-        if ended > reached:
-            total += ended - max(begun, reached)
-            reached = ended
-    return total
 
 
 def _close(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
