@@ -87,7 +87,8 @@ def test_tables_show_units_ratios_and_verdicts() -> None:
     row = next(line for line in shown.splitlines() if line.startswith("| private"))
     assert row == (
         "| private/fp32/1MiB | 10.0 (9.00 to 12.0) ms "
-        "| 55.0 (50.0 to 60.0) ms<br>5.5 x | 40.0 (39.0 to 50.0) ms<br>4.0 x | 30.0 (20.0 to 40.0) ms<br>3.0 x | 8.00 ms<br>ours 1.25 x | 2.50 GB/s | 5x faster than gloo: met |"
+        "| 55.0 (50.0 to 60.0) ms<br>5.5 x | 40.0 (39.0 to 50.0) ms<br>4.0 x | 30.0 (20.0 to 40.0) ms<br>3.0 x "
+        "| 8.00 ms<br>ours 1.25 x | 2.50 GB/s | 5x faster than gloo: met |"
     )
     assert "missing openmpi han: did not start" in shown
     assert "targets of 1 cases: 1 met, 0 missed, 0 not decided" in shown
