@@ -20,11 +20,38 @@ namespace {
 
 using Released = nb::call_guard<nb::gil_scoped_release>;
 
+using PythonStep = std::tuple<int, int, std::uint32_t, std::uint32_t, std::uint32_t, std::vector<std::uint32_t>>;
+using PythonProgram = std::tuple<std::string, int, int, std::uint32_t, std::uint32_t, std::vector<PythonStep>>;
+using PythonRoute = std::tuple<std::string, std::int64_t, int, std::size_t>;
+
 ff::OpKind kind_from_name(const std::string& name) {
-  for (const ff::OpKind kind : {ff::OpKind::allreduce, ff::OpKind::reduce, ff::OpKind::broadcast, ff::OpKind::barrier}) {
+  for (int number = 1; number < ff::op_kind_count; ++number) {
+    const auto kind = static_cast<ff::OpKind>(number);
     if (name == ff::kind_name(kind)) return kind;
   }
   throw std::invalid_argument("no such operation: " + name);
+}
+
+// An action that is none is left for `check` to refuse.
+ff::Action action_from_number(int number) { return static_cast<ff::Action>(number < 0 || number > 255 ? 255 : number); }
+
+ff::Program program_from(const PythonProgram& given) {
+  const auto& [kind, lane, channel, blocks, rounds, steps] = given;
+  ff::Program program{kind_from_name(kind), lane, channel, blocks, rounds, {}};
+  for (const auto& [action, peer, block, span, round, after] : steps) program.steps.push_back({action_from_number(action), peer, block, span, round, after});
+  return program;
+}
+
+ff::Route route_from(const PythonRoute& given) {
+  const auto& [kind, up_to_bytes, algorithm, chunk_bytes] = given;
+  if (algorithm < 0 || algorithm >= ff::algorithm_count) throw std::invalid_argument("no such algorithm");
+  return {kind_from_name(kind), up_to_bytes < 0 ? ff::never : static_cast<std::uint64_t>(up_to_bytes), static_cast<ff::Algorithm>(algorithm), chunk_bytes};
+}
+
+PythonProgram to_python(const ff::Program& program) {
+  std::vector<PythonStep> steps;
+  for (const ff::Step& s : program.steps) steps.emplace_back(static_cast<int>(s.action), s.peer, s.block, s.span, s.round, s.after);
+  return {ff::kind_name(program.kind), program.lane, program.channel, program.blocks, program.rounds, steps};
 }
 
 }  // namespace
@@ -46,19 +73,22 @@ void bind_collectives(nb::module_& m) {
           "__init__",
           [](ff::Executor* self, int rank, std::vector<int> node_of_rank, std::vector<std::string> labels, std::vector<std::vector<int>> trees,
              std::int64_t timeout_ns, int window_fd, int doorbell_fd, int leader_fd, std::vector<std::pair<int, int>> local_fds,
-             const std::vector<std::tuple<int, int, int>>& connections) {
+             const std::vector<std::tuple<int, int, int, int>>& connections, const std::vector<PythonRoute>& routes, const std::vector<PythonProgram>& programs) {
             ff::Config config;
             config.group = ff::Group{rank, std::move(node_of_rank), std::move(labels), std::move(trees), timeout_ns};
+            for (const auto& route : routes) config.group.routes.push_back(route_from(route));
+            for (const auto& program : programs) config.group.programs.push_back(program_from(program));
             config.window_fd = window_fd;
             config.doorbell_fd = doorbell_fd;
             config.leader_fd = leader_fd;
             config.local_fds = std::move(local_fds);
-            for (const auto& [tree, node, fd] : connections) config.connections.push_back({tree, node, fd});
+            for (const auto& [channel, node, socket, fd] : connections) config.connections.push_back({channel, node, socket, fd});
             nb::gil_scoped_release released;
             new (self) ff::Executor(std::move(config));
           },
           nb::kw_only(), nb::arg("rank"), nb::arg("node_of_rank"), nb::arg("labels"), nb::arg("trees"), nb::arg("timeout_ns"), nb::arg("window_fd"),
-          nb::arg("doorbell_fd"), nb::arg("leader_fd"), nb::arg("local_fds"), nb::arg("connections"))
+          nb::arg("doorbell_fd"), nb::arg("leader_fd"), nb::arg("local_fds"), nb::arg("connections"),
+          nb::arg("routes"), nb::arg("programs"))
       .def(
           "submit",
           [](ff::Executor& self, const std::string& kind, std::uintptr_t address, std::uint64_t count, const std::string& dtype, int root) {
@@ -87,4 +117,10 @@ void bind_collectives(nb::module_& m) {
         return std::make_tuple(view.parent, view.children);
       },
       nb::arg("parents"), nb::arg("root"), nb::arg("node"));
+  m.def(
+      "tree_program",
+      [](const std::string& kind, const std::vector<int>& parents, int root, int node, int lane) {
+        return to_python(ff::tree_program(kind_from_name(kind), ff::orient(parents, root, node), lane));
+      },
+      nb::arg("kind"), nb::arg("parents"), nb::arg("root"), nb::arg("node"), nb::arg("lane"));
 }

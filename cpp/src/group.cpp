@@ -6,83 +6,81 @@
 
 namespace ff {
 
-int Group::nodes() const { return *std::max_element(node_of_rank.begin(), node_of_rank.end()) + 1; }
-
-std::vector<int> Group::ranks_of(int node) const {
-  std::vector<int> ranks;
-  for (int r = 0; r < world_size(); ++r) {
-    if (node_of_rank[static_cast<std::size_t>(r)] == node) ranks.push_back(r);
+Layout::Layout(const std::vector<int>& node_of_rank) : nodes(*std::max_element(node_of_rank.begin(), node_of_rank.end()) + 1) {
+  const std::size_t world = node_of_rank.size();
+  first.assign(static_cast<std::size_t>(nodes) + 1, 0);
+  for (const int node : node_of_rank) ++first[static_cast<std::size_t>(node) + 1];
+  for (std::size_t node = 0; node + 1 < first.size(); ++node) first[node + 1] += first[node];
+  order.resize(world);
+  position.resize(world);
+  std::vector<int> next(first.begin(), first.end() - 1);
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    const int at = next[static_cast<std::size_t>(node_of_rank[rank])]++;
+    order[static_cast<std::size_t>(at)] = static_cast<int>(rank);
+    position[rank] = at;
   }
-  return ranks;
 }
 
-int Group::leader_of(int node) const { return ranks_of(node).front(); }
+const Layout& Group::layout() const {
+  if (!layout_) layout_ = std::make_shared<const Layout>(node_of_rank);
+  return *layout_;
+}
+
+std::vector<int> Group::ranks_of(int of) const {
+  const Layout& where = layout();
+  const auto begin = where.order.begin();
+  return {begin + where.first[static_cast<std::size_t>(of)], begin + where.first[static_cast<std::size_t>(of) + 1]};
+}
 
 int Group::local_index(int of) const {
-  int index = 0;
-  for (int r = 0; r < of; ++r) index += node_of_rank[static_cast<std::size_t>(r)] == node_of_rank[static_cast<std::size_t>(of)];
-  return index;
+  const Layout& where = layout();
+  const int node = node_of_rank[static_cast<std::size_t>(of)];
+  return where.position[static_cast<std::size_t>(of)] - where.first[static_cast<std::size_t>(node)];
 }
 
-int Group::local_rank_at(int index) const { return ranks_of(node())[static_cast<std::size_t>(index)]; }
+int Group::local_rank_at(int index) const {
+  const Layout& where = layout();
+  return where.order[static_cast<std::size_t>(where.first[static_cast<std::size_t>(node())] + index)];
+}
 
-std::vector<int> Group::positions() const {
-  std::vector<int> found(node_of_rank.size());
-  int next = 0;
-  for (int n = 0; n < nodes(); ++n) {
-    for (const int r : ranks_of(n)) found[static_cast<std::size_t>(r)] = next++;
+const Route& Group::route(OpKind kind, std::uint64_t bytes) const {
+  static const Route by_tree{};
+  for (const Route& route : routes) {
+    if (route.kind == kind && bytes <= route.up_to_bytes) return route;
   }
-  return found;
+  return by_tree;
+}
+
+const Route& Group::route(const OpDescriptor& op) const {
+  const bool parted = op.kind == OpKind::reduce_scatter || op.kind == OpKind::allgather;
+  return route(op.kind, op.count * dtype_size(op.dtype) * (parted ? static_cast<std::uint64_t>(world_size()) : 1));
 }
 
 void Group::check() const {
-  if (node_of_rank.empty() || rank < 0 || rank >= world_size()) throw std::invalid_argument("the rank is not in the group");
-  if (labels.size() != node_of_rank.size()) throw std::invalid_argument("every rank needs a label");
-  if (timeout_ns <= 0) throw std::invalid_argument("the timeout must be positive");
-  if (*std::min_element(node_of_rank.begin(), node_of_rank.end()) < 0) throw std::invalid_argument("nodes count from 0");
-  const int count = nodes();
-  if (count > world_size()) throw std::invalid_argument("nodes are numbered without gaps");
-  for (int n = 0; n < count; ++n) {
-    if (ranks_of(n).empty()) throw std::invalid_argument("nodes are numbered without gaps");
+  const auto refuse = [](const char* why) { throw std::invalid_argument(why); };
+  if (node_of_rank.empty() || rank < 0 || rank >= world_size()) refuse("the rank is not in the group");
+  if (labels.size() != node_of_rank.size()) refuse("every rank needs a label");
+  if (timeout_ns <= 0) refuse("the timeout must be positive");
+  const auto [lowest, highest] = std::minmax_element(node_of_rank.begin(), node_of_rank.end());
+  if (*lowest < 0) refuse("nodes count from 0");
+  if (*highest >= world_size()) refuse("nodes are numbered without gaps");
+  const Layout& where = layout();
+  for (std::size_t n = 0; n + 1 < where.first.size(); ++n) {
+    if (where.first[n] == where.first[n + 1]) refuse("nodes are numbered without gaps");
   }
-  if (count > 1 && trees.size() != 2) throw std::invalid_argument("several nodes need two trees");
+  if (where.nodes > 1 && trees.size() != lanes) refuse("several nodes need two trees");
   for (const auto& tree : trees) {
-    if (static_cast<int>(tree.size()) != count) throw std::invalid_argument("a tree needs one parent for each node");
+    if (static_cast<int>(tree.size()) != where.nodes) refuse("a tree needs one parent for each node");
     orient(tree, 0, 0);
   }
-}
-
-Orientation orient(const std::vector<int>& parents, int root, int node) {
-  const int n = static_cast<int>(parents.size());
-  if (root < 0 || root >= n || node < 0 || node >= n) throw std::invalid_argument("the root is not a node of the tree");
-  std::vector<std::vector<int>> near(parents.size());
-  int edges = 0;
-  for (int v = 0; v < n; ++v) {
-    const int p = parents[static_cast<std::size_t>(v)];
-    if (p < -1 || p >= n || p == v) throw std::invalid_argument("a parent is not a node of the tree");
-    if (p < 0) continue;
-    near[static_cast<std::size_t>(v)].push_back(p);
-    near[static_cast<std::size_t>(p)].push_back(v);
-    ++edges;
+  for (const Program& program : programs) ff::check(program, node(), where.nodes);
+  for (const Route& route : routes) {
+    const auto has = [&](int lane) {
+      return std::any_of(programs.begin(), programs.end(),
+                         [&](const Program& p) { return p.kind == route.kind && p.channel == channel_of(route.algorithm, lane) && p.lane == lane; });
+    };
+    if (where.nodes > 1 && route.algorithm != Algorithm::double_binary_tree && !(has(0) && has(1))) refuse("a route has no program");
   }
-  std::vector<int> above(parents.size(), -2);
-  std::vector<int> queue{root};
-  above[static_cast<std::size_t>(root)] = -1;
-  for (std::size_t head = 0; head < queue.size(); ++head) {
-    for (const int next : near[static_cast<std::size_t>(queue[head])]) {
-      if (above[static_cast<std::size_t>(next)] != -2) continue;
-      above[static_cast<std::size_t>(next)] = queue[head];
-      queue.push_back(next);
-    }
-  }
-  if (edges != n - 1 || static_cast<int>(queue.size()) != n) throw std::invalid_argument("the parents do not form a tree");
-  Orientation result;
-  result.parent = above[static_cast<std::size_t>(node)];
-  for (const int next : near[static_cast<std::size_t>(node)]) {
-    if (next != result.parent) result.children.push_back(next);
-  }
-  std::sort(result.children.begin(), result.children.end());
-  return result;
 }
 
 Rules::Rules(const Window& window, const Group& group, const Geometry& geometry)

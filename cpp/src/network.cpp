@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "fireflyer/crc32c.hpp"
-#include "tree_run.hpp"
+#include "lane_run.hpp"
 
 namespace ff {
 namespace {
@@ -28,37 +28,70 @@ constexpr int backstop = 10;                          // timeouts without any pr
 Network::Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections)
     : group_(group), window_(window), doorbell_(doorbell_fd), locals_(std::move(local_fds)),
       period_ns_(std::clamp<std::int64_t>(group.timeout_ns / 8, ms, 1000 * ms)) {
-  const std::int64_t now_ns = monotonic_ns();
+  adopt(connections);
+  if (group.nodes() == 1) return;
+  for (int lane = 0; lane < lanes; ++lane) {
+    views_.emplace_back(group.trees[static_cast<std::size_t>(lane)], group.node());
+    if (views_.back().neighbours.size() > 3) throw std::invalid_argument("a node has more neighbours than a binary tree allows");
+    if (group.routes.empty()) require(Algorithm::double_binary_tree, lane);
+    for (const Route& route : group.routes) require(route.algorithm, lane);
+    lanes_.push_back(std::make_unique<LaneRun>(*this, lane));
+  }
+}
+
+void Network::adopt(const std::vector<Connection>& connections) {
   for (const Connection& connection : connections) {
-    if (connection.node < 0 || connection.node >= group.nodes() || connection.tree < -1 || connection.tree > 1) throw std::invalid_argument("a connection leads nowhere");
-    if (connection.tree < 0) {
+    const bool leads = connection.node >= 0 && connection.node < group_.nodes() && connection.node != group_.node() && connection.channel >= control_channel &&
+                       connection.channel < channel_count && connection.socket >= 0 && connection.socket < max_sockets;
+    if (!leads) throw std::invalid_argument("a connection leads nowhere");
+    if (connection.channel == control_channel) {
       auto link = std::make_unique<ControlLink>();
       link->node = connection.node;
       link->fd = connection.fd;
-      link->heard_ns = now_ns;
-      link->entered.resize(group.ranks_of(connection.node).size());
+      link->heard_ns = monotonic_ns();
+      link->entered.resize(group_.ranks_of(connection.node).size());
       controls_.push_back(std::move(link));
     } else {
+      if (link_to(connection.channel, connection.node, connection.socket)) throw std::invalid_argument("a connection is there twice");
       auto link = std::make_unique<DataLink>();
-      link->tree = connection.tree;
+      link->channel = connection.channel;
       link->node = connection.node;
-      link->fd = connection.fd;
+      link->socket = connection.socket;
+      link->transport = tcp_transport(connection.fd);
+      sockets_ = std::max(sockets_, connection.socket + 1);
       data_.push_back(std::move(link));
     }
   }
-  const auto linked = [&](int tree, int node) {
-    const auto same = [&](const Connection& c) { return c.tree == tree && c.node == node; };
-    return std::count_if(connections.begin(), connections.end(), same) == 1;
-  };
-  for (int tree = 0; tree < (group.nodes() > 1 ? 2 : 0); ++tree) {
-    Orientation view = orient(group.trees[static_cast<std::size_t>(tree)], 0, group.node());
-    if (view.parent >= 0) view.children.push_back(view.parent);
-    for (const int node : view.children) {
-      if (!linked(tree, node) || !linked(-1, node)) throw std::invalid_argument("a connection to node " + std::to_string(node) + " is missing");
+  std::sort(data_.begin(), data_.end(), [](const auto& a, const auto& b) { return std::pair(a->channel, a->socket) < std::pair(b->channel, b->socket); });
+  for (const auto& link : controls_) {
+    for (const auto& data : data_) {
+      if (data->node == link->node) link->data.push_back(data.get());
     }
-    if (view.children.size() > 4) throw std::invalid_argument("a node has more neighbours than a binary tree allows");
-    trees_.push_back(std::make_unique<TreeRun>(*this, tree));
+    link->started.resize(link->data.size());
   }
+}
+
+void Network::require(Algorithm algorithm, int lane) {
+  const int channel = channel_of(algorithm, lane);
+  std::vector<int> peers;
+  if (algorithm == Algorithm::double_binary_tree) peers = views_[static_cast<std::size_t>(lane)].neighbours;
+  for (const Program& program : group_.programs) {
+    for (const Step& step : program.steps) {
+      if (program.channel == channel && step.peer >= 0) peers.push_back(step.peer);
+    }
+  }
+  for (const int peer : peers) {
+    bool linked = std::count_if(controls_.begin(), controls_.end(), [&](const auto& link) { return link->node == peer; }) == 1;
+    for (int socket = 0; socket < sockets_; ++socket) linked = linked && link_to(channel, peer, socket);
+    if (!linked) throw std::invalid_argument("a connection to node " + std::to_string(peer) + " is missing");
+  }
+}
+
+DataLink* Network::link_to(int channel, int node, int socket) const {
+  for (const auto& link : data_) {
+    if (link->channel == channel && link->node == node && link->socket == socket) return link.get();
+  }
+  return nullptr;
 }
 
 Network::~Network() { stop(); }
@@ -131,7 +164,7 @@ bool Network::take() {
   current_ = std::make_unique<Geometry>(posted_.front());
   posted_.pop_front();
   rules_ = std::make_unique<Rules>(window_, group_, *current_);
-  for (const auto& tree : trees_) tree->begin(*current_, *rules_);
+  for (const auto& lane : lanes_) lane->begin(*current_, *rules_);
   watch_.restart(monotonic_ns());
   stalled_ns_ = 0;
   return true;
@@ -139,15 +172,15 @@ bool Network::take() {
 
 bool Network::move() {
   bool moved = false;
-  for (const auto& tree : trees_) moved |= tree->move();
+  for (const auto& lane : lanes_) moved |= lane->move();
   return moved;
 }
 
 void Network::finish() {
-  for (const auto& tree : trees_) {
-    if (!tree->done()) return;
+  for (const auto& lane : lanes_) {
+    if (!lane->done()) return;
   }
-  for (const auto& tree : trees_) tree->end();
+  for (const auto& lane : lanes_) lane->end();
   rules_.reset();
   current_.reset();
 }
@@ -156,8 +189,8 @@ void Network::sleep(std::int64_t now_ns) {
   Wants wants;
   wants.fill(never);
   if (current_) {
-    for (const auto& tree : trees_) {
-      if (!tree->want(wants)) return;
+    for (const auto& lane : lanes_) {
+      if (!lane->want(wants)) return;
     }
   } else {
     const std::lock_guard lock(mutex_);
@@ -172,12 +205,12 @@ void Network::sleep(std::int64_t now_ns) {
 }
 
 void Network::look(std::int64_t timeout_ns) {
-  std::vector<pollfd> entries{{doorbell_, POLLIN, 0}};
+  std::vector<pollfd>& entries = polled_;
+  entries.assign(1, {doorbell_, POLLIN, 0});
   for (const auto& [rank, fd] : locals_) entries.push_back({fd, POLLIN | POLLRDHUP, 0});
   for (const auto& link : controls_) entries.push_back({link->gone ? -1 : link->fd, static_cast<short>(POLLIN | (link->out.empty() ? 0 : POLLOUT)), 0});
   for (const auto& link : data_) {
-    const bool wanted = !link->broken && (link->wants_in || link->wants_out);
-    entries.push_back({wanted ? link->fd : -1, static_cast<short>((link->wants_in ? POLLIN : 0) | (link->wants_out ? POLLOUT : 0)), 0});
+    if (!link->broken && (link->wants_in || link->wants_out)) entries.push_back(link->transport->interest(link->wants_in, link->wants_out));
   }
   const timespec limit{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
   if (ppoll(entries.data(), entries.size(), &limit, nullptr) <= 0) return;
@@ -250,13 +283,13 @@ bool Network::handle(ControlLink& link, const Header& header, const char* payloa
 }
 
 bool Network::handle_heartbeat(ControlLink& link, const Header& header, const char* payload) {
-  std::vector<std::uint64_t> words(3 + link.entered.size());
+  const std::size_t flows = link.started.size();
+  std::vector<std::uint64_t> words(1 + flows + link.entered.size());
   if (header.bytes != words.size() * sizeof(std::uint64_t)) return false;
   std::memcpy(words.data(), payload, header.bytes);
   link.in_op = words[0] != 0;
-  link.started[0] = words[1];
-  link.started[1] = words[2];
-  std::copy(words.begin() + 3, words.end(), link.entered.begin());
+  std::copy_n(words.begin() + 1, flows, link.started.begin());
+  std::copy(words.begin() + 1 + static_cast<std::ptrdiff_t>(flows), words.end(), link.entered.begin());
   link.op = descriptor(header);
   link.beat_ns = link.heard_ns;
   return true;
@@ -265,7 +298,7 @@ bool Network::handle_heartbeat(ControlLink& link, const Header& header, const ch
 void Network::send_control(ControlLink& link, FrameType type, const OpDescriptor& op, const std::string& payload) {
   if (link.gone || (type == FrameType::heartbeat && !link.out.empty())) return;
   if (link.out.size() > max_control_backlog) return;
-  const Header header = make_header(type, op, 0, 0, payload.data(), payload.size());
+  const Header header = control_header(type, op, payload.data(), payload.size());
   link.out.append(reinterpret_cast<const char*>(&header), sizeof header);
   link.out += payload;
   flush(link);
@@ -283,10 +316,8 @@ void Network::flush(ControlLink& link) {
 
 void Network::beat() {
   for (const auto& link : controls_) {
-    std::vector<std::uint64_t> words{current_ ? 1ULL : 0ULL, 0, 0};
-    for (const auto& data : data_) {
-      if (data->node == link->node) words[1 + static_cast<std::size_t>(data->tree)] = data->started;
-    }
+    std::vector<std::uint64_t> words{current_ ? 1ULL : 0ULL};
+    for (const DataLink* data : link->data) words.push_back(data->started);
     for (int local = 0; local < window_.ranks(); ++local) {
       const Line& line = window_.line(local);
       const std::uint64_t finished = line.finished.load(), entered = line.entered.load();
@@ -330,10 +361,6 @@ void Network::farewell() {
   }
 }
 
-ControlLink& Network::control_to(int node) {
-  return **std::find_if(controls_.begin(), controls_.end(), [node](const auto& link) { return link->node == node; });
-}
-
 void Network::watch(std::int64_t now_ns) {
   if (!current_ || window_.failed()) return;
   const std::int64_t idle_ns = watch_.idle_ns(window_.fingerprint() + moved_bytes_, now_ns, group_.timeout_ns / 2);
@@ -345,21 +372,22 @@ void Network::watch(std::int64_t now_ns) {
     if (!window_.failed()) watch_remote(*link, now_ns, idle_ns);
   }
   if (window_.failed() || idle_ns < backstop * group_.timeout_ns) return;
-  for (const auto& tree : trees_) {
-    if (const DataLink* link = tree->awaited()) return fail_node(link->node, "sent nothing in " + current_->op.name() + " for " + seconds(idle_ns));
+  for (const auto& lane : lanes_) {
+    if (const DataLink* link = lane->awaited()) return fail_node(link->node, "sent nothing in " + current_->op.name() + " for " + seconds(idle_ns));
   }
 }
 
 void Network::watch_data(std::int64_t now_ns) {
-  for (const auto& data : data_) {
-    if (window_.failed()) return;
-    const ControlLink& control = control_to(data->node);
-    if (data->broken && control.left) {
-      fail_node(data->node, "closed its communicator" + during());
-    } else if (data->broken && now_ns - data->broken_ns > grace_ns) {
-      fail_node(data->node, "broke its connection" + during());
-    } else if (data->wants_in && control.started[data->tree] > data->received && now_ns - data->moved_ns > group_.timeout_ns) {
-      fail_node(data->node, "is alive, but what it sent" + during() + " has not arrived for " + seconds(now_ns - data->moved_ns) + ": half-open connection");
+  for (const auto& control : controls_) {
+    for (std::size_t flow = 0; flow < control->data.size() && !window_.failed(); ++flow) {
+      const DataLink& data = *control->data[flow];
+      if (data.broken && control->left) {
+        fail_node(data.node, "closed its communicator" + during());
+      } else if (data.broken && now_ns - data.broken_ns > grace_ns) {
+        fail_node(data.node, "broke its connection" + during());
+      } else if (data.wants_in && control->started[flow] > data.received && now_ns - data.moved_ns > group_.timeout_ns) {
+        fail_node(data.node, "is alive, but what it sent" + during() + " has not arrived for " + seconds(now_ns - data.moved_ns) + ": half-open connection");
+      }
     }
   }
 }

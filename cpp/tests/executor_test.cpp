@@ -65,10 +65,10 @@ Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, 
       other.doorbell_fd = dup(leader.doorbell_fd);
     }
   }
-  const auto link = [&](int tree, int a, int b) {
+  const auto link = [&](int channel, int a, int b) {
     const auto [x, y] = pair_of_sockets();
-    configs[static_cast<std::size_t>(group.leader_of(a))].connections.push_back({tree, b, x});
-    configs[static_cast<std::size_t>(group.leader_of(b))].connections.push_back({tree, a, y});
+    configs[static_cast<std::size_t>(group.leader_of(a))].connections.push_back({channel, b, 0, x});
+    configs[static_cast<std::size_t>(group.leader_of(b))].connections.push_back({channel, a, 0, y});
   };
   std::map<std::pair<int, int>, bool> controlled;
   for (int tree = 0; tree < 2; ++tree) {
@@ -77,7 +77,7 @@ Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, 
       if (parent < 0) continue;
       link(tree, node, parent);
       bool& known = controlled[std::pair(std::min(node, parent), std::max(node, parent))];
-      if (!known) link(-1, node, parent);
+      if (!known) link(ff::control_channel, node, parent);
       known = true;
     }
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "fireflyer/crc32c.hpp"
 #include "fireflyer/executor.hpp"
 #include "fireflyer/wire.hpp"
 
@@ -33,7 +34,7 @@ ff::Failure under_attack(const std::function<void(const Ends&)>& attack) {
   for (int tree = -1; tree < 2; ++tree) {
     int fds[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-    config.connections.push_back({tree, 1, fds[0]});
+    config.connections.push_back({tree, 1, 0, fds[0]});
     (tree < 0 ? theirs.control : theirs.trees[tree]) = fds[1];
   }
   ff::Executor executor(std::move(config));
@@ -52,7 +53,12 @@ void put(int fd, const void* data, std::size_t bytes) { CHECK(send(fd, data, byt
 ff::OpDescriptor right_op() { return {0, count, ff::OpKind::allreduce, ff::DType::f32, -1}; }
 
 ff::Header right_header(const std::vector<float>& payload) {
-  return ff::make_header(ff::FrameType::up, right_op(), 0, 0, payload.data(), payload.size() * sizeof(float));
+  ff::Header header = ff::data_header(ff::FrameType::partial, right_op());
+  header.span = 1;
+  header.bytes = static_cast<std::uint32_t>(payload.size() * sizeof(float));
+  header.payload_crc = ff::crc32c(0, payload.data(), header.bytes);
+  ff::seal(header);
+  return header;
 }
 
 void expect(const ff::Failure& failure, ff::FailureKind kind, const std::string& words) {
@@ -87,13 +93,18 @@ void data_frames() {
   const auto peer = ff::FailureKind::peer_failed;
   a_changed_data_header_is_refused([](H& h) { h.magic ^= 1; }, peer, "does not speak this protocol");
   a_changed_data_header_is_refused(sealed([](H& h) { h.version = 9; }), peer, "speaks version 9");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.version = 1; }), peer, "speaks version 1");
   a_changed_data_header_is_refused([](H& h) { h.bytes ^= 4; }, peer, "header with a wrong checksum");
   a_changed_data_header_is_refused(sealed([](H& h) { h.reserved = 1; }), peer, "makes no sense");
   a_changed_data_header_is_refused(sealed([](H& h) { h.dtype = 200; }), peer, "makes no sense");
   a_changed_data_header_is_refused(sealed([](H& h) { h.bytes = 0xffffffff; }), peer, "out of order");
   a_changed_data_header_is_refused(sealed([](H& h) { h.chunk = 1; }), peer, "out of order");
-  a_changed_data_header_is_refused(sealed([](H& h) { h.tree = 1; }), peer, "out of order");
-  a_changed_data_header_is_refused(sealed([](H& h) { h.type = ff::FrameType::down; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.channel = 1; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.block = 1; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.span = 0; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.span = 0xffffffff; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.bytes = 0; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.type = ff::FrameType::result; }), peer, "out of order");
   a_changed_data_header_is_refused(sealed([](H& h) { h.count = 99; }), ff::FailureKind::usage, "allreduce #0 of 99 f32");
   a_changed_data_header_is_refused(sealed([](H& h) { h.kind = 77; }), ff::FailureKind::usage, "unknown operation");
   a_changed_data_header_is_refused(sealed([](H& h) { h.seq = 5; }), ff::FailureKind::usage, "allreduce #5");
@@ -102,7 +113,7 @@ void data_frames() {
 
 ff::Failure told(ff::FrameType type, const ff::OpDescriptor& op, const std::string& payload, const Change& change = {}) {
   return under_attack([&](const Ends& ends) {
-    ff::Header header = ff::make_header(type, op, 0, 0, payload.data(), payload.size());
+    ff::Header header = ff::control_header(type, op, payload.data(), payload.size());
     if (change) change(header);
     put(ends.control, &header, sizeof header);
     if (!payload.empty()) put(ends.control, payload.data(), payload.size());
@@ -114,7 +125,7 @@ void control_frames() {
   const ff::OpDescriptor op = right_op();
   expect(told(ff::FrameType::heartbeat, op, "short"), peer, "makes no sense");
   expect(told(ff::FrameType::heartbeat, op, std::string(1000, 'x')), peer, "makes no sense");
-  expect(told(ff::FrameType::up, op, ""), peer, "makes no sense");
+  expect(told(ff::FrameType::partial, op, ""), peer, "makes no sense");
   expect(told(static_cast<ff::FrameType>(99), op, ""), peer, "makes no sense");
   expect(told(ff::FrameType::heartbeat, op, std::string(32, '\0'), sealed([](ff::Header& h) { h.bytes = 1 << 30; })), peer, "too long");
   expect(told(ff::FrameType::heartbeat, op, std::string(32, '\0'), sealed([](ff::Header& h) { h.payload_crc ^= 1; })), peer, "wrong checksum");

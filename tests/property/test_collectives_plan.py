@@ -1,24 +1,19 @@
-"""The plan: two trees that share the work, every send received, every contribution counted once, never a deadlock."""
+"""The plan: two trees that share the work, routes by kind and size, and that what is stored stays readable."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import cast
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives import Plan, double_binary_tree, make_plan, orient
-from fireflyer.collectives.plan import chunk_tree
-from fireflyer.collectives.steps import Action, Kind, Step, expand, simulate
+from fireflyer.collectives import Plan, Route, double_binary_tree, make_plan, orient
+from fireflyer.collectives.plan import HALVING_DOUBLING, RING, TREE
 from fireflyer.native import orient as native_orient
-
-KINDS: list[Kind] = ["allreduce", "reduce", "broadcast"]
-OPPOSITE = {Action.SEND_UP: Action.RECEIVE_UP, Action.SEND_DOWN: Action.RECEIVE_DOWN}
 
 
 def children_of(tree: tuple[int, ...]) -> list[int]:
@@ -66,69 +61,6 @@ def test_a_tree_can_be_hung_up_at_any_node_and_keeps_its_edges(nodes: int, tree:
         assert native_orient(list(parents), root, node) == (view.parent, list(view.children))
 
 
-@given(nodes=st.integers(1, 12), kind=st.sampled_from(KINDS), chunks=st.integers(0, 9), data=st.data())
-def test_every_send_has_its_receive_in_the_same_order(nodes: int, kind: Kind, chunks: int, data: st.DataObject) -> None:
-    plan = make_plan(range(nodes))
-    root = None if kind == "allreduce" else data.draw(st.integers(0, nodes - 1))
-    sent: dict[tuple[int, int, int, Action], list[int]] = {}
-    received: dict[tuple[int, int, int, Action], list[int]] = {}
-    for stream in expand(plan, kind, chunks, root):
-        for step in stream.steps:
-            assert chunk_tree(step.chunk) == stream.tree
-            if step.action in OPPOSITE:
-                key = (stream.tree, stream.node, step.peer, OPPOSITE[step.action])
-                sent.setdefault(key, []).append(step.chunk)
-            elif step.action in OPPOSITE.values():
-                received.setdefault((stream.tree, step.peer, stream.node, step.action), []).append(step.chunk)
-    assert sent == received
-
-
-@settings(deadline=None)
-@given(
-    nodes=st.integers(1, 9),
-    kind=st.sampled_from(KINDS),
-    chunks=st.integers(0, 12),
-    window=st.sampled_from([2, 4, 8]),
-    in_transit=st.integers(1, 3),
-    seed=st.integers(0, 2**32),
-    data=st.data(),
-)
-def test_in_every_order_each_contribution_counts_once_and_nothing_blocks(
-    nodes: int, kind: Kind, chunks: int, window: int, in_transit: int, seed: int, data: st.DataObject
-) -> None:
-    plan = make_plan(range(nodes), window=window)
-    root = None if kind == "allreduce" else data.draw(st.integers(0, nodes - 1))
-    order = random.Random(seed)
-    steps = simulate(plan, kind, chunks, order.randrange, root=root, in_transit=in_transit)
-    assert steps == sum(len(stream.steps) for stream in expand(plan, kind, chunks, root))
-
-
-@pytest.mark.parametrize("favour", ["first", "last"])
-@pytest.mark.parametrize("nodes", [2, 3, 16, 33])
-def test_greedy_orders_do_not_block_either(nodes: int, favour: str) -> None:
-    plan = make_plan(range(nodes), window=2)
-    simulate(plan, "allreduce", 10, lambda n: 0 if favour == "first" else n - 1)
-
-
-@pytest.mark.parametrize("nodes", [2, 4, 16, 64])
-def test_nobody_sends_more_than_twice_the_data(nodes: int) -> None:
-    chunks = 100
-    sends: Counter[int] = Counter()
-    for stream in expand(make_plan(range(nodes)), "allreduce", chunks):
-        sends[stream.node] += sum(step.action in OPPOSITE for step in stream.steps)
-    assert max(sends.values()) <= 2 * chunks
-
-
-def test_steps_of_a_leaf_can_be_read() -> None:
-    leaf = [s for s in expand(make_plan([0, 1]), "allreduce", 2) if s.node == 1 and s.tree == 0]
-    assert [stream.steps for stream in leaf] == [
-        (Step(Action.ADD, 0, -1),),
-        (Step(Action.SEND_UP, 0, 0),),
-        (Step(Action.RECEIVE_DOWN, 0, 0),),
-        (Step(Action.DELIVER, 0, -1),),
-    ]
-
-
 @given(nodes=st.integers(1, 20), ranks=st.integers(1, 5), chunk=st.integers(1, 100), window=st.sampled_from([2, 8, 32]))
 def test_a_plan_survives_json(nodes: int, ranks: int, chunk: int, window: int) -> None:
     plan = make_plan([rank // ranks for rank in range(nodes * ranks)], chunk_bytes=4096 * chunk, window=window)
@@ -158,6 +90,29 @@ HOSTILE: dict[str, dict[str, object]] = {
     "an unknown parent": {"trees": [[-1, 9, 0, 0], [-1, 0, 1, 2]]},
     "too many children": {"trees": [[1, -1, 1, 1, 1], [-1, 0, 1, 2, 3]], "node_of_rank": [0, 1, 2, 3, 4]},
     "an unknown field": {"ports": [1]},
+    "a version to come": {"version": 3},
+    "routes in the first version": {"version": 1},
+    "no sockets": {"sockets": 0},
+    "many sockets": {"sockets": 9},
+    "an order with a node missing": {"node_order": [0, 1, 2]},
+    "an order with a node twice": {"node_order": [0, 1, 2, 2]},
+    "an unknown kind": {"routes": [["alltoall", None, "ring", 4096, ""]]},
+    "an unknown algorithm": {"routes": [["allreduce", None, "bruck", 4096, ""]]},
+    "an algorithm that cannot": {"routes": [["broadcast", None, "ring", 4096, ""]]},
+    "a route with huge chunks": {"routes": [["allreduce", None, "ring", 1 << 40, ""]]},
+    "a route that ends early": {"routes": [["allreduce", 4096, "ring", 4096, ""]]},
+    "sizes that fall": {
+        "routes": [
+            ["allreduce", 99, "ring", 4096, ""],
+            ["allreduce", 9, "ring", 4096, ""],
+            ["allreduce", None, "ring", 4096, ""],
+        ]
+    },
+    "a negative size": {"routes": [["allreduce", -5, "ring", 4096, ""], ["allreduce", None, "ring", 4096, ""]]},
+    "a route after the last": {"routes": [["allreduce", None, "ring", 4096, ""], ["allreduce", 9, "ring", 4096, ""]]},
+    "too many routes": {
+        "routes": [["allreduce", n, "ring", 4096, ""] for n in range(64)] + [["allreduce", None, "ring", 4096, ""]]
+    },
 }
 
 
@@ -175,5 +130,50 @@ def test_bad_arguments_are_told() -> None:
         orient((-1, 0, 0, 0), 4)
     with pytest.raises(UsageError, match="without gaps"):
         make_plan([0, 2])
-    with pytest.raises(UsageError, match="needs a root"):
-        expand(make_plan([0, 1]), "reduce", 1)
+    with pytest.raises(UsageError, match="'all_to_all' has no route"):
+        make_plan([0, 1]).route("all_to_all", 5)
+
+
+def test_a_kind_and_a_size_choose_the_route() -> None:
+    rows = [
+        Route("allreduce", 4096, HALVING_DOUBLING, 8192, "few bytes: fewest rounds"),
+        Route("allreduce", 1 << 20, TREE, 65536, "measured"),
+        Route("allreduce", None, RING, 1 << 20, "many bytes"),
+    ]
+    plan = make_plan([0, 1, 2], routes=rows)
+    chosen = [plan.route("allreduce", nbytes) for nbytes in (0, 4096, 4097, 1 << 20, (1 << 20) + 1, 1 << 50)]
+    assert chosen == [rows[0], rows[0], rows[1], rows[1], rows[2], rows[2]]
+    assert plan.route("broadcast", 1) == Route("broadcast", None, TREE, plan.chunk_bytes, "default")
+    assert plan.route("allgather", 1).algorithm == RING
+    assert plan.largest_chunk_bytes == 1 << 20
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+
+
+def test_chunks_of_parts_hold_an_element_of_every_rank() -> None:
+    ranks = [rank // 64 for rank in range(1 << 16)]
+    plan = make_plan(ranks, chunk_bytes=4096)
+    assert plan.route("reduce_scatter", 1).chunk_bytes == 8 << 16
+    assert plan.route("allreduce", 1).chunk_bytes == 4096
+    with pytest.raises(UsageError, match="cannot be 4096 bytes"):
+        make_plan(ranks, routes=[Route("allgather", None, RING, 4096)])
+
+
+def test_a_plan_stored_by_the_first_version_still_means_the_same() -> None:
+    stored = (
+        b'{"algorithm":"double_binary_tree","node_of_rank":[0,0,1,2],"chunk_bytes":8192,"window":8,'
+        b'"trees":[[-1,2,0],[1,-1,0]]}'
+    )
+    plan = msgspec.json.decode(stored, type=Plan)
+    assert (plan.version, plan.order, plan.sockets) == (1, (0, 1, 2), 1)
+    for kind in ("allreduce", "reduce", "broadcast", "barrier"):
+        route = plan.route(kind, 1 << 30)
+        assert (route.algorithm, route.chunk_bytes) == (TREE, 8192)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+
+
+@given(order=st.integers(1, 20).flatmap(lambda nodes: st.permutations(range(nodes))))
+def test_an_order_of_nodes_renames_the_trees(order: list[int]) -> None:
+    plan = make_plan(range(len(order)), node_order=order)
+    for tree, unnamed in zip(plan.trees, double_binary_tree(len(order)), strict=True):
+        for place, parent in enumerate(unnamed):
+            assert tree[order[place]] == (order[parent] if parent >= 0 else -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from fireflyer.base.units import SECOND
-from fireflyer.collectives import Communicator, Plan, kernels, make_plan, orient
-from fireflyer.collectives.plan import chunk_tree
+from fireflyer.collectives import Communicator, Plan, Route, kernels, make_plan
+from fireflyer.collectives.plan import ALGORITHMS, HALVING_DOUBLING, RING, TREE, chunk_lane
+from fireflyer.collectives.programs import build
+from fireflyer.collectives.simulator import Value, expected_sum
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
@@ -21,25 +24,27 @@ STORAGE = {"f64": "f8", "f32": "f4", "f16": "f2", "bf16": "u2", "f8e4m3": "u1", 
 
 
 def promised(plan: Plan, inputs: list[Array], dtype: str) -> Array:
-    """The sum of `inputs` (one for each rank), chunk by chunk, in the order of the contract."""
+    """The sum of `inputs` (one for each rank), chunk by chunk and block by block, in the order of the contract."""
     wide = "f8" if dtype == "f64" else "f4"
-    elements = plan.chunk_bytes // np.dtype(wide).itemsize
+    route = plan.route("allreduce", inputs[0].nbytes)
+    elements = route.chunk_bytes // np.dtype(wide).itemsize
     result = np.empty_like(inputs[0])
     for chunk, first in enumerate(range(0, result.size, elements)):
-        part = slice(first, min(first + elements, result.size))
-        tree = plan.trees[chunk_tree(chunk)]
-        views = orient(tree, tree.index(-1))
+        size = min(elements, result.size - first)
+        programs = build(plan, "allreduce", route.algorithm, chunk_lane(chunk))
+        blocks = programs[0].blocks
+        each = size if blocks == 1 else math.ceil(math.ceil(size / blocks) / 64) * 64
+        for block in range(blocks):
+            part = slice(first + min(size, block * each), first + min(size, (block + 1) * each))
 
-        def sum_below(node: int, part: slice = part, views: Any = views) -> Array:
-            own = np.empty(part.stop - part.start, wide)
-            kernels.reduce_to_accum(own, [inputs[rank][part] for rank in plan.ranks_of(node)], dtype)
-            below = [sum_below(child) for child in views[node].children]
-            total = below[0] + own if below else own
-            for other in below[1:]:
-                total = total + other
-            return total
+            def value_of(value: Value, part: slice = part) -> Array:
+                if not isinstance(value, int):
+                    return value_of(value[0], part) + value_of(value[1], part)
+                own = np.empty(part.stop - part.start, wide)
+                kernels.reduce_to_accum(own, [inputs[rank][part] for rank in plan.ranks_of(value)], dtype)
+                return own
 
-        kernels.round_from_accum(result[part], sum_below(tree.index(-1)), dtype)
+            kernels.round_from_accum(result[part], value_of(expected_sum(programs, block)), dtype)
     return result
 
 
@@ -87,6 +92,38 @@ def test_every_rank_gets_the_promised_bits(nodes: list[int], dtype: str) -> None
     expected = promised(plan, inputs, dtype)
     for result in summed(plan, inputs, dtype):
         assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("nodes", "sockets", "window"),
+    [([0, 1], 1, 2), ([0, 1, 2], 2, 4), ([0, 0, 1, 2, 2, 3], 1, 8), ([0, 1, 2, 3, 4, 5, 6], 3, 4)],
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_algorithm_gives_its_promised_bits(
+    algorithm: str, nodes: list[int], sockets: int, window: int, dtype: str
+) -> None:
+    order = np.random.default_rng(3).permutation(max(nodes) + 1).tolist()
+    routes = [Route("allreduce", None, algorithm, 2 * CHUNK_BYTES)]
+    plan = make_plan(nodes, chunk_bytes=CHUNK_BYTES, routes=routes, node_order=order, sockets=sockets, window=window)
+    inputs = random_inputs(len(nodes), 9 * CHUNK_BYTES // 2 + 77, dtype)
+    expected = promised(plan, inputs, dtype)
+    for result in summed(plan, inputs, dtype):
+        assert result.tobytes() == expected.tobytes()
+
+
+def test_the_size_of_an_array_chooses_the_algorithm() -> None:
+    routes = [
+        Route("allreduce", 4000, HALVING_DOUBLING, CHUNK_BYTES),
+        Route("allreduce", 40_000, TREE, CHUNK_BYTES),
+        Route("allreduce", None, RING, CHUNK_BYTES),
+    ]
+    plan = make_plan(range(5), chunk_bytes=CHUNK_BYTES, routes=routes)
+    for count in (1000, 1001, 10_000, 10_001):
+        inputs = random_inputs(5, count, "f32")
+        expected = promised(plan, inputs, "f32")
+        for result in summed(plan, inputs, "f32"):
+            assert result.tobytes() == expected.tobytes()
 
 
 def test_another_order_would_give_other_bits() -> None:

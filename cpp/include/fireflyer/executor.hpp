@@ -47,8 +47,9 @@ class Work {
 };
 
 struct Connection {
-  int tree;  // 0 or 1; -1 for the control connection of the pair
-  int node;  // at the other end
+  int channel;  // see program.hpp; control_channel for the control connection of the pair
+  int node;     // at the other end
+  int socket;   // from 0: which one of this channel and node
   int fd;
 };
 
@@ -58,7 +59,7 @@ struct Config {
   int doorbell_fd = -1;                            // an eventfd that all ranks of the node share
   int leader_fd = -1;                              // of a rank that is not the leader: stream socket to it
   std::vector<std::pair<int, int>> local_fds;      // of the leader: (rank, stream socket) of the others of its node
-  std::vector<Connection> connections;             // of the leader: to its neighbours in the trees
+  std::vector<Connection> connections;             // of the leader: to its neighbours
 };
 
 struct Stats {

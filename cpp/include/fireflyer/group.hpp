@@ -2,43 +2,55 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fireflyer/operation.hpp"
+#include "fireflyer/program.hpp"
 #include "fireflyer/window.hpp"
 
 namespace ff {
 
+// Where every rank is: worked out once, so that no question costs more for a larger group.
+struct Layout {
+  int nodes = 0;
+  std::vector<int> order;     // ranks by node, then by rank
+  std::vector<int> first;     // of each node: where its ranks begin in `order`; one more at the end
+  std::vector<int> position;  // of each rank in `order`
+
+  explicit Layout(const std::vector<int>& node_of_rank);
+};
+
 // Nodes are numbered from 0 without gaps; the leader of a node is its lowest rank.
 struct Group {
   int rank = 0;
-  std::vector<int> node_of_rank;
+  std::vector<int> node_of_rank;    // not to be changed once a question about nodes has been asked
   std::vector<std::string> labels;  // of each rank, for people: "rank 3 (node 1, host n17)"
   std::vector<std::vector<int>> trees;  // parent of each node, -1 at the root; none for a single node
   std::int64_t timeout_ns = 0;
+  std::vector<Route> routes = {};      // rows of one kind from small to large; none: the trees, chunks as the window's
+  std::vector<Program> programs = {};  // of this node, for the algorithms of the routes that are not the trees
 
   int world_size() const { return static_cast<int>(node_of_rank.size()); }
   int node() const { return node_of_rank[static_cast<std::size_t>(rank)]; }
-  int nodes() const;
+  int nodes() const { return layout().nodes; }
   std::vector<int> ranks_of(int node) const;
-  int leader_of(int node) const;
+  int leader_of(int node) const { return layout().order[static_cast<std::size_t>(layout().first[static_cast<std::size_t>(node)])]; }
   int local_index(int rank) const;     // position of a rank among the ranks of its node
   int local_rank_at(int index) const;  // the rank at that position of my node
-  std::vector<int> positions() const;  // of each rank when they are ordered by node, then by rank
+  const std::vector<int>& positions() const { return layout().position; }  // of each rank when they are ordered by node, then by rank
   const std::string& label(int of) const { return labels[static_cast<std::size_t>(of)]; }
+  const Layout& layout() const;        // the first call must not be made by two threads at once; `check` makes it
+  // How an operation is done; `bytes` are those of the array, of all parts together. A route with chunk_bytes 0 leaves
+  // them to the window.
+  const Route& route(OpKind kind, std::uint64_t bytes) const;
+  const Route& route(const OpDescriptor& op) const;
   void check() const;  // throws std::invalid_argument
-};
 
-// A tree seen from one node: towards `root`, and away from it, children in ascending order.
-struct Orientation {
-  int parent = -1;
-  std::vector<int> children;
+  mutable std::shared_ptr<const Layout> layout_ = {};
 };
-
-// Re-roots the undirected tree given by parents. Throws std::invalid_argument where it is not a tree.
-Orientation orient(const std::vector<int>& parents, int root, int node);
 
 enum class Stage : int { in = 0, reduce = 1, out = 2 };
 

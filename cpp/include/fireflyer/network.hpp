@@ -1,13 +1,13 @@
-// The leader's second thread: the trees between nodes, heartbeats, and who has died.
+// The leader's second thread: the lanes between nodes, heartbeats, and who has died.
 //
-// One TCP connection for each (tree, neighbour), so that neither tree can hold the other up, and one control connection
-// for each neighbour. On a data connection frames come in the order of operations and chunks; a frame is only read when
-// there is room for it, and only while the operation that it belongs to is the current one: TCP holds the sender back.
-// In each tree four movements run at once, each in chunk order: receive from children, add and send up, receive from the
-// parent, send down.
+// One connection (or several, see Plan.sockets) for each channel and neighbour, where a channel is a lane of an algorithm,
+// so that neither lane can hold the other up; and one control connection for each neighbour. On a data connection frames
+// come in an order that both ends know (LaneRun); a frame is only read when there is room for it, and only while the
+// operation that it belongs to is the current one: the transport holds the sender back.
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -17,23 +17,33 @@
 #include <vector>
 
 #include "fireflyer/executor.hpp"
+#include "fireflyer/program.hpp"
+#include "fireflyer/transport.hpp"
 #include "fireflyer/wire.hpp"
 
 namespace ff {
 
+struct Free {
+  void operator()(char* p) const { std::free(p); }
+};
+
 struct DataLink {
-  int tree;
+  int channel;
   int node;
-  int fd;
+  int socket;
+  std::unique_ptr<Transport> transport;
   bool broken = false;              // end of stream or an error
   std::int64_t broken_ns = 0;
   std::int64_t moved_ns = 0;        // last time that something was received, or that receiving became possible
-  std::uint64_t started = 0;        // frames of which at least a byte has been handed to the kernel
+  std::uint64_t started = 0;        // frames of which at least a byte has been handed to the transport
   std::uint64_t received = 0;       // whole frames
   bool wants_in = false, wants_out = false;
   Header in_header, out_header;
   std::size_t in_got = 0, out_sent = 0;  // bytes of header and payload so far
+  std::uint32_t in_crc = 0;         // of the payload so far
   bool out_ready = false;
+  std::unique_ptr<char, Free> scratch;   // frames that wait to be added
+  std::size_t scratch_bytes = 0;
 };
 
 struct ControlLink {
@@ -46,11 +56,12 @@ struct ControlLink {
   std::string in, out;
   OpDescriptor op;                  // of the last heartbeat
   bool in_op = false;
-  std::uint64_t started[2] = {0, 0};
+  std::vector<DataLink*> data;      // the connections to the same node, in an order that both ends know
+  std::vector<std::uint64_t> started;  // by the last heartbeat: frames on each of them
   std::vector<std::uint64_t> entered;  // of each rank of that node: operations entered << 1 | inside one now
 };
 
-class TreeRun;
+class LaneRun;
 
 class Network {
  public:
@@ -81,7 +92,9 @@ class Network {
   void watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns);
   void fail(FailureKind kind, int culprit, const std::string& text);
   void fail_node(int node, const std::string& what);
-  ControlLink& control_to(int node);
+  void adopt(const std::vector<Connection>& connections);
+  void require(Algorithm algorithm, int lane);  // that all connections are there; throws std::invalid_argument
+  DataLink* link_to(int channel, int node, int socket) const;  // nullptr where there is none
   std::string during() const;           // " during allreduce #17"
 
   const Group& group_;
@@ -90,7 +103,10 @@ class Network {
   std::vector<std::pair<int, int>> locals_;
   std::vector<std::unique_ptr<DataLink>> data_;
   std::vector<std::unique_ptr<ControlLink>> controls_;
-  std::vector<std::unique_ptr<TreeRun>> trees_;
+  int sockets_ = 1;                     // for each channel and neighbour
+  std::vector<TreeView> views_;         // of each lane's tree
+  std::vector<std::unique_ptr<LaneRun>> lanes_;
+  std::vector<pollfd> polled_;
   std::unique_ptr<Geometry> current_;
   std::unique_ptr<Rules> rules_;
   Watch watch_;
@@ -106,7 +122,7 @@ class Network {
   bool stopping_ = false;
   std::thread thread_;
 
-  friend class TreeRun;
+  friend class LaneRun;
 };
 
 }  // namespace ff

@@ -2,6 +2,17 @@
 over TCP between nodes."""
 
 from fireflyer.collectives.communicator import Communicator, Stats, Work
-from fireflyer.collectives.plan import Orientation, Plan, Tree, double_binary_tree, make_plan, orient
+from fireflyer.collectives.plan import Orientation, Plan, Route, Tree, double_binary_tree, make_plan, orient
 
-__all__ = ["Communicator", "Orientation", "Plan", "Stats", "Tree", "Work", "double_binary_tree", "make_plan", "orient"]
+__all__ = [
+    "Communicator",
+    "Orientation",
+    "Plan",
+    "Route",
+    "Stats",
+    "Tree",
+    "Work",
+    "double_binary_tree",
+    "make_plan",
+    "orient",
+]

@@ -37,6 +37,7 @@ from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.meeting import Equipment, meet
 from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.programs import native_programs, native_routes
 from fireflyer.identity.secrets import Secret, load_secret, new_secret
 from fireflyer.native import Executor, NativeWork
 from fireflyer.runtime.address import Address
@@ -127,6 +128,8 @@ class Communicator:
             leader_fd=equipment.leader_fd,
             local_fds=list(equipment.local_fds),
             connections=list(equipment.connections),
+            routes=native_routes(plan),
+            programs=native_programs(plan, self.node),
         )
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
         self._lock = threading.Lock()

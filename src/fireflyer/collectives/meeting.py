@@ -4,8 +4,8 @@
    reason why there is none: a rank that is missing is named to everybody.
 2. The leader of a node (its lowest rank) makes the shared memory. The others of the node connect to its Unix socket,
    prove that they hold the secret, and receive the descriptors. The connection stays open: its end is a rank's death.
-3. The leaders listen on TCP. For each pair of neighbours in the trees the higher node connects to the lower one: a
-   control connection, and one for each tree in which they are neighbours.
+3. The leaders listen on TCP. For each pair of neighbours the higher node connects to the lower one: a control
+   connection, and those that `programs.links` names for each lane of each algorithm of the plan.
 
 Nothing is sent to, and nothing believed from, a connection that has not authenticated. All waits have one deadline.
 """
@@ -16,7 +16,6 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
@@ -24,16 +23,16 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.collectives.plan import Plan, make_plan, orient
+from fireflyer.collectives.plan import Plan, make_plan
+from fireflyer.collectives.programs import CONTROL, Link, links
+from fireflyer.collectives.reception import Reception
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import create_window
-from fireflyer.runtime.sockets import authenticate_client, authenticate_server
+from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 
 __all__ = ["Equipment", "Member", "Roster", "meet"]
 
-CONTROL: Final = -1
-_HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 _ROSTER_GRACE_NS: Final = 5 * SECOND
 
 
@@ -70,7 +69,8 @@ class Equipment(NamedTuple):
     doorbell_fd: int
     leader_fd: int
     local_fds: tuple[tuple[int, int], ...]
-    connections: tuple[tuple[int, int, int], ...]
+    connections: tuple[tuple[int, int, int, int], ...]
+    """Channel, node, socket (see `programs.Link`), descriptor."""
 
     def duplicate(self) -> Equipment:
         """The same with descriptors of its own, for native code to own and close."""
@@ -79,7 +79,7 @@ class Equipment(NamedTuple):
             doorbell_fd=os.dup(self.doorbell_fd),
             leader_fd=os.dup(self.leader_fd) if self.leader_fd >= 0 else -1,
             local_fds=tuple((rank, os.dup(fd)) for rank, fd in self.local_fds),
-            connections=tuple((tree, node, os.dup(fd)) for tree, node, fd in self.connections),
+            connections=tuple((channel, node, n, os.dup(fd)) for channel, node, n, fd in self.connections),
         )
 
 
@@ -106,8 +106,8 @@ class _Meeting:
     def left_ns(self) -> int:
         return max(1, self.deadline_ns - time.monotonic_ns())
 
-    def handshake_ns(self) -> int:
-        return min(_HANDSHAKE_TIMEOUT_NS, self.left_ns())
+    def reception(self, listener: socket.socket, purpose: str, identity: str) -> Reception:
+        return Reception(listener, self.secret, f"{self.prefix}/{purpose}", identity)
 
     # --- the roster ---
 
@@ -143,12 +143,12 @@ class _Meeting:
     # --- inside the node ---
 
     def serve_window(
-        self, listener: socket.socket, others: tuple[int, ...], fds: list[int], stack: ExitStack
+        self, reception: Reception, others: tuple[int, ...], fds: list[int], stack: ExitStack
     ) -> list[tuple[int, int]]:
         found: dict[int, socket.socket] = {}
         names = {f"rank {rank}": rank for rank in others}
         while len(found) < len(others):
-            sock, identity = self._accept(listener, "window", f"rank {self.rank}", _missing(others, found))
+            sock, identity = self._welcome(reception, _missing(others, found))
             rank = names.get(identity, -1)
             if rank < 0 or rank in found:
                 sock.close()
@@ -183,31 +183,30 @@ class _Meeting:
 
     # --- between nodes ---
 
-    def connect(self, plan: Plan, node: int, listener: socket.socket, stack: ExitStack) -> list[tuple[int, int, int]]:
-        wanted = _links(plan, node)
-        made: dict[tuple[int, int], socket.socket] = {}
-        for tree, other in wanted:
-            if other < node:
-                made[tree, other] = stack.enter_context(self._dial(plan, node, tree, other))
-        expected = {f"node {other} link {tree}": (tree, other) for tree, other in wanted if other > node}
+    def connect(self, plan: Plan, node: int, reception: Reception, stack: ExitStack) -> list[tuple[int, int, int, int]]:
+        wanted = links(plan, node)
+        made: dict[Link, socket.socket] = {}
+        for link in wanted:
+            if link.node < node:
+                made[link] = stack.enter_context(self._dial(plan, node, link))
+        expected = {_name(link, link.node): link for link in wanted if link.node > node}
         while len(made) < len(wanted):
-            lacking = sorted(
-                {plan.leader_of(other) for key in expected.values() if key not in made for other in key[1:]}
-            )
-            sock, identity = self._accept(listener, "link", f"node {node}", f"rank {lacking[0]}")
-            link = expected.get(identity)
-            if link is None or link in made:
+            lacking = min(link.node for link in wanted if link not in made)
+            sock, identity = self._welcome(reception, f"rank {plan.leader_of(lacking)}")
+            guest = expected.get(identity)
+            if guest is None or guest in made:
                 sock.close()
                 continue
-            made[link] = stack.enter_context(sock)
-        for (tree, _), sock in made.items():
+            made[guest] = stack.enter_context(sock)
+        for link, sock in made.items():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tree == CONTROL:  # data may wait for a rank that is busy; heartbeats never do
+            if link.channel == CONTROL:  # data may wait for a rank that is busy; heartbeats never do
                 limit_ms = max(1, 2 * self.user_timeout_ns // MS)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
-        return [(tree, other, sock.fileno()) for (tree, other), sock in made.items()]
+        return [(*link, sock.fileno()) for link, sock in made.items()]
 
-    def _dial(self, plan: Plan, node: int, tree: int, other: int) -> socket.socket:
+    def _dial(self, plan: Plan, node: int, link: Link) -> socket.socket:
+        other = link.node
         leader = plan.leader_of(other)
         doors = self.doors(other, leader)
         try:
@@ -217,9 +216,7 @@ class _Meeting:
                 f"rank {self.rank} cannot connect to rank {leader} at {doors.host}:{doors.port}: {error}"
             ) from error
         try:
-            peer = authenticate_client(
-                sock, self.secret, f"node {node} link {tree}", f"{self.prefix}/link", self.left_ns()
-            )
+            peer = authenticate_client(sock, self.secret, _name(link, node), f"{self.prefix}/link", self.left_ns())
             if peer != f"node {other}":
                 raise PermissionDenied(f"expected node {other} at {doors.host}:{doors.port}, found {peer!r}")
         except FireflyerError:
@@ -235,21 +232,11 @@ class _Meeting:
                 f"rank {leader}, which leads node {node}, did not say where it listens; see its log"
             ) from None
 
-    def _accept(self, listener: socket.socket, purpose: str, identity: str, missing: str) -> tuple[socket.socket, str]:
-        while True:
-            listener.settimeout(self.left_ns() / SECOND)
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
-                raise Timeout(
-                    f"{missing} did not connect within {format_duration(self.timeout_ns)}; see its log"
-                ) from None
-            try:
-                return sock, authenticate_server(
-                    sock, self.secret, f"{self.prefix}/{purpose}", self.handshake_ns(), identity=identity
-                )
-            except FireflyerError:  # a stranger; the one that is missed may still come
-                sock.close()
+    def _welcome(self, reception: Reception, missing: str) -> tuple[socket.socket, str]:
+        try:
+            return reception.guest(self.left_ns())
+        except TimeoutError:
+            raise Timeout(f"{missing} did not connect within {format_duration(self.timeout_ns)}; see its log") from None
 
 
 def meet(
@@ -279,15 +266,17 @@ def meet(
         doors = meeting.doors(node, locals_[0])
         window_fd, doorbell_fd, leader_fd = meeting.join_window(doors, locals_[0], stack)
         return Equipment(plan, labels, window_fd, doorbell_fd, leader_fd, (), ())
-    window_fd = create_window(len(locals_), plan.window, plan.chunk_bytes)
+    window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
     stack.callback(_close_fd, window_fd)
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(_close_fd, doorbell_fd)
     with ExitStack() as listening:
         unix, tcp, doors = _open_doors(host, listening)
+        inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
+        outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
-        local_fds = meeting.serve_window(unix, locals_[1:], [window_fd, doorbell_fd], stack)
-        connections = meeting.connect(plan, node, tcp, stack)
+        local_fds = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], stack)
+        connections = meeting.connect(plan, node, outside, stack)
     return Equipment(plan, labels, window_fd, doorbell_fd, -1, tuple(local_fds), tuple(connections))
 
 
@@ -312,18 +301,9 @@ def _short(nodes: tuple[int, ...]) -> str:
     return ",".join(map(str, nodes[:16])) + ("..." if len(nodes) > 16 else "")
 
 
-def _links(plan: Plan, node: int) -> list[tuple[int, int]]:
-    """(tree, other node) of each connection of `node`: control connections first, in ascending order of nodes."""
-    edges = [(tree, other) for tree in (0, 1) for other in _neighbours(plan, tree, node)]
-    controls = [(CONTROL, other) for other in sorted({other for _, other in edges})]
-    return controls + edges
-
-
-def _neighbours(plan: Plan, tree: int, node: int) -> Iterator[int]:
-    view = orient(plan.trees[tree], 0)[node]
-    if view.parent >= 0:
-        yield view.parent
-    yield from view.children
+def _name(link: Link, node: int) -> str:
+    """How `node`, which connects, names itself at the other end of the link."""
+    return f"node {node} link {link.channel}.{link.socket}"
 
 
 def _open_doors(host: str, stack: ExitStack) -> tuple[socket.socket, socket.socket, _Doors]:

@@ -1,54 +1,67 @@
 """The plan of a group's collectives: who talks to whom, and in which order numbers are added. Pure.
 
-Two binary trees over the nodes (not the ranks) carry half of the chunks each: chunk k of an operation belongs to tree
-`k % 2`. A node is inner in at most one of the two trees (with an odd number of nodes, one node is inner in both), so
-every node sends and receives about as much as any other. In each tree sums travel up and results travel down at the
-same time, chunk by chunk.
+A plan names for every kind of operation, by the size of its array, an *algorithm* and a size of chunks (`routes`). An
+array is cut into chunks; chunk k of an operation belongs to *lane* `k % 2`. What each node does with a chunk of each
+lane is a program (`fireflyer.collectives.programs`), built from nothing but the plan; the native executor runs it.
 
-Which numbers are added to which, and so every bit of a result, depends on nothing but the arguments: the plan, the
-element type, the number of elements, and the ranks' data. The order within a chunk is fixed:
+Which numbers are added to which, and so every bit of a result, depends on nothing but the arguments: the plan, the kind
+of operation, the element type, the number of elements, and the ranks' data. Within a chunk:
 
 1. on a node: its ranks in ascending order, in the accumulation type (float32 for the small floats);
-2. in a tree: `(first child + own) + other children`, children in ascending order of their nodes, never in the order of
-   arrival; partial sums travel in the accumulation type;
-3. at the root: one rounding to the element type. Every rank receives these bits.
+2. between nodes as the algorithm's program says (see there), never in the order of arrival; partial sums travel in the
+   accumulation type;
+3. one rounding to the element type, where the sum is complete. Every rank receives these bits.
 
 A job keeps the plan of its first start (`Plan` goes into its checkpoints), so that a resumed run adds in the same
-order.
-
-The native executor is given the trees. What it does with them is said step by step in `fireflyer.collectives.steps`,
-whose streams the tests run in every order: each contribution counts once, and nothing blocks for ever.
-
-Source of the tree shape: P. Sanders, J. Speck, J. L. Träff, "Two-tree algorithms for full bandwidth broadcast,
-reduction and scan", Parallel Computing 35 (2009); the numbering is that of NCCL.
+order. `version` says which rules a plan was made by: 1 had the double binary tree alone and no routes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB
+from fireflyer.collectives.trees import Orientation, Tree, check_tree, double_binary_tree, orient
 
 __all__ = [
+    "ALGORITHMS",
     "DEFAULT_CHUNK_BYTES",
     "DEFAULT_WINDOW",
+    "HALVING_DOUBLING",
+    "RING",
+    "TREE",
     "Orientation",
     "Plan",
+    "Route",
     "Tree",
-    "chunk_tree",
+    "chunk_lane",
     "double_binary_tree",
     "make_plan",
     "orient",
 ]
 
-Tree = tuple[int, ...]
-"""The parent of each node, -1 at the root."""
+TREE: Final = "double_binary_tree"
+RING: Final = "ring"
+HALVING_DOUBLING: Final = "halving_doubling"
+ALGORITHMS: Final = (TREE, RING, HALVING_DOUBLING)
+"""Their positions are their numbers in native code."""
+SUITABLE: Final = {
+    "allreduce": ALGORITHMS,
+    "barrier": ALGORITHMS,
+    "reduce": (TREE,),
+    "broadcast": (TREE,),
+    "reduce_scatter": (RING,),
+    "allgather": (RING,),
+}
+"""The algorithms of each kind of operation, the default first."""
+PARTED: Final = ("reduce_scatter", "allgather")
 
-ALGORITHM: Final = "double_binary_tree"
+VERSION: Final = 2
 DEFAULT_CHUNK_BYTES: Final = 256 * KIB
 DEFAULT_WINDOW: Final = 4
 MAX_RANKS: Final = 1 << 16
@@ -56,14 +69,23 @@ MAX_RANKS_PER_NODE: Final = 64
 MIN_CHUNK_BYTES: Final = 4 * KIB
 MAX_CHUNK_BYTES: Final = 64 * MIB
 MAX_WINDOW: Final = 32
-MAX_NEIGHBOURS: Final = 3
+MAX_SOCKETS: Final = 8
+MAX_ROUTES: Final = 64
+WIDEST_ELEMENT: Final = 8
 
 
-class Orientation(NamedTuple):
-    """A tree as one node sees it: the way to the root, and the ways from it, in ascending order."""
+class Route(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One row of a plan: how operations of one kind are done, up to a size."""
 
-    parent: int
-    children: tuple[int, ...]
+    kind: str
+    """allreduce, reduce, broadcast, barrier, reduce_scatter or allgather."""
+    up_to_bytes: int | None
+    """Of the whole array (of all parts, for a reduce_scatter or allgather), inclusive; None: of any size."""
+    algorithm: str
+    chunk_bytes: int
+    """Of a chunk in the accumulation type, all parts together; a multiple of 4096."""
+    reason: str = ""
+    """Why, for people."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,30 +94,47 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Raises `UsageError` (when decoded: `msgspec.ValidationError`) where it makes no sense.
     """
 
-    algorithm: str = ALGORITHM
+    version: int = 1
+    """Plans written before there was a version are 1."""
+    algorithm: str = TREE
+    """Of `trees`."""
     node_of_rank: tuple[int, ...]
     """The node of each rank. Nodes are numbered from 0 without gaps."""
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
-    """Of a chunk in the accumulation type; a multiple of 4096."""
+    """Of operations that no route names; as in `Route`."""
     window: int = DEFAULT_WINDOW
     """Chunks in flight on a node; even. Does not change results."""
     trees: tuple[Tree, ...]
-    """Two trees over the nodes."""
+    """Two trees over the nodes, one for each lane."""
+    node_order: tuple[int, ...] = ()
+    """The nodes in the order in which they stand in the ring; none: 0, 1, 2, ..."""
+    routes: tuple[Route, ...] = ()
+    """Rows of one kind stand together, from small sizes to large ones."""
+    sockets: int = 1
+    """Connections for each edge and lane. Does not change results."""
 
     def __post_init__(self) -> None:
-        if self.algorithm != ALGORITHM:
-            raise UsageError(f"plan algorithm {self.algorithm!r} is not known; this version knows {ALGORITHM!r}")
+        if self.version not in (1, VERSION):
+            raise UsageError(f"plan version {self.version} is not known; this version knows 1 and {VERSION}")
+        if self.algorithm != TREE:
+            raise UsageError(f"plan algorithm {self.algorithm!r} is not known; this version knows {TREE!r}")
+        if self.version == 1 and (self.node_order or self.routes or self.sockets != 1):
+            raise UsageError("a plan of version 1 has no node_order, routes or sockets")
         _check_ranks(self.node_of_rank)
-        if not MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES or self.chunk_bytes % MIN_CHUNK_BYTES:
-            raise UsageError(f"chunk_bytes {self.chunk_bytes} must be a multiple of 4096 from 4 KiB to 64 MiB")
+        _check_chunk_bytes(self.chunk_bytes)
         if not 2 <= self.window <= MAX_WINDOW or self.window % 2:
             raise UsageError(f"window {self.window} must be even and from 2 to {MAX_WINDOW}")
+        if not 1 <= self.sockets <= MAX_SOCKETS:
+            raise UsageError(f"sockets {self.sockets} must be from 1 to {MAX_SOCKETS}")
+        nodes = self.nodes
+        _check_order(self.node_order, nodes)
         if len(self.trees) != 2:
             raise UsageError(f"a plan has 2 trees, not {len(self.trees)}")
         for tree in self.trees:
-            if len(tree) != self.nodes:
-                raise UsageError(f"a tree names {len(tree)} nodes, the plan has {self.nodes}")
-            _check_tree(tree)
+            if len(tree) != nodes:
+                raise UsageError(f"a tree names {len(tree)} nodes, the plan has {nodes}")
+            check_tree(tree)
+        _check_routes(self.routes, self.world_size)
 
     @property
     def nodes(self) -> int:
@@ -104,6 +143,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def world_size(self) -> int:
         return len(self.node_of_rank)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The nodes as they stand in the ring."""
+        return self.node_order or tuple(range(self.nodes))
+
+    @property
+    def largest_chunk_bytes(self) -> int:
+        """What a slot of the window must hold."""
+        return max(route.chunk_bytes for route in self.all_routes())
+
+    def all_routes(self) -> tuple[Route, ...]:
+        """The routes, and the defaults of the kinds that none is for."""
+        named = {route.kind for route in self.routes}
+        defaults = default_routes(self.chunk_bytes, self.world_size)
+        return (*self.routes, *(route for route in defaults if route.kind not in named))
+
+    def route(self, kind: str, nbytes: int) -> Route:
+        """How an operation on an array of `nbytes` (all parts together) is done. Raises `UsageError`."""
+        for route in self.all_routes():
+            if route.kind == kind and (route.up_to_bytes is None or nbytes <= route.up_to_bytes):
+                return route
+        raise UsageError(f"operation {kind!r} has no route; kinds are {', '.join(SUITABLE)}")
 
     def ranks_of(self, node: int) -> tuple[int, ...]:
         """Ascending; the first is the node's leader."""
@@ -114,90 +176,91 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def make_plan(
-    node_of_rank: Sequence[int], *, chunk_bytes: int = DEFAULT_CHUNK_BYTES, window: int = DEFAULT_WINDOW
+    node_of_rank: Sequence[int],
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    window: int = DEFAULT_WINDOW,
+    routes: Sequence[Route] | None = None,
+    node_order: Sequence[int] | None = None,
+    sockets: int = 1,
 ) -> Plan:
-    """The plan of a new group. `node_of_rank[r]` is the node of rank r, counted from 0. Raises `UsageError`."""
+    """The plan of a new group. `node_of_rank[r]` is the node of rank r, counted from 0. Kinds of operations that
+    `routes` leaves out get the default: the tree, and the ring for reduce_scatter and allgather.
+
+    Raises `UsageError`."""
     _check_ranks(node_of_rank)
-    trees = double_binary_tree(max(node_of_rank) + 1)
-    return Plan(node_of_rank=tuple(node_of_rank), chunk_bytes=chunk_bytes, window=window, trees=trees)
+    nodes, order = max(node_of_rank) + 1, tuple(node_order or ())
+    _check_order(order, nodes)
+    _check_chunk_bytes(chunk_bytes)
+    plan = Plan(
+        version=VERSION,
+        node_of_rank=tuple(node_of_rank),
+        chunk_bytes=chunk_bytes,
+        window=window,
+        trees=double_binary_tree(nodes, order),
+        node_order=order,
+        routes=tuple(routes or ()),
+        sockets=sockets,
+    )
+    return msgspec.structs.replace(plan, routes=plan.all_routes())
 
 
-def chunk_tree(chunk: int) -> int:
-    """Which of the two trees carries the chunk-th chunk of an operation."""
-    return chunk % 2
-
-
-def double_binary_tree(nodes: int) -> tuple[Tree, Tree]:
-    """Two binary trees over `nodes` nodes such that with an even number every node is a leaf in one of them, and with
-    an odd number every node but one.
-
-    The first is the in-order binary tree: odd nodes are leaves, node 0 is the root. The second is its mirror image
-    for an even number of nodes, and the first shifted by one node for an odd number.
-
-    >>> double_binary_tree(4)
-    ((-1, 2, 0, 2), (1, 3, 1, -1))
-    """
-    if nodes < 1:
-        raise UsageError(f"a tree needs at least 1 node, not {nodes}")
-    first = tuple(_in_order_parent(node, nodes) for node in range(nodes))
-    second = [0] * nodes
-    for node, parent in enumerate(first):
-        if nodes % 2 == 0:
-            second[nodes - 1 - node] = nodes - 1 - parent if parent >= 0 else -1
-        else:
-            second[(node + 1) % nodes] = (parent + 1) % nodes if parent >= 0 else -1
-    return first, tuple(second)
-
-
-def orient(tree: Tree, root: int) -> tuple[Orientation, ...]:
-    """The same tree hung up at `root`, as each node sees it: reduce and broadcast to any root use the same connections.
-
-    Raises `UsageError` where the root is no node of the tree.
-    """
-    if not 0 <= root < len(tree):
-        raise UsageError(f"root node {root} is not one of {len(tree)} nodes")
-    near: list[list[int]] = [[] for _ in tree]
-    for node, parent in enumerate(tree):
-        if parent >= 0:
-            near[node].append(parent)
-            near[parent].append(node)
-    above = {root: -1}
-    queue = [root]
-    for node in queue:
-        for other in near[node]:
-            if other not in above:
-                above[other] = node
-                queue.append(other)
-    if len(above) != len(tree):
-        raise UsageError(f"the parents {tree} do not form one tree")
+def default_routes(chunk_bytes: int, world_size: int) -> tuple[Route, ...]:
+    """One for each kind, for all sizes. A chunk of parts holds at least an element of each."""
+    least = _least_parted_bytes(world_size)
     return tuple(
-        Orientation(above[node], tuple(sorted(n for n in near[node] if n != above[node]))) for node in range(len(tree))
+        Route(kind, None, suitable[0], max(chunk_bytes, least) if kind in PARTED else chunk_bytes, "default")
+        for kind, suitable in SUITABLE.items()
     )
 
 
-def _in_order_parent(node: int, nodes: int) -> int:
-    if node == 0:
-        return -1
-    bit = node & -node
-    parent = (node ^ bit) | (bit << 1)
-    return parent if parent < nodes else node ^ bit
+def chunk_lane(chunk: int) -> int:
+    """Which of the two lanes carries the chunk-th chunk of an operation."""
+    return chunk % 2
+
+
+def _least_parted_bytes(world_size: int) -> int:
+    return -(-world_size * WIDEST_ELEMENT // MIN_CHUNK_BYTES) * MIN_CHUNK_BYTES
 
 
 def _check_ranks(node_of_rank: Sequence[int]) -> None:
     if not 1 <= len(node_of_rank) <= MAX_RANKS:
         raise UsageError(f"a group has 1 to {MAX_RANKS} ranks, not {len(node_of_rank)}")
-    nodes = sorted(set(node_of_rank))
+    ranks_on = Counter(node_of_rank)
+    nodes = sorted(ranks_on)
     if nodes != list(range(len(nodes))):
         raise UsageError(f"nodes must be numbered from 0 without gaps, not {nodes[:8]}")
-    fullest = max(node_of_rank.count(node) for node in nodes)
+    fullest = max(ranks_on.values())
     if fullest > MAX_RANKS_PER_NODE:
         raise UsageError(f"a node has {fullest} ranks; at most {MAX_RANKS_PER_NODE} are possible")
 
 
-def _check_tree(tree: Tree) -> None:
-    roots = [node for node, parent in enumerate(tree) if parent == -1]
-    if len(roots) != 1 or not all(-1 <= parent < len(tree) for parent in tree):
-        raise UsageError(f"the parents {tree[:16]} do not form one tree: it needs one root (-1) and known nodes")
-    for view in orient(tree, roots[0]):
-        if len(view.children) + (view.parent >= 0) > MAX_NEIGHBOURS:
-            raise UsageError(f"the parents {tree[:16]} do not form a binary tree")
+def _check_chunk_bytes(chunk_bytes: int) -> None:
+    if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes % MIN_CHUNK_BYTES:
+        raise UsageError(f"chunk_bytes {chunk_bytes} must be a multiple of 4096 from 4 KiB to 64 MiB")
+
+
+def _check_order(node_order: Sequence[int], nodes: int) -> None:
+    if node_order and sorted(node_order) != list(range(nodes)):
+        raise UsageError(f"node_order {tuple(node_order[:16])} must name each of the {nodes} nodes once")
+
+
+def _check_routes(routes: Sequence[Route], world_size: int) -> None:
+    if len(routes) > MAX_ROUTES:
+        raise UsageError(f"a plan has at most {MAX_ROUTES} routes, not {len(routes)}")
+    last: dict[str, int | None] = {}
+    for route in routes:
+        if route.algorithm not in SUITABLE.get(route.kind, ()):
+            raise UsageError(f"route: {route.kind!r} cannot be done by {route.algorithm!r}")
+        _check_chunk_bytes(route.chunk_bytes)
+        if route.kind in PARTED and route.chunk_bytes < _least_parted_bytes(world_size):
+            raise UsageError(
+                f"route: chunks of a {route.kind} of {world_size} ranks cannot be {route.chunk_bytes} bytes"
+            )
+        before = last.get(route.kind, -1)
+        if before is None or (route.up_to_bytes is not None and not before < route.up_to_bytes < 1 << 63):
+            raise UsageError(f"route: sizes of {route.kind} must grow, and the last one is for any size")
+        last[route.kind] = route.up_to_bytes
+    for kind, limit in last.items():
+        if limit is not None:
+            raise UsageError(f"route: the last one of {kind} must be for any size (up_to_bytes None)")

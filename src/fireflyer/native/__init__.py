@@ -29,6 +29,7 @@ from fireflyer.native._core import (
     round_from_accum,
     set_isa,
     submit_parts,
+    tree_program,
 )
 
 __all__ = [
@@ -54,4 +55,5 @@ __all__ = [
     "round_from_accum",
     "set_isa",
     "submit_parts",
+    "tree_program",
 ]

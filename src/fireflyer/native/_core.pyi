@@ -45,7 +45,9 @@ class Executor:
         doorbell_fd: int,
         leader_fd: int,
         local_fds: list[tuple[int, int]],
-        connections: list[tuple[int, int, int]],
+        connections: list[tuple[int, int, int, int]],
+        routes: list[tuple[str, int, int, int]],
+        programs: list[tuple[str, int, int, int, int, list[tuple[int, int, int, int, int, list[int]]]]],
     ) -> None: ...
     def submit(self, kind: str, address: int, count: int, dtype: str, root: int) -> NativeWork: ...
     def abort(self, reason: str) -> None: ...
@@ -55,6 +57,9 @@ class Executor:
 
 def create_window(local_ranks: int, slots: int, chunk_bytes: int) -> int: ...
 def orient(parents: list[int], root: int, node: int) -> tuple[int, list[int]]: ...
+def tree_program(
+    kind: str, parents: list[int], root: int, node: int, lane: int
+) -> tuple[str, int, int, int, int, list[tuple[int, int, int, int, int, list[int]]]]: ...
 
 # --- recorder.cpp: the flight recorder. `snapshot` is what fireflyer.collectives.flight.Snapshot is made of. ---
 

@@ -1,0 +1,32 @@
+// One end of a connection that is already made and authenticated: an ordered stream of bytes that never blocks.
+//
+// The network thread is the only caller. It offers memory, is told how much of it is through, and offers the rest again
+// later, the same memory with the same contents: a transport that works in the background may count bytes as sent only
+// when it needs them no longer.
+#pragma once
+
+#include <poll.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <memory>
+
+namespace ff {
+
+class Transport {
+ public:
+  static constexpr std::ptrdiff_t broken = -1;
+
+  virtual ~Transport() = default;
+  // Bytes of the pieces, in their order, that are on their way; 0 when none can be now; `broken` for good.
+  virtual std::ptrdiff_t send_some(const iovec* pieces, int count) = 0;
+  // Bytes that have come; 0 when none have; `broken` at the end of the stream or for good.
+  virtual std::ptrdiff_t receive_some(void* into, std::size_t bytes) = 0;
+  // What to poll in order to hear of either; a negative descriptor where there is nothing to wait for.
+  virtual pollfd interest(bool in, bool out) const = 0;
+  virtual void close() = 0;  // both directions; the other end sees the end of the stream
+};
+
+std::unique_ptr<Transport> tcp_transport(int fd);  // borrows the descriptor
+
+}  // namespace ff
