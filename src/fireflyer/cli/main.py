@@ -29,6 +29,7 @@ _COMMANDS = {
     "run": "fireflyer.cli.run",
     "demo": "fireflyer.cli.demo",
     "report": "fireflyer.cli.report",
+    "collectives": "fireflyer.cli.collectives",
     "version": "fireflyer.cli.version",
 }
 

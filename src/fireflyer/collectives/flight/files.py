@@ -83,10 +83,10 @@ def _files_at(place: str) -> list[str]:
         ]
         if below:
             return below
-        raise NotFound(f"{place} holds no dumps (flight-<rank>.json); did the ranks get a dump directory?")
+        raise NotFound(f"{place!r} holds no dumps (flight-<rank>.json); did the ranks get a dump directory?")
     matching = [path for match in sorted(glob.glob(place, recursive=True)) for path in _files_at(match)]
     if not matching:
-        raise NotFound(f"{place} does not exist; give the dumps of a job, or the directory that holds them")
+        raise NotFound(f"{place!r} does not exist; give the dumps of a job, or the directory that holds them")
     return matching
 
 

@@ -1,0 +1,119 @@
+"""`ff collectives`: what the flight recorders of a job's ranks say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fireflyer.collectives.flight import Dump, Verdict
+
+__all__ = ["EXIT_UNDECIDED", "command"]
+
+EXIT_UNDECIDED = 3
+MAX_ROWS = 64
+
+
+@click.group("collectives", short_help="Find the rank that held a group of ranks up.")
+def command() -> None:
+    """What the flight recorders of a job's ranks say."""
+
+
+@command.command("explain", short_help="Name the rank that failed, hung, or called something else.")
+@click.argument("dumps", metavar="DUMP...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as one JSON array.")
+def explain_command(dumps: tuple[str, ...], as_json: bool) -> int:
+    """Read the dumps of the ranks of a job and name the rank that held the others up.
+
+    DUMP is a file (flight-3.json), a directory with dumps anywhere below it, as RUN_DIR/flight, or a pattern. Give the
+    dumps of as many ranks as there are; a rank without one is a suspect. Each group of ranks gets a verdict.
+
+    Exit code: 0 when every verdict is clear, a culprit or that nothing is wrong; 3 when one is not; 1 or 2 when dumps
+    are damaged, missing, or contradict each other.
+    """
+    from fireflyer.cli.output import stdout_console
+    from fireflyer.collectives.flight import explain, find_dumps, read_dumps
+
+    groups: dict[str, list[Dump]] = {}
+    for _, dump in read_dumps(find_dumps(dumps)):
+        groups.setdefault(dump.group, []).append(dump)
+    ordered = sorted(groups.values(), key=lambda same: min(dump.snapshot.realtime_ns for dump in same))
+    verdicts = [explain(same) for same in ordered]
+    if as_json:
+        _print_json(verdicts)
+    else:
+        console = stdout_console()
+        for number, verdict in enumerate(verdicts):
+            if number:
+                console.print()
+            _print(console, verdict)
+    return 0 if all(verdict.decided for verdict in verdicts) else EXIT_UNDECIDED
+
+
+def _print_json(verdicts: list[Verdict]) -> None:
+    import msgspec
+
+    rows = [
+        {
+            "group": verdict.group,
+            "verdict": verdict.kind,
+            "summary": verdict.summary,
+            "culprits": [culprit._asdict() for culprit in verdict.culprits],
+            "evidence": verdict.evidence,
+            "ranks": [row._asdict() for row in verdict.table],
+            "stragglers": [each._asdict() for each in verdict.stragglers],
+        }
+        for verdict in verdicts
+    ]
+    click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+
+
+def _print(console: Console, verdict: Verdict) -> None:
+    from rich.text import Text
+
+    style = "bold green" if verdict.kind == "nothing" else "bold red" if verdict.decided else "bold yellow"
+    console.print(Text.assemble((verdict.kind.upper(), style), f" in group {verdict.group}"), soft_wrap=True)
+    console.print(Text(verdict.summary), soft_wrap=True)
+    for line in verdict.evidence:
+        console.print(Text(f"  - {line}"), soft_wrap=True)
+    console.print()
+    console.print(_table(verdict))
+
+
+def _table(verdict: Verdict) -> object:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("rank", "stands at", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("chunks", "idle"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("waits for", overflow="fold")
+    table.add_column("late", justify="right", no_wrap=True)
+    culprits = {culprit.rank for culprit in verdict.culprits}
+    rows = sorted(verdict.table, key=lambda row: (row.rank not in culprits, row.rank))
+    for row in rows[:MAX_ROWS]:
+        progress = f"{row.chunks_done}/{row.chunks}" if row.chunks else ""
+        cells = (
+            row.label,
+            row.operation or (f"after #{row.finished - 1}" if row.finished else "before #0"),
+            row.state,
+            progress,
+            _duration(row.idle_ns),
+            ", ".join(map(str, row.waits_for[:8])) + (", ..." if len(row.waits_for) > 8 else ""),
+            _duration(row.late_ns),
+        )
+        table.add_row(*(Text(cell) for cell in cells), style="red" if row.rank in culprits else None)
+    if len(rows) > MAX_ROWS:
+        table.add_row(Text(f"... and {len(rows) - MAX_ROWS} more ranks"))
+    return table
+
+
+def _duration(ns: int) -> str:
+    from fireflyer.base.units import format_duration
+
+    return "" if ns < 0 else format_duration(ns)
