@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from bench.collectives import allreduce, ddp, kernels, latency, memory, waiting
 from bench.collectives.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
+from fireflyer.base.units import MIB
 
 __all__ = ["run"]
 
@@ -28,7 +30,17 @@ def run(options: Options) -> Suite:
     for result in (result for family in _FAMILIES for result in family(options)):
         print(f"{result.case}: {result.metric} {result.ours.median:.6g}", file=sys.stderr, flush=True)
         results.append(result)
-    return Suite(results=tuple(results), remarks=(_versions(),))
+    return Suite(results=tuple(results), remarks=(_machine(), _versions()))
+
+
+def _machine() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "processor")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
+    load, _, _ = os.getloadavg()
+    return (
+        f"{os.cpu_count()} processors ({model}), {memory} MiB, Linux {platform.release()}; load at the end {load:.1f}"
+    )
 
 
 def _versions() -> str:
@@ -40,4 +52,4 @@ def _versions() -> str:
         open_mpi = f"Open MPI {open_mpi_version()}"
     except Missing as error:
         open_mpi = str(error)
-    return f"{gloo}; {open_mpi}; {os.cpu_count()} processors; one thread for each rank and library"
+    return f"{gloo}; {open_mpi}; one thread for each rank and library"
