@@ -1,0 +1,166 @@
+"""Which algorithm and chunk size an operation uses, by its kind and size: chosen by predicted time, with reasons. Pure.
+
+The predictions of `cost` are compared at powers of two. A kind keeps its default algorithm unless another is clearly
+better, and a row goes on to larger sizes unless changing is worth it, so that a plan has few rows and each says
+something. Equal arguments give equal rows; a job keeps those of its first start in its plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import GIB, KIB, MIB, format_bytes
+from fireflyer.collectives.cost import Layout, Speeds, best_chunk_bytes, predict_ns
+from fireflyer.collectives.shapes import SUITABLE
+
+__all__ = ["Route", "best_window", "choose_routes"]
+
+SMALLEST: Final = KIB
+LARGEST: Final = 4 * GIB
+"""Between these sizes the algorithms are compared, at powers of two; beyond them nothing changes."""
+WORTH: Final = (0.93, 0.85, 0.7, 0.5, 0.0)
+"""Another algorithm or chunk size must take less than this share of the time, or the row goes on. The next is tried
+where that makes more than `MAX_ROWS`."""
+MAX_ROWS: Final = 8
+"""Of one kind: a plan takes 64 routes in all."""
+PREFERRED: Final = 0.9
+"""Another algorithm than a kind's default must be predicted to take at most this share of its time: the model is no
+better than that, and the tree has the fewest connections."""
+_LARGE: Final = (MIB, 25 * MIB, 186 * MIB)
+"""The sizes for which a window is chosen: a small bucket, that of DistributedDataParallel, the paper's."""
+
+
+class Route(NamedTuple):
+    """One row: how operations of one kind are done, up to a size."""
+
+    kind: str
+    up_to_bytes: int | None
+    """Of the whole array, inclusive; None: of any size."""
+    algorithm: str
+    chunk_bytes: int
+    reason: str
+
+
+def choose_routes(
+    speeds: Speeds, layout: Layout, *, kinds: Sequence[str] = tuple(SUITABLE), only: Sequence[str] | None = None
+) -> tuple[Route, ...]:
+    """For each kind the best algorithm and chunk size by the size of the array, with the reason of each row.
+
+    The last row of a kind is for any size; sizes grow within a kind. `only` overrides the choice: of these algorithms
+    the best is taken, for kinds that can do any of them. Raises `UsageError` for unknown names.
+    """
+    known = SUITABLE["allreduce"]
+    unknown = [name for name in only or () if name not in known]
+    if unknown:
+        raise UsageError(f"algorithm {unknown[0]!r} is not known; algorithms are {', '.join(known)}")
+    rows: list[Route] = []
+    for kind in kinds:
+        if kind not in SUITABLE:
+            raise UsageError(f"kind {kind!r} has no routes; kinds are {', '.join(SUITABLE)}")
+        allowed = tuple(name for name in SUITABLE[kind] if only is None or name in only) or SUITABLE[kind]
+        rows += _rows(speeds, layout, kind, allowed)
+    return tuple(rows)
+
+
+def best_window(speeds: Speeds, layout: Layout) -> int:
+    """Chunks in flight for large sums: more of them hide latency, but are smaller and keep fewer bytes in the cache.
+    A larger window must pay. Does not change results, but for the chunk sizes chosen with it."""
+    best, best_ns = layout.window, math.inf
+    for window in (4, 8, 16, 32):
+        with_it = msgspec.structs.replace(layout, window=window)
+        ns = math.prod(_best_ns(speeds, with_it, size) for size in _LARGE)
+        if ns < WORTH[0] ** len(_LARGE) * best_ns:
+            best, best_ns = window, ns
+    return best
+
+
+class _Choice(NamedTuple):
+    algorithm: str
+    chunk_bytes: int
+
+
+def _rows(speeds: Speeds, layout: Layout, kind: str, allowed: Sequence[str]) -> list[Route]:
+    if layout.nodes == 1:
+        chunk = best_chunk_bytes(speeds, layout, kind, allowed[0], 0)
+        return [Route(kind, None, allowed[0], chunk, "one node: nothing crosses the network")]
+    sizes = [SMALLEST << step for step in range((LARGEST // SMALLEST).bit_length())]
+    best = [_best(speeds, layout, kind, allowed, size) for size in sizes]
+    choices = (_merged(speeds, layout, kind, sizes, best, worth) for worth in WORTH)
+    starts = next(rows for rows in choices if len(rows) <= MAX_ROWS)
+    ends = [sizes[row.first] - 1 for row in starts[1:]]
+    return [
+        Route(kind, end, *row.choice, _reason(row.choice.algorithm, row.times, sizes[row.first], layout))
+        for row, end in zip(starts, [*ends, None], strict=True)
+    ]
+
+
+class _Row(NamedTuple):
+    first: int
+    """Index of its smallest size."""
+    choice: _Choice
+    times: dict[str, float]
+    """Of all algorithms at that size."""
+
+
+def _merged(
+    speeds: Speeds,
+    layout: Layout,
+    kind: str,
+    sizes: Sequence[int],
+    best: Sequence[tuple[_Choice, dict[str, float]]],
+    worth: float,
+) -> list[_Row]:
+    """A row goes on to the next size unless changing is worth it."""
+    rows = [_Row(0, *best[0])]
+    for index, (choice, times) in enumerate(best):
+        as_before = predict_ns(
+            speeds, layout, kind, rows[-1].choice.algorithm, sizes[index], rows[-1].choice.chunk_bytes
+        )
+        if choice != rows[-1].choice and times[choice.algorithm] < worth * as_before:
+            rows.append(_Row(index, choice, times))
+    return rows
+
+
+def _best(
+    speeds: Speeds, layout: Layout, kind: str, allowed: Sequence[str], size: int
+) -> tuple[_Choice, dict[str, float]]:
+    """With chunks of a power of two, so that neighbouring sizes mostly choose the same."""
+    least = layout.least_chunk_bytes(kind)
+    chunks = {name: best_chunk_bytes(speeds, layout, kind, name, size) for name in allowed}
+    chunks = {name: max(least, 1 << (chunk.bit_length() - 1)) for name, chunk in chunks.items()}
+    times = {name: predict_ns(speeds, layout, kind, name, size, chunk) for name, chunk in chunks.items()}
+    best = min(allowed, key=lambda name: (times[name], allowed.index(name)))
+    if times[best] > PREFERRED * times[allowed[0]]:
+        best = allowed[0]
+    return _Choice(best, chunks[best]), times
+
+
+def _best_ns(speeds: Speeds, layout: Layout, size: int) -> float:
+    choice, times = _best(speeds, layout, "allreduce", SUITABLE["allreduce"], size)
+    return times[choice.algorithm]
+
+
+def _reason(chosen: str, times: dict[str, float], size: int, layout: Layout) -> str:
+    """`ring: 41 ms predicted against 55 ms of double binary tree at 186.0 MiB on 4 nodes`"""
+    name = chosen.replace("_", " ")
+    text = f"{name}: {_time(times[chosen])} predicted"
+    others = {other: time for other, time in times.items() if other != chosen}
+    if others:
+        second = min(others, key=lambda other: others[other])
+        text += f" against {_time(times[second])} of {second.replace('_', ' ')}"
+    else:
+        text += ", the only one"
+    text += f" at {format_bytes(size)} on {layout.nodes} nodes"
+    return text if times[chosen] <= min(times.values()) else f"{text}; kept as the default"
+
+
+def _time(ns: float) -> str:
+    for unit, name in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
+        if ns >= unit:
+            return f"{ns / unit:.3g} {name}" if ns < 999.5 * unit else f"{ns / unit:.0f} {name}"
+    return f"{ns:.0f} ns"
