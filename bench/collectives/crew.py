@@ -126,9 +126,18 @@ class Crew:
         return sorted(members)
 
     def _last_words(self) -> str:
+        codes = [self._code(process) for process in self._processes]  # first: a process that ends still writes
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _MESSAGE_BYTES))
-        return self._log.read().decode(errors="replace").strip() or "it wrote nothing"
+        said = self._log.read().decode(errors="replace").strip() or "it wrote nothing"
+        return f"{said} (exit codes {codes})"
+
+    @staticmethod
+    def _code(process: subprocess.Popen[bytes]) -> int | None:
+        try:
+            return process.wait(1)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _end(self) -> None:
         for process in self._processes:
