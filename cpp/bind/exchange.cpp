@@ -48,7 +48,7 @@ void bind_exchange(nb::module_& m) {
             nb::gil_scoped_release released;
             return self.send(to, reinterpret_cast<const void*>(address), bytes, d, tag);
           },
-          nb::arg("to"), nb::arg("address"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("tag"))
+          nb::arg("to"), nb::arg("address"), nb::arg("size_bytes"), nb::arg("dtype"), nb::arg("tag"))
       .def(
           "receive",
           [](ff::Exchange& self, int from, std::uintptr_t address, std::uint64_t bytes, const std::string& dtype, int tag) {
@@ -56,7 +56,7 @@ void bind_exchange(nb::module_& m) {
             nb::gil_scoped_release released;
             return self.receive(from, reinterpret_cast<void*>(address), bytes, d, tag);
           },
-          nb::arg("source"), nb::arg("address"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("tag"))
+          nb::arg("source"), nb::arg("address"), nb::arg("size_bytes"), nb::arg("dtype"), nb::arg("tag"))
       .def("fail", &ff::Exchange::fail, nb::arg("culprit"), nb::arg("text"), Released());
 
   m.def("exchange_of", [](ff::Executor& executor) -> ff::Exchange& { return executor.exchange(); }, nb::arg("executor"), nb::rv_policy::reference, nb::keep_alive<0, 1>());

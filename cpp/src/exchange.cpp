@@ -190,7 +190,7 @@ void Exchange::match(Peer& peer, Flow& flow) {
   if (arrival.header.type == ExchangeFrame::offer) {
     attach(peer, flow, *arrival.link, arrival.header);
   } else if (arrival.complete) {
-    std::memcpy(flow.data, arrival.bytes.get(), flow.bytes);
+    if (flow.bytes > 0) std::memcpy(flow.data, arrival.bytes.get(), flow.bytes);
     give_credit(peer, flow.bytes + message_cost);
   } else {
     return;  // its last bytes are still on their way
@@ -245,7 +245,10 @@ void Exchange::finish(Flow& flow) {
   activity_ns_ = monotonic_ns();
   flows.erase(key_of(flow.op));
   if (ordered && !flows.empty() && !flows.begin()->first.first) flows.begin()->second->moved_ns = activity_ns_;
-  if (--pending_ == 0) drained_.notify_all();
+  if (--pending_ == 0) {
+    window_.line(local_).waits.store(0);
+    drained_.notify_all();
+  }
   if (--*left == 0) work->finish(Failure{});
 }
 

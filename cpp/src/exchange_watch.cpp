@@ -48,6 +48,8 @@ void Exchange::watch(std::int64_t now_ns) {
   }
   looked_ns_ = now_ns;
   note_activity(now_ns);
+  const Flow* waited = awaited_flow(now_ns);
+  window_.line(local_).waits.store(waited && waited->op.kind == point_to_point ? 1 : 0);
   watch_leader();
   for (auto& [rank, peer] : peers_) {
     if (failing_) return;
@@ -88,6 +90,7 @@ void Exchange::watch_peer(int rank, Peer& peer, std::int64_t now_ns) {
 }
 
 void Exchange::watch_flow(Peer& peer, Flow& flow, std::int64_t now_ns) {
+  if (!awaited(flow, now_ns)) flow.moved_ns = now_ns;
   const std::int64_t idle_ns = now_ns - flow.moved_ns;
   if (idle_ns < period_ns_) {
     flow.unanswered_ns = 0;
@@ -116,6 +119,11 @@ void Exchange::judge(const Flow& flow, std::int64_t idle_ns) {
     const OpDescriptor theirs{answer.op_number, answer.op_count, static_cast<OpKind>(answer.op_kind), static_cast<DType>(answer.op_dtype), answer.op_root, static_cast<ReduceOp>(answer.op_reduce)};
     return fail_with(FailureKind::usage, -1, flow.op.seq,
                      "rank " + std::to_string(flow.rank) + " called " + theirs.describe() + ", but " + me + " called " + flow.op.describe() + "; all ranks must make the same calls in the same order");
+  }
+  if (answer.state == ExchangeState::waiting && answer.waits_for < 0 && flow.op.kind == point_to_point && window_.line(local_).entered.load() <= answer.op_number) {
+    const std::string theirs = std::string(kind_name(static_cast<OpKind>(answer.op_kind))) + " #" + std::to_string(answer.op_number);
+    return fail_with(FailureKind::usage, -1, flow.op.seq,
+                     "the ranks wait for each other: " + hop_text(hop_of(flow, group_.rank), flow.rank) + ", rank " + std::to_string(flow.rank) + " in " + theirs + " for " + me);
   }
   const bool still = answer.idle_ns >= group_.timeout_ns - period_ns_;
   if (answer.state == ExchangeState::idle && still) {
@@ -160,13 +168,15 @@ void Exchange::note_activity(std::int64_t now_ns) {
   footprint_ = footprint;
 }
 
-// A message that a thread of the program, or the executor, waits for.
+// A thread of the program, the executor, or `close` waits for it.
+bool Exchange::awaited(const Flow& flow, std::int64_t now_ns) const { return flow.op.kind != point_to_point || closing_ || flow.work->awaited(now_ns); }
+
+// The one of those that has stood still for longest.
 const Flow* Exchange::awaited_flow(std::int64_t now_ns) {
   const Flow* oldest = nullptr;
   for (auto& [rank, peer] : peers_) {
     for (const Flow* flow : heads(peer)) {
-      const bool awaited = flow->op.kind != point_to_point || flow->work->awaited(now_ns);
-      if (awaited && (!oldest || flow->moved_ns < oldest->moved_ns)) oldest = flow;
+      if (awaited(*flow, now_ns) && (!oldest || flow->moved_ns < oldest->moved_ns)) oldest = flow;
     }
   }
   return oldest;
@@ -190,8 +200,11 @@ ExchangeAnswer Exchange::answer_for(const Peer& peer, const ExchangeHeader& head
   }
   if (answer.state == ExchangeState::idle) {
     const Flow* flow = awaited_flow(now_ns);
-    if (flow) answer.waits_for = flow->rank;
-    if (flow || inside_operation()) answer.state = ExchangeState::waiting;
+    if (!flow && inside_operation()) answer = make_answer(ExchangeState::waiting, window_.signature(local_, window_.line(local_).entered.load() - 1, group_.world_size()).op);
+    if (flow) {
+      answer.state = ExchangeState::waiting;
+      answer.waits_for = flow->rank;
+    }
   }
   answer.idle_ns = now_ns - activity_ns_;
   return answer;
@@ -238,8 +251,7 @@ void Exchange::pass_on(const ExchangeHeader& header, std::vector<ExchangeHop> ho
     std::uint64_t& seen = peer.forwarded[origin];
     if (seen == header.bytes) continue;
     for (const Flow* flow : heads(peer)) {
-      const bool awaited = flow->op.kind != point_to_point || flow->work->awaited(now_ns);
-      if (!awaited || now_ns - flow->moved_ns < group_.timeout_ns / 2) continue;
+      if (!awaited(*flow, now_ns) || now_ns - flow->moved_ns < group_.timeout_ns / 2) continue;
       const auto link = std::find_if(peer.links.begin(), peer.links.end(), [](const auto& l) { return !l->mute; });
       if (link == peer.links.end()) break;
       seen = header.bytes;

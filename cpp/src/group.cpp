@@ -168,7 +168,7 @@ std::optional<Failure> local_culprit(const Window& window, const Group& group, c
     if (entered > line.finished.load()) {
       const Geometry theirs = window.signature(local, entered - 1, group.world_size());
       if (Rules(window, group, theirs).able(local)) return blame(local, " stopped in the middle of " + theirs.op.name() + ": no progress for " + seconds(idle_ns));
-    } else if (entered <= op.seq) {
+    } else if (entered <= op.seq && line.waits.load() == 0) {
       return blame(local, " has not entered " + op.name() + " for " + seconds(idle_ns));
     }
   }

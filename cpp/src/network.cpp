@@ -321,7 +321,7 @@ void Network::beat() {
     for (int local = 0; local < window_.ranks(); ++local) {
       const Line& line = window_.line(local);
       const std::uint64_t finished = line.finished.load(), entered = line.entered.load();
-      words.push_back(entered << 1 | (entered > finished ? 1U : 0U));
+      words.push_back(entered << 1 | (entered > finished || line.waits.load() != 0 ? 1U : 0U));
     }
     const std::string payload(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
     send_control(*link, FrameType::heartbeat, current_ ? current_->op : OpDescriptor{}, payload);

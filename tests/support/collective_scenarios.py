@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tests.support import exchange_scenarios
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator, kernels, make_plan
@@ -197,7 +198,7 @@ class DivertedStore(StoreClient):
 
 SCENARIOS: dict[str, Callable[[Communicator, dict[str, Any]], None]] = {
     function.__name__: function for function in (correctness, pipelined, endless, aborting, leaving)
-}
+} | exchange_scenarios.SCENARIOS
 
 
 def main() -> None:

@@ -8,9 +8,10 @@
 // message that does not fit the call that it meets is a usage failure. Failures go through the node's window, as those of
 // the executor do: the first one ends everything on every rank.
 //
-// Who is to blame when a message does not move for the group's timeout: its peer is asked, and its thread answers for it
-// even while the program computes. Blamed is who computes instead of making its call, or does not answer. Who waits
-// itself is not: the chain ends at another, or at the asker, and then the program has a deadlock.
+// Who is to blame when a message that a program waits for does not move for the group's timeout: its peer is asked, whose
+// thread answers even while the program computes. Blamed is who computes instead of making its call, or does not answer.
+// Who waits itself is not: the chain ends at another, or at the asker, and then the program has a deadlock. A message
+// that nobody waits for may take as long as it likes.
 #pragma once
 
 #include <poll.h>
@@ -157,6 +158,7 @@ class Exchange {
   void pass_on(const ExchangeHeader& header, std::vector<ExchangeHop> hops);
   void close_cycle(const ExchangeHeader& header, const std::vector<ExchangeHop>& hops);
   const Flow* awaited_flow(std::int64_t now_ns);
+  bool awaited(const Flow& flow, std::int64_t now_ns) const;
   std::vector<Flow*> heads(Peer& peer);
   bool inside_operation() const;
   void note_activity(std::int64_t now_ns);

@@ -37,6 +37,7 @@ struct alignas(128) Line {
   std::atomic<std::uint64_t> finished;                     // operations ended
   std::atomic<std::uint32_t> left;                         // closed its communicator in good order
   std::atomic<std::int64_t> beat_ns;                       // network line: last time the leader's thread went round
+  std::atomic<std::uint32_t> waits;                        // its program waits for a message from rank to rank
   alignas(128) std::atomic<std::uint32_t> waiting;
   std::atomic<std::uint32_t> bell;
   std::array<std::atomic<std::uint64_t>, counters> wants;
