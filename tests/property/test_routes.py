@@ -14,9 +14,18 @@ from hypothesis import strategies as st
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives.cost import GOOD_ENOUGH, Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.plan import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, double_binary_tree
-from fireflyer.collectives.routing import MAX_ROWS, Route, best_window, choose_routes
-from fireflyer.collectives.shapes import PARTED, SUITABLE, shape_of
+from fireflyer.collectives.plan import (
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    PARTED,
+    SUITABLE,
+    Plan,
+    Route,
+    double_binary_tree,
+)
+from fireflyer.collectives.routing import MAX_ROWS, best_window, choose_routes, explain, plan_for
+from fireflyer.collectives.shapes import shape_of
+from fireflyer.topology import count_crossings
 
 rates = st.floats(1e6, 1e12)
 times = st.floats(100.0, 1e7)
@@ -122,6 +131,21 @@ def test_a_choice_is_near_the_best_prediction(speeds: Speeds, layout: Layout) ->
 @given(some_speeds(), some_layouts())
 def test_windows_are_those_of_a_plan(speeds: Speeds, layout: Layout) -> None:
     assert best_window(speeds, layout) in (4, 8, 16, 32)
+
+
+@settings(max_examples=40)
+@given(some_speeds(), st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
+def test_a_plan_takes_the_rows(speeds: Speeds, places: list[int], data: st.DataObject) -> None:
+    numbers = {place: number for number, place in enumerate(sorted(set(places)))}
+    nodes = [numbers[place] for place in places]
+    zones = data.draw(st.just([]) | st.lists(st.integers(0, 1), min_size=len(numbers), max_size=len(numbers)))
+    plan = plan_for(nodes, speeds, zones=zones)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+    assert {route.kind for route in plan.routes} == set(SUITABLE)
+    if len(set(zones)) == 2:
+        assert len(count_crossings(plan.trees, zones).pairs) == 1
+    for size in (0, 1, 5 * KIB, 3 * MIB, 1 << 40):
+        assert plan.route("allreduce", size).reason in explain(plan)
 
 
 def test_all_ranks_choose_alike() -> None:

@@ -14,7 +14,7 @@ from tests.support.collective_times import simulate_ns
 
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives.cost import Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.shapes import SUITABLE
+from fireflyer.collectives.plan import SUITABLE
 
 FACTOR = 1.6
 LARGE = (25 * MIB, 186 * MIB)

@@ -29,13 +29,12 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, SECOND
-from fireflyer.collectives.plan import DEFAULT_WINDOW, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
-from fireflyer.collectives.shapes import PARTED, shape_of
+from fireflyer.collectives.plan import DEFAULT_WINDOW, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, PARTED, WIDEST_ELEMENT
+from fireflyer.collectives.shapes import shape_of
 
 __all__ = ["Layout", "Speeds", "best_chunk_bytes", "one_node_ns", "predict_ns"]
 
 SLOT_BYTES: Final = 32 * MIB
-WIDEST_ELEMENT: Final = 8
 GOOD_ENOUGH: Final = 1.05
 """Fewer, larger chunks are worth this much: they need fewer messages, and where several resources are nearly busy the
 prediction is too good for small ones."""

@@ -8,6 +8,7 @@ something. Equal arguments give equal rows; a job keeps those of its first start
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -16,9 +17,11 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, KIB, MIB, format_bytes
 from fireflyer.collectives.cost import Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.shapes import SUITABLE
+from fireflyer.collectives.plan import SUITABLE, Plan, Route, make_plan
+from fireflyer.collectives.trees import double_binary_tree
+from fireflyer.topology import zone_order, zone_trees
 
-__all__ = ["Route", "best_window", "choose_routes"]
+__all__ = ["best_window", "choose_routes", "explain", "layout_of", "plan_for"]
 
 SMALLEST: Final = KIB
 LARGEST: Final = 4 * GIB
@@ -33,17 +36,6 @@ PREFERRED: Final = 0.9
 better than that, and the tree has the fewest connections."""
 _LARGE: Final = (MIB, 25 * MIB, 186 * MIB)
 """The sizes for which a window is chosen: a small bucket, that of DistributedDataParallel, the paper's."""
-
-
-class Route(NamedTuple):
-    """One row: how operations of one kind are done, up to a size."""
-
-    kind: str
-    up_to_bytes: int | None
-    """Of the whole array, inclusive; None: of any size."""
-    algorithm: str
-    chunk_bytes: int
-    reason: str
 
 
 def choose_routes(
@@ -67,6 +59,43 @@ def choose_routes(
     return tuple(rows)
 
 
+def plan_for(
+    node_of_rank: Sequence[int],
+    speeds: Speeds,
+    *,
+    zones: Sequence[int] = (),
+    window: int | None = None,
+    only: Sequence[str] | None = None,
+    sockets: int = 1,
+) -> Plan:
+    """A plan with routes by predicted time.
+
+    `zones[n]` is the zone of node n (empty: all in one): trees then cross by one pair of nodes, and rings twice.
+    `window` None: the best. `only` as in `choose_routes`. Raises `UsageError`.
+    """
+    layout = layout_of(node_of_rank, zones)
+    layout = msgspec.structs.replace(layout, window=window or best_window(speeds, layout))
+    routes = choose_routes(speeds, layout, only=only)
+    order = zone_order(zones) if zones else None
+    plan = make_plan(node_of_rank, window=layout.window, routes=routes, node_order=order, sockets=sockets)
+    return msgspec.structs.replace(plan, trees=zone_trees(zones, double_binary_tree)) if zones else plan
+
+
+def layout_of(node_of_rank: Sequence[int], zones: Sequence[int] = ()) -> Layout:
+    """Raises `UsageError`."""
+    ranks = Counter(node_of_rank)
+    return Layout(nodes=len(ranks), ranks_per_node=max(ranks.values(), default=0), zones=tuple(zones))
+
+
+def explain(plan: Plan) -> str:
+    """The routes of a plan with their reasons, a line for each, for people."""
+    lines = [f"{plan.world_size} ranks on {plan.nodes} nodes, {plan.window} chunks in flight"]
+    for route in plan.all_routes():
+        sizes = "any size" if route.up_to_bytes is None else f"up to {format_bytes(route.up_to_bytes)}"
+        lines.append(f"{route.kind}, {sizes}: chunks of {format_bytes(route.chunk_bytes)}; {route.reason}")
+    return "\n".join(lines)
+
+
 def best_window(speeds: Speeds, layout: Layout) -> int:
     """Chunks in flight for large sums: more of them hide latency, but are smaller and keep fewer bytes in the cache.
     A larger window must pay. Does not change results, but for the chunk sizes chosen with it."""
@@ -88,7 +117,7 @@ def _rows(speeds: Speeds, layout: Layout, kind: str, allowed: Sequence[str]) -> 
     if layout.nodes == 1:
         chunk = best_chunk_bytes(speeds, layout, kind, allowed[0], 0)
         return [Route(kind, None, allowed[0], chunk, "one node: nothing crosses the network")]
-    sizes = [SMALLEST << step for step in range((LARGEST // SMALLEST).bit_length())]
+    sizes = [1] if kind == "barrier" else [SMALLEST << step for step in range((LARGEST // SMALLEST).bit_length())]
     best = [_best(speeds, layout, kind, allowed, size) for size in sizes]
     choices = (_merged(speeds, layout, kind, sizes, best, worth) for worth in WORTH)
     starts = next(rows for rows in choices if len(rows) <= MAX_ROWS)

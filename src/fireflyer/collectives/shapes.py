@@ -10,26 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.plan import double_binary_tree
+from fireflyer.collectives.plan import RING, SUITABLE, TREE
+from fireflyer.collectives.trees import double_binary_tree
 from fireflyer.topology import zone_trees
 
-__all__ = ["HALVING_DOUBLING", "PARTED", "RING", "SUITABLE", "TREE", "Shape", "shape_of"]
+__all__ = ["ROUND_TRIPS", "Shape", "shape_of"]
 
-TREE: Final = "double_binary_tree"
-RING: Final = "ring"
-HALVING_DOUBLING: Final = "halving_doubling"
-SUITABLE: Final = {
-    "allreduce": (TREE, RING, HALVING_DOUBLING),
-    "reduce": (TREE,),
-    "broadcast": (TREE,),
-    "reduce_scatter": (RING,),
-    "allgather": (RING,),
-}
-"""What a plan can do, the default first."""
-PARTED: Final = ("reduce_scatter", "allgather")
+ROUND_TRIPS = ("allreduce", "barrier")
+"""What every node sends comes back to it."""
 
 
 class Shape(NamedTuple):
@@ -84,7 +75,7 @@ def _tree_shape(kind: str, zones: tuple[int, ...]) -> Shape:
         hops = max(hops, max(length for length, _ in way))
         cross_hops = max(cross_hops, max(crossed for _, crossed in way))
         crossing += cross_hops > 0
-    both = kind == "allreduce"
+    both = kind in ROUND_TRIPS
     edges = [sent[node] + children[node] for node in nodes]
     return Shape(
         hops=2 * hops if both else hops,
@@ -112,7 +103,7 @@ def _way_up(tree: Sequence[int], zones: Sequence[int], node: int) -> tuple[int, 
 @lru_cache(maxsize=256)
 def _ring_shape(kind: str, zones: tuple[int, ...]) -> Shape:
     """Blocks of 1/n of a chunk go round once to be summed and once to be told."""
-    nodes, rounds = len(zones), 2 if kind == "allreduce" else 1
+    nodes, rounds = len(zones), 2 if kind in ROUND_TRIPS else 1
     share = rounds * (nodes - 1) / nodes
     crossing = len(set(zones)) > 1
     hops = rounds * (nodes - 1)
