@@ -1,7 +1,9 @@
 // Checks arguments and calls the reductions of the instruction set in use.
 #include "fireflyer/kernels.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -70,6 +72,30 @@ void check(int n, DType d, ReduceOp op, std::uint32_t divisor) {
 
 int combining(ReduceOp op) { return static_cast<int>(op == ReduceOp::mean ? ReduceOp::sum : op); }
 
+constexpr std::size_t line = 64;
+
+std::size_t misplaced(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % line; }
+
+// Outputs that are no inputs, and lie like the first of them, are streamed, after as many elements as it takes to reach
+// a line of the cache. An output that is an input has its lines in the cache already.
+std::uint64_t reduce_streaming(const Reduction& all, std::size_t size, ReduceFn reduce) {
+  std::vector<void*> outs, streamed;
+  for (int k = 0; k < all.n_outs; ++k) {
+    void* out = all.outs[k];
+    const bool apart = std::find(all.in, all.in + all.n, out) == all.in + all.n && misplaced(out) % size == 0;
+    (apart && (streamed.empty() || misplaced(out) == misplaced(streamed[0])) ? streamed : outs).push_back(out);
+  }
+  if (streamed.empty()) return reduce(all);
+  const std::size_t head = std::min((line - misplaced(streamed[0])) % line / size, all.count);
+  std::vector<const void*> in(all.in, all.in + all.n);
+  const auto n_streamed = static_cast<int>(streamed.size());
+  outs.insert(outs.end(), streamed.begin(), streamed.end());
+  const std::uint64_t saturated = reduce({outs.data(), all.n_outs, 0, in.data(), all.n, head, all.divisor});
+  for (void*& out : outs) out = static_cast<std::uint8_t*>(out) + head * size;
+  for (const void*& input : in) input = static_cast<const std::uint8_t*>(input) + head * size;
+  return saturated + reduce({outs.data(), all.n_outs, n_streamed, in.data(), all.n, all.count - head, all.divisor});
+}
+
 }  // namespace
 
 std::size_t dtype_size(DType d) { return info(d).size; }
@@ -98,7 +124,7 @@ ReduceOp reduce_op_from_name(std::string_view name) {
 
 std::uint64_t reduce_to_accum(void* acc, const void* const* in, int n, std::size_t count, DType d, ReduceOp op) {
   check(n, d, op, 1);
-  return kernels().widen[combining(op)][static_cast<int>(d)]({&acc, 1, in, n, count, 1});
+  return kernels().widen[combining(op)][static_cast<int>(d)]({&acc, 1, 0, in, n, count, 1});
 }
 
 std::uint64_t reduce_to(void* out, const void* const* in, int n, std::size_t count, DType d, ReduceOp op, std::uint32_t divisor) {
@@ -106,22 +132,24 @@ std::uint64_t reduce_to(void* out, const void* const* in, int n, std::size_t cou
 }
 
 std::uint64_t reduce_to_many(void* const* outs, int n_outs, const void* const* in, int n, std::size_t count, DType d, ReduceOp op,
-                             std::uint32_t divisor) {
+                             std::uint32_t divisor, bool stream) {
   check(n, d, op, divisor);
   if (n_outs < 1) throw std::invalid_argument("a reduction needs at least one output, not " + std::to_string(n_outs));
-  return kernels().reduce[combining(op)][static_cast<int>(d)]({outs, n_outs, in, n, count, divisor});
+  const Reduction all{outs, n_outs, 0, in, n, count, divisor};
+  const ReduceFn reduce = kernels().reduce[combining(op)][static_cast<int>(d)];
+  return stream ? reduce_streaming(all, dtype_size(d), reduce) : reduce(all);
 }
 
 std::uint64_t add_accum(void* out, const void* const* parts, int n, std::size_t count, DType accum, ReduceOp op) {
   check(n, accum, op, 1);
   if (accum_dtype(accum) != accum)
     throw std::invalid_argument(std::string(dtype_name(accum)) + " is not a type that sums are kept in");
-  return kernels().reduce[combining(op)][static_cast<int>(accum)]({&out, 1, parts, n, count, 1});
+  return kernels().reduce[combining(op)][static_cast<int>(accum)]({&out, 1, 0, parts, n, count, 1});
 }
 
 std::uint64_t round_from_accum(void* out, const void* acc, std::size_t count, DType d, std::uint32_t divisor) {
   check(1, d, ReduceOp::sum, divisor);
-  return kernels().narrow[static_cast<int>(d)]({&out, 1, &acc, 1, count, divisor});
+  return kernels().narrow[static_cast<int>(d)]({&out, 1, 0, &acc, 1, count, divisor});
 }
 
 void quantize_fp8_blocks(std::uint8_t* out, float* scales, const float* in, std::size_t count, std::size_t block) {

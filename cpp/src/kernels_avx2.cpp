@@ -144,9 +144,16 @@ struct Encoded {
   void store(std::uint8_t* p) const {
     for (int i = 0; i < registers; ++i) store256(p + 32 * i, v[i]);
   }
+  void stream(std::uint8_t* p) const {
+    for (int i = 0; i < registers; ++i) _mm256_stream_si256(reinterpret_cast<__m256i*>(p + 32 * i), v[i]);
+  }
 };
 
-struct F64 {
+struct Codec {
+  static void drain() { _mm_sfence(); }
+};
+
+struct F64 : Codec {
   using Block = Doubles;
   static constexpr std::size_t size = 8;
   static Block load(const std::uint8_t* p) {
@@ -163,7 +170,7 @@ struct F64 {
   }
 };
 
-struct F32 {
+struct F32 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 4;
   static Block load(const std::uint8_t* p) {
@@ -176,7 +183,7 @@ struct F32 {
   }
 };
 
-struct F16 {
+struct F16 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 2;
   static Block load(const std::uint8_t* p) {
@@ -190,7 +197,7 @@ struct F16 {
   }
 };
 
-struct BF16 {
+struct BF16 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 2;
   static Block load(const std::uint8_t* p) {
@@ -249,7 +256,7 @@ Encoded<1> encode_bytes(const Floats& b, std::uint64_t& saturated) {
   return {{_mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xd8)}};
 }
 
-struct E4M3 {
+struct E4M3 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 1;
   // Seven places up, the bits are the f16 of the value times 2^-8; only the NaN must be put in by hand.
@@ -275,7 +282,7 @@ struct E4M3 {
   }
 };
 
-struct E5M2 {
+struct E5M2 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 1;
   static Block load(const std::uint8_t* p) {
@@ -291,7 +298,7 @@ struct E5M2 {
 };
 
 template <class Arithmetic, std::size_t bytes>
-struct Int {
+struct Int : Codec {
   using Block = Integers<Arithmetic, bytes>;
   static constexpr std::size_t size = bytes;
   static Block load(const std::uint8_t* p) {

@@ -40,7 +40,7 @@ Encoded<1> encode_bytes(const Floats& b, std::uint64_t& saturated) {
   return {{joined(_mm256_set_m128i(codes[1], codes[0]), _mm256_set_m128i(codes[3], codes[2]))}};
 }
 
-struct E4M3 {
+struct E4M3 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 1;
   // Seven places up, the bits are the f16 of the value times 2^-8; only the NaN must be put in by hand.
@@ -63,7 +63,7 @@ struct E4M3 {
   static Encoded<1> encode(const Block& b, std::uint64_t& saturated) { return encode_bytes<3, 7, 0x7e, 0x43e80001u, 0x7f800000u>(b, saturated); }
 };
 
-struct E5M2 {
+struct E5M2 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 1;
   static Block load(const std::uint8_t* p) {

@@ -138,9 +138,16 @@ struct Encoded {
   void store(std::uint8_t* p) const {
     for (int i = 0; i < registers; ++i) _mm512_storeu_si512(p + 64 * i, v[i]);
   }
+  void stream(std::uint8_t* p) const {
+    for (int i = 0; i < registers; ++i) _mm512_stream_si512(reinterpret_cast<__m512i*>(p + 64 * i), v[i]);
+  }
 };
 
-struct F64 {
+struct Codec {
+  static void drain() { _mm_sfence(); }
+};
+
+struct F64 : Codec {
   using Block = Doubles;
   static constexpr std::size_t size = 8;
   static Block load(const std::uint8_t* p) {
@@ -158,7 +165,7 @@ struct F64 {
   }
 };
 
-struct F32 {
+struct F32 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 4;
   static Block load(const std::uint8_t* p) {
@@ -173,7 +180,7 @@ struct F32 {
   }
 };
 
-struct F16 {
+struct F16 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 2;
   static Block load(const std::uint8_t* p) {
@@ -187,7 +194,7 @@ struct F16 {
   }
 };
 
-struct BF16 {
+struct BF16 : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 2;
   static Block load(const std::uint8_t* p) {
@@ -209,7 +216,7 @@ struct BF16 {
 };
 
 template <class Arithmetic, std::size_t bytes>
-struct Int {
+struct Int : Codec {
   using Block = Integers<Arithmetic, bytes>;
   static constexpr std::size_t size = bytes;
   static Block load(const std::uint8_t* p) {

@@ -61,7 +61,7 @@ __m512i gather(const __m512i* v, const ByteOrder& order) {
 
 // `ceiling` is a magnitude that rounds to the largest code; `safe` is the largest magnitude that neither saturates nor is NaN.
 template <int mantissa, int bias, int largest_finite, bool has_infinity, std::uint32_t ceiling, std::uint32_t safe>
-struct Byte {
+struct Byte : Codec {
   using Block = Floats;
   static constexpr std::size_t size = 1;
   static constexpr ByteTable table = make_byte_table<mantissa, bias, largest_finite, has_infinity>();

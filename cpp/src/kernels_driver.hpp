@@ -17,6 +17,7 @@ namespace ff {
 struct Reduction {
   void* const* outs;
   int n_outs;
+  int n_streamed;  // so many of the last outputs are written around the caches; these are aligned to 64 bytes
   const void* const* in;
   int n;
   std::size_t count;
@@ -74,8 +75,11 @@ std::uint64_t reduce_blocks(const Reduction& r) {
     for (int k = 1; k < r.n; ++k) sum.template combine<op>(In::load(input(k, i)));
     divide(sum, r.divisor);
     const auto encoded = Out::encode(sum, saturated);
-    for (int k = 0; k < r.n_outs; ++k) encoded.store(output(k, i));
+    int k = 0;
+    for (; k < r.n_outs - r.n_streamed; ++k) encoded.store(output(k, i));
+    for (; k < r.n_outs; ++k) encoded.stream(output(k, i));
   }
+  if (r.n_streamed > 0) Out::drain();  // as if all had been stored by now
   const std::size_t rest = r.count - i;
   if (rest == 0) return saturated;
   // The tail goes through a padded copy, so that it takes the same instructions as the rest. No zero saturates.

@@ -121,7 +121,9 @@ struct Integer {
   }
   struct Stored : Block {
     void store(std::uint8_t* p) const { std::memcpy(p, this->v, sizeof this->v); }
+    void stream(std::uint8_t* p) const { store(p); }
   };
+  static void drain() {}
   static Stored encode(const Block& b, std::uint64_t&) { return Stored{b}; }
 };
 
@@ -157,7 +159,9 @@ struct Small {
   struct Stored {
     Bits v[Block::lanes];
     void store(std::uint8_t* p) const { std::memcpy(p, v, sizeof v); }
+    void stream(std::uint8_t* p) const { store(p); }
   };
+  static void drain() {}
   static Stored encode(const Block& b, std::uint64_t& saturated) {
     Stored stored;
     std::uint32_t count = 0;

@@ -105,6 +105,26 @@ void floats_round_alike() {
     }
 }
 
+// Outputs at every kind of place within a cache line, one of them an input: the same bits, and not a byte beside them.
+void streams_alike() {
+  Random random{11};
+  for (int code = 0; code < ff::dtype_count; ++code)
+    for (const std::size_t count : {0u, 3u, 64u, 1000u})
+      for (const std::size_t offset : {0u, 8u, 24u, 56u, 61u}) {
+        const auto d = static_cast<DType>(code);
+        const std::size_t bytes = count * ff::dtype_size(d);
+        auto inputs = random_inputs(3, bytes + 1, random);
+        const auto in = pointers(inputs, 1);
+        Bytes expected(bytes), first(bytes + 256, 0xa5), second(bytes + 256, 0xa5);
+        const auto saturated = ff::reduce_to(expected.data(), in.data(), 3, count, d);
+        const auto placed = [&](Bytes& b) { return b.data() + 64 - reinterpret_cast<std::uintptr_t>(b.data()) % 64 + offset; };
+        void* outs[] = {placed(first), inputs[1].data() + 1, placed(second)};
+        CHECK(ff::reduce_to_many(outs, 3, in.data(), 3, count, d, ff::ReduceOp::sum, 1, true) == saturated);
+        for (void* out : outs) CHECK(std::equal(expected.begin(), expected.end(), static_cast<std::uint8_t*>(out)));
+        for (Bytes* b : {&first, &second}) CHECK(placed(*b)[-1] == 0xa5 && placed(*b)[bytes] == 0xa5);
+      }
+}
+
 void in_place_and_wrapping() {
   std::vector<std::int32_t> a(100, INT32_MAX), b(100, 1);
   const void* in[] = {a.data(), b.data()};
@@ -250,7 +270,7 @@ void refuses() {
 int main() {
   instruction_sets_agree();
   floats_round_alike();
-  for (const auto test : {in_place_and_wrapping, sums_from_left_to_right, smallest_and_largest, saturation_is_counted, divides_once})
+  for (const auto test : {in_place_and_wrapping, streams_alike, sums_from_left_to_right, smallest_and_largest, saturation_is_counted, divides_once})
     every_isa(test);
   blocks_keep_their_scale();
   refuses();

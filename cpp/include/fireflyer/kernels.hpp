@@ -31,9 +31,12 @@ std::uint64_t reduce_to(void* out, const void* const* in, int n, std::size_t cou
                         std::uint32_t divisor = 1);
 
 // The same into each of n_outs buffers in one pass: every input is read once and every output written once, which is
-// the least memory traffic that an allreduce within a node can have.
+// the least memory traffic that an allreduce within a node can have. With `stream`, outputs that are no inputs are
+// written around the caches, so that they need not be read first: faster where all buffers together exceed the last
+// cache, slower where the results would have been found in it. Two streamed outputs profit together only if they lie
+// alike within 64 bytes.
 std::uint64_t reduce_to_many(void* const* outs, int n_outs, const void* const* in, int n, std::size_t count, DType d,
-                             ReduceOp op = ReduceOp::sum, std::uint32_t divisor = 1);
+                             ReduceOp op = ReduceOp::sum, std::uint32_t divisor = 1, bool stream = false);
 
 // out[i] = parts[0][i] op parts[1][i] op ..., everything of type `accum` (f32, f64 or an integer)
 std::uint64_t add_accum(void* out, const void* const* parts, int n, std::size_t count, DType accum, ReduceOp op = ReduceOp::sum);
