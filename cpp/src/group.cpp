@@ -79,7 +79,7 @@ void Group::check() const {
       return std::any_of(programs.begin(), programs.end(),
                          [&](const Program& p) { return p.kind == route.kind && p.channel == channel_of(route.algorithm, lane) && p.lane == lane; });
     };
-    if (where.nodes > 1 && route.algorithm != Algorithm::double_binary_tree && !(has(0) && has(1))) refuse("a route has no program");
+    if (where.nodes > 1 && rank == leader_of(node()) && route.algorithm != Algorithm::double_binary_tree && !(has(0) && has(1))) refuse("a route has no program");
   }
 }
 

@@ -253,7 +253,10 @@ void LaneRun::finish(std::uint64_t i, const Step& step) {
   const Range where = range(step, i);
   const char* own = rules_->sum(number(i)) + where.first * geometry_->accum_unit;
   char* to = rules_->result(number(i)) + where.first * geometry_->unit;
-  if (to != own && where.count > 0) round_from_accum(to, own, where.count, geometry_->op.dtype);
+  const bool mean = geometry_->op.reduce == ReduceOp::mean;
+  if (where.count == 0 || (to == own && !mean)) return;
+  const auto divisor = static_cast<std::uint32_t>(mean ? network_.group_.world_size() : 1);
+  network_.saturated_ += round_from_accum(to, own, where.count, geometry_->op.dtype, divisor);
 }
 
 bool LaneRun::receive(Inlet& inlet) {
@@ -298,7 +301,7 @@ bool LaneRun::add(Inlet& inlet) {
     if (where.count > 0) {
       char* own = place(step, frame.i, where);
       const std::array<const void*, 2> parts{own, inlet.link->scratch.get() + slot * inlet.slot_bytes};
-      add_accum(own, parts.data(), 2, where.count, accum_dtype(geometry_->op.dtype));
+      add_accum(own, parts.data(), 2, where.count, accum_dtype(geometry_->op.dtype), geometry_->op.reduce);
     }
     ++inlet.added;
     complete(frame.i, frame.step);

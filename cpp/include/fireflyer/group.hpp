@@ -31,7 +31,7 @@ struct Group {
   std::vector<std::vector<int>> trees;  // parent of each node, -1 at the root; none for a single node
   std::int64_t timeout_ns = 0;
   std::vector<Route> routes = {};      // rows of one kind from small to large; none: the trees, chunks as the window's
-  std::vector<Program> programs = {};  // of this node, for the algorithms of the routes that are not the trees
+  std::vector<Program> programs = {};  // of this node, for its leader: for routes by other algorithms than the trees
 
   int world_size() const { return static_cast<int>(node_of_rank.size()); }
   int node() const { return node_of_rank[static_cast<std::size_t>(rank)]; }

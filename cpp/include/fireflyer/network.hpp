@@ -6,6 +6,7 @@
 // operation that it belongs to is the current one: the transport holds the sender back.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
@@ -70,6 +71,7 @@ class Network {
   void start();
   void post(const Geometry& geometry);  // the leader has entered this operation
   void stop();                          // after everything posted is done; joins
+  std::uint64_t saturated() const { return saturated_.load(); }  // elements of an fp8 type clipped here so far
 
  private:
   void loop();
@@ -116,6 +118,7 @@ class Network {
   std::int64_t look_at_ns_ = 0;
   std::int64_t turn_ns_ = 0;
   std::uint64_t moved_bytes_ = 0;
+  std::atomic<std::uint64_t> saturated_{0};
 
   std::mutex mutex_;
   std::deque<Geometry> posted_;

@@ -129,7 +129,7 @@ class Communicator:
             local_fds=list(equipment.local_fds),
             connections=list(equipment.connections),
             routes=native_routes(plan),
-            programs=native_programs(plan, self.node),
+            programs=native_programs(plan, self.node) if equipment.leader_fd < 0 else [],
         )
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
         self._lock = threading.Lock()
