@@ -11,7 +11,10 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["RankEnvironment"]
+__all__ = ["DUMPS_NAME", "RankEnvironment"]
+
+DUMPS_NAME = "flight"
+"""The directory of dumps in the directory of a run."""
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,11 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of the launcher's control service; None when not started by `ff run`."""
     secret_file: str | None = None
     run_dir: str | None = None
+
+    @property
+    def dump_dir(self) -> str | None:
+        """Where a rank leaves a dump of its flight recorder when a collective fails; None where nobody gave it one."""
+        return None if self.run_dir is None else f"{self.run_dir}/{DUMPS_NAME}"
 
     def to_mapping(self) -> dict[str, str]:
         """Environment variables for the rank's process."""

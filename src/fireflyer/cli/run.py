@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from datetime import UTC, datetime
+from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.base.launch import DUMPS_NAME
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -199,9 +201,22 @@ def _run(spec: JobSpec, *, quiet: bool) -> int:
     finally:
         for fault in result.faults_left:
             click.echo(f"warning: --inject {fault} did not happen: {_why_left(fault)}", err=True)
+        if hint := _dumps_hint(result.run_dir):
+            click.echo(hint, err=True)
         if failed:
             click.echo(f"error: {_explain(result)}", err=True)
     return result.exit_code
+
+
+def _dumps_hint(run_dir: str) -> str:
+    """What to do with the dumps that ranks left when their collectives failed; empty where there are none."""
+    directory = os.path.join(run_dir, DUMPS_NAME)
+    if not os.path.isdir(directory):
+        return ""
+    shown = os.path.relpath(directory) if directory.startswith(os.getcwd() + os.sep) else directory
+    return (
+        f"note: collectives failed and ranks left dumps; to see who was to blame: ff collectives explain {quote(shown)}"
+    )
 
 
 def _why_left(fault: Fault) -> str:

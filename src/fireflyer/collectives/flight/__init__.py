@@ -4,6 +4,7 @@
 back by `find_dumps` and `read_dumps`; `explain` turns the dumps of many ranks into a `Verdict`. Only `files` does IO.
 """
 
+from fireflyer.collectives.flight.box import FlightBox
 from fireflyer.collectives.flight.dump import (
     Dump,
     Fault,
@@ -17,13 +18,13 @@ from fireflyer.collectives.flight.dump import (
     snapshot_from_native,
 )
 from fireflyer.collectives.flight.explain import Culprit, RankRow, Verdict, explain
-from fireflyer.collectives.flight.files import DUMPS_NAME, dump_path, find_dumps, read_dumps, write_dump
+from fireflyer.collectives.flight.files import dump_path, find_dumps, read_dumps, write_dump
 
 __all__ = [
-    "DUMPS_NAME",
     "Culprit",
     "Dump",
     "Fault",
+    "FlightBox",
     "RankRow",
     "Record",
     "Sighting",

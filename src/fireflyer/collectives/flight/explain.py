@@ -81,9 +81,11 @@ def explain(dumps: Sequence[Dump]) -> Verdict:
     evidence = Evidence(dumps)
     seq = evidence.stuck()
     waits = find_waits(evidence)
+    fault = _first_fault(evidence)
+    raised = fault is not None and fault.code == "usage"  # then a rank of another node may still have been one behind
     found = (
-        _from_mismatch(evidence, find_mismatch(evidence))
-        or _from_fault(evidence, seq)
+        _from_mismatch(evidence, find_mismatch(evidence, upto=None if raised else seq))
+        or _from_fault(evidence, seq, fault, waits)
         or _from_waits(evidence, seq, waits)
         or ("nothing", _all_well(evidence), (), ())
     )
@@ -124,11 +126,12 @@ def _from_mismatch(evidence: Evidence, mismatch: Mismatch | None) -> _Found | No
     return "mismatch", mismatch.summary, culprits, mismatch.lines
 
 
-def _from_fault(evidence: Evidence, seq: int | None) -> _Found | None:
-    """What was raised first: later failures are often only its consequences."""
-    fault = _first_fault(evidence)
+def _from_fault(evidence: Evidence, seq: int | None, fault: Fault | None, waits: tuple[Wait, ...]) -> _Found | None:
+    """`fault` is what was raised first: later failures are often only its consequences."""
     if fault is None:
         return None
+    if fault.code == "usage" and (circle := find_circle(waits)):
+        return _circle(evidence, circle, waits)
     if fault.code in ("aborted", "usage", "data_corruption"):
         kinds: dict[str, Kind] = {"aborted": "aborted", "usage": "mismatch", "data_corruption": "corrupted"}
         culprits = (_culprit(evidence, fault.rank, fault.text, True),) if fault.rank >= 0 else ()
@@ -181,10 +184,7 @@ def _from_waits(evidence: Evidence, seq: int | None, waits: tuple[Wait, ...]) ->
     waiting = {wait.rank for wait in waits}
     ends = sorted({target for wait in waits for target in wait.targets} - waiting)
     if circle and not ends:
-        lines = tuple(wait.text(evidence) for wait in waits if wait.rank in circle)
-        culprits = tuple(_culprit(evidence, rank, "waits in a circle", True) for rank in circle)
-        way = " -> ".join(map(str, (*circle, circle[0])))
-        return "deadlock", f"ranks wait for each other in a circle: {way}", culprits, lines
+        return _circle(evidence, circle, waits)
     if not ends:
         if not waits:
             return None
@@ -200,6 +200,13 @@ def _from_waits(evidence: Evidence, seq: int | None, waits: tuple[Wait, ...]) ->
     suspects = "" if blamed[0].certain else " (suspected: a dump that was not collected looks the same)"
     kind: Kind = "gone" if not blamed[0].certain else _kind_of(waits, blamed[0].rank)
     return kind, f"{_names(evidence, [each.rank for each in blamed])} {blamed[0].why}{suspects}", culprits, ()
+
+
+def _circle(evidence: Evidence, circle: tuple[int, ...], waits: tuple[Wait, ...]) -> _Found:
+    lines = tuple(wait.text(evidence) for wait in waits if wait.rank in circle)
+    culprits = tuple(_culprit(evidence, rank, "waits in a circle", True) for rank in circle)
+    way = " -> ".join(map(str, (*circle, circle[0])))
+    return "deadlock", f"ranks wait for each other in a circle: {way}", culprits, lines
 
 
 def _kind_of(waits: tuple[Wait, ...], rank: int) -> Kind:

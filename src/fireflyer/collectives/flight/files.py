@@ -20,10 +20,7 @@ from fireflyer.collectives.flight.dump import MAX_DUMP_BYTES, Dump, decode_dump,
 from fireflyer.collectives.flight.trace import encode_trace
 from fireflyer.runtime.disk import translate_os_error
 
-__all__ = ["DUMPS_NAME", "dump_path", "find_dumps", "read_dumps", "write_dump"]
-
-DUMPS_NAME: Final = "flight"
-"""The directory of dumps in the directory of a run."""
+__all__ = ["dump_path", "find_dumps", "read_dumps", "write_dump"]
 
 _DUMP: Final = re.compile(r"flight-[0-9]{1,5}\.json")
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9.=+-]+")

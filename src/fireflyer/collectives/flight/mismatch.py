@@ -27,10 +27,9 @@ class Mismatch(NamedTuple):
     """What each side called."""
 
 
-def find_mismatch(evidence: Evidence) -> Mismatch | None:
-    """The first one up to the collective at which the group stands; what lies behind that has not come to pass."""
-    stuck = evidence.stuck()
-    seqs = sorted({seq for facts in evidence.ranks for seq in facts.calls if stuck is None or seq <= stuck})
+def find_mismatch(evidence: Evidence, *, upto: int | None) -> Mismatch | None:
+    """The first one, among the collectives up to that number: what lies behind has not come to pass. None: all."""
+    seqs = sorted({seq for facts in evidence.ranks for seq in facts.calls if upto is None or seq <= upto})
     for seq in seqs:
         sides: dict[_Call, list[int]] = {}
         for facts in evidence.ranks:
