@@ -214,9 +214,7 @@ def _dumps_hint(run_dir: str) -> str:
     if not os.path.isdir(directory):
         return ""
     shown = os.path.relpath(directory) if directory.startswith(os.getcwd() + os.sep) else directory
-    return (
-        f"note: collectives failed and ranks left dumps; to see who was to blame: ff collectives explain {quote(shown)}"
-    )
+    return f"note: ranks left dumps of their collectives; to see who held the others up: ff collectives explain {quote(shown)}"
 
 
 def _why_left(fault: Fault) -> str:
