@@ -214,7 +214,8 @@ def _dumps_hint(run_dir: str) -> str:
     if not os.path.isdir(directory):
         return ""
     shown = os.path.relpath(directory) if directory.startswith(os.getcwd() + os.sep) else directory
-    return f"note: ranks left dumps of their collectives; to see who held the others up: ff collectives explain {quote(shown)}"
+    command = f"ff collectives explain {quote(shown)}"
+    return f"note: ranks left dumps of their collectives; to see who held the others up: {command}"
 
 
 def _why_left(fault: Fault) -> str:

@@ -141,6 +141,8 @@ def _from_fault(evidence: Evidence, seq: int | None, fault: Fault | None, waits:
     at = seq if seq is not None else fault.seq
     kind, why = _how(evidence, fault.rank, at)
     name = evidence.ranks[fault.rank].label
+    if evidence.ranks[fault.rank].at(at) is Presence.UNKNOWN:  # the others' word is all that there is
+        why = f"{fault.text.removeprefix(name).strip()}, and left no dump"
     witnesses = [
         dump.rank for dump in evidence.dumps if dump.fault is not None and dump.fault.rank == fault.rank != dump.rank
     ]
