@@ -66,7 +66,7 @@ def test_predictions_hold(network: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", SUITABLE)
+@pytest.mark.parametrize("kind", [kind for kind in SUITABLE if kind != "barrier"])
 def test_predictions_hold_for_large_arrays_too(network: str, kind: str) -> None:
     check(cases(NETWORKS[network], kind, most_messages=40_000))
 

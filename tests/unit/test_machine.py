@@ -14,7 +14,7 @@ from tests.support.fake_sysfs import as_list, cpu_files, node_files, status_file
 from fireflyer.base.ports import Disk
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.topology import Machine, read_machine
-from fireflyer.topology.sysfs import MAX_CPUS, parse_list
+from fireflyer.topology.sysfs import MAX_CPUS, MAX_FILE_BYTES, parse_list
 
 
 def read(disk: Disk, root: str, files: dict[str, str]) -> Machine:
@@ -148,6 +148,12 @@ def test_lists_are_bounded() -> None:
     assert parse_list(None, 100) == ()
     every_other = as_list(range(0, MAX_CPUS, 2)).encode()
     assert parse_list(every_other, MAX_CPUS) == tuple(range(0, MAX_CPUS, 2))
+
+
+def test_a_file_that_is_too_long_counts_as_absent(tmp_path: Path) -> None:
+    status = {"proc/self/status": "Cpus_allowed_list:\t0\n"}
+    long = {"sys/devices/system/cpu/online": "0-3" + " " * MAX_FILE_BYTES}
+    assert read(RealDisk(), str(tmp_path), long | status).cpus == (0,)
 
 
 def test_the_largest_machine_is_read_in_bounded_time(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ __all__ = ["best_window", "choose_routes", "explain", "layout_of", "plan_for"]
 SMALLEST: Final = KIB
 LARGEST: Final = 4 * GIB
 """Between these sizes the algorithms are compared, at powers of two; beyond them nothing changes."""
-WORTH: Final = (0.93, 0.85, 0.7, 0.5, 0.0)
+WORTH: Final = (0.93, 0.85, 0.7, 0.5, 0.35, 0.25, 0.0)
 """Another algorithm or chunk size must take less than this share of the time, or the row goes on. The next is tried
 where that makes more than `MAX_ROWS`."""
 MAX_ROWS: Final = 8
