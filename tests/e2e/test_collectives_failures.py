@@ -89,6 +89,24 @@ def test_a_stopped_rank_is_named_by_all_others_in_time(layout: str, victim: int,
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "sign"),
+    [
+        ("ring", signal.SIGKILL),
+        ("halving_doubling", signal.SIGSTOP),
+        pytest.param("ring", signal.SIGSTOP, marks=SLOW),
+        pytest.param("halving_doubling", signal.SIGKILL, marks=SLOW),
+    ],
+)
+def test_a_node_that_ends_is_named_whatever_the_algorithm(algorithm: str, sign: signal.Signals, tmp_path: Path) -> None:
+    nodes, victim, others = [0, 1, 2, 3, 4], 3, [0, 1, 2, 4]
+    plan = {"plan_nodes": nodes, "chunk_bytes": 65536, "window": 4, "algorithm": algorithm, "sockets": 2}
+    with ranks_running(tmp_path, nodes, "endless", timeout_ns=TIMEOUT_NS, count=300_000, **plan) as ranks:
+        in_full_swing(ranks, nodes)
+        at = ranks.send_signal(victim, sign)
+        all_name(ranks, victim, others, at, DEATH_LIMIT_S if sign == signal.SIGKILL else HANG_LIMIT_S)
+
+
+@pytest.mark.parametrize(
     ("layout", "victim"),
     [
         ("1x4", 2),

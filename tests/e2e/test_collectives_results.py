@@ -37,6 +37,20 @@ def test_every_type_operation_and_size_agrees_with_numpy_and_bitwise_between_ran
 
 
 @pytest.mark.serial
+@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling"])
+@pytest.mark.parametrize("layout", ["2+1", "5x1"])
+def test_the_other_algorithms_agree_as_well(layout: str, algorithm: str, tmp_path: Path) -> None:
+    nodes = LAYOUTS[layout]
+    plan: dict[str, Any] = {"plan_nodes": nodes, "algorithm": algorithm, "sockets": 3, **SMALL_PLAN}
+    with ranks_running(
+        tmp_path, nodes, "correctness", dtypes=["f32", "bf16", "i64"], counts=[0, 1, 63, 9973, 40_000], **plan
+    ) as ranks:
+        digests = {event["digest"] for event in ranks.wait_for("result").values()}
+        assert len(digests) == 1
+        assert ranks.exit_codes() == [0] * len(nodes)
+
+
+@pytest.mark.serial
 @pytest.mark.parametrize("layout", ["1x4", "2+1"])
 def test_two_runs_give_the_same_bits_whatever_the_window(layout: str, tmp_path: Path) -> None:
     nodes = LAYOUTS[layout]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tests.support import exchange_scenarios
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.collectives import Communicator, kernels, make_plan
+from fireflyer.collectives import Communicator, Route, kernels, make_plan
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 
@@ -208,7 +208,17 @@ def main() -> None:
     store = DivertedStore(arguments["store"], secret)
     store.proxy_port = params.get("proxies", {}).get(str(arguments["node"]))
     nodes = params.get("plan_nodes")
-    plan = None if nodes is None else make_plan(nodes, chunk_bytes=params["chunk_bytes"], window=params["window"])
+    plan = None
+    if nodes is not None:
+        algorithm = params.get("algorithm")
+        routes = None if algorithm is None else [Route("allreduce", None, algorithm, params["chunk_bytes"])]
+        plan = make_plan(
+            nodes,
+            chunk_bytes=params["chunk_bytes"],
+            window=params["window"],
+            routes=routes,
+            sockets=params.get("sockets", 1),
+        )
     comm = Communicator.create(
         rank=arguments["rank"],
         world_size=arguments["world_size"],
