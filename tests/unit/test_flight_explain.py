@@ -168,6 +168,13 @@ def test_a_chain_goes_from_a_collective_through_a_message() -> None:
     assert (verdict.kind, culprits(verdict)) == ("deadlock", [1, 2])
 
 
+def test_a_message_that_both_ends_called_for_and_that_does_not_move() -> None:
+    verdict = explain([dump_with(0, 2, [message("send", 1)]), dump_with(1, 2, [message("recv", 0)])])
+    assert (verdict.kind, verdict.culprits) == ("undecided", ())
+    assert "neither end can be blamed" in verdict.summary
+    assert len(verdict.evidence) == 2
+
+
 def test_a_send_that_nobody_asked_for() -> None:
     verdict = explain([dump_with(0, 2, [message("send", 1)]), dump_with(1, 2, [])])
     assert culprits(verdict) == [1]

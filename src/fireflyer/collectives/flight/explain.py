@@ -190,7 +190,9 @@ def _from_waits(evidence: Evidence, seq: int | None, waits: tuple[Wait, ...]) ->
     if not ends:
         if not waits:
             return None
-        held = call_name(seq, evidence.call(seq)) if seq is not None else "messages"
+        if seq is None:
+            return "undecided", "messages that both ends have called for do not move: neither end can be blamed", (), ()
+        held = call_name(seq, evidence.call(seq))
         return "undecided", f"all ranks are inside {held} and equally far: none can be told from the others", (), ()
     culprits = tuple(_end_of_chain(evidence, rank, waits) for rank in ends)
     missing = [culprit.rank for culprit in culprits if not culprit.certain]

@@ -30,7 +30,7 @@ class Wait(NamedTuple):
     seq: int | None
     """Of the collective; None for a message."""
     reason: str
-    """`not entered`, `behind`, `together` (all are equally far), `not sent`, `not received`."""
+    """`not entered`, `behind`, `together` (nobody can be told from the others), `not sent`, `not received`."""
     targets: tuple[int, ...]
     what: str
     """The operation, for people."""
@@ -121,9 +121,12 @@ def _in_messages(evidence: Evidence, facts: RankFacts) -> list[Wait]:
         posted = max(other.messages_with(_OTHER_END[kind], facts.rank), default=-1)
         since_ns = evidence.wall_ns(facts.rank, record.started_ns)
         early = other.dump is not None and evidence.dumped_ns(peer) < since_ns
-        if posted < record.seq and not early:
+        waited_ns = evidence.waited_ns(facts.rank, record)
+        if posted >= record.seq or early:  # it is under way, for all that is known
+            waits.append(Wait(facts.rank, None, "together", (), record.call(), waited_ns))
+        else:
             reason = "not sent" if kind == "recv" else "not received"
-            waits.append(Wait(facts.rank, None, reason, (peer,), record.call(), evidence.waited_ns(facts.rank, record)))
+            waits.append(Wait(facts.rank, None, reason, (peer,), record.call(), waited_ns))
     return waits
 
 
