@@ -18,7 +18,7 @@ from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
 
-__all__ = ["MAX_TAG", "Flight", "RankExchange", "parts_of"]
+__all__ = ["MAX_TAG", "Flight", "Part", "RankExchange", "parts_of"]
 
 MAX_TAG: Final = 2**31 - 1
 _FEW: Final = 64
@@ -41,7 +41,8 @@ class RankExchange:
 
     def __init__(self, rank: int, plan: Plan, native: Executor, doors: Doors | None, timeout_ns: int) -> None:
         """`doors` None: this rank is alone."""
-        self._rank = rank
+        self.rank = rank
+        self.world_size = plan.world_size
         self._plan = plan
         self._executor = native
         self._native = exchange_of(native)
@@ -71,10 +72,10 @@ class RankExchange:
         outgoing = parts_of(array, source, self._split("array", array, in_splits, "in_splits"))
         incoming = parts_of(out, target, self._split("out", out, out_splits, "out_splits"))
         _check_types(source, target)
-        if outgoing[self._rank][2] != incoming[self._rank][2]:
+        if outgoing[self.rank][2] != incoming[self.rank][2]:
             raise UsageError(
-                f"rank {self._rank} sends {outgoing[self._rank][2]} bytes to itself but expects "
-                f"{incoming[self._rank][2]}; in_splits and out_splits must agree there"
+                f"rank {self.rank} sends {outgoing[self.rank][2]} bytes to itself but expects "
+                f"{incoming[self.rank][2]}; in_splits and out_splits must agree there"
             )
         return self.start("all_to_all", 0, source.dtype, -1, outgoing, incoming, (array, out))
 
@@ -82,20 +83,20 @@ class RankExchange:
         self._check_rank("root", root)
         source = flatten(array, None, sums=False, writes=False)
         mine = _part(root, source)
-        if root != self._rank:
+        if root != self.rank:
             return self.start("gather", source.elements, source.dtype, root, [mine], [], array)
         target = self._whole("out", out, source, writes=True)
-        incoming = parts_of(out, target, [_size(out) // self._plan.world_size] * self._plan.world_size)
+        incoming = parts_of(out, target, [_size(out) // self.world_size] * self.world_size)
         return self.start("gather", source.elements, source.dtype, root, [mine], incoming, (array, out))
 
     def scatter(self, out: Any, root: int, array: Any) -> Flight:
         self._check_rank("root", root)
         target = flatten(out, None, sums=False)
         mine = _part(root, target)
-        if root != self._rank:
+        if root != self.rank:
             return self.start("scatter", target.elements, target.dtype, root, [], [mine], out)
         source = self._whole("array", array, target, writes=False)
-        outgoing = parts_of(array, source, [_size(array) // self._plan.world_size] * self._plan.world_size)
+        outgoing = parts_of(array, source, [_size(array) // self.world_size] * self.world_size)
         return self.start("scatter", target.elements, target.dtype, root, outgoing, [mine], (array, out))
 
     def start(
@@ -139,7 +140,7 @@ class RankExchange:
 
     def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> Flight:
         self._check_rank("to" if name == "send" else "source", peer)
-        if peer == self._rank:
+        if peer == self.rank:
             raise UsageError(f"rank {peer} cannot {name} to or from itself; copy the array")
         if not 0 <= tag <= MAX_TAG:
             raise UsageError(f"tag {tag} is out of range; use 0 to {MAX_TAG}")
@@ -163,7 +164,7 @@ class RankExchange:
 
     def _connect(self, rank: int) -> None:
         """Makes a connection where there is none. If it cannot be made, the group ends: the next operation says so."""
-        if rank == self._rank or rank in self._linked or self._doors is None:
+        if rank == self.rank or rank in self._linked or self._doors is None:
             return
         with self._lock:
             turn = self._dialling.setdefault(rank, threading.Lock())
@@ -173,25 +174,25 @@ class RankExchange:
             self._linked.add(rank)
 
     def _dial(self, rank: int, doors: Doors) -> None:
-        local = self._plan.node_of_rank[rank] == self._plan.node_of_rank[self._rank]
+        local = self._plan.node_of_rank[rank] == self._plan.node_of_rank[self.rank]
         try:
             fd = doors.dial(rank, local=local, timeout_ns=self._timeout_ns)
             self._native.link(rank, fd)
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
         except FireflyerError as error:
-            self._native.fail(rank, f"rank {rank} cannot be reached by rank {self._rank}: {error.message}")
+            self._native.fail(rank, f"rank {rank} cannot be reached by rank {self.rank}: {error.message}")
         except OSError as error:
-            culprit = self._rank if error.errno in _OWN_FAULTS else rank
+            culprit = self.rank if error.errno in _OWN_FAULTS else rank
             reason = error.strerror or str(error)
-            self._native.fail(culprit, f"rank {rank} cannot be reached by rank {self._rank}: {reason}; has it ended?")
+            self._native.fail(culprit, f"rank {rank} cannot be reached by rank {self.rank}: {reason}; has it ended?")
 
     def _check_rank(self, what: str, rank: int) -> None:
-        if not 0 <= rank < self._plan.world_size:
-            raise UsageError(f"{what} {rank} is not a rank; the group has ranks 0 to {self._plan.world_size - 1}")
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"{what} {rank} is not a rank; the group has ranks 0 to {self.world_size - 1}")
 
     def _split(self, name: str, array: Any, splits: Sequence[int] | None, argument: str) -> list[int]:
-        world, size = self._plan.world_size, _size(array)
+        world, size = self.world_size, _size(array)
         if splits is None:
             if size % world != 0:
                 raise UsageError(f"{name} of {size} elements does not divide among {world} ranks; pass {argument}=")
@@ -206,11 +207,11 @@ class RankExchange:
     def _whole(self, name: str, array: Any, part: FlatArray, *, writes: bool) -> FlatArray:
         """At the root: the array that holds a part for every rank."""
         if array is None:
-            raise UsageError(f"the root must pass {name}=, of {self._plan.world_size} parts")
+            raise UsageError(f"the root must pass {name}=, of {self.world_size} parts")
         whole = flatten(array, None, sums=False, writes=writes)
-        if whole.elements != part.elements * self._plan.world_size or whole.dtype != part.dtype:
+        if whole.elements != part.elements * self.world_size or whole.dtype != part.dtype:
             raise UsageError(
-                f"{name} has {whole.elements} {whole.dtype}, but {self._plan.world_size} parts of {part.elements} "
+                f"{name} has {whole.elements} {whole.dtype}, but {self.world_size} parts of {part.elements} "
                 f"{part.dtype} are needed"
             )
         _check_apart(whole, part)
