@@ -15,6 +15,13 @@ constexpr std::uint32_t slots = 4;
 constexpr std::size_t chunk_bytes = 256 << 10;
 constexpr std::int64_t timeout_ns = 30'000'000'000;
 
+// In the calling thread where the executor can, otherwise in its own.
+template <class Any>
+std::shared_ptr<ff::Work> start(Any& executor, const ff::OpDescriptor& op, char* data) {
+  if constexpr (requires { executor.call(op, data, data, timeout_ns); }) return executor.call(op, data, data, timeout_ns);
+  else return executor.submit(op.kind, data, op.count, op.dtype, op.root);
+}
+
 class Rank {
  public:
   Rank(int rank, int ranks, ff::Config config) : rank_(rank), ranks_(ranks), executor_(std::move(config)) {}
@@ -47,8 +54,12 @@ class Rank {
   }
 
   void run(ff::OpKind kind) {
-    const bool data = kind != ff::OpKind::barrier;
-    const auto work = executor_.submit(kind, data ? data_ : nullptr, data ? bytes_ / ff::dtype_size(dtype_) : 0, dtype_, -1);
+    ff::OpDescriptor op;
+    op.kind = kind;
+    op.dtype = dtype_;
+    op.count = kind == ff::OpKind::barrier ? 0 : bytes_ / ff::dtype_size(dtype_);
+    const auto work = start(executor_, op, data_);
+    if (work == nullptr) return;
     work->wait(-1);
     const ff::Failure failure = work->failure();
     if (failure.kind == ff::FailureKind::none) return;
