@@ -92,7 +92,7 @@ std::unique_ptr<LaneRun::Prepared> LaneRun::prepare(Program program) {
   const auto& steps = program.steps;
   made->dependents.resize(steps.size());
   made->checksum_of.assign(steps.size(), no_checksum);
-  made->stride = std::max<std::uint64_t>(1, (program.rounds + depth_ - 1) / depth_);
+  made->stride = stride_of(program.rounds, depth_);
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> results;
   std::map<int, std::array<std::vector<std::pair<std::uint32_t, std::uint32_t>>, 2>> of_peer;  // sends, receives
   std::map<int, std::size_t> adds;
@@ -120,6 +120,7 @@ std::unique_ptr<LaneRun::Prepared> LaneRun::prepare(Program program) {
 }
 
 void LaneRun::begin(const Geometry& geometry, const Rules& rules) {
+  if (geometry.elems(geometry.base) * geometry.accum_unit > network_.window_.chunk_bytes()) throw std::logic_error("a chunk is larger than its slot");
   geometry_ = &geometry;
   rules_ = &rules;
   run_ = &prepared_for(geometry.op);

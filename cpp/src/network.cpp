@@ -34,7 +34,10 @@ Network::Network(const Group& group, const Window& window, int doorbell_fd, std:
     views_.emplace_back(group.trees[static_cast<std::size_t>(lane)], group.node());
     if (views_.back().neighbours.size() > 3) throw std::invalid_argument("a node has more neighbours than a binary tree allows");
     if (group.routes.empty()) require(Algorithm::double_binary_tree, lane);
-    for (const Route& route : group.routes) require(route.algorithm, lane);
+    for (const Route& route : group.routes) {
+      if (route.chunk_bytes > window.chunk_bytes()) throw std::invalid_argument("the chunks of a route are larger than the slots of the window");
+      require(route.algorithm, lane);
+    }
     lanes_.push_back(std::make_unique<LaneRun>(*this, lane));
   }
 }

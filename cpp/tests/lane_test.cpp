@@ -13,7 +13,8 @@ using Key = std::tuple<std::uint64_t, std::uint64_t, std::uint32_t>;  // key, ch
 
 void order_is_sorted(std::uint64_t total, std::uint64_t depth, std::uint64_t rounds, const std::vector<std::pair<std::uint32_t, std::uint32_t>>& steps,
                      int sockets) {
-  const std::uint64_t stride = std::max<std::uint64_t>(1, (rounds + depth - 1) / depth);
+  const std::uint64_t stride = ff::stride_of(rounds, depth);
+  CHECK(stride >= 1 && stride * depth >= rounds && (stride - 1) * depth < rounds);  // as little as keeps chunks apart
   std::uint64_t seen = 0;
   for (int socket = 0; socket < sockets; ++socket) {
     std::vector<Key> expected;

@@ -76,6 +76,11 @@ def test_a_route_without_its_program_is_refused() -> None:
         executor([0, 1], programs=[])
 
 
+def test_chunks_that_do_not_fit_into_the_window_are_refused() -> None:
+    with pytest.raises(ValueError, match="larger than the slots"):
+        executor([0, 1], routes=[("allreduce", -1, 0, 8192)])
+
+
 def test_missing_and_misdirected_connections_are_refused() -> None:
     with pytest.raises(ValueError, match="connection to node 1 is missing"):
         executor([0, 1])

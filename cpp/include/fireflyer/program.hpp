@@ -45,6 +45,9 @@ struct Program {
   std::vector<Step> steps;
 };
 
+// By how much the keys of successive chunks differ, so that `depth` chunks in flight never block each other.
+constexpr std::uint64_t stride_of(std::uint64_t rounds, std::uint64_t depth) { return rounds <= depth ? 1 : (rounds + depth - 1) / depth; }
+
 // Operations of this kind on arrays of up to so many bytes (all parts together) are done like this.
 struct Route {
   OpKind kind = OpKind::allreduce;
