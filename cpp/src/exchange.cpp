@@ -35,10 +35,7 @@ Exchange::Exchange(const Group& group, const Window& window, int leader_fd)
   if (wake_fd_ < 0) throw std::system_error(errno, std::generic_category(), "cannot make an eventfd");
 }
 
-Exchange::~Exchange() {
-  close();
-  if (wake_fd_ >= 0) ::close(wake_fd_);
-}
+Exchange::~Exchange() { close(); }
 
 void Exchange::link(int rank, int fd) {
   auto fresh = std::make_unique<ExchangeLink>(rank, fd);
@@ -321,19 +318,20 @@ void Exchange::close() {
   if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(mutex_);
   farewell();
-  shut_links();
+  shut_descriptors();
 }
 
 void Exchange::abandon() {
   closing_ = closed_ = stop_ = true;  // no lock: whoever held it at the fork is not here to give it back
-  shut_links();
-  ::close(wake_fd_);
+  shut_descriptors();
 }
 
-void Exchange::shut_links() {
+void Exchange::shut_descriptors() {
   for (auto& [rank, peer] : peers_) {
     for (auto& link : peer.links) link->shut();
   }
+  if (wake_fd_ >= 0) ::close(wake_fd_);
+  wake_fd_ = -1;
 }
 
 // Last words are lost where a connection is closed over data that nobody read; so they are seen out first.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from tests.support.thread_ranks import together
 
-from fireflyer.base.errors import FireflyerError, PeerFailed, Timeout, UsageError
+from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives import Communicator
 
@@ -247,6 +249,65 @@ def test_a_closed_communicator_says_so_and_a_peer_that_closed_is_named() -> None
     assert together([0, 1], body) == [1, None]
 
 
+def test_a_message_that_nobody_waits_for_may_take_longer_than_the_timeout() -> None:
+    def body(comm: Communicator) -> float:
+        got = np.zeros(100_000)
+        if comm.rank == 0:
+            work = comm.recv(got, source=1, async_op=True)
+            time.sleep(0.9)  # the subject: three timeouts
+            work.wait()
+        else:
+            time.sleep(0.9)
+            comm.send(got + 1, to=0)
+        return float(got[-1])
+
+    assert together([0, 0], body, timeout_ns=300 * MS) == [1, 0]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_a_message_and_a_sum_that_wait_for_each_other_are_told_as_a_deadlock(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.recv(np.zeros(3), source=1)
+        comm.allreduce(np.zeros(3))
+
+    for error in together(nodes, body, timeout_ns=SECOND):
+        assert isinstance(error, UsageError), error
+        assert "rank 0 in recv #0 from rank 1, rank 1 in allreduce #0 for rank 0" in str(error)
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 1]], ids=["one node", "two nodes"])
+def test_abort_ends_messages_too(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 2:
+            comm.abort("enough")
+            return
+        comm.recv(np.zeros(3), source=2)
+
+    first, second, _ = together(nodes, body)
+    for error in (first, second):
+        assert isinstance(error, Aborted), error
+        assert "enough" in str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+def test_more_than_two_gigabytes(nodes: list[int]) -> None:
+    size = 2**31 + 4099
+
+    def body(comm: Communicator) -> None:
+        array = np.zeros(size, "u1")
+        if comm.rank == 0:
+            array[::1_000_003] = 7
+            comm.send(array, to=1)
+        else:
+            comm.recv(array, source=0)
+            assert (array[::1_000_003] == 7).all()
+            assert np.count_nonzero(array) == len(range(0, size, 1_000_003))
+
+    assert together(nodes, body, timeout_ns=60 * SECOND) == [None, None]
+
+
 def test_a_short_message_outlives_the_communicator_that_sent_it() -> None:
     closed = threading.Event()
 
@@ -272,6 +333,7 @@ def test_nothing_is_left_behind() -> None:
         if comm.rank == 0:
             raise FireflyerError("enough")
 
-    before = set(threading.enumerate())
-    together([0, 0, 1], body)
-    assert set(threading.enumerate()) == before
+    before = (set(threading.enumerate()), len(os.listdir("/proc/self/fd")))
+    for _ in range(3):
+        together([0, 0, 1], body)
+        assert (set(threading.enumerate()), len(os.listdir("/proc/self/fd"))) == before

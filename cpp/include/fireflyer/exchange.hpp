@@ -164,7 +164,7 @@ class Exchange {
   void note_activity(std::int64_t now_ns);
   void fail_with(FailureKind kind, int culprit, std::uint64_t seq, const std::string& text);
   void farewell();
-  void shut_links();
+  void shut_descriptors();
 
   const Group& group_;
   const Window& window_;
