@@ -106,7 +106,7 @@ void damaged_bytes_are_noticed_between_hosts() {
 
 // A long message: offered well, then its segments are wrong.
 void segments() {
-  const auto attack = [](const Change& change) {
+  const auto attack = [](const Change& change, bool twice = false) {
     return under_attack(
         long_bytes,
         [&](int fd) {
@@ -119,8 +119,8 @@ void segments() {
           ff::seal(segment);
           put(fd, &segment, sizeof segment);
           put(fd, payload.data(), payload.size());
-          H again = header_of(ExchangeFrame::offer, long_bytes, {});  // and, where that was well, the same offer again
-          again.number = 0;
+          if (!twice) return;
+          H again = header_of(ExchangeFrame::offer, long_bytes, {});
           ff::seal(again);
           put(fd, &again, sizeof again);
         },
@@ -132,7 +132,7 @@ void segments() {
   expect_words(attack([](H& h) { h.size = 0; }), peer, 1, {"out of order"});
   expect_words(attack([](H& h) { h.number = 4; }), peer, 1, {"out of order"});
   expect_words(attack([](H& h) { h.size = ff::segment_bytes + 1; }), peer, 1, {"too long"});
-  expect_words(attack([](H&) {}), peer, 1, {"out of order"});
+  expect_words(attack([](H&) {}, true), peer, 1, {"out of order"});
 }
 
 // An offer whose address cannot be read is streamed instead; one that lies in no memory harms nobody.
