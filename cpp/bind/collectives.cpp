@@ -1,5 +1,6 @@
 // Python's view of the executor. Callers keep the arrays alive; every call that may block releases the GIL.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -54,6 +55,10 @@ PythonProgram to_python(const ff::Program& program) {
   return {ff::kind_name(program.kind), program.lane, program.channel, program.blocks, program.rounds, steps};
 }
 
+ff::OpDescriptor describe(const std::string& kind, std::uint64_t count, const std::string& dtype, int root, const std::string& op) {
+  return {0, count, kind_from_name(kind), ff::dtype_from_name(dtype), root, ff::reduce_op_from_name(op)};
+}
+
 }  // namespace
 
 void bind_collectives(nb::module_& m) {
@@ -68,12 +73,34 @@ void bind_collectives(nb::module_& m) {
           },
           Released());
 
+  nb::class_<ff::Arena>(m, "Arena")
+      .def(nb::new_([](int fd) { return std::make_shared<ff::Arena>(fd); }), nb::arg("fd"))
+      .def_static("create", &ff::Arena::create, nb::arg("size_bytes"))
+      .def_prop_ro("bytes", &ff::Arena::bytes)
+      .def_prop_ro("used", &ff::Arena::used)
+      .def("holds", [](const ff::Arena& self, std::uintptr_t address, std::size_t bytes) { return self.holds(reinterpret_cast<void*>(address), bytes); },
+           nb::arg("address"), nb::arg("size_bytes"))
+      .def(
+          "allocate",
+          [](const std::shared_ptr<ff::Arena>& self, std::size_t bytes) {
+            struct Piece {
+              std::shared_ptr<ff::Arena> arena;
+              char* at;
+              ~Piece() { arena->release(at); }
+            };
+            char* at = self->allocate(bytes);
+            const nb::capsule owner(new Piece{self, at}, [](void* p) noexcept { delete static_cast<Piece*>(p); });
+            return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(at, {bytes}, owner);
+          },
+          nb::arg("size_bytes"));
+
   nb::class_<ff::Executor>(m, "Executor")
       .def(
           "__init__",
           [](ff::Executor* self, int rank, std::vector<int> node_of_rank, std::vector<std::string> labels, std::vector<std::vector<int>> trees,
              std::int64_t timeout_ns, int window_fd, int doorbell_fd, int leader_fd, std::vector<std::pair<int, int>> local_fds,
-             const std::vector<std::tuple<int, int, int, int>>& connections, const std::vector<PythonRoute>& routes, const std::vector<PythonProgram>& programs) {
+             const std::vector<std::tuple<int, int, int, int>>& connections, const std::vector<PythonRoute>& routes, const std::vector<PythonProgram>& programs,
+             std::shared_ptr<ff::Arena> arena, const std::vector<std::pair<int, int>>& neighbours) {
             ff::Config config;
             config.group = ff::Group{rank, std::move(node_of_rank), std::move(labels), std::move(trees), timeout_ns};
             for (const auto& route : routes) config.group.routes.push_back(route_from(route));
@@ -83,21 +110,32 @@ void bind_collectives(nb::module_& m) {
             config.leader_fd = leader_fd;
             config.local_fds = std::move(local_fds);
             for (const auto& [channel, node, socket, fd] : connections) config.connections.push_back({channel, node, socket, fd});
+            config.arena = std::move(arena);
+            for (const auto& [pid, fd] : neighbours) config.neighbours.push_back({pid, fd});
             nb::gil_scoped_release released;
             new (self) ff::Executor(std::move(config));
           },
           nb::kw_only(), nb::arg("rank"), nb::arg("node_of_rank"), nb::arg("labels"), nb::arg("trees"), nb::arg("timeout_ns"), nb::arg("window_fd"),
           nb::arg("doorbell_fd"), nb::arg("leader_fd"), nb::arg("local_fds"), nb::arg("connections"),
-          nb::arg("routes"), nb::arg("programs"))
+          nb::arg("routes"), nb::arg("programs"), nb::arg("arena").none(), nb::arg("neighbours"))
       .def(
           "submit",
-          [](ff::Executor& self, const std::string& kind, std::uintptr_t address, std::uint64_t count, const std::string& dtype, int root) {
-            const ff::OpKind k = kind_from_name(kind);
-            const ff::DType d = ff::dtype_from_name(dtype);
+          [](ff::Executor& self, const std::string& kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, const std::string& dtype, int root,
+             const std::string& op) {
+            const ff::OpDescriptor what = describe(kind, count, dtype, root, op);
             nb::gil_scoped_release released;
-            return self.submit(k, reinterpret_cast<void*>(address), count, d, root);
+            return self.submit(what, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out));
           },
-          nb::arg("kind"), nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"))
+          nb::arg("kind"), nb::arg("source"), nb::arg("target"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("op"))
+      .def(
+          "call",
+          [](ff::Executor& self, const std::string& kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, const std::string& dtype, int root,
+             const std::string& op, std::int64_t patience_ns) {
+            const ff::OpDescriptor what = describe(kind, count, dtype, root, op);
+            nb::gil_scoped_release released;
+            return self.call(what, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), patience_ns);
+          },
+          nb::arg("kind"), nb::arg("source"), nb::arg("target"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("op"), nb::arg("patience_ns"))
       .def("abort", &ff::Executor::abort, nb::arg("reason"), Released())
       .def("close", &ff::Executor::close, Released())
       .def("abandon", &ff::Executor::abandon)
@@ -105,11 +143,17 @@ void bind_collectives(nb::module_& m) {
           "stats",
           [](ff::Executor& self) {
             const ff::Stats s = self.stats();
-            return std::make_tuple(s.bytes, s.in_flight_ns, std::vector<std::uint64_t>(s.operations.begin() + 1, s.operations.begin() + 5));
+            return std::make_tuple(s.bytes, s.in_flight_ns, s.saturated, std::vector<std::uint64_t>(s.operations.begin(), s.operations.end()));
           },
           Released());
 
   m.def("create_window", &ff::Window::create, nb::arg("local_ranks"), nb::arg("slots"), nb::arg("chunk_bytes"));
+  m.def("beacon", [] {
+    const ff::Beacon b = ff::beacon();
+    return std::make_tuple(b.pid, b.address, b.number);
+  });
+  m.def("sees", [](std::uint64_t pid, std::uint64_t address, std::uint64_t number) { return ff::sees({pid, address, number}); },
+        nb::arg("pid"), nb::arg("address"), nb::arg("number"));
   m.def(
       "orient",
       [](const std::vector<int>& parents, int root, int node) {

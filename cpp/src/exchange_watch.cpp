@@ -194,7 +194,7 @@ ExchangeAnswer Exchange::answer_for(const Peer& peer, const ExchangeHeader& head
     const std::uint64_t entered = window_.line(local_).entered.load();
     if (entered > asked.seq) answer.state = ExchangeState::matching;
     if (entered > asked.seq && entered <= asked.seq + signature_ring / 2) {
-      const OpDescriptor mine = window_.signature(local_, asked.seq, group_.world_size()).op;
+      const OpDescriptor mine = window_.signature(local_, asked.seq);
       if (mine != asked) answer = make_answer(ExchangeState::different, mine);
     }
   }

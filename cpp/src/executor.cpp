@@ -1,6 +1,7 @@
 #include "fireflyer/executor.hpp"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,26 +10,16 @@
 #include <stdexcept>
 
 #include "fireflyer/exchange.hpp"
-#include "fireflyer/kernels.hpp"
 #include "fireflyer/network.hpp"
+#include "run.hpp"
 
 namespace ff {
 namespace {
 
 constexpr std::size_t max_pending = 4096;
-constexpr std::int64_t glance_ns = 50'000'000;  // how often a sleeping rank looks for the dead and the hung
+constexpr std::int64_t longest_glance_ns = 50'000'000;  // how often a sleeping rank looks for the dead and the hung
 constexpr std::int64_t spin_ns = 20'000;
-constexpr std::size_t slice_align = 64;         // elements; keeps slices apart by at least a cache line
-
-struct Slice {
-  std::size_t first, count;
-};
-
-Slice slice_of(std::size_t elems, int parts, int part) {
-  const std::size_t each = (elems / static_cast<std::size_t>(parts) + slice_align) / slice_align * slice_align;
-  const std::size_t first = std::min(elems, each * static_cast<std::size_t>(part));
-  return {first, std::min(elems, first + each) - first};
-}
+constexpr std::int64_t withdrawal_ns = 1'000'000'000;  // how long a broken operation waits for others to let go of its arrays
 
 void relax() {
 #if defined(__x86_64__)
@@ -41,7 +32,27 @@ bool hung_up(int fd) {
   return poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
+int usable_processors() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
+}
+
 }  // namespace
+
+// What has been begun and may be driven on by another thread.
+struct Executor::Current {
+  Task task;
+  Geometry geometry;
+  std::unique_ptr<Rules> rules;
+  std::unique_ptr<Run> run;       // null while the others are awaited to choose it
+  Watch watch;
+  std::int64_t glance_at_ns = 0;
+  std::uint64_t verified = 0;     // a bit for each local rank whose call is known to be the same; `never`: all
+  bool small = false;
+  bool rung = true;
+  std::uint64_t unrung = 0;
+  Failure failure;
+};
 
 bool Work::wait(std::int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
@@ -84,7 +95,10 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     local_ = group_.local_index(group_.rank);
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
     exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd);
-    spin_ = window_->ranks() <= static_cast<int>(std::thread::hardware_concurrency());
+    reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.neighbours);
+    scene_ = std::make_unique<Scene>(Scene{group_, *window_, *reach_, local_});
+    spin_ = window_->ranks() <= usable_processors();
+    glance_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, longest_glance_ns);
     if (local_ == 0) {
       network_ = std::make_unique<Network>(group_, *window_, config_.doorbell_fd, config_.local_fds, config_.connections);
       network_->start();
@@ -99,15 +113,55 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
 
 Executor::~Executor() { close(); }
 
-std::shared_ptr<Work> Executor::submit(OpKind kind, void* data, std::uint64_t count, DType dtype, int root) {
-  auto work = std::make_shared<Work>();
-  const std::lock_guard lock(mutex_);
+void Executor::check(const OpDescriptor& op) const {
+  const std::size_t parts = Geometry(op, 0, window_->chunk_bytes(), group_.world_size()).parts;
+  if (parts * 8 > window_->chunk_bytes()) throw std::invalid_argument("a chunk is too small to hold an element of every rank");
+  if (op.reduce == ReduceOp::mean && accum_dtype(op.dtype) != DType::f32 && op.dtype != DType::f64) throw std::invalid_argument("integers have no mean");
+}
+
+void Executor::admit(Task& task) {
   if (closing_) throw std::logic_error("the communicator is closed");
-  if (pending_ >= max_pending) throw std::length_error("too many operations are pending");
-  OpDescriptor op{next_seq_++, count, kind, dtype, root};
+  if (pending_ >= max_pending) throw std::out_of_range("too many operations are pending");
+  task.op.seq = next_seq_++;
   if (pending_++ == 0) busy_since_ns_ = monotonic_ns();
-  queue_.push_back(Task{op, static_cast<char*>(data), work, nullptr});
-  changed_.notify_one();
+}
+
+std::shared_ptr<Work> Executor::submit(const OpDescriptor& op, const void* in, void* out) {
+  check(op);
+  auto work = std::make_shared<Work>();
+  Task task{op, static_cast<const char*>(in), static_cast<char*>(out), work, nullptr};
+  const std::lock_guard lock(mutex_);
+  admit(task);
+  queue_.push_back(std::move(task));
+  changed_.notify_all();
+  return work;
+}
+
+std::shared_ptr<Work> Executor::call(const OpDescriptor& op, const void* in, void* out, std::int64_t patience_ns) {
+  check(op);
+  auto current = std::make_unique<Current>();
+  Task& task = current->task;
+  task = Task{op, static_cast<const char*>(in), static_cast<char*>(out), nullptr, nullptr};
+  {
+    const std::lock_guard lock(mutex_);
+    admit(task);
+    if (running_ || !queue_.empty()) {
+      const auto work = task.work = std::make_shared<Work>();
+      queue_.push_back(std::move(task));
+      changed_.notify_all();
+      return work;
+    }
+    running_ = true;
+  }
+  begin(*current);
+  const bool over = drive(*current, patience_ns < 0 ? -1 : monotonic_ns() + patience_ns);
+  if (!over || current->failure.kind != FailureKind::none) task.work = std::make_shared<Work>();
+  const std::shared_ptr<Work> work = task.work;
+  if (over) settle(*current);
+  const std::lock_guard lock(mutex_);
+  if (!over) inherited_ = std::move(current);
+  else running_ = false;
+  if (!over || !queue_.empty() || closing_) changed_.notify_all();
   return work;
 }
 
@@ -123,7 +177,7 @@ void Executor::close() {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     closing_ = true;
-    changed_.notify_one();
+    changed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
   exchange_->close();
@@ -149,6 +203,7 @@ void Executor::close_descriptors() {
   shut(config_.leader_fd);
   for (const auto& [rank, fd] : config_.local_fds) shut(fd);
   for (const auto& connection : config_.connections) shut(connection.fd);
+  for (const auto& neighbour : config_.neighbours) shut(neighbour.arena_fd);
 }
 
 Stats Executor::stats() {
@@ -160,171 +215,234 @@ Stats Executor::stats() {
 
 void Executor::work_loop() {
   for (;;) {
-    Task task;
+    std::unique_ptr<Current> current;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      task = std::move(queue_.front());
-      queue_.pop_front();
+      changed_.wait(lock, [this] { return inherited_ || (!running_ && (closing_ || !queue_.empty())); });
+      if (inherited_) {
+        current = std::move(inherited_);
+      } else if (queue_.empty()) {
+        return;
+      } else {
+        current = std::make_unique<Current>();
+        current->task = std::move(queue_.front());
+        queue_.pop_front();
+        running_ = true;
+      }
     }
-    settle(task, (task.parts ? run_parts(task) : run(task)).value_or(Failure{}));
+    if (current->task.parts) {
+      current->failure = run_parts(current->task).value_or(Failure{});
+    } else {
+      if (current->geometry.end == 0) begin(*current);
+      drive(*current, -1);
+    }
+    settle(*current);
+    const std::lock_guard lock(mutex_);
+    running_ = false;
   }
 }
 
-void Executor::settle(const Task& task, const Failure& failure) {
+void Executor::settle(const Current& current) {
+  const OpDescriptor& op = current.task.op;
   {
     const std::lock_guard lock(mutex_);
-    if (failure.kind == FailureKind::none) {
-      if (!task.parts) stats_.bytes += task.op.count * dtype_size(task.op.dtype);
-      ++stats_.operations[static_cast<std::size_t>(task.op.kind)];
+    if (current.failure.kind == FailureKind::none) {
+      if (!current.task.parts) stats_.bytes += op.count * dtype_size(op.dtype);
+      stats_.saturated += current.run ? current.run->saturated() : 0;
+      ++stats_.operations[static_cast<std::size_t>(op.kind)];
     }
+    stats_.unrung += current.unrung;
     if (--pending_ == 0) stats_.in_flight_ns += monotonic_ns() - busy_since_ns_;
   }
-  task.work->finish(failure);
+  if (current.task.work) current.task.work->finish(current.failure);
 }
 
-std::optional<Failure> Executor::run(const Task& task) {
-  if (window_->failed()) return window_->failure();
-  if (group_.world_size() == 1) return std::nullopt;
-  const Geometry geometry(task.op, base_, window_->chunk_bytes(), group_.world_size());
-  const Rules rules(*window_, group_, geometry);
-  base_ = geometry.end;
-  window_->enter(local_, geometry);
-  if (network_ && rules.multi()) network_->post(geometry);
-  std::array<std::uint64_t, 3> next{};
-  for (int stage = 0; stage < 3; ++stage) {
-    const bool mine = rules.takes(static_cast<Stage>(stage), local_);
-    next[static_cast<std::size_t>(stage)] = mine ? geometry.base : geometry.end;
-    if (!mine) window_->advance(local_, static_cast<Counter>(stage), geometry.end);
-  }
-  Watch watch;
-  watch.restart(monotonic_ns());
-  std::int64_t glance_at_ns = monotonic_ns() + glance_ns;
-  std::uint64_t verified = 0, unrung = 0;
-  bool rung = true;
-  while (std::any_of(next.begin(), next.end(), [&](std::uint64_t n) { return n < geometry.end; })) {
-    if (window_->failed()) return window_->failure();
-    if (verified != never) {
-      if (const auto failure = mismatch(geometry, verified)) window_->fail(*failure);
-    }
-    if (step(task, geometry, rules, next)) {
-      if (!rung) ++unrung;
-      rung = true;
-      continue;
-    }
-    rung = sleep(geometry, rules, next);
-    const std::int64_t now_ns = monotonic_ns();
-    if (now_ns < glance_at_ns) continue;
-    glance_at_ns = now_ns + glance_ns;
-    if (const auto failure = trouble(task.op, watch.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) window_->fail(*failure);
-  }
-  if (verified != never) {
-    if (const auto failure = mismatch(geometry, verified)) {
-      window_->fail(*failure);
-      return window_->failure();
-    }
-  }
-  window_->leave(local_, task.op);
-  if (unrung > 0) {
-    const std::lock_guard lock(mutex_);
-    stats_.unrung += unrung;
-  }
-  return std::nullopt;
+// Bytes of a rank's input and of its output.
+static std::pair<std::size_t, std::size_t> sizes_of(const OpDescriptor& op, int world_size) {
+  const std::size_t one = op.count * dtype_size(op.dtype), all = one * static_cast<std::size_t>(world_size);
+  if (op.kind == OpKind::reduce_scatter) return {all, one};
+  if (op.kind == OpKind::allgather) return {one, all};
+  return {one, one};
 }
 
-// Finishing comes first: it frees slots that others wait for, and its data are still in the cache.
-bool Executor::step(const Task& task, const Geometry& geometry, const Rules& rules, std::array<std::uint64_t, 3>& next) {
-  for (const Stage stage : {Stage::out, Stage::reduce, Stage::in}) {
-    std::uint64_t& chunk = next[static_cast<std::size_t>(stage)];
-    if (chunk >= geometry.end || !rules.holds(rules.needs(stage, chunk))) continue;
-    perform(stage, task, geometry, rules, chunk);
-    ++chunk;
-    if (chunk == geometry.base + geometry.chunks) chunk = geometry.end;
-    window_->advance(local_, static_cast<Counter>(stage), chunk);
+void Executor::begin(Current& current) {
+  Task& task = current.task;
+  const int world = group_.world_size();
+  const std::size_t chunk_bytes = group_.route(task.op).chunk_bytes;
+  current.geometry = Geometry(task.op, base_, chunk_bytes > 0 ? chunk_bytes : window_->chunk_bytes(), world);
+  const auto [in_bytes, out_bytes] = sizes_of(task.op, world);
+  if (world == 1) {
+    if (task.op.kind != OpKind::barrier && task.in != task.out && in_bytes > 0) std::memmove(task.out, task.in, in_bytes);
+    return;
+  }
+  current.watch.restart(monotonic_ns());
+  current.glance_at_ns = monotonic_ns() + glance_ns_;
+  current.small = fits_small(group_, task.op);
+  if (window_->failed()) return;
+  if (current.small) {
+    base_ += flat_chunks;
+    current.run = small_run(*scene_, current.geometry, task.in, task.out, turn_++);
+    window_->enter(local_, current.geometry, Places{});
+    return;
+  }
+  const Places places = reach_->locate(task.in, in_bytes, task.out, out_bytes);
+  if (group_.nodes() > 1) {
+    const bool receives = task.op.kind == OpKind::allreduce || task.op.kind == OpKind::broadcast || (task.op.kind == OpKind::reduce && task.op.root == group_.rank);
+    if (window_->ranks() == 1 && receives) current.geometry.home = task.out;
+    base_ = current.geometry.end;
+    window_->enter(local_, current.geometry, places);
+    current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
+    if (network_) network_->post(current.geometry);
+    current.run = pipeline_run(*scene_, current.geometry, *current.rules, task.in, task.out);
+    return;
+  }
+  window_->enter(local_, current.geometry, places);
+}
+
+// On one node: once all have said what they call and where their arrays are, everybody comes to the same choice.
+bool Executor::open(Current& current) {
+  if (window_->value(counter_entered) <= current.geometry.base) return false;
+  if (const auto failure = mismatch(current.task.op, current.verified)) {
+    window_->fail(*failure);
     return true;
   }
-  return false;
+  if (current.verified != never) return false;
+  if (flat(current)) {
+    base_ += flat_chunks;
+    current.run = flat_run(*scene_, current.geometry, current.task.in, current.task.out);
+    return true;
+  }
+  base_ = current.geometry.end;
+  current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
+  current.run = pipeline_run(*scene_, current.geometry, *current.rules, current.task.in, current.task.out);
+  return true;
 }
 
-void Executor::perform(Stage stage, const Task& task, const Geometry& geometry, const Rules& rules, std::uint64_t chunk) {
-  const std::size_t elems = geometry.elems(chunk);
-  if (elems == 0) return;
-  char* mine = task.data + geometry.offset_bytes(chunk);
-  if (stage == Stage::out) {
-    std::memcpy(mine, rules.result(chunk), elems * geometry.unit);
-    return;
+bool Executor::flat(const Current& current) const {
+  if (reach_->everywhere()) return true;
+  const OpDescriptor& op = current.task.op;
+  for (int local = 0; local < window_->ranks(); ++local) {
+    const Places places = window_->places(local, op.seq);
+    const bool is_root = op.root == group_.local_rank_at(local);
+    const bool read = op.kind != OpKind::broadcast || is_root;
+    const bool written = op.kind == OpKind::allreduce || (op.kind == OpKind::reduce && is_root);
+    if ((read && places.in_arena == never) || (written && places.out_arena == never)) return false;
   }
-  if (!geometry.sums()) {
-    std::memcpy(rules.result(chunk), mine, elems * geometry.unit);
-    return;
+  return true;
+}
+
+// True: it is over, well or not. False: the time is up.
+bool Executor::drive(Current& current, std::int64_t until_ns) {
+  if (group_.world_size() == 1) return true;
+  for (;;) {
+    if (window_->failed()) {
+      withdraw(current);
+      current.failure = window_->failure();
+      return true;
+    }
+    if (advance(current)) {
+      if (!current.rung) ++current.unrung;
+      current.rung = true;
+      continue;
+    }
+    if (current.run && current.run->finished()) {
+      conclude(current);
+      if (!window_->failed()) return true;
+      continue;
+    }
+    pause(current);
+    const std::int64_t now_ns = monotonic_ns();
+    window_->line(local_).beat_ns.store(now_ns, std::memory_order_relaxed);
+    if (now_ns >= current.glance_at_ns) look_around(current, now_ns);
+    if (until_ns >= 0 && now_ns >= until_ns) return false;
   }
-  const int ranks = window_->ranks();
-  const Slice own = slice_of(elems, ranks, local_);
-  if (stage == Stage::in) {  // all but the slice that this rank sums itself: that is read where it lies
-    char* there = window_->input(chunk, local_);
-    std::memcpy(there, mine, own.first * geometry.unit);
-    const std::size_t after = own.first + own.count;
-    std::memcpy(there + after * geometry.unit, mine + after * geometry.unit, (elems - after) * geometry.unit);
-    return;
+}
+
+bool Executor::advance(Current& current) {
+  if (!current.run) return open(current);
+  if (!current.small && current.verified != never) {
+    if (const auto failure = mismatch(current.task.op, current.verified)) {
+      window_->fail(*failure);
+      return true;
+    }
   }
-  if (own.count == 0) return;
-  std::array<const void*, max_local_ranks> inputs{};
-  for (int r = 0; r < ranks; ++r) {
-    const char* from = r == local_ ? mine : window_->input(chunk, r);
-    inputs[static_cast<std::size_t>(r)] = from + own.first * geometry.unit;
+  return current.run->step();
+}
+
+void Executor::conclude(Current& current) {
+  if (!current.small && current.verified != never) {
+    if (const auto failure = mismatch(current.task.op, current.verified)) window_->fail(*failure);
   }
-  if (rules.multi()) {
-    reduce_to_accum(rules.sum(chunk) + own.first * geometry.accum_unit, inputs.data(), ranks, own.count, geometry.op.dtype);
+  if (!window_->failed()) window_->leave(local_, current.task.op);
+}
+
+void Executor::pause(Current& current) {
+  Wants wants;
+  if (current.run) {
+    wants = current.run->wants();
   } else {
-    reduce_to(rules.result(chunk) + own.first * geometry.unit, inputs.data(), ranks, own.count, geometry.op.dtype);
+    wants.fill(never);
+    wants[counter_entered] = current.geometry.base + 1;
+  }
+  if (current.small && window_->met(wants)) {  // all are here, and yet this rank cannot go on
+    if (const auto failure = mismatch(current.task.op, current.verified)) window_->fail(*failure);
+    return;
+  }
+  if (spin_) {
+    const std::int64_t until_ns = monotonic_ns() + spin_ns;
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (current.small ? current.run->step() : window_->met(wants)) return;
+        relax();
+      }
+    } while (monotonic_ns() < until_ns && !window_->failed());
+  }
+  current.rung = window_->wait(local_, wants, glance_ns_);
+}
+
+void Executor::look_around(Current& current, std::int64_t now_ns) {
+  current.glance_at_ns = now_ns + glance_ns_;
+  if (current.small) {
+    if (const auto failure = mismatch(current.task.op, current.verified)) window_->fail(*failure);
+  }
+  const std::int64_t idle_ns = current.watch.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2);
+  if (const auto failure = trouble(current.task.op, idle_ns)) window_->fail(*failure);
+}
+
+// Others may be reading and writing this rank's arrays when an operation breaks: the caller gets them back when all have
+// let go. A rank that is stopped or dead cannot say so, and is not waited for; others do within a block's time.
+void Executor::withdraw(const Current& current) {
+  const std::uint64_t mine = current.task.op.seq + 1;
+  window_->line(local_).withdrawn.store(mine, std::memory_order_release);
+  if (group_.nodes() > 1 && !reach_->everywhere()) return;
+  const Failure failure = window_->failure();
+  const std::int64_t until_ns = monotonic_ns() + std::min(withdrawal_ns, group_.timeout_ns);
+  for (int local = 0; local < window_->ranks(); ++local) {
+    const Line& line = window_->line(local);
+    if (group_.local_rank_at(local) == failure.culprit) continue;
+    const auto inside = [&] { return line.entered.load() == mine && line.finished.load() < mine && line.withdrawn.load() < mine; };
+    while (inside() && monotonic_ns() < until_ns) sched_yield();
   }
 }
 
-std::optional<Failure> Executor::mismatch(const Geometry& geometry, std::uint64_t& verified) const {
+std::optional<Failure> Executor::mismatch(const OpDescriptor& op, std::uint64_t& verified) const {
   bool all = true;
   for (int local = 0; local < window_->ranks(); ++local) {
     if ((verified >> local & 1) != 0) continue;
-    if (window_->line(local).entered.load() <= geometry.op.seq) {
+    if (window_->line(local).entered.load() <= op.seq) {
       all = false;
       continue;
     }
     verified |= std::uint64_t{1} << local;
-    const OpDescriptor theirs = window_->signature(local, geometry.op.seq, group_.world_size()).op;
-    if (theirs == geometry.op) continue;
+    const OpDescriptor theirs = window_->signature(local, op.seq);
+    if (theirs == op) continue;
     const int other = group_.local_rank_at(local);
-    return Failure{FailureKind::usage, -1, geometry.op.seq,
+    return Failure{FailureKind::usage, -1, op.seq,
                    "rank " + std::to_string(other) + " called " + theirs.describe() + ", but rank " + std::to_string(group_.rank) + " called " +
-                       geometry.op.describe() + "; all ranks must make the same calls in the same order"};
+                       op.describe() + "; all ranks must make the same calls in the same order"};
   }
   if (all) verified = never;
   return std::nullopt;
-}
-
-bool Executor::sleep(const Geometry& geometry, const Rules& rules, const std::array<std::uint64_t, 3>& next) const {
-  Wants wants;
-  wants.fill(never);
-  for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
-    const std::uint64_t chunk = next[static_cast<std::size_t>(stage)];
-    if (chunk >= geometry.end) continue;
-    const Wants needs = rules.needs(stage, chunk);
-    bool possible = true;
-    for (int which = 0; which < counters; ++which) {
-      const auto w = static_cast<std::size_t>(which);
-      if (needs[w] == 0 || window_->value(static_cast<Counter>(which)) >= needs[w]) continue;
-      wants[w] = std::min(wants[w], needs[w]);
-      possible = false;
-    }
-    if (possible) return true;  // it has become so since this rank looked last
-  }
-  if (spin_) {
-    const std::int64_t until_ns = monotonic_ns() + spin_ns;
-    while (monotonic_ns() < until_ns) {
-      if (window_->met(wants) || window_->failed()) return true;
-      for (int i = 0; i < 16; ++i) relax();
-    }
-  }
-  return window_->wait(local_, wants, glance_ns);
 }
 
 std::optional<Failure> Executor::trouble(const OpDescriptor& op, std::int64_t idle_ns) const {

@@ -7,12 +7,12 @@
 
 #include "fireflyer/exchange.hpp"
 #include "fireflyer/executor.hpp"
+#include "run.hpp"
 
 namespace ff {
 namespace {
 
 constexpr std::size_t max_pending = 4096;
-constexpr std::int64_t glance_ns = 50'000'000;  // how often a waiting rank compares its call with the others'
 constexpr std::uint64_t max_lead = signature_ring / 2;  // operations; beyond, the others could not read what this rank called
 
 }  // namespace
@@ -43,10 +43,10 @@ std::shared_ptr<Work> Executor::submit_parts(OpKind kind, std::uint64_t count, D
   auto work = std::make_shared<Work>();
   const std::lock_guard lock(mutex_);
   if (closing_) throw std::logic_error("the communicator is closed");
-  if (pending_ >= max_pending) throw std::length_error("too many operations are pending");
+  if (pending_ >= max_pending) throw std::out_of_range("too many operations are pending");
   if (pending_++ == 0) busy_since_ns_ = monotonic_ns();
-  queue_.push_back(Task{OpDescriptor{next_seq_++, count, kind, dtype, root}, nullptr, work, std::move(parts)});
-  changed_.notify_one();
+  queue_.push_back(Task{OpDescriptor{next_seq_++, count, kind, dtype, root}, nullptr, nullptr, work, std::move(parts)});
+  changed_.notify_all();
   return work;
 }
 
@@ -69,14 +69,16 @@ std::optional<Failure> Executor::run_parts(const Task& task) {
   Geometry geometry;
   geometry.op = task.op;
   geometry.base = base_;
-  window_->enter(local_, geometry);
+  base_ += flat_chunks;
+  window_->enter(local_, geometry, Places{});
   const auto work = exchange_->start(task.op, parts.out, parts.in);
   finish();
   std::uint64_t verified = 0;
   for (bool done = false; !done;) {
-    done = work->wait(glance_ns);
+    done = work->wait(glance_ns_);
+    window_->line(local_).beat_ns.store(monotonic_ns(), std::memory_order_relaxed);
     if (verified == never) continue;
-    if (const auto failure = mismatch(geometry, verified)) window_->fail(*failure);
+    if (const auto failure = mismatch(task.op, verified)) window_->fail(*failure);
   }
   const Failure failure = work->failure();
   if (failure.kind != FailureKind::none) return failure;
@@ -94,13 +96,13 @@ std::optional<Failure> Executor::let_others_follow(const OpDescriptor& op) {
   };
   Watch watch;
   watch.restart(monotonic_ns());
-  std::int64_t glance_at_ns = monotonic_ns() + glance_ns;
+  std::int64_t glance_at_ns = monotonic_ns() + glance_ns_;
   while (least() + max_lead <= op.seq) {
     if (window_->failed()) return std::nullopt;
     poll(nullptr, 0, 1);
     const std::int64_t now_ns = monotonic_ns();
     if (now_ns < glance_at_ns) continue;
-    glance_at_ns = now_ns + glance_ns;
+    glance_at_ns = now_ns + glance_ns_;
     if (auto failure = trouble(op, watch.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) return failure;
   }
   return std::nullopt;

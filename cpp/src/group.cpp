@@ -92,13 +92,14 @@ Rules::Rules(const Window& window, const Group& group, const Geometry& geometry)
 }
 
 bool Rules::takes(Stage stage, int local) const {
-  const bool broadcast = geometry_.op.kind == OpKind::broadcast;
+  const OpKind kind = geometry_.op.kind;
   switch (stage) {
-    case Stage::in: return !broadcast && window_.ranks() > 1;
-    case Stage::reduce: return !broadcast || local == root_local_;
+    case Stage::in: return geometry_.sums() && window_.ranks() > 1;
+    case Stage::reduce: return kind != OpKind::broadcast || (local == root_local_ && geometry_.home == nullptr);
     case Stage::out:
-      if (broadcast) return local != root_local_;
-      return geometry_.op.kind != OpKind::reduce || local == root_local_;
+      if (geometry_.home != nullptr) return false;
+      if (kind == OpKind::broadcast) return local != root_local_;
+      return kind != OpKind::reduce || local == root_local_;
   }
   return false;
 }
@@ -136,20 +137,15 @@ bool Rules::holds(const Wants& needs) const {
   return true;
 }
 
-bool Rules::able(int local) const {
-  if (exchanged(geometry_.op.kind)) return false;  // it waits for others than those of this node, too
-  for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
-    const std::uint64_t next = window_.line(local).count[static_cast<std::size_t>(stage)].load();
-    if (next < geometry_.base + geometry_.chunks && holds(needs(stage, std::max(next, geometry_.base)))) return true;
-  }
-  return false;
-}
-
 char* Rules::result(std::uint64_t chunk) const {
+  if (geometry_.home != nullptr) return geometry_.home + geometry_.offset_bytes(chunk);
   return geometry_.unit == geometry_.accum_unit ? window_.acc(chunk) : window_.result(chunk);
 }
 
-char* Rules::sum(std::uint64_t chunk) const { return multi_ ? window_.acc(chunk) : result(chunk); }
+char* Rules::sum(std::uint64_t chunk) const {
+  if (!multi_) return result(chunk);
+  return geometry_.home != nullptr && geometry_.unit == geometry_.accum_unit ? result(chunk) : window_.acc(chunk);
+}
 
 std::optional<Failure> local_culprit(const Window& window, const Group& group, const OpDescriptor& op, std::int64_t idle_ns, int self) {
   const auto blame = [&](int local, const std::string& what) {
@@ -166,8 +162,9 @@ std::optional<Failure> local_culprit(const Window& window, const Group& group, c
     const std::uint64_t entered = line.entered.load();
     if (local == self) continue;
     if (entered > line.finished.load()) {
-      const Geometry theirs = window.signature(local, entered - 1, group.world_size());
-      if (Rules(window, group, theirs).able(local)) return blame(local, " stopped in the middle of " + theirs.op.name() + ": no progress for " + seconds(idle_ns));
+      const std::int64_t still_ns = monotonic_ns() - line.beat_ns.load();
+      const OpDescriptor theirs = window.signature(local, entered - 1);
+      if (still_ns > group.timeout_ns) return blame(local, " stopped in the middle of " + theirs.name() + ": no progress for " + seconds(still_ns));
     } else if (entered <= op.seq && line.waits.load() == 0) {
       return blame(local, " has not entered " + op.name() + " for " + seconds(idle_ns));
     }

@@ -20,13 +20,15 @@ namespace {
 constexpr std::uint64_t window_magic = 0x31574655'48524546ULL;
 constexpr std::size_t page = 4096;
 
+constexpr std::size_t mail_stride = mailbox_bytes + 128;  // starts on a cache line of its own, header and first bytes in one
+
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
 struct Sizes {
-  std::size_t control, stride, slot, total;
+  std::size_t control, mail, stride, slot, total;
   Sizes(int ranks, std::uint32_t slots, std::size_t chunk_bytes)
-      : control(round_up(sizeof(Control), page)), stride(round_up(chunk_bytes, page)),
-        slot(stride * (static_cast<std::size_t>(ranks) + 2)), total(control + slot * slots) {}
+      : control(round_up(sizeof(Control), page)), mail(round_up(mail_stride * 2 * static_cast<std::size_t>(ranks), page)),
+        stride(round_up(chunk_bytes, page)), slot(stride * (static_cast<std::size_t>(ranks) + 2)), total(control + mail + slot * slots) {}
 };
 
 [[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -92,7 +94,8 @@ Window::Window(int fd, int doorbell) : doorbell_(doorbell) {
   const Sizes sizes(ranks(), slots(), chunk_bytes());
   stride_ = sizes.stride;
   slot_bytes_ = sizes.slot;
-  data_ = static_cast<char*>(map) + sizes.control;
+  mail_ = static_cast<char*>(map) + sizes.control;
+  data_ = mail_ + sizes.mail;
 }
 
 Window::~Window() { munmap(control_, control_->total_bytes); }
@@ -152,20 +155,31 @@ bool Window::wait(int rank, const Wants& wants, std::int64_t timeout_ns) const {
   return rung;
 }
 
-void Window::enter(int rank, const Geometry& geometry) const {
+void Window::enter(int rank, const Geometry& geometry, const Places& places) const {
   Line& mine = line(rank);
   const OpDescriptor& op = geometry.op;
+  const std::uint64_t kinds = static_cast<std::uint64_t>(op.kind) << 16 | static_cast<std::uint64_t>(op.reduce) << 8 | static_cast<std::uint64_t>(op.dtype);
+  const std::uint64_t said[7] = {op.count, kinds, static_cast<std::uint32_t>(op.root), places.in, places.out, places.in_arena, places.out_arena};
   auto& words = mine.signature[op.seq % signature_ring];
-  words[0].store(op.count, std::memory_order_relaxed);
-  words[1].store(static_cast<std::uint64_t>(op.kind) << 16 | static_cast<std::uint64_t>(op.reduce) << 8 | static_cast<std::uint64_t>(op.dtype), std::memory_order_relaxed);
-  words[2].store(static_cast<std::uint32_t>(op.root), std::memory_order_relaxed);
-  words[3].store(geometry.base, std::memory_order_relaxed);
-  mine.entered.store(op.seq + 1);
+  for (std::size_t i = 0; i < words.size(); ++i) words[i].store(said[i], std::memory_order_relaxed);
+  mine.beat_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  mine.entered.store(op.seq + 1, std::memory_order_release);
+  advance(rank, counter_entered, geometry.base + 1);
 }
 
-void Window::leave(int rank, const OpDescriptor& op) const { line(rank).finished.store(op.seq + 1); }
+void Window::leave(int rank, const OpDescriptor& op) const { line(rank).finished.store(op.seq + 1, std::memory_order_release); }
 
-Geometry Window::signature(int rank, std::uint64_t seq, int world_size) const {
+Places Window::places(int rank, std::uint64_t seq) const {
+  const auto& words = line(rank).signature[seq % signature_ring];
+  const auto at = [&](std::size_t i) { return words[i].load(std::memory_order_relaxed); };
+  return Places{at(3), at(4), at(5), at(6)};
+}
+
+Mail& Window::mail(int rank, std::uint64_t turn) const {
+  return *reinterpret_cast<Mail*>(mail_ + mail_stride * (2 * static_cast<std::size_t>(rank) + (turn & 1)));
+}
+
+OpDescriptor Window::signature(int rank, std::uint64_t seq) const {
   const auto& words = line(rank).signature[seq % signature_ring];
   const std::uint64_t kinds = words[1].load(std::memory_order_relaxed);
   OpDescriptor op;
@@ -175,7 +189,7 @@ Geometry Window::signature(int rank, std::uint64_t seq, int world_size) const {
   op.reduce = static_cast<ReduceOp>(kinds >> 8 & 0xff);
   op.dtype = static_cast<DType>(kinds & 0xff);
   op.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[2].load(std::memory_order_relaxed)));
-  return Geometry(op, words[3].load(std::memory_order_relaxed), chunk_bytes(), world_size);
+  return op;
 }
 
 bool Window::fail(const Failure& failure) const {
@@ -208,7 +222,7 @@ std::uint64_t Window::fingerprint() const {
   std::uint64_t sum = 0;
   for (int index = 0; index <= ranks(); ++index) {
     for (const auto& count : line(index).count) sum += count.load(std::memory_order_relaxed);
-    sum += line(index).entered.load(std::memory_order_relaxed);
+    sum += line(index).entered.load(std::memory_order_relaxed) + line(index).moved.load(std::memory_order_relaxed);
   }
   return sum;
 }

@@ -1,8 +1,8 @@
-// Runs the collective operations of one rank, in the order in which they were submitted, on one thread of its own.
+// Runs the collective operations of one rank, in the order in which they were submitted.
 //
-// A rank's thread copies chunks of its array into the node's window, reduces its slice of every chunk, and copies finished
-// chunks back, whichever of the three is possible (see Rules); otherwise it sleeps. The leader of a node has a second
-// thread (Network) for the trees between nodes and for watching everybody's life. Nothing here knows of Python.
+// An operation is a Run (see src/run.hpp). It is driven by the thread that calls, where nothing else is pending and the
+// caller wants to wait; otherwise, and where it takes long, by a thread of the executor's own. The leader of a node has a
+// second thread (Network) for what goes between nodes and for watching everybody's life. Nothing here knows of Python.
 //
 // After the first failure every pending and later operation fails with the same Failure.
 #pragma once
@@ -20,14 +20,18 @@
 #include <utility>
 #include <vector>
 
+#include "fireflyer/arena.hpp"
 #include "fireflyer/group.hpp"
+#include "fireflyer/reach.hpp"
 #include "fireflyer/window.hpp"
 
 namespace ff {
 
 class Exchange;
 class Network;
+class Run;
 struct Part;
+struct Scene;
 
 class Work {
  public:
@@ -60,12 +64,15 @@ struct Config {
   int leader_fd = -1;                              // of a rank that is not the leader: stream socket to it
   std::vector<std::pair<int, int>> local_fds;      // of the leader: (rank, stream socket) of the others of its node
   std::vector<Connection> connections;             // of the leader: to its neighbours
+  std::shared_ptr<Arena> arena;                    // of this rank; may be null
+  std::vector<Neighbour> neighbours;               // the ranks of the node, in order; none: only slots serve
 };
 
 struct Stats {
   std::uint64_t bytes = 0;         // of caller's arrays, finished operations
   std::int64_t in_flight_ns = 0;   // time in which at least one operation was pending
   std::array<std::uint64_t, op_kind_count> operations{};  // finished ones, indexed by OpKind
+  std::uint64_t saturated = 0;     // elements of results that were clipped (fp8)
   std::uint64_t unrung = 0;        // sleeps over work that nobody rang for; 0 but on a machine that stalls
 };
 
@@ -76,8 +83,13 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // `data` must stay valid until the work is done. Throws std::length_error when too many are pending.
-  std::shared_ptr<Work> submit(OpKind kind, void* data, std::uint64_t count, DType dtype, int root);
+  // `in` and `out` may be the same, and must stay valid until the work is done. Where an operation has no use for one of
+  // them it is not looked at. Throws std::out_of_range when too many are pending, std::invalid_argument for what cannot be.
+  std::shared_ptr<Work> submit(const OpDescriptor& op, const void* in, void* out);
+
+  // The same, and waits: null where it ended well within `patience_ns`. Otherwise a work that has failed, or that goes on.
+  std::shared_ptr<Work> call(const OpDescriptor& op, const void* in, void* out, std::int64_t patience_ns);
+
   // all_to_all, gather and scatter: what this rank hands to others and gets from them, its part for itself included.
   std::shared_ptr<Work> submit_parts(OpKind kind, std::uint64_t count, DType dtype, int root, std::vector<Part> out, std::vector<Part> in);
   Exchange& exchange() { return *exchange_; }
@@ -93,35 +105,50 @@ class Executor {
 
   struct Task {
     OpDescriptor op;
-    char* data;
-    std::shared_ptr<Work> work;
+    const char* in = nullptr;
+    char* out = nullptr;
+    std::shared_ptr<Work> work;  // null while the caller drives it itself
     std::shared_ptr<const Parts> parts;
   };
+  struct Current;  // the operation under way
 
+  void admit(Task& task);  // under the lock
+  void check(const OpDescriptor& op) const;
   void work_loop();
-  std::optional<Failure> run(const Task& task);
+  void begin(Current& current);
+  bool open(Current& current);
+  bool flat(const Current& current) const;
+  bool drive(Current& current, std::int64_t until_ns);
+  bool advance(Current& current);
+  void conclude(Current& current);
+  void pause(Current& current);
+  void withdraw(const Current& current);
+  void look_around(Current& current, std::int64_t now_ns);
   std::optional<Failure> run_parts(const Task& task);
   std::optional<Failure> let_others_follow(const OpDescriptor& op);
-  bool step(const Task& task, const Geometry& geometry, const Rules& rules, std::array<std::uint64_t, 3>& next);
-  void perform(Stage stage, const Task& task, const Geometry& geometry, const Rules& rules, std::uint64_t chunk);
-  std::optional<Failure> mismatch(const Geometry& geometry, std::uint64_t& verified) const;
+  std::optional<Failure> mismatch(const OpDescriptor& op, std::uint64_t& verified) const;
   std::optional<Failure> trouble(const OpDescriptor& op, std::int64_t idle_ns) const;
-  bool sleep(const Geometry& geometry, const Rules& rules, const std::array<std::uint64_t, 3>& next) const;
-  void settle(const Task& task, const Failure& failure);
+  void settle(const Current& current);
   void close_descriptors();
 
   Config config_;
   Group& group_;
   std::unique_ptr<Window> window_;
+  std::unique_ptr<Reach> reach_;
+  std::unique_ptr<Scene> scene_;
   int local_ = 0;
   bool spin_ = false;
+  std::int64_t glance_ns_ = 0;
   std::unique_ptr<Network> network_;
   std::unique_ptr<Exchange> exchange_;
   std::uint64_t base_ = 0;
+  std::uint64_t turn_ = 0;  // of the mailboxes
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> queue_;
+  std::unique_ptr<Current> inherited_;  // begun by a caller who waits no longer
+  bool running_ = false;
   std::uint64_t next_seq_ = 0;
   std::uint64_t pending_ = 0;
   std::int64_t busy_since_ns_ = 0;

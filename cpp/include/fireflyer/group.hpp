@@ -55,7 +55,7 @@ struct Group {
 enum class Stage : int { in = 0, reduce = 1, out = 2 };
 
 // The rules of who may do what when, on one node and for one operation. All ranks evaluate the same rules on the same
-// counters, so a rank can also tell that another one could go on and does not.
+// counters.
 class Rules {
  public:
   Rules(const Window& window, const Group& group, const Geometry& geometry);
@@ -63,7 +63,6 @@ class Rules {
   bool takes(Stage stage, int local) const;
   Wants needs(Stage stage, std::uint64_t chunk) const;  // counter values that must all be reached; 0 where none
   bool holds(const Wants& needs) const;
-  bool able(int local) const;  // that rank has work that it could do now
   char* result(std::uint64_t chunk) const;  // where the finished chunk lies for everybody of the node
   char* sum(std::uint64_t chunk) const;     // where the ranks of the node put their sum
   bool multi() const { return multi_; }

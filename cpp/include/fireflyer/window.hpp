@@ -4,9 +4,13 @@
 // maps it. A slot holds one chunk: an input from every local rank, the node's sum ("acc"), and the result. Slot c % slots
 // serves chunk c. Nobody locks; each counter has one writer and only grows:
 //
+//   entered[r]                  1 + the first chunk of the operation that local rank r is in, which it has described
 //   in[r], reduced[r], out[r]   chunks that local rank r has copied in, has reduced its slice of, has copied out
 //   done[t]                     chunks of tree t whose result the network has delivered into the result slot
 //   freed[t]                    chunks of tree t that the network needs no longer
+//
+// Small operations go through mailboxes: two for each rank, used in turn, so that a rank may fill one while others still
+// read the other. Nobody fills one for the second time before all have entered the operation in between.
 //
 // A rank that finds nothing to do says which counter values it waits for (`wants`), sets `waiting` and sleeps on its
 // `bell`; whoever moves a counter past a wanted value rings. The network thread of the leader is woken through an eventfd.
@@ -27,21 +31,39 @@ inline constexpr std::uint64_t signature_ring = 64;  // more than a root can run
 inline constexpr std::uint32_t max_slots = 32;
 inline constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
-enum Counter : int { counter_in, counter_reduced, counter_out, counter_done0, counter_done1, counter_freed0, counter_freed1, counters };
+inline constexpr std::size_t mailbox_bytes = 64 * 1024;
+
+enum Counter : int { counter_entered, counter_in, counter_reduced, counter_out, counter_done0, counter_done1, counter_freed0, counter_freed1, counters };
 
 using Wants = std::array<std::uint64_t, counters>;
 
+// Where a rank's arrays of one operation lie: their addresses there, and their offsets in its arena, `never` if outside.
+struct Places {
+  std::uint64_t in = 0, out = 0;
+  std::uint64_t in_arena = never, out_arena = never;
+};
+
+struct Mail {
+  std::atomic<std::uint64_t> number;  // 1 + number of the operation, once the rest may be read
+  std::uint64_t count;
+  std::uint64_t kinds;
+  std::uint64_t root;
+  char* payload() { return reinterpret_cast<char*>(this + 1); }
+};
+
 struct alignas(128) Line {
-  std::array<std::atomic<std::uint64_t>, counters> count;  // of a rank: in, reduced, out; of the network: the others
+  std::array<std::atomic<std::uint64_t>, counters> count;  // of a rank: entered to out; of the network: the others
   std::atomic<std::uint64_t> entered;                      // operations begun
   std::atomic<std::uint64_t> finished;                     // operations ended
   std::atomic<std::uint32_t> left;                         // closed its communicator in good order
-  std::atomic<std::int64_t> beat_ns;                       // network line: last time the leader's thread went round
   std::atomic<std::uint32_t> waits;                        // its program waits for a message from rank to rank
+  std::atomic<std::int64_t> beat_ns;                       // last time that the thread which works here went round
+  std::atomic<std::uint64_t> withdrawn;                    // 1 + the broken operation in which it touches no array any more
+  std::atomic<std::uint64_t> moved;                        // pieces of work done, for watchers only
   alignas(128) std::atomic<std::uint32_t> waiting;
   std::atomic<std::uint32_t> bell;
   std::array<std::atomic<std::uint64_t>, counters> wants;
-  alignas(128) std::array<std::array<std::atomic<std::uint64_t>, 4>, signature_ring> signature;
+  alignas(128) std::array<std::array<std::atomic<std::uint64_t>, 7>, signature_ring> signature;
 };
 
 struct Control {
@@ -83,9 +105,11 @@ class Window {
   void announce(int index, const Wants& wants) const;  // for the network thread, which sleeps in poll()
   void retract(int index) const;
 
-  void enter(int rank, const Geometry& geometry) const;
+  void enter(int rank, const Geometry& geometry, const Places& places) const;
   void leave(int rank, const OpDescriptor& op) const;
-  Geometry signature(int rank, std::uint64_t seq, int world_size) const;  // what that rank said when it entered
+  OpDescriptor signature(int rank, std::uint64_t seq) const;  // what that rank said when it entered
+  Places places(int rank, std::uint64_t seq) const;
+  Mail& mail(int rank, std::uint64_t turn) const;
 
   bool fail(const Failure& failure) const;   // the first one wins and is returned to all; wakes everybody
   bool failed() const { return control_->failed.load(std::memory_order_acquire) == 2; }
@@ -97,6 +121,7 @@ class Window {
   void ring(int index) const;
 
   Control* control_ = nullptr;
+  char* mail_ = nullptr;
   char* data_ = nullptr;
   std::size_t stride_ = 0;
   std::size_t slot_bytes_ = 0;

@@ -1,8 +1,9 @@
 """Sums over all ranks of a job in CPU memory (the papers' HFReduce): shared memory inside a node, a double binary tree
 over TCP between nodes."""
 
-from fireflyer.collectives.communicator import Communicator, Stats, Work
+from fireflyer.collectives.communicator import Communicator, Stats
 from fireflyer.collectives.plan import Orientation, Plan, Route, Tree, double_binary_tree, make_plan, orient
+from fireflyer.collectives.work import Work
 
 __all__ = [
     "Communicator",

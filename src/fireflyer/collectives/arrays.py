@@ -13,7 +13,7 @@ import numpy as np
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DTYPES", "FlatArray", "flatten"]
+__all__ = ["DTYPES", "FlatArray", "carrier_of", "flatten"]
 
 DTYPES: Final = {
     "f64": 8,
@@ -49,6 +49,16 @@ class FlatArray(NamedTuple):
     dtype: str
     keeper: object
     """Keeps the memory alive."""
+
+
+def carrier_of(dtype: str) -> str:
+    """The NumPy type that holds elements of `dtype`. Raises `UsageError`."""
+    for name, own in _OF_NUMPY.items():
+        if own == dtype:
+            return name
+    if dtype not in _CARRIERS:
+        raise UsageError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}")
+    return _CARRIERS[dtype]
 
 
 def flatten(array: Any, dtype: str | None, *, sums: bool, writes: bool = True) -> FlatArray:

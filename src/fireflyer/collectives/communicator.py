@@ -14,32 +14,28 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Literal, NamedTuple, Self, overload
+from typing import Any, Final, NamedTuple, Self
 
-from fireflyer.base.errors import (
-    Aborted,
-    Busy,
-    DataCorruption,
-    FireflyerError,
-    PeerFailed,
-    Timeout,
-    UsageError,
-)
+import numpy as np
+import numpy.typing as npt
+
+from fireflyer.base.errors import Busy, UsageError
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.collectives.arrays import FlatArray, flatten
+from fireflyer.base.units import MS, SECOND
+from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, flatten
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.meeting import Equipment, meet
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.programs import native_programs, native_routes
+from fireflyer.collectives.residence import resident
+from fireflyer.collectives.work import Work
 from fireflyer.identity.secrets import Secret, load_secret, new_secret
-from fireflyer.native import Executor, NativeWork
+from fireflyer.native import Arena, Executor
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.store import Store, open_store
 
@@ -47,8 +43,23 @@ __all__ = ["Communicator", "Stats", "Work"]
 
 DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
 DEFAULT_JOIN_TIMEOUT_NS: Final = 120 * SECOND
-_SIGNAL_CHECK_NS: Final = 100 * MS
+_PATIENCE_NS: Final = 100 * MS
+"""How long a caller works itself on an operation that it waits for: it cannot be interrupted meanwhile."""
 _EMPTY: Final = FlatArray(0, 0, "f8e4m3", None)
+KINDS: Final = (
+    "none",
+    "allreduce",
+    "reduce",
+    "broadcast",
+    "barrier",
+    "reduce_scatter",
+    "allgather",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
+"""In the order of their native numbers."""
+OPS: Final = ("sum", "mean", "min", "max", "product")
 
 
 class Stats(NamedTuple):
@@ -58,57 +69,18 @@ class Stats(NamedTuple):
     """Of the arrays of finished operations."""
     in_flight_ns: int
     """Time in which at least one operation was pending."""
-    allreduces: int
-    reduces: int
-    broadcasts: int
-    barriers: int
-
-
-class Work:
-    """An operation under way. Keeps its array alive."""
-
-    def __init__(self, native: NativeWork, name: str, keeper: object) -> None:
-        self._native = native
-        self._name = name
-        self._keeper = keeper
-
-    def wait(self, timeout_ns: int | None = None) -> None:
-        """Returns when the array holds the result. Raises what the operation failed with; `Timeout` when it is still
-        running after `timeout_ns`: it goes on, and may be waited for again."""
-        deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-        while True:
-            left_ns = _SIGNAL_CHECK_NS if deadline_ns is None else deadline_ns - time.monotonic_ns()
-            if self._native.wait(max(0, min(left_ns, _SIGNAL_CHECK_NS))):
-                break
-            if left_ns <= 0:
-                raise Timeout(f"{self._name} is not done after {format_duration(timeout_ns or 0)}; it goes on")
-        error = self.error()
-        if error is not None:
-            raise error
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._native.done()
-
-    def error(self) -> FireflyerError | None:
-        """What it failed with; None while it runs and after success."""
-        kind, culprit, _, text = self._native.failure()
-        message = f"{text}; this communicator cannot be used any more, create a new one"
-        if kind == 0:
-            return None
-        if kind == 2:
-            return UsageError(message)
-        if kind == 3:
-            return Aborted(message)
-        if kind == 4:
-            return DataCorruption(message)
-        return PeerFailed(message, rank=culprit)
+    saturated: int
+    """Elements of fp8 results that did not fit and were clipped to the largest number."""
+    operations: dict[str, int]
+    """Finished ones, by kind."""
 
 
 class Communicator:
     """Made by `create` or `from_environment`, by all ranks of the group at the same time."""
 
-    def __init__(self, rank: int, equipment: Equipment, doors: Doors | None, timeout_ns: int) -> None:
+    def __init__(
+        self, rank: int, equipment: Equipment, doors: Doors | None, arena: Arena | None, timeout_ns: int
+    ) -> None:
         """Takes over the descriptors in `equipment`. Use `create` instead."""
         plan = equipment.plan
         self.rank = rank
@@ -117,6 +89,7 @@ class Communicator:
         self.node = plan.node_of_rank[rank]
         self.nodes = plan.nodes
         self.timeout_ns = timeout_ns
+        self._arena = arena
         self._native = Executor(
             rank=rank,
             node_of_rank=list(plan.node_of_rank),
@@ -130,6 +103,8 @@ class Communicator:
             connections=list(equipment.connections),
             routes=native_routes(plan),
             programs=native_programs(plan, self.node) if equipment.leader_fd < 0 else [],
+            arena=arena,
+            neighbours=list(equipment.neighbours),
         )
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
         self._lock = threading.Lock()
@@ -152,18 +127,25 @@ class Communicator:
         host: str = "127.0.0.1",
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
+        arena_bytes: int | None = None,
+        peer_memory: bool = True,
     ) -> Communicator:
         """Joins the group `name`; returns when this rank is connected.
 
         `node` is what the launcher says; ranks of different nodes talk over TCP only. `plan` fixes the order of sums
         (None: rank 0 makes one from the nodes). `host` is the address at which leaders of other nodes reach this
         process. `timeout_ns` bounds how long a rank may hold the others up, `join_timeout_ns` how long joining takes.
+        `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory; only what is
+        used exists). Without `peer_memory` ranks of a node never read each other's private memory.
         Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`.
         """
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not a rank of {world_size}; ranks count from 0")
         if timeout_ns < MS or join_timeout_ns < MS:
             raise UsageError("timeout_ns and join_timeout_ns are nanoseconds and at least 1_000_000")
+        arena_bytes = _all_memory() if arena_bytes is None else arena_bytes
+        if arena_bytes < 0:
+            raise UsageError(f"arena_bytes {arena_bytes} must not be negative")
         generation = store.add(f"attempt-{attempt}/collectives/{name}/joined/{rank}", 1)
         prefix = f"attempt-{attempt}/collectives/{name}/{generation}"
         with ExitStack() as stack, ExitStack() as undo:
@@ -172,6 +154,7 @@ class Communicator:
                 doors = Doors(rank=rank, world_size=world_size, host=host, secret=secret, prefix=prefix)
                 undo.callback(doors.close)
                 doors.publish(store)
+            arena_fd = _arena_descriptor(arena_bytes, stack)
             equipment = meet(
                 store,
                 prefix,
@@ -183,9 +166,16 @@ class Communicator:
                 host=host,
                 join_timeout_ns=join_timeout_ns,
                 timeout_ns=timeout_ns,
+                own=resident(arena_fd, peer_memory=peer_memory),
                 stack=stack,
             )
-            communicator = cls(rank, equipment.duplicate(), doors, timeout_ns)
+            try:
+                communicator = cls(rank, equipment.duplicate(), doors, Arena(arena_fd), timeout_ns)
+            except OSError as error:
+                raise UsageError(
+                    f"cannot map the arenas of {len(equipment.neighbours)} ranks of {arena_bytes} bytes each: {error}; "
+                    "pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
+                ) from error
             if doors is not None:
                 undo.push(communicator.__exit__)
                 doors.open(store, communicator._exchange.admit, join_timeout_ns)
@@ -225,48 +215,61 @@ class Communicator:
         finally:
             store.close()
 
-    @overload
     def allreduce(
-        self, array: Any, *, op: str = ..., dtype: str | None = ..., async_op: Literal[False] = ...
-    ) -> None: ...
-    @overload
-    def allreduce(self, array: Any, *, op: str = ..., dtype: str | None = ..., async_op: Literal[True]) -> Work: ...
-    @overload
-    def allreduce(self, array: Any, *, op: str = ..., dtype: str | None = ..., async_op: bool = ...) -> Work | None: ...
-    def allreduce(
-        self, array: Any, *, op: str = "sum", dtype: str | None = None, async_op: bool = False
-    ) -> Work | None:
-        """Replaces `array` by the element-wise sum over all ranks, the same bits on all of them.
+        self, array: Any, *, op: str = "sum", dtype: str | None = None, out: Any = None, async_op: bool = False
+    ) -> Work:
+        """Puts the element-wise `op` ("sum", "mean", "min", "max", "product") over all ranks into `out`, the same bits
+        on all of them; None: into `array` itself.
 
-        A NumPy array or CPU tensor of any shape, contiguous and writable, of float64, float32, float16, bfloat16,
-        float8_e4m3fn, float8_e5m2, int32 or int64 (see `arrays` for the types that NumPy lacks). The small floats are
-        summed in float32 and rounded once. Raises `UsageError`; then, here or from `Work.wait`, `PeerFailed`.
+        NumPy arrays or CPU tensors of any shape, contiguous, of float64, float32, float16, bfloat16, float8_e4m3fn,
+        float8_e5m2, int8, int32, int64 or uint8 (see `arrays` for the types that NumPy lacks). The small floats are
+        added in float32 and rounded once; float8 sums that do not fit are clipped, and counted in `stats`. Integers
+        wrap, and have no mean. A minimum or maximum with a NaN is NaN. Raises `UsageError`; then, here or from
+        `Work.wait`, `PeerFailed`.
         """
-        if op != "sum":
-            raise UsageError(f"op {op!r} is not supported; allreduce computes 'sum'")
-        return self._submit("allreduce", flatten(array, dtype, sums=True), -1, async_op)
+        source, target = self._pair(array, out, dtype, sums=True)
+        return self._submit("allreduce", source, target, source.elements, op=op, async_op=async_op)
 
-    @overload
-    def reduce(self, array: Any, *, root: int, dtype: str | None = ..., async_op: Literal[False] = ...) -> None: ...
-    @overload
-    def reduce(self, array: Any, *, root: int, dtype: str | None = ..., async_op: Literal[True]) -> Work: ...
-    @overload
-    def reduce(self, array: Any, *, root: int, dtype: str | None = ..., async_op: bool = ...) -> Work | None: ...
-    def reduce(self, array: Any, *, root: int, dtype: str | None = None, async_op: bool = False) -> Work | None:
-        """As `allreduce`, but only rank `root` receives the sum; the arrays of the others stay as they are."""
-        flat = flatten(array, dtype, sums=True, writes=root == self.rank)
-        return self._submit("reduce", flat, self._checked_root(root), async_op)
+    def reduce(
+        self,
+        array: Any,
+        *,
+        root: int,
+        op: str = "sum",
+        dtype: str | None = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Work:
+        """As `allreduce`, but only rank `root` receives the result; the arrays of the others stay as they are."""
+        root = self._checked_root(root)
+        if root == self.rank:
+            source, target = self._pair(array, out, dtype, sums=True)
+        else:
+            source, target = flatten(array, dtype, sums=True, writes=False), _EMPTY
+        return self._submit("reduce", source, target, source.elements, root=root, op=op, async_op=async_op)
 
-    @overload
-    def broadcast(self, array: Any, *, root: int = ..., async_op: Literal[False] = ...) -> None: ...
-    @overload
-    def broadcast(self, array: Any, *, root: int = ..., async_op: Literal[True]) -> Work: ...
-    @overload
-    def broadcast(self, array: Any, *, root: int = ..., async_op: bool = ...) -> Work | None: ...
-    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Work | None:
+    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Work:
         """Replaces `array` by that of rank `root`. Any element type; size and type must be the same on all ranks."""
+        root = self._checked_root(root)
         flat = flatten(array, None, sums=False, writes=root != self.rank)
-        return self._submit("broadcast", flat, self._checked_root(root), async_op)
+        return self._submit("broadcast", flat, flat, flat.elements, root=root, async_op=async_op)
+
+    def reduce_scatter(
+        self, out: Any, array: Any, *, op: str = "sum", dtype: str | None = None, async_op: bool = False
+    ) -> Work:
+        """`array` holds a part of `out`'s size for each rank, in the order of ranks: rank r receives the `op` of all
+        ranks' r-th parts in `out`. Types and bits as for `allreduce`."""
+        source = flatten(array, dtype, sums=True, writes=False)
+        target = flatten(out, dtype, sums=True)
+        self._check_parts("array", source, "out", target)
+        return self._submit("reduce_scatter", source, target, target.elements, op=op, async_op=async_op)
+
+    def allgather(self, out: Any, array: Any, *, async_op: bool = False) -> Work:
+        """Puts the arrays of all ranks into `out`, in the order of ranks. Any element type."""
+        source = flatten(array, None, sums=False, writes=False)
+        target = flatten(out, None, sums=False)
+        self._check_parts("out", target, "array", source)
+        return self._submit("allgather", source, target, source.elements, async_op=async_op)
 
     def all_to_all(
         self,
@@ -307,11 +310,36 @@ class Communicator:
 
     def barrier(self) -> None:
         """Returns when every rank has entered."""
-        self._submit("barrier", _EMPTY, -1, False)
+        self._submit("barrier", _EMPTY, _EMPTY, 0)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: str = "f32") -> npt.NDArray[Any]:
+        """An array of zeros in this rank's arena, where the other ranks of its node reduce it without any copy. Its
+        memory goes back when the array and all its views are gone.
+
+        `dtype` is one of `arrays.DTYPES`; bf16 and the float8 types come as uint16 and uint8. Raises `UsageError` where
+        the arena is full, or was made with `arena_bytes=0`.
+        """
+        carrier = carrier_of(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        size_bytes = count * DTYPES[dtype]
+        if self._arena is None or count < 0:
+            raise UsageError(f"cannot allocate an array of shape {shape} in an arena of 0 bytes; pass arena_bytes=")
+        try:
+            return self._arena.allocate(size_bytes).view(carrier).reshape(shape)
+        except MemoryError:
+            raise UsageError(
+                f"the arena has no {size_bytes} bytes left ({self._arena.used} of {self._arena.bytes} are used); drop "
+                "arrays, or pass a larger arena_bytes"
+            ) from None
+
+    def registered(self, array: Any) -> bool:
+        """Whether `array` lies in this rank's arena."""
+        flat = flatten(array, None, sums=False, writes=False)
+        return self._arena is not None and self._arena.holds(flat.address, flat.elements * DTYPES[flat.dtype])
 
     def stats(self) -> Stats:
-        total, in_flight_ns, operations = self._native.stats()
-        return Stats(total, in_flight_ns, *operations)
+        total, in_flight_ns, saturated, counts = self._native.stats()
+        return Stats(total, in_flight_ns, saturated, dict(zip(KINDS, counts, strict=True)))
 
     def abort(self, reason: str) -> None:
         """Makes every pending and later operation fail with `Aborted` on every rank."""
@@ -348,25 +376,64 @@ class Communicator:
             raise UsageError(f"root {root} is not a rank; the group has ranks 0 to {self.world_size - 1}")
         return root
 
-    def _submit(self, kind: str, flat: FlatArray, root: int, async_op: bool) -> Work | None:
+    def _pair(self, array: Any, out: Any, dtype: str | None, *, sums: bool) -> tuple[FlatArray, FlatArray]:
+        """Where to read and where to write."""
+        if out is None:
+            flat = flatten(array, dtype, sums=sums)
+            return flat, flat
+        source = flatten(array, dtype, sums=sums, writes=False)
+        target = flatten(out, dtype, sums=sums)
+        if (source.elements, source.dtype) != (target.elements, target.dtype):
+            raise UsageError(
+                f"out has {target.elements} elements of {target.dtype}, array has {source.elements} of {source.dtype}; "
+                "they must be alike"
+            )
+        return source, target
+
+    def _check_parts(self, whole_name: str, whole: FlatArray, part_name: str, part: FlatArray) -> None:
+        if (whole.elements, whole.dtype) != (part.elements * self.world_size, part.dtype):
+            raise UsageError(
+                f"{whole_name} has {whole.elements} elements of {whole.dtype}; it needs {self.world_size} (one for "
+                f"each rank) times the {part.elements} of {part.dtype} of {part_name}"
+            )
+
+    def _submit(
+        self,
+        kind: str,
+        source: FlatArray,
+        target: FlatArray,
+        count: int,
+        *,
+        root: int = -1,
+        op: str = "sum",
+        async_op: bool = False,
+    ) -> Work:
+        if op not in OPS:
+            raise UsageError(f"op {op!r} is not known; use one of {', '.join(OPS)}")
+        what = (kind, source.address, target.address, count, source.dtype, root, op)
+        keeper = (source.keeper, target.keeper)
+        try:
+            if async_op:
+                with self._lock:
+                    self._forget_finished()
+                    work = Work(self._native.submit(*what), kind, keeper)
+                    self._pending.append(work)
+                return work
+            native = self._native.call(*what, _PATIENCE_NS)
+        except IndexError:
+            raise Busy("4096 operations are pending; wait for some of them first") from None
+        except RuntimeError:
+            raise UsageError("the communicator is closed; create a new one") from None
+        except ValueError as error:
+            raise UsageError(f"{kind} of {count} {source.dtype}: {error}") from None
+        if native is None:
+            return _DONE
+        work = Work(native, kind, keeper)
         with self._lock:
             self._forget_finished()
-            try:
-                native = self._native.submit(kind, flat.address, flat.elements, flat.dtype, root)
-            except ValueError:
-                raise Busy("4096 operations are pending; wait for some of them first") from None
-            except RuntimeError:
-                raise UsageError("the communicator is closed; create a new one") from None
-            work = Work(native, kind, flat.keeper)
             self._pending.append(work)
-        if async_op:
-            return work
-        try:
-            work.wait()
-        finally:
-            with self._lock:
-                self._forget_finished()
-        return None
+        work.wait()
+        return work
 
     def _forget_finished(self) -> None:
         while self._pending and self._pending[0].done():
@@ -380,6 +447,20 @@ class Communicator:
         _abandoned.append(self._native)
 
 
+def _all_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _arena_descriptor(size_bytes: int, stack: ExitStack) -> int:
+    try:
+        fd = Arena.create(size_bytes)
+    except OSError as error:
+        raise UsageError(f"cannot make an arena of {size_bytes} bytes: {error}; pass a smaller arena_bytes") from error
+    stack.callback(os.close, fd)
+    return fd
+
+
+_DONE: Final = Work(None, "operation", None)
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _abandoned: list[Executor] = []  # their threads do not exist, so they must never be destroyed
 

@@ -23,9 +23,11 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND, format_duration
+from fireflyer.collectives import residence
 from fireflyer.collectives.plan import Plan, make_plan
 from fireflyer.collectives.programs import CONTROL, Link, links
 from fireflyer.collectives.reception import Reception
+from fireflyer.collectives.residence import Resident
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import create_window
 from fireflyer.runtime.sockets import authenticate_client
@@ -71,6 +73,8 @@ class Equipment(NamedTuple):
     local_fds: tuple[tuple[int, int], ...]
     connections: tuple[tuple[int, int, int, int], ...]
     """Channel, node, socket (see `programs.Link`), descriptor."""
+    neighbours: tuple[tuple[int, int], ...]
+    """Of each rank of the node: its process, 0 where its memory may not be read, and its arena."""
 
     def duplicate(self) -> Equipment:
         """The same with descriptors of its own, for native code to own and close."""
@@ -80,6 +84,7 @@ class Equipment(NamedTuple):
             leader_fd=os.dup(self.leader_fd) if self.leader_fd >= 0 else -1,
             local_fds=tuple((rank, os.dup(fd)) for rank, fd in self.local_fds),
             connections=tuple((channel, node, n, os.dup(fd)) for channel, node, n, fd in self.connections),
+            neighbours=tuple((pid, os.dup(fd)) for pid, fd in self.neighbours),
         )
 
 
@@ -143,9 +148,11 @@ class _Meeting:
     # --- inside the node ---
 
     def serve_window(
-        self, reception: Reception, others: tuple[int, ...], fds: list[int], stack: ExitStack
-    ) -> list[tuple[int, int]]:
+        self, reception: Reception, others: tuple[int, ...], window_fds: list[int], own: Resident, stack: ExitStack
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The sockets of the other ranks, and all ranks' processes and arenas."""
         found: dict[int, socket.socket] = {}
+        residents = {self.rank: own}
         names = {f"rank {rank}": rank for rank in others}
         while len(found) < len(others):
             sock, identity = self._welcome(reception, _missing(others, found))
@@ -154,10 +161,17 @@ class _Meeting:
                 sock.close()
                 continue
             found[rank] = stack.enter_context(sock)
-            socket.send_fds(sock, [b"w"], fds)
-        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())]
+            sock.settimeout(self.left_ns() / SECOND)
+            residents[rank] = residence.receive(sock, f"rank {rank}", stack)
+        everybody = [residents[rank] for rank in (self.rank, *others)]
+        for sock in found.values():
+            residence.send_all(sock, window_fds, everybody)
+        open_ = residence.decide({f"rank {rank}": sock for rank, sock in found.items()}, own, everybody)
+        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], residence.neighbours(everybody, open_)
 
-    def join_window(self, doors: _Doors, leader: int, stack: ExitStack) -> tuple[int, int, int]:
+    def join_window(
+        self, doors: _Doors, leader: int, own: Resident, stack: ExitStack
+    ) -> tuple[int, int, int, list[tuple[int, int]]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             sock.settimeout(self.left_ns() / SECOND)
@@ -171,15 +185,10 @@ class _Meeting:
         if peer != f"rank {leader}":
             raise PermissionDenied(f"expected rank {leader} at its Unix socket, found {peer!r}")
         sock.settimeout(self.left_ns() / SECOND)
-        try:
-            data, fds, _, _ = socket.recv_fds(sock, 1, 2)
-        except OSError as error:
-            raise Unreachable(f"rank {leader} did not hand over the shared memory: {error}") from error
-        for fd in fds:
-            stack.callback(_close_fd, fd)
-        if data != b"w" or len(fds) != 2:
-            raise Unreachable(f"rank {leader} did not hand over the shared memory; see its log")
-        return fds[0], fds[1], sock.fileno()
+        residence.send(sock, own, f"rank {leader}")
+        (window_fd, doorbell_fd), everybody = residence.receive_all(sock, f"rank {leader}", stack)
+        open_ = residence.agree(sock, f"rank {leader}", own, everybody)
+        return window_fd, doorbell_fd, sock.fileno(), residence.neighbours(everybody, open_)
 
     # --- between nodes ---
 
@@ -251,6 +260,7 @@ def meet(
     host: str,
     join_timeout_ns: int,
     timeout_ns: int,
+    own: Resident,
     stack: ExitStack,
 ) -> Equipment:
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
@@ -264,8 +274,8 @@ def meet(
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
         doors = meeting.doors(node, locals_[0])
-        window_fd, doorbell_fd, leader_fd = meeting.join_window(doors, locals_[0], stack)
-        return Equipment(plan, labels, window_fd, doorbell_fd, leader_fd, (), ())
+        window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], own, stack)
+        return Equipment(plan, labels, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents))
     window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
     stack.callback(_close_fd, window_fd)
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -275,9 +285,9 @@ def meet(
         inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
-        local_fds = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], stack)
+        local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, stack)
-    return Equipment(plan, labels, window_fd, doorbell_fd, -1, tuple(local_fds), tuple(connections))
+    return Equipment(plan, labels, window_fd, doorbell_fd, -1, tuple(local_fds), tuple(connections), tuple(residents))
 
 
 def _common_plan(members: list[Member]) -> Plan:

@@ -7,12 +7,14 @@ to the bit, is written down in `fireflyer.collectives.kernels`.
 """
 
 from fireflyer.native._core import (
+    Arena,
     Exchange,
     Executor,
     NativeWork,
     Recorder,
     RecorderEntry,
     active_isa,
+    beacon,
     cpu_features,
     crc32c,
     crc32c_copy,
@@ -27,18 +29,21 @@ from fireflyer.native._core import (
     reduce_many,
     reduce_to_accum,
     round_from_accum,
+    sees,
     set_isa,
     submit_parts,
     tree_program,
 )
 
 __all__ = [
+    "Arena",
     "Exchange",
     "Executor",
     "NativeWork",
     "Recorder",
     "RecorderEntry",
     "active_isa",
+    "beacon",
     "cpu_features",
     "crc32c",
     "crc32c_copy",
@@ -53,6 +58,7 @@ __all__ = [
     "reduce_many",
     "reduce_to_accum",
     "round_from_accum",
+    "sees",
     "set_isa",
     "submit_parts",
     "tree_program",

@@ -1,0 +1,41 @@
+// Memory of one rank that the other ranks of its node have mapped too: arrays allocated here are reduced where they lie.
+//
+// One anonymous memory file for each rank, of a fixed size of which only touched pages exist. It is private to the user,
+// has no name, and goes with the last process that holds it. Where the system gives transparent huge pages to shared
+// memory, it is asked for them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace ff {
+
+inline constexpr std::size_t arena_align = 4096;  // also keeps arrays of different owners on pages of their own
+
+class Arena {
+ public:
+  static int create(std::size_t bytes);  // a descriptor; throws std::system_error
+  explicit Arena(int fd);                // maps it; does not keep the descriptor. Throws.
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  char* base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+  bool holds(const void* address, std::size_t bytes) const;
+
+  char* allocate(std::size_t bytes);  // zeroed, aligned; throws std::bad_alloc when there is no room in one piece
+  void release(char* address);        // its pages go back to the system
+  std::size_t used() const;
+
+ private:
+  char* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::size_t> free_;   // offset -> bytes
+  std::map<std::size_t, std::size_t> taken_;
+};
+
+}  // namespace ff

@@ -1,0 +1,56 @@
+// One operation of one rank, in pieces: whoever drives it calls `step` while that does something, and otherwise sleeps
+// until one of the counters that it `wants` has moved. Private to the executor.
+//
+//   small     one node, a few KiB: every rank puts its array into a mailbox and reads those of the others
+//   flat      one node, all arrays reachable: every rank sums its slice of the whole arrays where they lie
+//   pipeline  several nodes, or arrays that others cannot reach: chunk by chunk through the slots of the window
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fireflyer/group.hpp"
+#include "fireflyer/reach.hpp"
+#include "fireflyer/window.hpp"
+
+namespace ff {
+
+struct Slice {
+  std::size_t first, count;
+};
+
+// Part `part` of `elems` elements in `parts` parts whose borders are multiples of `align` elements.
+Slice slice_of(std::size_t elems, int parts, int part, std::size_t align);
+
+struct Scene {  // where a run takes place; outlives it
+  const Group& group;
+  const Window& window;
+  const Reach& reach;
+  int local;
+};
+
+class Run {
+ public:
+  virtual ~Run() = default;
+  virtual bool step() = 0;             // one piece of work; false where none is possible now
+  virtual bool finished() const = 0;
+  virtual Wants wants() const = 0;     // counter values of which any may make a step possible; `never` elsewhere
+  virtual std::uint64_t done_chunks() const = 0;
+  std::uint64_t saturated() const { return saturated_; }
+
+ protected:
+  std::uint64_t saturated_ = 0;
+};
+
+inline constexpr std::uint64_t flat_chunks = 2;  // how many chunk numbers a small or flat operation uses up
+
+bool fits_small(const Group& group, const OpDescriptor& op);
+
+std::unique_ptr<Run> small_run(const Scene& scene, const Geometry& geometry, const char* in, char* out, std::uint64_t turn);
+std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const char* in, char* out);
+std::unique_ptr<Run> pipeline_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out);
+
+}  // namespace ff

@@ -1,0 +1,143 @@
+"""What the ranks of one node tell each other about their memory, over their authenticated Unix sockets.
+
+Every rank hands its arena (a descriptor) and a beacon (process, address, a random number that lies there) to the
+leader, and gets those of all others back with the window. Then each tries to read and write every other process; only
+if all of them can reach all others is reading foreign memory used on this node, since all must go the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fireflyer.base.errors import Unreachable
+from fireflyer.native import beacon, sees
+
+__all__ = ["Resident", "agree", "decide", "neighbours", "receive", "receive_all", "resident", "send", "send_all"]
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024
+_LENGTH: Final = struct.Struct("<I")
+_YES: Final = b"y"
+_NO: Final = b"n"
+
+
+class Beacon(msgspec.Struct, frozen=True):
+    """Where a process has a number by which it is known. `pid` 0: its memory is not to be read."""
+
+    pid: int
+    address: int
+    number: int
+
+
+class Resident(NamedTuple):
+    beacon: Beacon
+    arena_fd: int
+
+
+def resident(arena_fd: int, *, peer_memory: bool) -> Resident:
+    """This process, with its arena."""
+    return Resident(Beacon(*beacon()) if peer_memory else Beacon(0, 0, 0), arena_fd)
+
+
+def send(sock: socket.socket, own: Resident, peer: str) -> None:
+    _send(sock, [own.beacon], [own.arena_fd], peer)
+
+
+def receive(sock: socket.socket, peer: str, stack: ExitStack) -> Resident:
+    """What `peer` sent. Its descriptor is closed with `stack`. Raises `Unreachable`."""
+    beacons, fds = _receive(sock, 1, peer, stack)
+    if len(beacons) != 1 or len(fds) != 1:
+        raise Unreachable(f"{peer} did not hand over its arena; see its log")
+    return Resident(beacons[0], fds[0])
+
+
+def send_all(sock: socket.socket, window_fds: Sequence[int], residents: Sequence[Resident]) -> None:
+    _send(sock, [one.beacon for one in residents], [*window_fds, *(one.arena_fd for one in residents)], "a rank")
+
+
+def receive_all(sock: socket.socket, leader: str, stack: ExitStack) -> tuple[tuple[int, int], list[Resident]]:
+    """The window, its doorbell, and all ranks of the node. Raises `Unreachable`."""
+    beacons, fds = _receive(sock, 66, leader, stack)
+    if len(beacons) < 2 or len(fds) != len(beacons) + 2:
+        raise Unreachable(f"{leader} did not hand over the shared memory; see its log")
+    return (fds[0], fds[1]), [Resident(one, fd) for one, fd in zip(beacons, fds[2:], strict=True)]
+
+
+def agree(sock: socket.socket, leader: str, own: Resident, residents: Sequence[Resident]) -> bool:
+    """Whether all ranks of the node see all others' memory."""
+    try:
+        sock.sendall(_YES if _sees_all(own, residents) else _NO)
+        answer = sock.recv(1)
+    except OSError as error:
+        raise Unreachable(f"{leader} broke off: {error}; see its log") from error
+    if not answer:
+        raise Unreachable(f"{leader} broke off; see its log")
+    return answer == _YES
+
+
+def decide(others: Mapping[str, socket.socket], own: Resident, residents: Sequence[Resident]) -> bool:
+    """The same, at the leader."""
+    answers = []
+    for name, sock in others.items():
+        try:
+            answers.append(sock.recv(1))
+        except OSError as error:
+            raise Unreachable(f"{name} broke off: {error}; see its log") from error
+    verdict = _sees_all(own, residents) and all(answer == _YES for answer in answers)
+    for name, sock in others.items():
+        try:
+            sock.sendall(_YES if verdict else _NO)
+        except OSError as error:
+            raise Unreachable(f"{name} broke off: {error}; see its log") from error
+    return verdict
+
+
+def neighbours(residents: Sequence[Resident], open_: bool) -> list[tuple[int, int]]:
+    """(process or 0, arena) of each rank of the node."""
+    return [(one.beacon.pid if open_ else 0, one.arena_fd) for one in residents]
+
+
+def _sees_all(own: Resident, residents: Sequence[Resident]) -> bool:
+    return own.beacon.pid != 0 and all(
+        one.beacon.pid > 0 and sees(one.beacon.pid, one.beacon.address, one.beacon.number) for one in residents
+    )
+
+
+def _send(sock: socket.socket, beacons: list[Beacon], fds: list[int], peer: str) -> None:
+    body = msgspec.json.encode(beacons)
+    try:
+        socket.send_fds(sock, [_LENGTH.pack(len(body))], fds)
+        sock.sendall(body)
+    except OSError as error:
+        raise Unreachable(f"{peer} broke off: {error}; see its log") from error
+
+
+def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> tuple[list[Beacon], list[int]]:
+    try:
+        head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, max_fds)
+        for fd in fds:
+            stack.callback(os.close, fd)
+        while 0 < len(head) < _LENGTH.size:
+            head += _some(sock, _LENGTH.size - len(head))
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE_BYTES:
+            raise Unreachable(f"{peer} sent {length} bytes about its memory; do all ranks run the same version?")
+        body = b""
+        while len(body) < length:
+            body += _some(sock, length - len(body))
+        return msgspec.json.decode(body, type=list[Beacon]), fds
+    except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
+        raise Unreachable(f"{peer} did not hand over its memory ({error}); see its log") from error
+
+
+def _some(sock: socket.socket, count: int) -> bytes:
+    data = sock.recv(count)
+    if not data:
+        raise EOFError("the connection ended")
+    return data

@@ -1,0 +1,60 @@
+"""An operation under way, and the errors with which one ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from fireflyer.base.errors import Aborted, DataCorruption, FireflyerError, PeerFailed, Timeout, UsageError
+from fireflyer.base.units import MS, format_duration
+from fireflyer.native import NativeWork
+
+__all__ = ["Work"]
+
+_SIGNAL_CHECK_NS: Final = 100 * MS
+
+
+class Work:
+    """An operation, under way or done. Keeps its arrays alive."""
+
+    def __init__(self, native: NativeWork | None, name: str, keeper: object) -> None:
+        """`native` None: it is done, and well."""
+        self._native = native
+        self._name = name
+        self._keeper = keeper
+
+    def wait(self, timeout_ns: int | None = None) -> None:
+        """Returns when the array holds the result. Raises what the operation failed with; `Timeout` when it is still
+        running after `timeout_ns`: it goes on, and may be waited for again."""
+        if self._native is None:
+            return
+        deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+        while True:
+            left_ns = _SIGNAL_CHECK_NS if deadline_ns is None else deadline_ns - time.monotonic_ns()
+            if self._native.wait(max(0, min(left_ns, _SIGNAL_CHECK_NS))):
+                break
+            if left_ns <= 0:
+                raise Timeout(f"{self._name} is not done after {format_duration(timeout_ns or 0)}; it goes on")
+        error = self.error()
+        if error is not None:
+            raise error
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._native is None or self._native.done()
+
+    def error(self) -> FireflyerError | None:
+        """What it failed with; None while it runs and after success."""
+        if self._native is None:
+            return None
+        kind, culprit, _, text = self._native.failure()
+        message = f"{text}; this communicator cannot be used any more, create a new one"
+        if kind == 0:
+            return None
+        if kind == 2:
+            return UsageError(message)
+        if kind == 3:
+            return Aborted(message)
+        if kind == 4:
+            return DataCorruption(message)
+        return PeerFailed(message, rank=culprit)
