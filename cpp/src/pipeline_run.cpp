@@ -24,9 +24,9 @@ class PipelineRun final : public Run {
     const Places mine = scene.window.places(scene.local, geometry.op.seq);
     lent_ = scene.reach.everywhere() || mine.in_arena != never;
     for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
-      const bool works = rules.takes(stage, scene.local) && !(stage == Stage::in && lent_);
+      const bool works = rules.takes(stage, scene.local) && !(stage == Stage::in && lent_) && !(stage == Stage::reduce && at_home());
       next(stage) = works ? geometry.base : geometry.end;
-      if (!works) scene.window.advance(scene.local, counter_of(stage), geometry.end);
+      scene.window.advance(scene.local, counter_of(stage), next(stage));  // operations of other kinds left it behind
     }
     if (rules.takes(Stage::reduce, scene.local) && geometry.sums() && ranks_ > 1 && scene.reach.everywhere()) {
       const std::size_t bytes = (scene.window.chunk_bytes() + 4095) / 4096 * 4096 * static_cast<std::size_t>(ranks_);
@@ -75,7 +75,7 @@ class PipelineRun final : public Run {
     }
     if (geometry_.home != nullptr) {
       for (const Counter which : {counter_done0, counter_done1, counter_freed0, counter_freed1}) {
-        if (scene_.window.value(which) < geometry_.end >> 1) wants[which] = geometry_.end >> 1;
+        if (scene_.window.value(which) < geometry_.end >> 1) wants[which] = std::min(wants[which], geometry_.end >> 1);
       }
     }
     if (lends()) wants[counter_reduced] = std::min(wants[counter_reduced], geometry_.end);
@@ -89,6 +89,8 @@ class PipelineRun final : public Run {
     const auto over = [&](Counter which) { return scene_.window.value(which) >= geometry_.end >> 1; };
     return over(counter_done0) && over(counter_done1) && over(counter_freed0) && over(counter_freed1);
   }
+  // The array of the node's only rank is where its sum is kept.
+  bool at_home() const { return geometry_.home != nullptr && geometry_.sums() && in_ == out_ && geometry_.unit == geometry_.accum_unit; }
   bool lends() const { return lent_ && geometry_.sums() && ranks_ > 1; }
 
   void perform(Stage stage, std::uint64_t chunk) {

@@ -29,7 +29,8 @@ class SmallRun final : public Run {
     mine.count = op.count;
     mine.kinds = kinds_of(op);
     mine.root = static_cast<std::uint32_t>(op.root);
-    if (writes_letter(scene_.group, op)) std::memcpy(mine.payload(), in_, letter_elems(scene_.group, op) * geometry_.unit);
+    const std::size_t bytes = writes_letter(scene_.group, op) ? letter_elems(scene_.group, op) * geometry_.unit : 0;
+    if (bytes > 0) std::memcpy(mine.payload(), in_, bytes);
     mine.number.store(turn_ + 1, std::memory_order_release);
   }
 

@@ -40,7 +40,23 @@ std::vector<std::vector<int>> trees_of(int nodes) {
 
 using Ranks = std::vector<std::unique_ptr<ff::Executor>>;
 
-Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, std::size_t chunk_bytes) {
+enum class Memory { staged, foreign, arenas };  // how the ranks of a node get at each other's arrays
+
+void introduce(std::vector<ff::Config>& configs, const std::vector<int>& ranks, Memory memory) {
+  std::vector<int> fds;
+  for (const int rank : ranks) {
+    fds.push_back(ff::Arena::create(8 << 20));
+    configs[static_cast<std::size_t>(rank)].arena = std::make_shared<ff::Arena>(fds.back());
+  }
+  const int pid = memory == Memory::foreign && ff::sees(ff::beacon()) ? getpid() : 0;
+  for (const int rank : ranks) {
+    for (const int fd : fds) configs[static_cast<std::size_t>(rank)].neighbours.push_back({pid, dup(fd)});
+  }
+  for (const int fd : fds) close(fd);
+}
+
+Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, std::size_t chunk_bytes, Memory memory = Memory::staged,
+                 std::vector<std::shared_ptr<ff::Arena>>* arenas = nullptr) {
   ff::Group group;
   group.node_of_rank = node_of_rank;
   group.timeout_ns = timeout_ns;
@@ -56,6 +72,7 @@ Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, 
     auto& leader = configs[static_cast<std::size_t>(ranks[0])];
     leader.window_fd = ff::Window::create(static_cast<int>(ranks.size()), 4, chunk_bytes);
     leader.doorbell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (memory != Memory::staged) introduce(configs, ranks, memory);
     for (std::size_t i = 1; i < ranks.size(); ++i) {
       auto& other = configs[static_cast<std::size_t>(ranks[i])];
       const auto [mine, theirs] = pair_of_sockets();
@@ -82,6 +99,9 @@ Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, 
     }
   }
   Ranks ranks;
+  for (auto& config : configs) {
+    if (arenas != nullptr) arenas->push_back(config.arena);
+  }
   for (auto& config : configs) ranks.push_back(std::make_unique<ff::Executor>(std::move(config)));
   return ranks;
 }
@@ -112,10 +132,10 @@ void sums_are_right(const std::vector<int>& nodes) {
     }
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       std::iota(copied[r].begin(), copied[r].end(), static_cast<std::int64_t>(r));
-      works.push_back(ranks[r]->submit(ff::OpKind::allreduce, sum[r].data(), count, ff::DType::i64, -1));
-      works.push_back(ranks[r]->submit(ff::OpKind::broadcast, copied[r].data(), count, ff::DType::i64, static_cast<int>(world) - 1));
-      works.push_back(ranks[r]->submit(ff::OpKind::reduce, reduced[r].data(), count, ff::DType::i64, 0));
-      works.push_back(ranks[r]->submit(ff::OpKind::barrier, nullptr, 0, ff::DType::f8e4m3, -1));
+      works.push_back(ranks[r]->submit({0, count, ff::OpKind::allreduce, ff::DType::i64, -1}, sum[r].data(), sum[r].data()));
+      works.push_back(ranks[r]->submit({0, count, ff::OpKind::broadcast, ff::DType::i64, static_cast<int>(world) - 1}, copied[r].data(), copied[r].data()));
+      works.push_back(ranks[r]->submit({0, count, ff::OpKind::reduce, ff::DType::i64, 0}, reduced[r].data(), reduced[r].data()));
+      works.push_back(ranks[r]->submit({0, 0, ff::OpKind::barrier, ff::DType::f8e4m3, -1}, nullptr, nullptr));
     }
     for (const auto& work : works) expect_well(*work);
     for (std::int64_t r = 0; r < world; ++r) {
@@ -135,7 +155,7 @@ void wakeups_are_not_lost(const std::vector<int>& nodes) {
   std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(200'000, 1.0F));
   for (int round = 0; round < 10; ++round) {
     std::vector<std::shared_ptr<ff::Work>> works;
-    for (std::size_t r = 0; r < ranks.size(); ++r) works.push_back(ranks[r]->submit(ff::OpKind::allreduce, arrays[r].data(), arrays[r].size(), ff::DType::f32, -1));
+    for (std::size_t r = 0; r < ranks.size(); ++r) works.push_back(ranks[r]->submit({0, arrays[r].size(), ff::OpKind::allreduce, ff::DType::f32, -1}, arrays[r].data(), arrays[r].data()));
     for (const auto& work : works) expect_well(*work);
   }
   std::uint64_t unrung = 0;
@@ -167,14 +187,14 @@ void a_missing_rank_is_named(const std::vector<int>& nodes, int missing) {
   std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(10'000, 1.0F));
   std::vector<std::shared_ptr<ff::Work>> works;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    if (static_cast<int>(r) != missing) works.push_back(ranks[r]->submit(ff::OpKind::allreduce, arrays[r].data(), arrays[r].size(), ff::DType::f32, -1));
+    if (static_cast<int>(r) != missing) works.push_back(ranks[r]->submit({0, arrays[r].size(), ff::OpKind::allreduce, ff::DType::f32, -1}, arrays[r].data(), arrays[r].data()));
   }
   for (const auto& work : works) {
     CHECK(work->wait(60 * second));
     CHECK(work->failure().kind == ff::FailureKind::peer_failed);
     CHECK(work->failure().culprit == missing);
   }
-  const auto later = ranks.back()->submit(ff::OpKind::barrier, nullptr, 0, ff::DType::f32, -1);
+  const auto later = ranks.back()->submit({0, 0, ff::OpKind::barrier, ff::DType::f32, -1}, nullptr, nullptr);
   CHECK(later->wait(60 * second) && later->failure().culprit == missing);
   close_all(ranks);
 }
@@ -186,7 +206,7 @@ void a_rank_that_left_is_named(const std::vector<int>& nodes, int leaver) {
   std::vector<std::shared_ptr<ff::Work>> works;
   std::vector<std::vector<float>> arrays(ranks.size(), array);
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    if (static_cast<int>(r) != leaver) works.push_back(ranks[r]->submit(ff::OpKind::allreduce, arrays[r].data(), arrays[r].size(), ff::DType::f32, -1));
+    if (static_cast<int>(r) != leaver) works.push_back(ranks[r]->submit({0, arrays[r].size(), ff::OpKind::allreduce, ff::DType::f32, -1}, arrays[r].data(), arrays[r].data()));
   }
   for (const auto& work : works) {
     CHECK(work->wait(60 * second));
@@ -195,11 +215,82 @@ void a_rank_that_left_is_named(const std::vector<int>& nodes, int leaver) {
   close_all(ranks);
 }
 
+// Every rank in a thread of its own, which works on small and large sums itself.
+void callers_do_the_work(const std::vector<int>& nodes, Memory memory) {
+  std::vector<std::shared_ptr<ff::Arena>> arenas;
+  Ranks ranks = make_group(nodes, 30 * second, 4096, memory, &arenas);
+  const auto world = static_cast<int>(ranks.size());
+  const auto body = [&](int rank) {
+    ff::Executor& executor = *ranks[static_cast<std::size_t>(rank)];
+    const auto& arena = arenas[static_cast<std::size_t>(rank)];
+    for (const std::size_t count : {1UL, 100UL, 40'000UL}) {
+      std::vector<float> owned(memory == Memory::arenas ? 0 : count * static_cast<std::size_t>(world));
+      float* array = memory == Memory::arenas ? reinterpret_cast<float*>(arena->allocate(count * static_cast<std::size_t>(world) * 4)) : owned.data();
+      const auto now = [&](ff::OpKind kind, std::size_t elems, const float* in, float* out, int root) {
+        const auto work = executor.call({0, elems, kind, ff::DType::f32, root}, in, out, -1);
+        if (work) expect_well(*work);
+      };
+      for (int round = 0; round < 20; ++round) {
+        const auto mine = static_cast<float>(rank + round);
+        const float total = static_cast<float>(world * (world - 1)) / 2 + static_cast<float>(world * round);
+        std::fill(array, array + count, mine);
+        now(ff::OpKind::allreduce, count, array, array, -1);
+        CHECK(std::all_of(array, array + count, [&](float x) { return x == total; }));
+        std::vector<float> all(count * static_cast<std::size_t>(world));
+        std::fill(array, array + count, mine);
+        if (nodes.back() == 0) {  // between nodes these need a ring
+          now(ff::OpKind::allgather, count, array, all.data(), -1);
+          for (std::size_t i = 0; i < all.size(); ++i) CHECK(all[i] == static_cast<float>(i / count) + static_cast<float>(round));
+          std::copy(all.begin(), all.end(), array);
+          now(ff::OpKind::reduce_scatter, count, array, all.data(), -1);
+          CHECK(std::all_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), [&](float x) { return x == static_cast<float>(world) * mine; }));
+        }
+        std::fill(array, array + count, mine);
+        now(ff::OpKind::broadcast, count, array, array, world - 1);
+        CHECK(array[count - 1] == static_cast<float>(world - 1 + round));
+        std::fill(array, array + count, 1.0F);
+        now(ff::OpKind::reduce, count, array, array, 0);
+        CHECK(array[0] == (rank == 0 ? static_cast<float>(world) : 1.0F));
+      }
+      if (memory == Memory::arenas) arena->release(reinterpret_cast<char*>(array));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r) threads.emplace_back(body, r);
+  for (auto& thread : threads) thread.join();
+  close_all(ranks);
+}
+
+void an_arena_gives_and_takes() {
+  const int fd = ff::Arena::create(16 << 20);
+  ff::Arena arena(fd);
+  close(fd);
+  char* first = arena.allocate(5000);
+  char* second_one = arena.allocate(4 << 20);
+  CHECK(arena.holds(first, 5000) && !arena.holds(first, 17 << 20) && !arena.holds(first - 1, 1));
+  CHECK(reinterpret_cast<std::uintptr_t>(second_one) % (2 << 20) == reinterpret_cast<std::uintptr_t>(arena.base()) % (2 << 20));
+  first[0] = 1;
+  arena.release(first);
+  char* again = arena.allocate(5000);
+  CHECK(again == first && again[0] == 0);
+  bool full = false;
+  try {
+    arena.allocate(16 << 20);
+  } catch (const std::bad_alloc&) {
+    full = true;
+  }
+  CHECK(full);
+  arena.release(again);
+  arena.release(second_one);
+  CHECK(arena.used() == 0);
+  CHECK(arena.allocate(16 << 20) == arena.base());
+}
+
 void an_abort_is_heard_by_all(const std::vector<int>& nodes) {
   Ranks ranks = make_group(nodes, 30 * second, 4096);
   std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(100'000, 1.0F));
   std::vector<std::shared_ptr<ff::Work>> works;
-  for (std::size_t r = 1; r < ranks.size(); ++r) works.push_back(ranks[r]->submit(ff::OpKind::allreduce, arrays[r].data(), arrays[r].size(), ff::DType::f32, -1));
+  for (std::size_t r = 1; r < ranks.size(); ++r) works.push_back(ranks[r]->submit({0, arrays[r].size(), ff::OpKind::allreduce, ff::DType::f32, -1}, arrays[r].data(), arrays[r].data()));
   ranks.back()->abort("test");
   for (const auto& work : works) {
     CHECK(work->wait(60 * second));
@@ -214,6 +305,10 @@ int main() {
   const std::vector<std::vector<int>> layouts{{0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 1, 2, 3}};
   for (const auto& nodes : layouts) sums_are_right(nodes);
   for (const auto& nodes : layouts) wakeups_are_not_lost(nodes);
+  for (const auto& nodes : layouts) {
+    for (const Memory memory : {Memory::staged, Memory::foreign, Memory::arenas}) callers_do_the_work(nodes, memory);
+  }
+  an_arena_gives_and_takes();
   nothing_is_touched_after_close();
   a_missing_rank_is_named({0, 0, 0}, 0);
   a_missing_rank_is_named({0, 0, 0}, 2);

@@ -39,7 +39,7 @@ ff::Failure under_attack(const std::function<void(const Ends&)>& attack) {
   }
   ff::Executor executor(std::move(config));
   std::vector<float> array(count, 1.0F);
-  const auto work = executor.submit(ff::OpKind::allreduce, array.data(), count, ff::DType::f32, -1);
+  const auto work = executor.submit({0, count, ff::OpKind::allreduce, ff::DType::f32, -1}, array.data(), array.data());
   attack(theirs);
   CHECK(work->wait(30 * second));
   const ff::Failure failure = work->failure();
