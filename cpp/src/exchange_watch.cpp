@@ -200,7 +200,7 @@ ExchangeAnswer Exchange::answer_for(const Peer& peer, const ExchangeHeader& head
   }
   if (answer.state == ExchangeState::idle) {
     const Flow* flow = awaited_flow(now_ns);
-    if (!flow && inside_operation()) answer = make_answer(ExchangeState::waiting, window_.signature(local_, window_.line(local_).entered.load() - 1, group_.world_size()).op);
+    if (!flow && inside_operation()) answer = make_answer(ExchangeState::waiting, window_.signature(local_, window_.line(local_).entered.load() - 1));
     if (flow) {
       answer.state = ExchangeState::waiting;
       answer.waits_for = flow->rank;
