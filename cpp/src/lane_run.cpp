@@ -133,6 +133,10 @@ void LaneRun::begin(const Geometry& geometry, const Rules& rules) {
     make_room(inlet);
   }
   for (Outlet& outlet : run_->outlets) outlet.order.begin(total_, depth_, run_->stride);
+  // Operations that leave the network alone (exchanges) have chunk numbers too: their slots are free.
+  const Window& window = network_.window_;
+  window.advance(window.network(), static_cast<Counter>(counter_done0 + lane_), geometry.base >> 1);
+  window.advance(window.network(), static_cast<Counter>(counter_freed0 + lane_), geometry.base >> 1);
   calm();
 }
 
