@@ -308,9 +308,9 @@ class Communicator:
         """Puts what rank `source` sends into `array`. See `send`."""
         return self._fly(self._exchange.receive(array, source, tag), async_op)
 
-    def barrier(self) -> None:
-        """Returns when every rank has entered."""
-        self._submit("barrier", _EMPTY, _EMPTY, 0)
+    def barrier(self, *, async_op: bool = False) -> Work:
+        """Done when every rank has entered."""
+        return self._submit("barrier", _EMPTY, _EMPTY, 0, async_op=async_op)
 
     def empty(self, shape: int | tuple[int, ...], dtype: str = "f32") -> npt.NDArray[Any]:
         """An array of zeros in this rank's arena, where the other ranks of its node reduce it without any copy. Its

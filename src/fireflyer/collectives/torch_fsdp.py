@@ -1,0 +1,102 @@
+"""Hooks for FSDP2 (`fully_shard`), over whichever process group its mesh has.
+
+>>> use_for_fsdp(model, communicator_of(mesh.get_group()))
+
+FSDP2 asks the hooks for the memory of what it sends and receives, so gathered parameters and summed gradients lie where
+the other ranks of the node can reach them, and nothing is copied on the way. It calls the hooks by keyword.
+
+`all_reduce_hook` is for replicated shards (one more mean over the replicas) where the mesh has one axis only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from fireflyer.base.errors import UsageError
+from fireflyer.collectives.communicator import Communicator
+from fireflyer.collectives.torch_calls import Calls
+from fireflyer.collectives.torch_tensors import moved, op_name, summed, tensor_in
+from fireflyer.collectives.torch_work import Completer, GroupWork
+
+__all__ = ["HfreduceAllGather", "HfreduceReduceScatter", "all_reduce_hook", "use_for_fsdp"]
+
+
+class _Hook:
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self._comm = communicator
+        self._completer = Completer(f"FSDP futures of rank {communicator.rank}")
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """In memory that the ranks of the node share. It is used again when the tensor is gone."""
+        if torch.device(device).type != "cpu":
+            raise UsageError(f"the model is on {device}; these hooks work in CPU memory")
+        return tensor_in(self._comm, math.prod(size), dtype).view(*size)
+
+    def _run(self, calls: Calls, group: dist.ProcessGroup, output: torch.Tensor, async_op: bool) -> GroupWork | None:
+        if (group.rank(), group.size()) != (self._comm.rank, self._comm.world_size):
+            raise UsageError(
+                f"rank {group.rank()} of {group.size()} in the mesh is rank {self._comm.rank} of "
+                f"{self._comm.world_size} in the communicator; make it with communicator_of(mesh.get_group())"
+            )
+        work = calls.start(self._completer, [output])
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+
+class HfreduceAllGather(_Hook):
+    """For `FSDPModule.set_custom_all_gather`."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> GroupWork | None:
+        calls = Calls()
+        calls.add(self._comm.allgather, moved(calls.result([output_tensor])), moved(calls.argument([input_tensor])))
+        return self._run(calls, group, output_tensor, async_op)
+
+
+class HfreduceReduceScatter(_Hook):
+    """For `FSDPModule.set_custom_reduce_scatter`."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> GroupWork | None:
+        calls = Calls()
+        out, array = calls.result([output_tensor]), calls.argument([input_tensor])
+        calls.add(self._comm.reduce_scatter, summed(out), summed(array), op=op_name(op, output_tensor.dtype))
+        return self._run(calls, group, output_tensor, async_op)
+
+
+def all_reduce_hook(communicator: Communicator) -> Callable[[torch.Tensor], None]:
+    """For `FSDPModule.set_all_reduce_hook`: averages sharded gradients over the replicas in `communicator`."""
+
+    def average(reduce_output: torch.Tensor) -> None:
+        communicator.allreduce(reduce_output, op="mean")
+
+    return average
+
+
+def use_for_fsdp(model: FSDPModule, communicator: Communicator) -> None:
+    """Sets both hooks on every FSDP module in `model`. The communicator has the ranks of the axis that shards."""
+    gather, scatter = HfreduceAllGather(communicator), HfreduceReduceScatter(communicator)
+    for module in cast("torch.nn.Module", model).modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(cast("Any", gather))
+            module.set_custom_reduce_scatter(cast("Any", scatter))

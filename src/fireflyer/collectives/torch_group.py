@@ -1,0 +1,310 @@
+"""The `torch.distributed` backend "hfreduce": importing this module registers it.
+
+>>> import fireflyer.collectives.torch_group
+>>> dist.init_process_group("hfreduce")
+
+A group is one `Communicator` and one thread that completes futures. Which operations it has and what an error looks
+like is in docs/how-to/pytorch.md; why the classes are built as they are, in docs/design/0008-torch.md.
+
+The names of the methods, and which of them take lists, are those that torch calls: C++ reaches only what
+`PyProcessGroup.hpp` lists, the rest is called by the functions of `torch.distributed`.
+"""
+
+# mypy: disable-error-code="override,assignment"
+# The stub of ProcessGroup overloads its methods as the binding for callers does; what C++ and torch.distributed call is
+# one form of each.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from fireflyer.base.errors import UsageError
+from fireflyer.collectives.torch_calls import Calls
+from fireflyer.collectives.torch_join import HfreduceOptions, Joined, join
+from fireflyer.collectives.torch_tensors import checked, moved, op_name, summed, tensor_in
+from fireflyer.collectives.torch_work import Completer, GroupWork
+
+__all__ = ["BACKEND", "HfreduceGroup", "HfreduceOptions", "register"]
+
+BACKEND: Final = "hfreduce"
+Tensors = list[torch.Tensor]
+
+
+class HfreduceGroup(dist.ProcessGroup):
+    """Made by torch, not by users. `communicator` is what it runs on."""
+
+    def __init__(self, joined: Joined) -> None:
+        communicator = joined.communicator
+        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]
+        self.communicator = communicator
+        self.joined = joined
+        self._comm = communicator
+        self._completer = Completer(f"{BACKEND} futures of rank {communicator.rank}")
+        self._name = ""
+        self._description = ""
+
+    # --- what torch wants to know ---
+
+    def getBackendName(self) -> str:  # noqa: N802 - the names in C++
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, _device: torch.device) -> HfreduceGroup:
+        """FSDP2 asks the backend of a device for memory (`set_allocate_memory_from_process_group_for_comm`)."""
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if not self.supports_tensor_alloc(device):
+            raise UsageError(f"the hfreduce group has no memory on {device}; it works in CPU memory")
+        return tensor_in(self._comm, size, dtype)
+
+    # --- the end ---
+
+    def shutdown(self) -> None:
+        """Called by `destroy_process_group`: finishes what is pending, takes leave of the others."""
+        self.communicator.close()
+        self._completer.stop()
+
+    def abort(self) -> None:
+        """Fails every pending and later operation on every rank."""
+        self.communicator.abort("its process group was aborted")
+
+    # --- reductions ---
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        opts = opts or dist.AllreduceOptions()
+        calls = Calls(opts)
+        for tensor in tensors:
+            array = calls.both([tensor])
+            calls.add(self._comm.allreduce, summed(array), op=op_name(opts.reduceOp, tensor.dtype))
+        return calls.start(self._completer, tensors)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        calls = Calls(opts)
+        for tensor in tensors:
+            array = calls.both([tensor])
+            op = op_name(opts.reduceOp, tensor.dtype)
+            calls.add(self._comm.reduce, summed(array), root=opts.rootRank, op=op)
+        return calls.start(self._completer, tensors)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> GroupWork:
+        for output, parts in zip(outputs, inputs, strict=True):
+            _check_alike(parts, self.size(), output.numel(), "reduce_scatter")
+        return self._reduce_scatter(outputs, inputs, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, array: torch.Tensor, opts: Any = None) -> GroupWork:
+        return self._reduce_scatter([output], [[array]], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        return self._reduce_scatter(outputs, [[array] for array in inputs], opts)
+
+    def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
+        opts = opts or dist.ReduceScatterOptions()
+        calls = Calls(opts)
+        for output, parts in zip(outputs, inputs, strict=True):
+            out, array = calls.result([output]), calls.argument(parts)
+            calls.add(self._comm.reduce_scatter, summed(out), summed(array), op=op_name(opts.reduceOp, output.dtype))
+        return calls.start(self._completer, outputs)
+
+    # --- copies ---
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        opts = opts or dist.BroadcastOptions()
+        calls = Calls(opts)
+        for tensor in tensors:
+            calls.add(self._comm.broadcast, moved(calls.both([tensor])), root=opts.rootRank)
+        return calls.start(self._completer, tensors)
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        for parts, array in zip(outputs, inputs, strict=True):
+            _check_alike(parts, self.size(), array.numel(), "all_gather")
+        return self._allgather(outputs, inputs, opts, outputs)
+
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        # torch passes one list for each rank here, not one for each tensor
+        by_tensor = [list(parts) for parts in zip(*outputs, strict=True)]
+        return self._allgather(by_tensor, inputs, opts, outputs)
+
+    def all_gather_single(self, output: torch.Tensor, array: torch.Tensor, opts: Any = None) -> GroupWork:
+        return self._allgather([[output]], [array], opts, [output])
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        return self._allgather([[output] for output in outputs], inputs, opts, outputs)
+
+    def _allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any, value: Any) -> GroupWork:
+        calls = Calls(opts)
+        for parts, array in zip(outputs, inputs, strict=True):
+            calls.add(self._comm.allgather, moved(calls.result(parts)), moved(calls.argument([array])))
+        return calls.start(self._completer, value)
+
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        calls = Calls(opts)
+        (array,) = inputs
+        out = None
+        if self.rank() == opts.rootRank:
+            _check_alike(outputs[0], self.size(), array.numel(), "gather")
+            out = moved(calls.result(outputs[0]))
+        calls.add(self._comm.gather, moved(calls.argument([array])), root=opts.rootRank, out=out)
+        return calls.start(self._completer, outputs)
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> GroupWork:
+        calls = Calls(opts)
+        (output,) = outputs
+        array = None
+        if self.rank() == opts.rootRank:
+            _check_alike(inputs[0], self.size(), output.numel(), "scatter")
+            array = moved(calls.argument(inputs[0]))
+        calls.add(self._comm.scatter, moved(calls.result([output])), root=opts.rootRank, array=array)
+        return calls.start(self._completer, outputs)
+
+    # --- exchange ---
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        array: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> GroupWork:
+        """Splits count slices of the first dimension; none means even."""
+        calls = Calls(opts)
+        out, flat = moved(calls.result([output])), moved(calls.argument([array]))
+        calls.add(
+            self._comm.all_to_all,
+            out,
+            flat,
+            out_splits=_elements(output_splits, output, out.numel(), "output_split_sizes"),
+            in_splits=_elements(input_splits, array, flat.numel(), "input_split_sizes"),
+        )
+        return calls.start(self._completer, [output])
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        for tensors, name in ((outputs, "output"), (inputs, "input")):
+            if len(tensors) != self.size():
+                raise UsageError(
+                    f"all_to_all got {len(tensors)} {name} tensors; pass one for each of {self.size()} ranks"
+                )
+        calls = Calls(opts)
+        out, flat = calls.result(outputs), calls.argument(inputs)
+        scale = moved(out).numel() // max(1, out.numel())
+        calls.add(
+            self._comm.all_to_all,
+            moved(out),
+            moved(flat),
+            out_splits=[tensor.numel() * scale for tensor in outputs],
+            in_splits=[tensor.numel() * scale for tensor in inputs],
+        )
+        return calls.start(self._completer, outputs)
+
+    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> GroupWork:
+        calls = Calls()
+        (tensor,) = tensors
+        calls.add(self._comm.send, moved(calls.argument([tensor])), to=destination, tag=tag)
+        return calls.start(self._completer, tensors, ordered=False)
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> GroupWork:
+        calls = Calls()
+        (tensor,) = tensors
+        calls.add(self._comm.recv, moved(calls.result([tensor])), source=source, tag=tag)
+        return calls.start(self._completer, tensors, ordered=False, source=source)
+
+    def recv_anysource(self, _tensors: Tensors, _tag: int = 0) -> GroupWork:
+        raise UsageError("the hfreduce group receives from a rank that is named, not from any: pass src=")
+
+    # --- barriers ---
+
+    def barrier(self, opts: Any = None) -> GroupWork:
+        calls = Calls(opts)
+        calls.add(self._comm.barrier)
+        return calls.start(self._completer, [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
+        """Every error of every operation names the rank that is missing; this is the barrier with a time limit."""
+        opts = dist.BarrierOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
+
+    # names that older callers use
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _check_alike(tensors: Sequence[torch.Tensor], count: int, elements: int, operation: str) -> None:
+    if len(tensors) != count:
+        raise UsageError(f"{operation} got a list of {len(tensors)} tensors; pass one for each of {count} ranks")
+    for rank, tensor in enumerate(tensors):
+        if checked(tensor).numel() != elements:
+            raise UsageError(
+                f"{operation} got a tensor of {tensor.numel()} elements for rank {rank} beside one of {elements}; all "
+                "must have the same number, use all_to_all for others"
+            )
+
+
+def _elements(splits: Sequence[int], tensor: torch.Tensor, units: int, name: str) -> list[int] | None:
+    """Splits of the first dimension as splits of the `units` in which the tensor travels."""
+    if not splits:
+        return None
+    rows = tensor.size(0) if tensor.dim() > 0 else 1
+    if sum(splits) != rows:
+        raise UsageError(f"{name} {list(splits)} add up to {sum(splits)}, but the tensor has {rows} rows")
+    each = units // max(1, rows)
+    return [split * each for split in splits]
+
+
+def _create(backend: Any, options: Any) -> HfreduceGroup:
+    """What torch calls with its `_DistributedBackendOptions` and the user's `pg_options`."""
+    if options is not None and not isinstance(options, HfreduceOptions):
+        raise UsageError(f"pg_options is a {type(options).__name__}; the hfreduce backend takes HfreduceOptions")
+    world = dist.group.WORLD
+    ranks = list(backend.global_ranks_in_group)
+    joined = join(
+        backend.store,
+        rank=backend.group_rank,
+        world_size=backend.group_size,
+        name=f"torch-{backend.group_id}",
+        timeout=backend.timeout,
+        options=options or HfreduceOptions(),
+        places=world.joined.places.part(ranks) if isinstance(world, HfreduceGroup) and ranks else None,
+    )
+    return HfreduceGroup(joined)
+
+
+def register() -> None:
+    """Makes "hfreduce" known to `torch.distributed`. May be called again."""
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+
+
+register()

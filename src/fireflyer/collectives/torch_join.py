@@ -1,0 +1,98 @@
+"""A communicator for the ranks of a `torch.distributed` group, whichever its backend is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import Store as TorchStore
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import MS
+from fireflyer.collectives.communicator import Communicator
+from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.torch_store import C10dStore, Places, agree_on_places, own_address
+from fireflyer.runtime.environment import read_environment
+
+__all__ = ["HfreduceOptions", "Joined", "communicator_of", "join"]
+
+_MICROSECOND_NS: Final = 1000
+DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
+
+
+class HfreduceOptions:
+    """What `init_process_group(pg_options=)` and `new_group(pg_options=)` take.
+
+    `node`: the node of this rank (default GROUP_RANK, and always the machine on which it runs). `host`: the address at
+    which other nodes reach this one (default: that from which it reaches MASTER_ADDR). `plan` fixes the order of sums.
+    """
+
+    def __init__(self, *, node: int | None = None, host: str | None = None, plan: Plan | None = None) -> None:
+        self.node = node
+        self.host = host
+        self.plan = plan
+
+
+class Joined(NamedTuple):
+    communicator: Communicator
+    places: Places
+
+
+def join(
+    store: TorchStore,
+    *,
+    rank: int,
+    world_size: int,
+    name: str,
+    timeout: timedelta,
+    options: HfreduceOptions,
+    places: Places | None = None,
+) -> Joined:
+    """Collective over the ranks of `store`. `places`: what a larger group, of which this is a part, agreed on."""
+    env = read_environment()
+    ours = C10dStore(store)
+    timeout_ns = max(MS, int(timeout / timedelta(microseconds=1)) * _MICROSECOND_NS)
+    if places is None:
+        places = agree_on_places(ours, env, rank=rank, world_size=world_size, node=options.node, timeout_ns=timeout_ns)
+    communicator = Communicator.create(
+        rank=rank,
+        world_size=world_size,
+        node=places.node_of_rank[rank],
+        store=ours,
+        secret=places.secret,
+        plan=options.plan,
+        name=name,
+        attempt=env.attempt,
+        host=options.host or own_address(env),
+        timeout_ns=timeout_ns,
+        join_timeout_ns=timeout_ns,
+    )
+    return Joined(communicator, places)
+
+
+def communicator_of(
+    group: dist.ProcessGroup | None = None,
+    *,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    options: HfreduceOptions | None = None,
+) -> Communicator:
+    """A communicator for the ranks of a group of any backend (None: the world), numbered as in the group.
+
+    Collective: all ranks of the group call it, and each call makes another. Close it before the group is destroyed.
+    """
+    chosen = group or dist.group.WORLD
+    if chosen is None:
+        raise UsageError("there is no process group yet; call torch.distributed.init_process_group first")
+    store: Any = dist.distributed_c10d._get_process_group_store(chosen)  # noqa: SLF001 - there is no public way to it
+    number = C10dStore(store).add(f"hfreduce/{chosen.rank()}", 1)
+    joined = join(
+        PrefixStore(f"hfreduce-{number}", store),
+        rank=chosen.rank(),
+        world_size=chosen.size(),
+        name="torch-beside",
+        timeout=timeout,
+        options=options or HfreduceOptions(),
+    )
+    return joined.communicator

@@ -1,0 +1,42 @@
+"""A rank that is killed in DDP's backward pass: the others are told its number at once, and end as processes should."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.support.torch_processes import run_torch_ranks
+
+pytestmark = pytest.mark.serial
+
+WAYS = ["hfreduce", "hook", "ours"]
+
+
+def lose_a_rank(way: str, nodes: tuple[int, ...], *, unhandled: bool) -> None:
+    """The group's timeout is 40 s and more: who ends within 30 s was told of the death, and did not wait for it."""
+    *survivors, dead = run_torch_ranks(
+        "tests.support.torch_training", nodes, scenario="lose_a_rank", way=way, unhandled=unhandled, limit_s=30
+    )
+    assert dead.code == -signal.SIGKILL
+    for rank in survivors:
+        assert f"rank {len(nodes) - 1} (node {nodes[-1]}" in rank.result["error"], rank.errors[-2000:]
+        assert rank.code == (1 if unhandled else 0), rank.errors[-2000:]  # no signal on the way out
+        if not unhandled and way != "ours":
+            assert rank.result["runtime"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_rank_is_named_in_the_backward_pass_of_the_others(way: str) -> None:
+    lose_a_rank(way, (0, 0, 1), unhandled=False)
+
+
+def test_an_error_that_nobody_handles_ends_the_process_with_code_1() -> None:
+    lose_a_rank("hfreduce", (0, 0, 0), unhandled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_out_crashes_in_20_deaths(way: str) -> None:
+    for attempt in range(20):
+        lose_a_rank(way, (0, 0, 0), unhandled=attempt % 2 == 1)

@@ -1,0 +1,101 @@
+"""What the hfreduce group does beyond what gloo does, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.launching import run, write_script
+from tests.support.torch_processes import run_torch_ranks
+
+from fireflyer.cluster.schema.job import JobSpec
+
+pytestmark = pytest.mark.serial
+
+
+@cache
+def found() -> list[dict[str, Any]]:
+    ended = run_torch_ranks("tests.support.torch_extras", (0, 0))
+    assert [rank.code for rank in ended] == [0, 0], [rank.errors[-3000:] for rank in ended]
+    return [rank.result for rank in ended]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["types_that_are_only_moved", "booleans", "uneven_lists", "messages_with_gaps", "strided_broadcast", "fp8_sums"],
+)
+def test_more_than_gloo(name: str) -> None:
+    assert [rank[name] for rank in found()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("recv_from_any", "receives from a rank that is named"),
+        ("cuda_tensor", "is on meta, but the hfreduce group works in CPU memory"),
+        ("sparse_tensor", "pass a dense one"),
+        ("unknown_op", "is not supported; the hfreduce group has SUM, AVG"),
+        ("short_list", "all_gather got a list of 1 tensors; pass one for each of 2 ranks"),
+        ("uneven_gather", "all_gather got a tensor of 3 elements for rank 1 beside one of 2"),
+        ("bad_splits", "output_split_sizes [1, 1] add up to 2, but the tensor has 4 rows"),
+        ("average_of_integers", "mean"),
+        ("wrong_options", "pg_options is a int; the hfreduce backend takes HfreduceOptions"),
+    ],
+)
+def test_refusals_say_what_to_do(name: str, text: str) -> None:
+    for rank in found():
+        assert text in rank[name]
+
+
+def test_different_calls_are_an_error_on_all_ranks_and_not_a_hang() -> None:
+    for rank in found():
+        assert rank["mismatch"].startswith("HfreduceError")
+        assert "broadcast" in rank["mismatch"]
+        assert "allreduce" in rank["mismatch"]
+
+
+def test_after_a_failure_every_operation_of_the_group_fails_and_others_go_on() -> None:
+    for rank in found():
+        assert rank["after"].startswith("HfreduceError")
+        assert rank["other_group"] == 2
+
+
+JOB = """
+import torch, torch.distributed as dist
+import fireflyer.collectives.torch_group
+
+dist.init_process_group("hfreduce")
+half = dist.new_group([0, 1])
+tensor = torch.full((1000,), float(dist.get_rank() + 1))
+dist.all_reduce(tensor)
+dist.all_reduce(tensor, group=half)
+dist.destroy_process_group()
+print("SUM", tensor[0].item(), "file" if os.environ.get("FF_SECRET_FILE") else "store")
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_job_of_ff_run_uses_the_launchers_secret(nodes: int, tmp_path: Path) -> None:
+    spec = JobSpec(
+        script=write_script(tmp_path, JOB),
+        run_dir=str(tmp_path / "run"),
+        nodes=nodes,
+        ranks_per_node=2 // nodes,
+        devices="cpu",
+    )
+    job = run(spec)
+    assert job.result.exit_code == 0, job.lines[-20:]
+    assert [job.texts(rank) for rank in range(2)] == [["SUM 6.0 file"]] * 2
+
+
+def test_a_job_of_torchrun_needs_no_launcher_of_ours(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*command, write_script(tmp_path, JOB)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert sorted(line for line in ended.stdout.splitlines() if "SUM" in line) == ["SUM 6.0 store"] * 2

@@ -1,0 +1,69 @@
+"""Real processes as the ranks of a torch.distributed job, started as torchrun would start them.
+
+This process serves the store at which they meet. Each rank runs `python -m MODULE JSON`; its last line is its result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+__all__ = ["Ended", "run_torch_ranks"]
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Ended(NamedTuple):
+    code: int
+    result: Any
+    """None if it printed nothing."""
+    errors: str
+
+
+def run_torch_ranks(module: str, nodes: Sequence[int], *, limit_s: float = 100, **arguments: Any) -> list[Ended]:
+    """One process for each entry of `nodes`, which names the node of that rank."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(len(nodes)):
+            command = [sys.executable, "-m", module, json.dumps(arguments)]
+            environment = _environment(rank, nodes, store.port)
+            processes.append(
+                subprocess.Popen(
+                    command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+        outputs = [process.communicate(timeout=limit_s) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [
+        Ended(process.returncode, json.loads(output.splitlines()[-1]) if output.strip() else None, errors)
+        for process, (output, errors) in zip(processes, outputs, strict=True)
+    ]
+
+
+def _environment(rank: int, nodes: Sequence[int], port: int) -> dict[str, str]:
+    node = nodes[rank]
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": len(nodes),
+        "LOCAL_RANK": list(nodes[:rank]).count(node),
+        "LOCAL_WORLD_SIZE": list(nodes).count(node),
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": max(nodes) + 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "OMP_NUM_THREADS": 1,
+    }
+    return os.environ | {name: str(value) for name, value in values.items()}
