@@ -54,8 +54,13 @@ class ThreadWork:
     def _compute(self, arrays: list[torch.Tensor]) -> None:
         result = arrays[0].clone()
         if self.kind.startswith("allreduce"):
+            result = (
+                result.to(torch.promote_types(result.dtype, torch.float32)) if result.is_floating_point() else result
+            )
             for array in arrays[1:]:
                 result += array
+            if self.kind.endswith(" mean"):
+                result /= len(arrays)
         for array in arrays:
             array.copy_(result)
 
@@ -90,18 +95,18 @@ class ThreadCommunicator:
         self.on_start: Callable[[str], None] = lambda kind: None
         self._world = world
 
-    def allreduce(self, array: torch.Tensor, *, async_op: Literal[True]) -> ThreadWork:
-        return self._start("allreduce", array)
+    def allreduce(self, array: torch.Tensor, *, op: str = "sum", async_op: Literal[True]) -> ThreadWork:
+        return self._start("allreduce", array, op)
 
     def broadcast(self, array: torch.Tensor, *, root: int = 0) -> None:
         assert root == 0
         self._start("broadcast", array).wait()
 
-    def _start(self, name: str, array: torch.Tensor) -> ThreadWork:
+    def _start(self, name: str, array: torch.Tensor, op: str = "") -> ThreadWork:
         assert array.is_contiguous()
         kind = f"{name} {str(array.dtype).removeprefix('torch.')} {array.numel()}"
         self.on_start(kind)
-        work = self._world.start(self.rank, len(self.started), kind, array)
+        work = self._world.start(self.rank, len(self.started), f"{kind} {op}", array)
         self.started.append(kind)
         return work
 

@@ -43,7 +43,7 @@ class HandWorld:
         self.waited_for: list[HandWork] = []
         self.started: list[HandWork] = []
 
-    def allreduce(self, array: Any, *, async_op: Literal[True]) -> HandWork:
+    def allreduce(self, array: Any, *, op: str = "sum", async_op: Literal[True]) -> HandWork:
         self.free_at_ns = max(self.now_ns, self.free_at_ns) + 100
         self.started.append(HandWork(self, self.free_at_ns))
         return self.started[-1]

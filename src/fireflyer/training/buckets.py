@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
 
 from fireflyer.base.errors import UsageError
-from fireflyer.training.communication import Work
+from fireflyer.training.bucket_work import BucketWork
 
 __all__ = ["Bucket", "dense_strides", "plan_buckets"]
 
@@ -41,13 +41,20 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 class Bucket:
     """The gradients of some parameters of one dtype in one flat tensor, and how far they have come in this pass."""
 
-    def __init__(self, names: Sequence[str], parameters: Sequence[torch.nn.Parameter], *, spare: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        spare: int = 0,
+        allocate: Callable[[int, torch.dtype], torch.Tensor],
+    ) -> None:
+        """`spare` elements follow the gradients. `allocate(elements, dtype)` gives the memory."""
         self.names = tuple(names)
         self.parameters = tuple(parameters)
         sizes = [parameter.numel() for parameter in parameters]
-        self.flat = torch.zeros(sum(sizes) + spare, dtype=parameters[0].dtype)
-        self.divide_first = self.flat.dtype == torch.float16
-        """Float16 gradients are scaled to the upper end of their range: their sum may lie beyond it."""
+        self.flat = allocate(sum(sizes) + spare, parameters[0].dtype).zero_()
+        self.gradients = self.flat[: sum(sizes)]
         ends = list(accumulate(sizes))
         # In the parameter's memory format: fused optimizers walk through it and its gradient side by side.
         self.views = tuple(
@@ -56,7 +63,7 @@ class Bucket:
         )
         self.arrived = [False] * len(sizes)
         self.missing = len(sizes)
-        self.work: Work | None = None
+        self.work: BucketWork | None = None
 
     def reset(self) -> None:
         """Before a pass: nothing has arrived, nothing is being summed."""

@@ -21,7 +21,8 @@ class Communicator(Protocol):
     """Collectives over all ranks. Every rank starts the same ones in the same order.
 
     Arrays are contiguous CPU tensors, of a floating type or int64, changed in place; while a
-    `Work` is not done its array must be left alone.
+    `Work` is not done its array must be left alone. One that has a method `empty` as that of
+    `fireflyer.collectives.Communicator` is asked for the memory of gradients.
     """
 
     @property
@@ -30,8 +31,9 @@ class Communicator(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def allreduce(self, array: Any, *, async_op: Literal[True]) -> Work:
-        """Sums over all ranks; the same bits on every rank."""
+    def allreduce(self, array: Any, *, op: str = ..., async_op: Literal[True]) -> Work:
+        """`op` is `sum`, or for floating types `mean`: the sum divided by the number of ranks, in at least float32,
+        and rounded once. The same bits on every rank."""
 
     def broadcast(self, array: Any, *, root: int = 0) -> object:
         """Replaces the array by that of rank `root`; blocks."""

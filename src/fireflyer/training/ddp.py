@@ -12,6 +12,7 @@ import torch
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB
+from fireflyer.collectives.compression import Compression
 from fireflyer.training.communication import Communicator
 from fireflyer.training.reducer import GradientReducer, ReducerStats, in_backward
 from fireflyer.training.replicas import broadcast_tensors, describe_tensor, verify_same_description
@@ -30,13 +31,15 @@ class DistributedDataParallel(torch.nn.Module):
     dtypes) with the same options, raising `UsageError` on all of them otherwise, and copies rank 0's values to the
     others.
 
-    *Gradients.* Each is summed over ranks in the communicator's fixed order, in the gradient's dtype (with the
-    communicator's wider accumulation), then divided once by the number of ranks (float16: before the sum, which could
-    overflow where the average does not). With a loss that is a mean over equal shares of a batch they equal those of
-    one process on the whole batch up to the order of additions: relative 1e-5 or absolute 1e-6 in float32. The same
-    seed, plan and number of ranks give the same bits in every run. `grad` becomes a view into a bucket, so keep a clone
+    *Gradients.* Each is averaged over ranks in the communicator's fixed order: summed and divided in float32 at least,
+    then rounded once to the gradient's dtype (so float16 does not overflow where the average does not). With a loss
+    that is a mean over equal shares of a batch they equal those of one process on the whole batch up to the order of
+    additions: relative 1e-5 or absolute 1e-6 in float32. The same seed, plan and number of ranks give the same bits in
+    every run. `grad` becomes a view into a bucket, so keep a clone
     of what must outlive the next `backward()`; `zero_grad` works either way. Gradients accumulated before (`no_sync`,
     or no `zero_grad`) are part of what is averaged.
+
+    *Compression* (`fireflyer.collectives.compression.Compression`) makes float32 gradients travel in fewer bytes.
 
     *Parameters* that are frozen stay local after the initial copy; shared ones are summed once. A parameter without a
     gradient in a pass is an error that all ranks raise together, unless `find_unused_parameters`: then it counts as
@@ -59,6 +62,7 @@ class DistributedDataParallel(torch.nn.Module):
         bucket_bytes: int = 25 * MIB,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
+        compression: Compression | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         super().__init__()
@@ -70,7 +74,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.module = module
         self._comm = comm
         self._broadcast_buffers = broadcast_buffers
-        options = f"options {bucket_bytes=} {broadcast_buffers=} {find_unused_parameters=}"
+        options = f"options {bucket_bytes=} {broadcast_buffers=} {find_unused_parameters=} compression={compression}"
         verify_same_description(comm, [*_describe(module), options])
         self._known = _parameter_states(module)
         self._reducer = GradientReducer(
@@ -78,6 +82,7 @@ class DistributedDataParallel(torch.nn.Module):
             comm,
             bucket_bytes=bucket_bytes,
             find_unused_parameters=find_unused_parameters,
+            compression=compression,
             now_ns=now_ns,
         )
         broadcast_tensors(comm, [*module.parameters(), *module.buffers()])

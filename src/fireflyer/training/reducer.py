@@ -7,8 +7,16 @@ One *pass* is one call of `backward()`:
 2. `_on_gradient` (a parameter's gradient is complete) puts the gradient into its bucket. Whenever the next bucket in
    order is full its allreduce is started. Every rank starts buckets in the same order, whatever the order in which its
    own gradients came: that is what keeps ranks from waiting for each other in a circle.
-3. `_finish` fills what did not come with zeros, starts what was not started, waits for all and divides by the number of
-   ranks (float16 was divided before). The exception of a failed allreduce leaves `backward()` as it is.
+3. `_finish` fills what did not come with zeros, starts what was not started and waits for all. The exception of a
+   failed allreduce leaves `backward()` as it is.
+
+Buckets lie in memory that the communicator gives (`empty`), where the ranks of a node reach them all: so nothing is
+copied between the last gradient of a bucket and its mean. A gradient that autograd has put elsewhere, because
+`zero_grad` set the parameter's `grad` to None, is moved into its bucket when it arrives; that costs one copy less than
+filling the bucket with zeros before the pass and adding to it.
+
+With compression a mean may take two steps. The second one is started when `LAG` more first steps have been started, so
+that all ranks do it at the same place among their operations, and normally without waiting for the first.
 
 Ranks must agree on an error too, or the others would wait for the one that raised: the last bucket carries one element
 more, which is not zero if some rank missed a gradient that it may not miss.
@@ -21,17 +29,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from fireflyer.base.errors import UsageError
+from fireflyer.collectives.compression import Compression
+from fireflyer.collectives.torch_tensors import tensor_in
+from fireflyer.training.bucket_work import BucketWork, start_mean
 from fireflyer.training.buckets import Bucket, plan_buckets
-from fireflyer.training.communication import Communicator, Work
+from fireflyer.training.communication import Communicator
 
 __all__ = ["GradientReducer", "ReducerStats", "in_backward"]
 
 MAX_NAMES_IN_MESSAGE = 8
+LAG: Final = 2
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -62,9 +76,9 @@ class _Flight:
     def __init__(self) -> None:
         self.total_ns = 0
         self._since_ns = 0
-        self._works: deque[Work] = deque()
+        self._works: deque[BucketWork] = deque()
 
-    def started(self, work: Work, now_ns: int) -> None:
+    def started(self, work: BucketWork, now_ns: int) -> None:
         if not self._works:
             self._since_ns = now_ns
         self._works.append(work)
@@ -95,6 +109,7 @@ class GradientReducer:
         *,
         bucket_bytes: int,
         find_unused_parameters: bool,
+        compression: Compression | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         _check_parameters(parameters)
@@ -102,7 +117,8 @@ class GradientReducer:
         self._comm = comm
         self._find_unused = find_unused_parameters
         self._now_ns = now_ns
-        self._buckets = _make_buckets(parameters, bucket_bytes)
+        self._compression = compression
+        self._buckets = _make_buckets(parameters, bucket_bytes, comm)
         self._active = False
         self._started = 0  # buckets whose allreduce was started in this pass
         self._flight = _Flight()
@@ -168,17 +184,22 @@ class GradientReducer:
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
-        if bucket.divide_first:
-            with torch.no_grad():
-                bucket.flat.div_(self._comm.world_size)
         try:
-            work = self._comm.allreduce(bucket.flat, async_op=True)
+            # named after its parameters, so that residuals survive a restart with other buckets where they fit
+            key = f"{bucket.names[0]}..{bucket.names[-1]}"
+            work = start_mean(self._comm, key, bucket.flat, bucket.gradients, self._compression)
+            bucket.work = work
+            self._started += 1
+            self._flight.started(work, self._now_ns())
+            if self._started > LAG:
+                self._advance(self._buckets[self._started - 1 - LAG])
         except BaseException:
             self._abandon()
             raise
-        bucket.work = work
-        self._started += 1
-        self._flight.started(work, self._now_ns())
+
+    def _advance(self, bucket: Bucket) -> None:
+        if bucket.work is not None:
+            bucket.work.advance()
 
     def _finish(self) -> None:
         if not self._active:
@@ -191,7 +212,7 @@ class GradientReducer:
         try:
             with torch.no_grad():
                 self._complete(missing)
-                blocked_ns = self._wait_and_divide()
+                blocked_ns = self._wait()
         finally:
             self._abandon()
         self._count(early, blocked_ns)
@@ -209,18 +230,18 @@ class GradientReducer:
         while self._started < len(self._buckets):
             self._start_next()
 
-    def _wait_and_divide(self) -> int:
+    def _wait(self) -> int:
         blocked_ns = 0
+        before_ns = self._now_ns()
+        for bucket in self._buckets[-LAG:]:
+            self._advance(bucket)
         for bucket in self._buckets:
             assert bucket.work is not None  # noqa: S101 - all were started
-            before_ns = self._now_ns()
             bucket.work.wait()
             bucket.work = None
             after_ns = self._now_ns()
-            blocked_ns += after_ns - before_ns
+            blocked_ns, before_ns = blocked_ns + after_ns - before_ns, after_ns
             self._flight.look(after_ns)
-            if self._comm.world_size > 1 and not bucket.divide_first:
-                bucket.flat.div_(self._comm.world_size)
         return blocked_ns
 
     def _abandon(self) -> None:
@@ -239,7 +260,9 @@ class GradientReducer:
         )
 
 
-def _make_buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
+def _make_buckets(
+    parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_bytes: int, comm: Communicator
+) -> list[Bucket]:
     sizes = [(str(p.dtype), p.numel() * p.element_size()) for _, p in parameters]
     plan = plan_buckets(sizes, bucket_bytes)
     return [
@@ -247,6 +270,7 @@ def _make_buckets(parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_b
             [parameters[index][0] for index in members],
             [parameters[index][1] for index in members],
             spare=1 if number == len(plan) - 1 else 0,
+            allocate=partial(tensor_in, comm),
         )
         for number, members in enumerate(plan)
     ]
