@@ -125,7 +125,9 @@ def data_parallel(params: dict[str, Any]) -> dict[str, Any]:
             module, bare, bucket_bytes=20_000, compression=Compression("fp8", error_feedback=True)
         ),
     }
-    results = {way: {name: train(name, wrap, params["steps"]) for name in MODELS} for way, wrap in ways.items()}
+    results: dict[str, Any] = {
+        way: {name: train(name, wrap, params["steps"]) for name in MODELS} for way, wrap in ways.items()
+    }
     results["memory"] = gradients_in_shared_memory(bare)
     ours.close()
     bare.close()
@@ -135,7 +137,8 @@ def data_parallel(params: dict[str, Any]) -> dict[str, Any]:
 def gradients_in_shared_memory(comm: Communicator) -> list[bool]:
     """Whether all gradients lie there after passes with either kind of `zero_grad`, and can be read after the end."""
     model = OurDdp(MODELS["gpt"][0](), comm)
-    found = []
+    found: list[bool] = []
+    gradients: list[torch.Tensor | None] = []
     for set_to_none in (True, False):
         model.zero_grad(set_to_none=set_to_none)
         MODELS["gpt"][1](model, 0, slice(0, 2)).backward()  # type: ignore[no-untyped-call]
