@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fireflyer/executor.hpp"
+#include "recorder.hpp"
 
 namespace nb = nanobind;
 
@@ -139,6 +140,7 @@ void bind_collectives(nb::module_& m) {
       .def("abort", &ff::Executor::abort, nb::arg("reason"), Released())
       .def("close", &ff::Executor::close, Released())
       .def("abandon", &ff::Executor::abandon)
+      .def("flight", [](ff::Executor& self) { return snapshot_to_dict(self.flight()); })
       .def(
           "stats",
           [](ff::Executor& self) {

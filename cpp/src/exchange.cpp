@@ -27,8 +27,8 @@ constexpr std::size_t max_links = 4;             // with one peer: at most one t
 
 }  // namespace
 
-Exchange::Exchange(const Group& group, const Window& window, int leader_fd)
-    : group_(group), window_(window), leader_fd_(leader_fd), local_(group.local_index(group.rank)),
+Exchange::Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder)
+    : group_(group), window_(window), leader_fd_(leader_fd), recorder_(recorder), local_(group.local_index(group.rank)),
       period_ns_(std::clamp<std::int64_t>(group.timeout_ns / 8, ms, 1000 * ms)) {
   if (getrandom(&token_, sizeof token_, 0) != sizeof token_) throw std::system_error(errno, std::generic_category(), "cannot get random bytes");
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -98,6 +98,11 @@ std::shared_ptr<Work> Exchange::post(bool sends, int rank, char* data, std::uint
   flow->bytes = bytes;
   flow->work = work;
   flow->left = std::make_shared<std::size_t>(1);
+  if (recorder_ != nullptr) {
+    const std::int64_t now_ns = monotonic_ns();
+    flow->entry = recorder_->begin(sends ? Direction::send : Direction::receive, rank, tag, flow->op.seq, flow->op.count, dtype, bytes, now_ns);
+    if (!failing_) flow->entry.started(now_ns);
+  }
   add(std::move(flow));
   settle();
   return work;
@@ -240,6 +245,7 @@ void Exchange::finish(Flow& flow) {
   const bool ordered = flow.op.kind == point_to_point;
   moved_bytes_ += flow.bytes;
   activity_ns_ = monotonic_ns();
+  flow.entry.finish(FailureKind::none, activity_ns_);
   flows.erase(key_of(flow.op));
   if (ordered && !flows.empty() && !flows.begin()->first.first) flows.begin()->second->moved_ns = activity_ns_;
   if (--pending_ == 0) {
@@ -256,7 +262,10 @@ void Exchange::settle() {
   std::vector<std::shared_ptr<Work>> broken;
   for (auto& [rank, peer] : peers_) {
     for (Flows* flows : {&peer.sends, &peer.receives}) {
-      for (auto& [key, flow] : *flows) broken.push_back(flow->work);
+      for (auto& [key, flow] : *flows) {
+        flow->entry.finish(failure.kind, monotonic_ns());
+        broken.push_back(flow->work);
+      }
       flows->clear();
     }
     peer.unsent.clear();

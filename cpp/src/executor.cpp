@@ -37,6 +37,14 @@ int usable_processors() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
 }
 
+// Bytes of a rank's input and of its output.
+std::pair<std::size_t, std::size_t> sizes_of(const OpDescriptor& op, int world_size) {
+  const std::size_t one = op.count * dtype_size(op.dtype), all = one * static_cast<std::size_t>(world_size);
+  if (op.kind == OpKind::reduce_scatter) return {all, one};
+  if (op.kind == OpKind::allgather) return {one, all};
+  return {one, one};
+}
+
 }  // namespace
 
 // What has been begun and may be driven on by another thread.
@@ -52,6 +60,7 @@ struct Executor::Current {
   bool rung = true;
   std::uint64_t unrung = 0;
   Failure failure;
+  std::uint64_t recorded = 0;     // chunks that the record knows of
 };
 
 bool Work::wait(std::int64_t timeout_ns) {
@@ -94,7 +103,7 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     window_ = std::make_unique<Window>(config_.window_fd, config_.doorbell_fd);
     local_ = group_.local_index(group_.rank);
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
-    exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd);
+    exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_);
     reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.neighbours);
     scene_ = std::make_unique<Scene>(Scene{group_, *window_, *reach_, local_});
     spin_ = window_->ranks() <= usable_processors();
@@ -119,19 +128,21 @@ void Executor::check(const OpDescriptor& op) const {
   if (op.reduce == ReduceOp::mean && accum_dtype(op.dtype) != DType::f32 && op.dtype != DType::f64) throw std::invalid_argument("integers have no mean");
 }
 
-void Executor::admit(Task& task) {
+void Executor::admit(Task& task, std::uint64_t bytes) {
   if (closing_) throw std::logic_error("the communicator is closed");
   if (pending_ >= max_pending) throw std::out_of_range("too many operations are pending");
   task.op.seq = next_seq_++;
-  if (pending_++ == 0) busy_since_ns_ = monotonic_ns();
+  const std::int64_t now_ns = monotonic_ns();
+  if (pending_++ == 0) busy_since_ns_ = now_ns;
+  task.entry = recorder_.begin(task.op, Path::unknown, bytes, now_ns);
 }
 
 std::shared_ptr<Work> Executor::submit(const OpDescriptor& op, const void* in, void* out) {
   check(op);
   auto work = std::make_shared<Work>();
-  Task task{op, static_cast<const char*>(in), static_cast<char*>(out), work, nullptr};
+  Task task{op, static_cast<const char*>(in), static_cast<char*>(out), work, nullptr, {}};
   const std::lock_guard lock(mutex_);
-  admit(task);
+  admit(task, sizes_of(op, group_.world_size()).first);
   queue_.push_back(std::move(task));
   changed_.notify_all();
   return work;
@@ -141,10 +152,10 @@ std::shared_ptr<Work> Executor::call(const OpDescriptor& op, const void* in, voi
   check(op);
   auto current = std::make_unique<Current>();
   Task& task = current->task;
-  task = Task{op, static_cast<const char*>(in), static_cast<char*>(out), nullptr, nullptr};
+  task = Task{op, static_cast<const char*>(in), static_cast<char*>(out), nullptr, nullptr, {}};
   {
     const std::lock_guard lock(mutex_);
-    admit(task);
+    admit(task, sizes_of(op, group_.world_size()).first);
     if (running_ || !queue_.empty()) {
       const auto work = task.work = std::make_shared<Work>();
       queue_.push_back(std::move(task));
@@ -254,15 +265,19 @@ void Executor::settle(const Current& current) {
     stats_.unrung += current.unrung;
     if (--pending_ == 0) stats_.in_flight_ns += monotonic_ns() - busy_since_ns_;
   }
+  if (current.run) current.task.entry.saturated(current.run->saturated());
+  current.task.entry.finish(current.failure.kind, monotonic_ns());
   if (current.task.work) current.task.work->finish(current.failure);
 }
 
-// Bytes of a rank's input and of its output.
-static std::pair<std::size_t, std::size_t> sizes_of(const OpDescriptor& op, int world_size) {
-  const std::size_t one = op.count * dtype_size(op.dtype), all = one * static_cast<std::size_t>(world_size);
-  if (op.kind == OpKind::reduce_scatter) return {all, one};
-  if (op.kind == OpKind::allgather) return {one, all};
-  return {one, one};
+Snapshot Executor::flight() {
+  Snapshot shot = recorder_.snapshot();
+  for (int local = 0; local < window_->ranks(); ++local) {
+    const Line& line = window_->line(local);
+    if (local == local_) continue;
+    shot.sightings.push_back({group_.local_rank_at(local), line.entered.load(), line.finished.load(), line.left.load() != 0, monotonic_ns()});
+  }
+  return shot;
 }
 
 void Executor::begin(Current& current) {
@@ -272,14 +287,18 @@ void Executor::begin(Current& current) {
   current.geometry = Geometry(task.op, base_, chunk_bytes > 0 ? chunk_bytes : window_->chunk_bytes(), world);
   const auto [in_bytes, out_bytes] = sizes_of(task.op, world);
   if (world == 1) {
+    task.entry.started(monotonic_ns());
     if (task.op.kind != OpKind::barrier && task.in != task.out && in_bytes > 0) std::memmove(task.out, task.in, in_bytes);
     return;
   }
-  current.watch.restart(monotonic_ns());
-  current.glance_at_ns = monotonic_ns() + glance_ns_;
+  const std::int64_t now_ns = monotonic_ns();
+  current.watch.restart(now_ns);
+  current.glance_at_ns = now_ns + glance_ns_;
   current.small = fits_small(group_, task.op);
   if (window_->failed()) return;
+  task.entry.started(now_ns);
   if (current.small) {
+    task.entry.route(Path::small, 0, 1);
     base_ += flat_chunks;
     current.run = small_run(*scene_, current.geometry, task.in, task.out, turn_++);
     window_->enter(local_, current.geometry, Places{});
@@ -294,6 +313,7 @@ void Executor::begin(Current& current) {
     current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
     if (network_) network_->post(current.geometry);
     current.run = pipeline_run(*scene_, current.geometry, *current.rules, task.in, task.out);
+    task.entry.route(Path::pipeline, 0, current.geometry.chunks);
     return;
   }
   window_->enter(local_, current.geometry, places);
@@ -310,16 +330,19 @@ bool Executor::open(Current& current) {
   if (flat(current)) {
     base_ += flat_chunks;
     current.run = flat_run(*scene_, current.geometry, current.task.in, current.task.out);
+    current.task.entry.route(in_arenas(current) ? Path::direct : Path::vm);
     return true;
   }
   base_ = current.geometry.end;
   current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
   current.run = pipeline_run(*scene_, current.geometry, *current.rules, current.task.in, current.task.out);
+  current.task.entry.route(Path::staged, 0, current.geometry.chunks);
   return true;
 }
 
-bool Executor::flat(const Current& current) const {
-  if (reach_->everywhere()) return true;
+bool Executor::flat(const Current& current) const { return reach_->everywhere() || in_arenas(current); }
+
+bool Executor::in_arenas(const Current& current) const {
   const OpDescriptor& op = current.task.op;
   for (int local = 0; local < window_->ranks(); ++local) {
     const Places places = window_->places(local, op.seq);
@@ -366,7 +389,12 @@ bool Executor::advance(Current& current) {
       return true;
     }
   }
-  return current.run->step();
+  if (!current.run->step()) return false;
+  if (!current.small && current.run->done_chunks() != current.recorded) {
+    current.recorded = current.run->done_chunks();
+    current.task.entry.progress(current.recorded, monotonic_ns());
+  }
+  return true;
 }
 
 void Executor::conclude(Current& current) {

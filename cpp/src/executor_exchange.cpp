@@ -44,14 +44,21 @@ std::shared_ptr<Work> Executor::submit_parts(OpKind kind, std::uint64_t count, D
   const std::lock_guard lock(mutex_);
   if (closing_) throw std::logic_error("the communicator is closed");
   if (pending_ >= max_pending) throw std::out_of_range("too many operations are pending");
-  if (pending_++ == 0) busy_since_ns_ = monotonic_ns();
-  queue_.push_back(Task{OpDescriptor{next_seq_++, count, kind, dtype, root}, nullptr, nullptr, work, std::move(parts)});
+  const std::int64_t now_ns = monotonic_ns();
+  if (pending_++ == 0) busy_since_ns_ = now_ns;
+  Task task{OpDescriptor{next_seq_++, count, kind, dtype, root}, nullptr, nullptr, work, nullptr, {}};
+  std::uint64_t bytes = parts->mine_out.bytes;
+  for (const Part& part : parts->out) bytes += part.bytes;
+  task.parts = std::move(parts);
+  task.entry = recorder_.begin(task.op, Path::exchange, bytes, now_ns);
+  queue_.push_back(std::move(task));
   changed_.notify_all();
   return work;
 }
 
 std::optional<Failure> Executor::run_parts(const Task& task) {
   if (window_->failed()) return window_->failure();
+  task.entry.started(monotonic_ns());
   const Parts& parts = *task.parts;
   std::uint64_t bytes = parts.mine_in.bytes;
   const auto finish = [&] {

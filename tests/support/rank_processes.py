@@ -37,8 +37,8 @@ class Ranks:
         self._changed = threading.Condition()
         self._readers: list[threading.Thread] = []
 
-    def start(self, arguments: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "tests.support.collective_scenarios", json.dumps(arguments)]
+    def start(self, arguments: dict[str, Any], module: str = "tests.support.collective_scenarios") -> None:
+        command = [sys.executable, "-m", module, json.dumps(arguments)]
         process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.processes.append(process)
         self._events.append([])
@@ -128,7 +128,13 @@ def store_running(directory: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def ranks_running(
-    directory: Path, nodes: Sequence[int], scenario: str, *, timeout_ns: int = 20 * SECOND, **params: Any
+    directory: Path,
+    nodes: Sequence[int],
+    scenario: str,
+    *,
+    timeout_ns: int = 20 * SECOND,
+    module: str = "tests.support.collective_scenarios",
+    **params: Any,
 ) -> Iterator[Ranks]:
     """One process for each entry of `nodes`, which names the node of that rank."""
     directory.mkdir(exist_ok=True)
@@ -147,7 +153,8 @@ def ranks_running(
                         "scenario": scenario,
                         "timeout_ns": timeout_ns,
                         "params": params,
-                    }
+                    },
+                    module,
                 )
             yield ranks
         finally:

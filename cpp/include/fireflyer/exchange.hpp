@@ -30,6 +30,7 @@
 
 #include "fireflyer/exchange_wire.hpp"
 #include "fireflyer/group.hpp"
+#include "fireflyer/recorder.hpp"
 #include "fireflyer/window.hpp"
 
 namespace ff {
@@ -63,13 +64,15 @@ struct Flow {
   std::int64_t unanswered_ns = 0;     // since when there is no answer; 0 where there is one
   bool serious = false;               // the last question was
   std::optional<ExchangeAnswer> answer;  // to the last question
+  Recorder::Entry entry;
   std::uint64_t cycle_question = 0;   // the last one that came back around
   int cycles = 0;
 };
 
 class Exchange {
  public:
-  Exchange(const Group& group, const Window& window, int leader_fd);  // borrows all three
+  // Borrows all. Messages between two ranks are recorded; parts of group operations are not, one by one.
+  Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder = nullptr);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -169,6 +172,7 @@ class Exchange {
   const Group& group_;
   const Window& window_;
   const int leader_fd_;
+  Recorder* const recorder_;
   const int local_;
   const std::int64_t period_ns_;        // between questions
   int wake_fd_ = -1;

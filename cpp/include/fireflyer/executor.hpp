@@ -23,6 +23,7 @@
 #include "fireflyer/arena.hpp"
 #include "fireflyer/group.hpp"
 #include "fireflyer/reach.hpp"
+#include "fireflyer/recorder.hpp"
 #include "fireflyer/window.hpp"
 
 namespace ff {
@@ -96,6 +97,7 @@ class Executor {
   void abort(const std::string& reason);  // everywhere
   void close();  // finishes what is pending, says goodbye, joins the threads; idempotent
   Stats stats();
+  Snapshot flight();  // the last operations of this rank, and what it sees of the others of its node
   // In the child of a fork, where the threads do not exist: closes the child's copies of the descriptors, so that the
   // others still notice the death of the parent. Of no further use afterwards; must not be destroyed.
   void abandon();
@@ -109,15 +111,17 @@ class Executor {
     char* out = nullptr;
     std::shared_ptr<Work> work;  // null while the caller drives it itself
     std::shared_ptr<const Parts> parts;
+    Recorder::Entry entry;
   };
   struct Current;  // the operation under way
 
-  void admit(Task& task);  // under the lock
+  void admit(Task& task, std::uint64_t bytes);  // under the lock
   void check(const OpDescriptor& op) const;
   void work_loop();
   void begin(Current& current);
   bool open(Current& current);
   bool flat(const Current& current) const;
+  bool in_arenas(const Current& current) const;
   bool drive(Current& current, std::int64_t until_ns);
   bool advance(Current& current);
   void conclude(Current& current);
@@ -139,6 +143,7 @@ class Executor {
   int local_ = 0;
   bool spin_ = false;
   std::int64_t glance_ns_ = 0;
+  Recorder recorder_;
   std::unique_ptr<Network> network_;
   std::unique_ptr<Exchange> exchange_;
   std::uint64_t base_ = 0;

@@ -29,6 +29,7 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, flatten
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
+from fireflyer.collectives.flight import FlightBox, Snapshot
 from fireflyer.collectives.meeting import Equipment, meet
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.programs import native_programs, native_routes
@@ -79,7 +80,14 @@ class Communicator:
     """Made by `create` or `from_environment`, by all ranks of the group at the same time."""
 
     def __init__(
-        self, rank: int, equipment: Equipment, doors: Doors | None, arena: Arena | None, timeout_ns: int
+        self,
+        rank: int,
+        equipment: Equipment,
+        doors: Doors | None,
+        arena: Arena | None,
+        timeout_ns: int,
+        group: str = "group",
+        dump_dir: str | None = None,
     ) -> None:
         """Takes over the descriptors in `equipment`. Use `create` instead."""
         plan = equipment.plan
@@ -106,6 +114,15 @@ class Communicator:
             arena=arena,
             neighbours=list(equipment.neighbours),
         )
+        self._box = FlightBox(
+            self._native.flight,
+            group=group,
+            plan=plan,
+            rank=rank,
+            labels=equipment.labels,
+            timeout_ns=timeout_ns,
+            directory=dump_dir,
+        )
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
         self._lock = threading.Lock()
         self._pending: deque[Work] = deque()
@@ -129,6 +146,7 @@ class Communicator:
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
         arena_bytes: int | None = None,
         peer_memory: bool = True,
+        dump_dir: str | None = None,
     ) -> Communicator:
         """Joins the group `name`; returns when this rank is connected.
 
@@ -137,6 +155,7 @@ class Communicator:
         process. `timeout_ns` bounds how long a rank may hold the others up, `join_timeout_ns` how long joining takes.
         `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory; only what is
         used exists). Without `peer_memory` ranks of a node never read each other's private memory.
+        `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
         Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`.
         """
         if not 0 <= rank < world_size:
@@ -170,7 +189,7 @@ class Communicator:
                 stack=stack,
             )
             try:
-                communicator = cls(rank, equipment.duplicate(), doors, Arena(arena_fd), timeout_ns)
+                communicator = cls(rank, equipment.duplicate(), doors, Arena(arena_fd), timeout_ns, prefix, dump_dir)
             except OSError as error:
                 raise UsageError(
                     f"cannot map the arenas of {len(equipment.neighbours)} ranks of {arena_bytes} bytes each: {error}; "
@@ -192,10 +211,12 @@ class Communicator:
         host: str | None = None,
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
+        dump_dir: str | None = None,
     ) -> Communicator:
         """The group of all ranks of a job started by `ff run`; of this process alone when started by hand.
 
-        `host` defaults to the address from which this machine reaches the launcher. Raises as `create` does.
+        `host` defaults to the address from which this machine reaches the launcher, `dump_dir` to `flight` in the
+        directory of the run. Raises as `create` does.
         """
         store = open_store(env)
         try:
@@ -211,6 +232,7 @@ class Communicator:
                 host=host or ("127.0.0.1" if env.control is None else _own_address(env.control)),
                 timeout_ns=timeout_ns,
                 join_timeout_ns=join_timeout_ns,
+                dump_dir=env.dump_dir if dump_dir is None else dump_dir,
             )
         finally:
             store.close()
@@ -341,6 +363,15 @@ class Communicator:
         total, in_flight_ns, saturated, counts = self._native.stats()
         return Stats(total, in_flight_ns, saturated, dict(zip(KINDS, counts, strict=True)))
 
+    def records(self) -> Snapshot:
+        """The last operations of this rank, with what it sees of the other ranks of its node."""
+        return self._box.snapshot()
+
+    def dump(self, directory: str | None = None, reason: str = "asked for") -> str | None:
+        """Writes the records into `directory`, by default the `dump_dir` of this communicator, for `ff collectives
+        explain`. Returns the path; None where there is no directory. Raises `FireflyerError`."""
+        return self._box.write(directory, reason)
+
     def abort(self, reason: str) -> None:
         """Makes every pending and later operation fail with `Aborted` on every rank."""
         self._native.abort(reason)
@@ -366,7 +397,7 @@ class Communicator:
             return self._exchange.busy() or any(not work.done() for work in self._pending)
 
     def _fly(self, flight: Flight, async_op: bool) -> Work:
-        work = Work(flight.native, flight.name, flight.keeper)
+        work = Work(flight.native, flight.name, flight.keeper, self._box.failed)
         if not async_op:
             work.wait()
         return work
@@ -416,7 +447,7 @@ class Communicator:
             if async_op:
                 with self._lock:
                     self._forget_finished()
-                    work = Work(self._native.submit(*what), kind, keeper)
+                    work = Work(self._native.submit(*what), kind, keeper, self._box.failed)
                     self._pending.append(work)
                 return work
             native = self._native.call(*what, _PATIENCE_NS)
@@ -428,7 +459,7 @@ class Communicator:
             raise UsageError(f"{kind} of {count} {source.dtype}: {error}") from None
         if native is None:
             return _DONE
-        work = Work(native, kind, keeper)
+        work = Work(native, kind, keeper, self._box.failed)
         with self._lock:
             self._forget_finished()
             self._pending.append(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from fireflyer.base.errors import Aborted, DataCorruption, FireflyerError, PeerFailed, Timeout, UsageError
@@ -17,11 +18,18 @@ _SIGNAL_CHECK_NS: Final = 100 * MS
 class Work:
     """An operation, under way or done. Keeps its arrays alive."""
 
-    def __init__(self, native: NativeWork | None, name: str, keeper: object) -> None:
-        """`native` None: it is done, and well."""
+    def __init__(
+        self,
+        native: NativeWork | None,
+        name: str,
+        keeper: object,
+        failed: Callable[[tuple[int, int, int, str]], None] | None = None,
+    ) -> None:
+        """`native` None: it is done, and well. `failed` is told of a failure before it is raised."""
         self._native = native
         self._name = name
         self._keeper = keeper
+        self._failed = failed
 
     def wait(self, timeout_ns: int | None = None) -> None:
         """Returns when the array holds the result. Raises what the operation failed with; `Timeout` when it is still
@@ -47,10 +55,13 @@ class Work:
         """What it failed with; None while it runs and after success."""
         if self._native is None:
             return None
-        kind, culprit, _, text = self._native.failure()
-        message = f"{text}; this communicator cannot be used any more, create a new one"
+        failure = self._native.failure()
+        kind, culprit, _, text = failure
         if kind == 0:
             return None
+        if self._failed is not None:
+            self._failed(failure)
+        message = f"{text}; this communicator cannot be used any more, create a new one"
         if kind == 2:
             return UsageError(message)
         if kind == 3:

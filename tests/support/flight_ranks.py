@@ -1,0 +1,81 @@
+"""Ranks that make the same calls, but for one that does something else; each leaves a dump when its group fails.
+
+Run as `python -m tests.support.flight_ranks JSON`, by `rank_processes`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from tests.support.collective_scenarios import say
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.collectives import Communicator
+from fireflyer.identity.secrets import load_secret
+from fireflyer.runtime.store import StoreClient
+
+
+def program(comm: Communicator, params: dict[str, Any]) -> None:
+    """Sums of 1, 2, 3, ... thousand elements; at number `at`, rank `odd` does what `how` says."""
+    for number in range(params["operations"]):
+        count = 1000 * (number + 1)
+        if comm.rank == params["odd"] and number == params["at"]:
+            if params["how"] == "skip":
+                continue
+            if params["how"] == "other":
+                count += 1
+            if params["how"] == "late":
+                say("late")
+                sys.stdin.readline()
+        comm.allreduce(np.ones(count, "f4"))
+    comm.barrier()
+
+
+def endless(comm: Communicator, params: dict[str, Any]) -> None:
+    """Until it breaks."""
+    array = np.ones(params["count"], "f4")
+    for step in range(1 << 30):
+        comm.allreduce(array)
+        if step == 20:
+            say("under way")
+
+
+def circle(comm: Communicator, params: dict[str, Any]) -> None:
+    """Every rank first waits for a message of the next one."""
+    comm.barrier()
+    comm.recv(np.empty(8, "f4"), source=(comm.rank + 1) % comm.world_size)
+
+
+def main() -> None:
+    arguments = json.loads(sys.argv[1])
+    params = arguments["params"]
+    secret = load_secret(arguments["secret_file"])
+    store = StoreClient(arguments["store"], secret)
+    comm = Communicator.create(
+        rank=arguments["rank"],
+        world_size=arguments["world_size"],
+        node=arguments["node"],
+        store=store,
+        secret=secret,
+        timeout_ns=arguments["timeout_ns"],
+        peer_memory=params.get("peer_memory", True),
+        dump_dir=params["dump_dir"],
+    )
+    store.close()
+    try:
+        {"program": program, "endless": endless, "circle": circle}[arguments["scenario"]](comm, params)
+    except FireflyerError as error:
+        say("failed", type=type(error).__name__, culprit=getattr(error, "rank", None), message=str(error))
+    else:
+        comm.dump()
+        comm.barrier()
+        say("dumped")
+    comm.close()
+    say("done")
+
+
+if __name__ == "__main__":
+    main()
