@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.rank_processes import Event, Ranks, ranks_running
@@ -99,7 +100,7 @@ def test_a_stopped_rank_is_named_by_all_others_in_time(layout: str, victim: int,
 )
 def test_a_node_that_ends_is_named_whatever_the_algorithm(algorithm: str, sign: signal.Signals, tmp_path: Path) -> None:
     nodes, victim, others = [0, 1, 2, 3, 4], 3, [0, 1, 2, 4]
-    plan = {"plan_nodes": nodes, "chunk_bytes": 65536, "window": 4, "algorithm": algorithm, "sockets": 2}
+    plan: dict[str, Any] = {"plan_nodes": nodes, "chunk_bytes": 65536, "window": 4, "algorithm": algorithm, "sockets": 2}
     with ranks_running(tmp_path, nodes, "endless", timeout_ns=TIMEOUT_NS, count=300_000, **plan) as ranks:
         in_full_swing(ranks, nodes)
         at = ranks.send_signal(victim, sign)

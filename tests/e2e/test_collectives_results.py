@@ -20,7 +20,7 @@ LAYOUTS = {
     "interleaved": [0, 1, 0, 1],
     "5x1": [0, 1, 2, 3, 4],
 }
-SMALL_PLAN = {"chunk_bytes": 4096, "window": 4}
+SMALL_PLAN: dict[str, Any] = {"chunk_bytes": 4096, "window": 4}
 COUNTS = [0, 1, 63, 1024, 1025, 9973, 40_000]  # of 4 KiB chunks: none, parts, exactly one, many times the window
 
 

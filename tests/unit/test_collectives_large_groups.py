@@ -29,6 +29,8 @@ def executor(nodes: list[int], **changes: Any) -> Executor:
         "connections": [],
         "routes": native_routes(plan),
         "programs": native_programs(plan, 0),
+        "arena": None,
+        "neighbours": [],
     }
     return Executor(**arguments | changes)
 
