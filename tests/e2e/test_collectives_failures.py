@@ -100,7 +100,13 @@ def test_a_stopped_rank_is_named_by_all_others_in_time(layout: str, victim: int,
 )
 def test_a_node_that_ends_is_named_whatever_the_algorithm(algorithm: str, sign: signal.Signals, tmp_path: Path) -> None:
     nodes, victim, others = [0, 1, 2, 3, 4], 3, [0, 1, 2, 4]
-    plan: dict[str, Any] = {"plan_nodes": nodes, "chunk_bytes": 65536, "window": 4, "algorithm": algorithm, "sockets": 2}
+    plan: dict[str, Any] = {
+        "plan_nodes": nodes,
+        "chunk_bytes": 65536,
+        "window": 4,
+        "algorithm": algorithm,
+        "sockets": 2,
+    }
     with ranks_running(tmp_path, nodes, "endless", timeout_ns=TIMEOUT_NS, count=300_000, **plan) as ranks:
         in_full_swing(ranks, nodes)
         at = ranks.send_signal(victim, sign)
