@@ -85,7 +85,7 @@ class Ranks {
   void enter(int rank, const ff::OpDescriptor& op) {
     ff::Geometry geometry;
     geometry.op = op;
-    window_of(rank).enter(groups_[0].local_index(rank), geometry);
+    window_of(rank).enter(groups_[0].local_index(rank), geometry, ff::Places{});
   }
   void leave(int rank, const ff::OpDescriptor& op) { window_of(rank).leave(groups_[0].local_index(rank), op); }
 
