@@ -16,6 +16,8 @@ from tests.support.thread_ranks import together
 from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives import Communicator
+from fireflyer.collectives.doors import Doors
+from fireflyer.collectives.exchange import RankExchange
 
 LAYOUTS = [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0], [0, 1, 2], [0, 0, 0, 1]]
 SIZES = [0, 1, 1000, 16_383, 16_384, 70_000, 600_000]  # of float32: short, the border at 64 KiB, several segments
@@ -324,6 +326,41 @@ def test_a_short_message_outlives_the_communicator_that_sent_it() -> None:
 
     assert together([0, 0], body) == [0, 10_000]
     closed.clear()
+    assert together([0, 1], body) == [0, 10_000]
+
+
+def test_a_message_of_a_rank_that_came_and_left_before_it_was_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, refused = threading.Event(), threading.Event()
+    admit, dial = RankExchange.admit, Doors.dial
+
+    def admit_late(self: RankExchange, rank: int, fd: int) -> None:
+        assert refused.wait(30)
+        admit(self, rank, fd)
+
+    def dial_in_vain(self: Doors, rank: int, *, local: bool, timeout_ns: int) -> int:
+        try:
+            return dial(self, rank, local=local, timeout_ns=timeout_ns)
+        except (FireflyerError, OSError):
+            refused.set()
+            raise
+
+    monkeypatch.setattr(RankExchange, "admit", admit_late)
+    monkeypatch.setattr(Doors, "dial", dial_in_vain)
+
+    def body(comm: Communicator) -> float:
+        got = np.zeros(10_000, "f4")
+        if comm.rank == 0:
+            comm.send(np.ones(10_000, "f4"), to=1)
+            comm.close()
+            closed.set()
+        else:
+            assert closed.wait(30)
+            comm.recv(got, source=0)
+        return float(got.sum())
+
+    assert together([0, 0], body) == [0, 10_000]
+    closed.clear()
+    refused.clear()
     assert together([0, 1], body) == [0, 10_000]
 
 

@@ -378,6 +378,7 @@ class Communicator:
 
     def close(self) -> None:
         """Finishes what is pending, takes leave of the others, ends the threads. May be called again."""
+        self._exchange.shut()
         self._native.close()
         self._exchange.close()
         self._finalizer.detach()
@@ -509,6 +510,7 @@ def _give_up(native: Executor, exchange: RankExchange, pending: deque[Work]) -> 
     """The communicator was dropped, or the interpreter ends. `pending` keeps the arrays until no thread uses them."""
     if exchange.busy() or any(not work.done() for work in pending):
         native.abort("the process ends or has dropped its communicator with operations pending")
+    exchange.shut()
     native.close()
     exchange.close()
     pending.clear()

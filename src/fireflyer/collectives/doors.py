@@ -114,6 +114,7 @@ class Doors:
         self._guests: dict[int, _Guest] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._hearing = threading.Lock()
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         unix = f"fireflyer-{secrets.token_hex(16)}"
         self._unix = socket.socket(socket.AF_UNIX)
@@ -171,6 +172,11 @@ class Doors:
         except BaseException:
             sock.close()
             raise
+
+    def settle(self) -> None:
+        """Returns when every guest who has been told that it is welcome has been admitted."""
+        with self._hearing:
+            pass
 
     def close(self) -> None:
         """Idempotent."""
@@ -241,6 +247,10 @@ class Doors:
         poll.register(sock, select.POLLIN)
 
     def _hear(self, fd: int, poll: select.poll, admit: Admit) -> None:
+        with self._hearing:
+            self._answer(fd, poll, admit)
+
+    def _answer(self, fd: int, poll: select.poll, admit: Admit) -> None:
         guest = self._guests[fd]
         try:
             name = guest.advance()

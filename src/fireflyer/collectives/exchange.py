@@ -124,10 +124,14 @@ class RankExchange:
         with self._lock:
             return any(not flight.native.done() for flight in self._flights)
 
-    def close(self) -> None:
-        """After the executor has been closed. Idempotent."""
+    def shut(self) -> None:
+        """Lets nobody in any more: who comes now finds no door, rather than one that is slammed in its face. To be
+        called before the executor is closed. Idempotent."""
         if self._doors is not None:
             self._doors.close()
+
+    def close(self) -> None:
+        """After the executor has been closed. Idempotent."""
         with self._lock:
             self._flights.clear()
 
@@ -177,15 +181,25 @@ class RankExchange:
         local = self._plan.node_of_rank[rank] == self._plan.node_of_rank[self.rank]
         try:
             fd = doors.dial(rank, local=local, timeout_ns=self._timeout_ns)
+        except (FireflyerError, OSError) as error:
+            doors.settle()
+            if not self._native.linked(rank):  # it may have been here, said all that it had to say, and closed
+                self._lost(rank, error)
+            return
+        try:
             self._native.link(rank, fd)
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
-        except FireflyerError as error:
-            self._native.fail(rank, f"rank {rank} cannot be reached by rank {self.rank}: {error.message}")
-        except OSError as error:
-            culprit = self.rank if error.errno in _OWN_FAULTS else rank
-            reason = error.strerror or str(error)
-            self._native.fail(culprit, f"rank {rank} cannot be reached by rank {self.rank}: {reason}; has it ended?")
+
+    def _lost(self, rank: int, error: FireflyerError | OSError) -> None:
+        culprit, reason = rank, str(error)
+        if isinstance(error, FireflyerError):
+            reason = error.message
+        elif error.errno in _OWN_FAULTS:
+            culprit, reason = self.rank, error.strerror
+        else:
+            reason = f"{error.strerror or error}; has it ended?"
+        self._native.fail(culprit, f"rank {rank} cannot be reached by rank {self.rank}: {reason}")
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self.world_size:
