@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.support.ddp_ranks import loss_of, network
+from tests.support.forked import TORCH, Forked
 from tests.support.rank_processes import store_running
 from tests.support.thread_world import ThreadCommunicator, ThreadWorld
 
 from fireflyer.training import DistributedDataParallel
 
-REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 100
 
 
@@ -26,14 +24,13 @@ def run_ranks(directory: Path, nodes: Sequence[int], scenario: str, **params: An
     """What each rank printed last; None for one that died."""
     directory.mkdir(exist_ok=True)
     os.chmod(directory, 0o700)
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Forked] = []
     with store_running(directory) as (store, secret_file):
         try:
             for rank, node in enumerate(nodes):
                 arguments = {"rank": rank, "world_size": len(nodes), "node": node, "store": store, "params": params}
                 arguments |= {"secret_file": secret_file, "scenario": scenario}
-                command = [sys.executable, "-m", "tests.support.ddp_ranks", json.dumps(arguments)]
-                processes.append(subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True))
+                processes.append(Forked("tests.support.ddp_ranks", json.dumps(arguments), imports=TORCH))
             outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
         finally:
             for process in processes:

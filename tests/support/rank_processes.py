@@ -10,14 +10,14 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.support.forked import NUMPY, Forked
 
 from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import new_secret, save_secret
@@ -27,27 +27,24 @@ from fireflyer.runtime.store import StoreService
 __all__ = ["Event", "Ranks", "ranks_running", "store_running"]
 
 Event = dict[str, Any]
-REPOSITORY = Path(__file__).parents[2]
 
 
 class Ranks:
     def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Forked] = []
         self._events: list[list[Event]] = []
         self._changed = threading.Condition()
         self._readers: list[threading.Thread] = []
 
     def start(self, arguments: dict[str, Any], module: str = "tests.support.collective_scenarios") -> None:
-        command = [sys.executable, "-m", module, json.dumps(arguments)]
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = Forked(module, json.dumps(arguments), imports=NUMPY)
         self.processes.append(process)
         self._events.append([])
         reader = threading.Thread(target=self._read, args=(process, self._events[-1]))
         reader.start()
         self._readers.append(reader)
 
-    def _read(self, process: subprocess.Popen[str], events: list[Event]) -> None:
-        assert process.stdout is not None
+    def _read(self, process: Forked, events: list[Event]) -> None:
         for line in process.stdout:
             with self._changed:
                 events.append(json.loads(line) | {"at": time.monotonic()})
@@ -92,12 +89,10 @@ class Ranks:
         for process in self.processes:
             process.kill()  # also ends a stopped one
             process.wait()
-            assert process.stdin is not None
             process.stdin.close()  # which also ends the children of scenarios
         for reader in self._readers:
             reader.join()
         for process in self.processes:
-            assert process.stdout is not None
             process.stdout.close()
 
 

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.forked import TORCH, Forked
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 __all__ = ["Ended", "run_torch_ranks"]
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 class Ended(NamedTuple):
@@ -30,23 +26,18 @@ class Ended(NamedTuple):
 def run_torch_ranks(module: str, nodes: Sequence[int], *, limit_s: float = 100, **arguments: Any) -> list[Ended]:
     """One process for each entry of `nodes`, which names the node of that rank."""
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Forked] = []
     try:
         for rank in range(len(nodes)):
-            command = [sys.executable, "-m", module, json.dumps(arguments)]
             environment = _environment(rank, nodes, store.port)
-            processes.append(
-                subprocess.Popen(
-                    command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
-            )
+            processes.append(Forked(module, json.dumps(arguments), imports=TORCH, env=environment, errors=True))
         outputs = [process.communicate(timeout=limit_s) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.communicate()
     return [
-        Ended(process.returncode, json.loads(output.splitlines()[-1]) if output.strip() else None, errors)
+        Ended(process.wait(), json.loads(output.splitlines()[-1]) if output.strip() else None, errors)
         for process, (output, errors) in zip(processes, outputs, strict=True)
     ]
 

@@ -196,7 +196,7 @@ class RankExchange:
         if isinstance(error, FireflyerError):
             reason = error.message
         elif error.errno in _OWN_FAULTS:
-            culprit, reason = self.rank, error.strerror
+            culprit, reason = self.rank, str(error.strerror)
         else:
             reason = f"{error.strerror or error}; has it ended?"
         self._native.fail(culprit, f"rank {rank} cannot be reached by rank {self.rank}: {reason}")
