@@ -108,10 +108,11 @@ def data_of(call: Call, rank: int, count: int) -> Array:
     storage = STORAGE[call.dtype]
     if call.dtype in INTEGERS:
         limits = np.iinfo(storage)
-        return rng.integers(limits.min, limits.max, count, dtype=storage, endpoint=True)
+        integers: Array = rng.integers(limits.min, limits.max, count, dtype=storage, endpoint=True)
+        return integers
     if call.dtype in ("f64", "f32", "f16"):
         values = rng.uniform(1 / 16, 2, count) * rng.choice([-1, 1], count)
-        array = values.astype(storage)
+        array: Array = values.astype(storage)
     else:
         array = rng.choice(_stock(call.dtype), count)
     if call.op in ("min", "max") and count > 3:  # a NaN of any rank is to be found in the result
