@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from tests.support import exchange_scenarios
+from tests.support.namespaces import enter_namespace
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.collectives import Communicator, Route, kernels, make_plan
+from fireflyer.collectives import Communicator, Plan, Route, kernels, make_plan
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 
@@ -127,6 +129,19 @@ def pipelined(comm: Communicator, params: dict[str, Any]) -> None:
     say("result", operations=len(works))
 
 
+def summing(comm: Communicator, params: dict[str, Any]) -> None:
+    """Some allreduces of one size; says a digest of the last result, and how long they took together."""
+    parts = [data_of(rank, 0, params["count"], "f32") for rank in range(comm.world_size)]
+    got = [parts[comm.rank].copy() for _ in range(params["times"])]
+    comm.barrier()
+    begin = time.monotonic()
+    for work in [comm.allreduce(array, async_op=True) for array in got]:
+        work.wait()
+    took = time.monotonic() - begin
+    assert close_enough(got[-1], parts, "f32")
+    say("result", digest=hashlib.sha256(got[-1].tobytes()).hexdigest(), seconds=took)
+
+
 def endless(comm: Communicator, params: dict[str, Any]) -> None:
     """Allreduces until one fails; a rank named in `late` stops calling after `late_after` of them, but lives on."""
     array = np.ones(params["count"], "f4")
@@ -198,18 +213,20 @@ class DivertedStore(StoreClient):
 
 
 SCENARIOS: dict[str, Callable[[Communicator, dict[str, Any]], None]] = {
-    function.__name__: function for function in (correctness, pipelined, endless, aborting, leaving)
+    function.__name__: function for function in (correctness, pipelined, summing, endless, aborting, leaving)
 } | exchange_scenarios.SCENARIOS
 
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     params = arguments["params"]
+    if arguments["namespace"] is not None:
+        enter_namespace(arguments["namespace"])
     secret = load_secret(arguments["secret_file"])
     store = DivertedStore(arguments["store"], secret)
     store.proxy_port = params.get("proxies", {}).get(str(arguments["node"]))
     nodes = params.get("plan_nodes")
-    plan = None
+    plan = msgspec.json.decode(params["plan"], type=Plan) if "plan" in params else None
     if nodes is not None:
         algorithm = params.get("algorithm")
         routes = None if algorithm is None else [Route("allreduce", None, algorithm, params["chunk_bytes"])]
@@ -227,6 +244,7 @@ def main() -> None:
         store=store,
         secret=secret,
         plan=plan,
+        host=arguments["host"],
         timeout_ns=arguments["timeout_ns"],
     )
     store.close()

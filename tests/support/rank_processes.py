@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forked import NUMPY, Forked
+from tests.support.namespaces import Host, Network, enter_namespace
 
 from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import new_secret, save_secret
@@ -97,8 +98,8 @@ class Ranks:
 
 
 @contextmanager
-def store_running(directory: Path) -> Iterator[tuple[str, str]]:
-    """The address of a store served from this process, and its secret file."""
+def store_running(directory: Path, where: Host | None = None) -> Iterator[tuple[str, str]]:
+    """The address of a store served from this process, and its secret file; on another host by one of its threads."""
     secret = new_secret()
     secret_file = str(directory / "secret")
     save_secret(secret, secret_file)
@@ -107,9 +108,11 @@ def store_running(directory: Path) -> Iterator[tuple[str, str]]:
     thread.start()
 
     async def begin() -> tuple[RpcServer, str]:
+        if where is not None:
+            enter_namespace(where.namespace)
         server = RpcServer(Accepts(secret))
         StoreService(server)
-        return server, str(await server.start("127.0.0.1", 0))
+        return server, str(await server.start("127.0.0.1" if where is None else where.address, 0))
 
     server, address = asyncio.run_coroutine_threadsafe(begin(), loop).result(30)
     try:
@@ -129,21 +132,25 @@ def ranks_running(
     *,
     timeout_ns: int = 20 * SECOND,
     module: str = "tests.support.collective_scenarios",
+    network: Network | None = None,
     **params: Any,
 ) -> Iterator[Ranks]:
-    """One process for each entry of `nodes`, which names the node of that rank."""
+    """One process for each entry of `nodes`, which names the node of that rank, or the host of `network`."""
     directory.mkdir(exist_ok=True)
     os.chmod(directory, 0o700)
-    with store_running(directory) as (address, secret_file):
+    with store_running(directory, None if network is None else network.control) as (address, secret_file):
         ranks = Ranks()
         try:
             for rank, node in enumerate(nodes):
+                host = None if network is None else network.hosts[node]
                 ranks.start(
                     {
                         "rank": rank,
                         "world_size": len(nodes),
                         "node": node,
                         "store": address,
+                        "host": "127.0.0.1" if host is None else host.address,
+                        "namespace": None if host is None else host.namespace,
                         "secret_file": secret_file,
                         "scenario": scenario,
                         "timeout_ns": timeout_ns,
