@@ -1,4 +1,4 @@
-"""Sums of real processes: every element type, operation and size, on one node, several nodes and both."""
+"""What real processes get: every operation, element type, way to reduce, layout and kind of memory, against NumPy."""
 
 from __future__ import annotations
 
@@ -8,67 +8,77 @@ from typing import Any
 import pytest
 from tests.support.rank_processes import ranks_running
 
-DTYPES = ["f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i64"]
 LAYOUTS = {
     "1x1": [0],
+    "1x2": [0, 0],
     "1x4": [0, 0, 0, 0],
     "2x2": [0, 0, 1, 1],
     "2x1": [0, 1],
     "3x1": [0, 1, 2],
     "4x1": [0, 1, 2, 3],
     "2+1": [0, 0, 1],
+    "3+1": [0, 0, 0, 1],
     "interleaved": [0, 1, 0, 1],
     "5x1": [0, 1, 2, 3, 4],
 }
 SMALL_PLAN: dict[str, Any] = {"chunk_bytes": 4096, "window": 4}
-COUNTS = [0, 1, 63, 1024, 1025, 9973, 40_000]  # of 4 KiB chunks: none, parts, exactly one, many times the window
+COUNTS = [0, 1, 63, 1024, 1025, 9973, 70_001]  # of 4 KiB chunks: none, parts, exactly one, many times the window
+SLOW = pytest.mark.slow
+
+
+def all_agree(directory: Path, layout: str, **params: Any) -> tuple[str, int]:
+    """The digest of all results, and how many operations gave them."""
+    nodes = LAYOUTS[layout]
+    params = {"counts": COUNTS, "plan_nodes": nodes, **SMALL_PLAN, **params}
+    with ranks_running(directory, nodes, "correctness", **params) as ranks:
+        results = list(ranks.wait_for("result", limit_s=100 * params.get("rounds", 1)).values())
+        assert ranks.exit_codes() == [0] * len(nodes)
+    assert len({event["digest"] for event in results}) == 1
+    return results[0]["digest"], results[0]["operations"]
 
 
 @pytest.mark.serial
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_type_operation_and_size_agrees_with_numpy_and_bitwise_between_ranks(layout: str, tmp_path: Path) -> None:
-    nodes = LAYOUTS[layout]
-    with ranks_running(
-        tmp_path, nodes, "correctness", dtypes=DTYPES, counts=COUNTS, plan_nodes=nodes, **SMALL_PLAN
-    ) as ranks:
-        digests = {event["digest"] for event in ranks.wait_for("result").values()}
-        assert len(digests) == 1
-        assert ranks.exit_codes() == [0] * len(nodes)
+def test_every_operation_type_and_size_agrees_with_numpy_and_bitwise_between_ranks(layout: str, tmp_path: Path) -> None:
+    _, operations = all_agree(tmp_path, layout)
+    assert operations > 190
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("layout", ["1x4", "2x2", "3+1"])
+def test_ranks_that_may_not_read_each_others_memory_get_the_same(layout: str, tmp_path: Path) -> None:
+    all_agree(tmp_path, layout, peer_memory=False)
+
+
+@pytest.mark.serial
+@SLOW
+@pytest.mark.parametrize("peer_memory", [True, False], ids=["peer memory", "staged"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_operation_with_every_size_and_memory(layout: str, peer_memory: bool, tmp_path: Path) -> None:
+    all_agree(tmp_path, layout, peer_memory=peer_memory, rounds=21)
 
 
 @pytest.mark.serial
 @pytest.mark.parametrize("algorithm", ["ring", "halving_doubling"])
 @pytest.mark.parametrize("layout", ["2+1", "5x1"])
 def test_the_other_algorithms_agree_as_well(layout: str, algorithm: str, tmp_path: Path) -> None:
-    nodes = LAYOUTS[layout]
-    plan: dict[str, Any] = {"plan_nodes": nodes, "algorithm": algorithm, "sockets": 3, **SMALL_PLAN}
-    with ranks_running(
-        tmp_path, nodes, "correctness", dtypes=["f32", "bf16", "i64"], counts=[0, 1, 63, 9973, 40_000], **plan
-    ) as ranks:
-        digests = {event["digest"] for event in ranks.wait_for("result").values()}
-        assert len(digests) == 1
-        assert ranks.exit_codes() == [0] * len(nodes)
+    all_agree(tmp_path, layout, kinds=["allreduce"], rounds=2, algorithm=algorithm, sockets=3)
 
 
 @pytest.mark.serial
 @pytest.mark.parametrize("layout", ["1x4", "2+1"])
 def test_two_runs_give_the_same_bits_whatever_the_window(layout: str, tmp_path: Path) -> None:
-    nodes = LAYOUTS[layout]
-    digests = set()
-    for run, window in enumerate((2, 8)):
-        plan: dict[str, Any] = {"plan_nodes": nodes, "chunk_bytes": 8192, "window": window}
-        with ranks_running(
-            tmp_path / str(run), nodes, "correctness", dtypes=["f32", "bf16"], counts=[100_003], **plan
-        ) as ranks:
-            digests |= {event["digest"] for event in ranks.wait_for("result").values()}
-            assert ranks.exit_codes() == [0] * len(nodes)
+    kinds, dtypes = ["allreduce"], ["f32", "bf16"]
+    digests = {
+        all_agree(
+            tmp_path / str(window),
+            layout,
+            kinds=kinds,
+            dtypes=dtypes,
+            counts=[100_003],
+            chunk_bytes=8192,
+            window=window,
+        )
+        for window in (2, 8)
+    }
     assert len(digests) == 1
-
-
-@pytest.mark.serial
-@pytest.mark.parametrize("layout", ["1x4", "2x2", "3x1"])
-def test_many_operations_under_way_at_once_keep_their_order(layout: str, tmp_path: Path) -> None:
-    nodes = LAYOUTS[layout]
-    with ranks_running(tmp_path, nodes, "pipelined", operations=120) as ranks:
-        ranks.wait_for("result")
-        assert ranks.exit_codes() == [0] * len(nodes)

@@ -8,7 +8,7 @@ references know nothing of our kernels: small floats are decoded here, by their 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -19,7 +19,22 @@ import numpy.typing as npt
 
 from fireflyer.collectives import Communicator, Work
 
-__all__ = ["COPYING", "DTYPES", "KINDS", "MEMORIES", "OPS", "SUMMING", "Begun", "Call", "all_calls", "begin", "perform"]
+__all__ = [
+    "COPYING",
+    "DTYPES",
+    "INTEGERS",
+    "KINDS",
+    "MEMORIES",
+    "OPS",
+    "SUMMING",
+    "Begun",
+    "Call",
+    "agrees",
+    "all_calls",
+    "begin",
+    "data_of",
+    "perform",
+]
 
 Array = npt.NDArray[Any]
 STORAGE: Final = {
@@ -58,20 +73,18 @@ class Call(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-def all_calls(world: int, counts: tuple[int, ...]) -> Iterator[Call]:
-    """Every operation with every type and, where it reduces, every way to reduce; counts, memory, roots and in place
-    or not take turns."""
-    turns = zip(
-        itertools.count(),
-        itertools.cycle(itertools.product(counts, (True, False), MEMORIES[:3])),
-        strict=False,
-    )
-    for kind, dtype in itertools.product(KINDS, DTYPES):
+def all_calls(world: int, counts: Sequence[int], *, rounds: int = 1) -> Iterator[Call]:
+    """In each round every operation with every type and, where it reduces, every way to reduce; counts, memory, roots,
+    in place or not take turns, and come otherwise in each round."""
+    ways = itertools.cycle(itertools.product(counts, (True, False), MEMORIES[:3]))
+    number = 0
+    for _, kind, dtype in itertools.product(range(rounds), KINDS, DTYPES):
         for op in OPS if kind in SUMMING else OPS[:1]:
             if op == "mean" and dtype in INTEGERS:
                 continue
-            number, (count, in_place, memory) = next(turns)
+            count, in_place, memory = next(ways)
             yield Call(kind, dtype, op, count, number % world, in_place, memory, number)
+            number += 1
 
 
 # --- numbers ---

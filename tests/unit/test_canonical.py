@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tests.support.collective_scenarios import data_of
+from tests.support.collective_calls import Call, data_of
 from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import UsageError
@@ -33,7 +33,7 @@ def test_the_bits_are_those_of_a_sum_in_the_order_of_ranks_on_any_layout(
     def body(comm: Communicator) -> list[bytes]:
         results = []
         for number, count in enumerate((0, 1, 3, 4096, 9973)):
-            parts = [data_of(rank, number, count, dtype) for rank in range(comm.world_size)]
+            parts = [data_of(Call("allreduce", dtype, seed=number), rank, count) for rank in range(comm.world_size)]
             mine, expected = parts[comm.rank].copy(), parts[0].copy()
             if count > 0:
                 reduce(expected, parts, dtype)
@@ -48,7 +48,7 @@ def test_the_bits_are_those_of_a_sum_in_the_order_of_ranks_on_any_layout(
 
 def test_the_bits_are_those_of_the_groups_own_sum_on_one_node() -> None:
     def body(comm: Communicator) -> bool:
-        one, other = data_of(comm.rank, 1, 100_000, "f32"), data_of(comm.rank, 1, 100_000, "f32")
+        one, other = (data_of(Call("allreduce", "f32"), comm.rank, 100_000) for _ in range(2))
         comm.allreduce(one)
         summed(comm, other, "f32")
         return one.tobytes() == other.tobytes()

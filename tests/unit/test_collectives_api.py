@@ -96,6 +96,15 @@ def test_any_type_can_be_broadcast() -> None:
 
 READ_ONLY = np.zeros(4, "f4")
 READ_ONLY.flags.writeable = False
+LINE = np.zeros(8, "f4")
+
+
+def without_memory() -> torch.Tensor:
+    tensor = torch.ones(100)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 BAD: dict[str, tuple[Callable[[Communicator], object], str]] = {
     "a list": (lambda c: c.allreduce([1.0, 2.0]), "cannot reduce a list"),
     "not contiguous": (lambda c: c.allreduce(np.zeros((4, 4), "f4").T[1:]), "not contiguous"),
@@ -104,6 +113,12 @@ BAD: dict[str, tuple[Callable[[Communicator], object], str]] = {
     "a device": (lambda c: c.allreduce(torch.zeros(2, device="meta")), "is on meta"),
     "unsigned": (lambda c: c.allreduce(np.zeros(4, "u2")), "cannot sum elements of type uint16"),
     "big endian": (lambda c: c.allreduce(np.zeros(4, ">f4")), "cannot sum elements of type >f4"),
+    "Python objects": (lambda c: c.broadcast(np.array([object()])), "holds Python objects"),
+    "a lazy negation": (lambda c: c.allreduce(torch._neg_view(torch.ones(4))), "pass tensor.resolve_neg"),
+    "a lazy conjugate": (lambda c: c.broadcast(torch.ones(2, dtype=torch.complex64).conj()), "resolve_conj"),
+    "memory given back": (lambda c: c.allreduce(without_memory()), "has no memory of its own"),
+    "shifted": (lambda c: c.allreduce(LINE[:6], out=LINE[1:7]), "share memory"),
+    "a part in the wrong place": (lambda c: c.allgather(LINE[:4], LINE[1:5]), "share memory"),
     "unknown name": (lambda c: c.allreduce(np.zeros(4, "u2"), dtype="fp8"), "dtype 'fp8' is not known"),
     "wrong carrier": (lambda c: c.allreduce(np.zeros(4, "f4"), dtype="bf16"), "needs an array of uint16"),
     "unknown op": (lambda c: c.allreduce(np.zeros(4, "f4"), op="xor"), "op 'xor' is not known"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DTYPES", "FlatArray", "carrier_of", "flatten"]
+__all__ = ["DTYPES", "FlatArray", "carrier_of", "check_apart", "flatten"]
 
 DTYPES: Final = {
     "f64": 8,
@@ -61,6 +61,14 @@ def carrier_of(dtype: str) -> str:
     return _CARRIERS[dtype]
 
 
+def check_apart(one: FlatArray, other: FlatArray) -> None:
+    """Raises `UsageError` where the two have memory in common."""
+    ends = [flat.address + flat.elements * DTYPES[flat.dtype] for flat in (one, other)]
+    empty = one.elements == 0 or other.elements == 0
+    if not empty and one.address < ends[1] and other.address < ends[0]:
+        raise UsageError("out and the array share memory, and not as in place; pass arrays without common memory")
+
+
 def flatten(array: Any, dtype: str | None, *, sums: bool, writes: bool = True) -> FlatArray:
     """`array` for an operation that `sums` its elements, or only copies them, and that `writes` to it or only reads.
 
@@ -78,6 +86,10 @@ def _numpy(array: np.ndarray[Any, Any], dtype: str | None, sums: bool, writes: b
         raise UsageError(f"the array of shape {array.shape} is not contiguous; pass numpy.ascontiguousarray(array)")
     if writes and not array.flags.writeable:
         raise UsageError("the array is read-only, but the result is written into it; pass a copy")
+    if array.dtype.hasobject:
+        raise UsageError(
+            "the array holds Python objects, which are addresses in this process; pass an array of numbers"
+        )
     name = array.dtype.name if array.dtype.isnative else str(array.dtype)
     address = array.ctypes.data
     return _describe(address, array.size, array.itemsize, name, _OF_NUMPY.get(name), dtype, sums, array)
@@ -88,6 +100,10 @@ def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
         raise UsageError(f"the tensor is on {tensor.device}; collectives work in CPU memory: pass tensor.cpu()")
     if not tensor.is_contiguous():
         raise UsageError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+    if tensor.is_neg() or tensor.is_conj():
+        raise UsageError(
+            "the tensor is a view that negates what is in memory; pass tensor.resolve_neg().resolve_conj()"
+        )
     name = str(tensor.dtype).removeprefix("torch.")
     size = int(tensor.element_size())
     return _describe(int(tensor.data_ptr()), int(tensor.numel()), size, name, _OF_TORCH.get(name), dtype, sums, tensor)
@@ -101,6 +117,10 @@ def _describe(
     if asked is not None and asked != own and _CARRIERS.get(asked) != name:
         wanted = _CARRIERS.get(asked, "its own type")
         raise UsageError(f"dtype {asked!r} needs an array of {wanted}, not of {name}")
+    if address == 0 and count > 0:  # of a DTensor, a fake one, one whose memory was given back
+        raise UsageError(
+            "the tensor has no memory of its own; pass the tensor that holds the numbers, as to_local() does"
+        )
     found = asked or own
     if found is None and sums:
         raise UsageError(

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from fireflyer.base.errors import Busy, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
-from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, flatten
+from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, check_apart, flatten
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.flight import FlightBox, Snapshot
@@ -420,6 +420,8 @@ class Communicator:
                 f"out has {target.elements} elements of {target.dtype}, array has {source.elements} of {source.dtype}; "
                 "they must be alike"
             )
+        if source.address != target.address:
+            check_apart(source, target)
         return source, target
 
     def _check_parts(self, whole_name: str, whole: FlatArray, part_name: str, part: FlatArray) -> None:
@@ -428,6 +430,8 @@ class Communicator:
                 f"{whole_name} has {whole.elements} elements of {whole.dtype}; it needs {self.world_size} (one for "
                 f"each rank) times the {part.elements} of {part.dtype} of {part_name}"
             )
+        if part.address != whole.address + self.rank * part.elements * DTYPES[part.dtype]:
+            check_apart(whole, part)
 
     def _submit(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
-from fireflyer.collectives.arrays import DTYPES, FlatArray, flatten
+from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, flatten
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
@@ -68,7 +68,7 @@ class RankExchange:
         self, out: Any, array: Any, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None
     ) -> Flight:
         source, target = flatten(array, None, sums=False, writes=False), flatten(out, None, sums=False)
-        _check_apart(source, target)
+        check_apart(source, target)
         outgoing = parts_of(array, source, self._split("array", array, in_splits, "in_splits"))
         incoming = parts_of(out, target, self._split("out", out, out_splits, "out_splits"))
         _check_types(source, target)
@@ -228,7 +228,7 @@ class RankExchange:
                 f"{name} has {whole.elements} {whole.dtype}, but {self.world_size} parts of {part.elements} "
                 f"{part.dtype} are needed"
             )
-        _check_apart(whole, part)
+        check_apart(whole, part)
         return whole
 
 
@@ -254,10 +254,3 @@ def _part(rank: int, flat: FlatArray) -> Part:
 def _check_types(source: FlatArray, target: FlatArray) -> None:
     if source.dtype != target.dtype:
         raise UsageError(f"out holds {target.dtype}, but the array {source.dtype}; both need the same type")
-
-
-def _check_apart(one: FlatArray, other: FlatArray) -> None:
-    ends = [flat.address + flat.elements * DTYPES[flat.dtype] for flat in (one, other)]
-    empty = one.elements == 0 or other.elements == 0
-    if not empty and one.address < ends[1] and other.address < ends[0]:
-        raise UsageError("out and the array share memory; this operation cannot work in place")
