@@ -79,6 +79,7 @@ void bind_collectives(nb::module_& m) {
       .def_static("create", &ff::Arena::create, nb::arg("size_bytes"))
       .def_prop_ro("bytes", &ff::Arena::bytes)
       .def_prop_ro("used", &ff::Arena::used)
+      .def("prefer_node", &ff::Arena::prefer_node, nb::arg("node"))
       .def("holds", [](const ff::Arena& self, std::uintptr_t address, std::size_t bytes) { return self.holds(reinterpret_cast<void*>(address), bytes); },
            nb::arg("address"), nb::arg("size_bytes"))
       .def(
@@ -101,7 +102,7 @@ void bind_collectives(nb::module_& m) {
           [](ff::Executor* self, int rank, std::vector<int> node_of_rank, std::vector<std::string> labels, std::vector<std::vector<int>> trees,
              std::int64_t timeout_ns, int window_fd, int doorbell_fd, int leader_fd, std::vector<std::pair<int, int>> local_fds,
              const std::vector<std::tuple<int, int, int, int>>& connections, const std::vector<PythonRoute>& routes, const std::vector<PythonProgram>& programs,
-             std::shared_ptr<ff::Arena> arena, const std::vector<std::pair<int, int>>& neighbours) {
+             std::shared_ptr<ff::Arena> arena, const std::vector<std::pair<int, int>>& neighbours, std::vector<int> cpus, std::vector<int> network_cpus) {
             ff::Config config;
             config.group = ff::Group{rank, std::move(node_of_rank), std::move(labels), std::move(trees), timeout_ns};
             for (const auto& route : routes) config.group.routes.push_back(route_from(route));
@@ -113,12 +114,15 @@ void bind_collectives(nb::module_& m) {
             for (const auto& [channel, node, socket, fd] : connections) config.connections.push_back({channel, node, socket, fd});
             config.arena = std::move(arena);
             for (const auto& [pid, fd] : neighbours) config.neighbours.push_back({pid, fd});
+            config.cpus = std::move(cpus);
+            config.network_cpus = std::move(network_cpus);
             nb::gil_scoped_release released;
             new (self) ff::Executor(std::move(config));
           },
           nb::kw_only(), nb::arg("rank"), nb::arg("node_of_rank"), nb::arg("labels"), nb::arg("trees"), nb::arg("timeout_ns"), nb::arg("window_fd"),
           nb::arg("doorbell_fd"), nb::arg("leader_fd"), nb::arg("local_fds"), nb::arg("connections"),
-          nb::arg("routes"), nb::arg("programs"), nb::arg("arena").none(), nb::arg("neighbours"))
+          nb::arg("routes"), nb::arg("programs"), nb::arg("arena").none(), nb::arg("neighbours"),
+          nb::arg("cpus") = std::vector<int>(), nb::arg("network_cpus") = std::vector<int>())
       .def(
           "submit",
           [](ff::Executor& self, const std::string& kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, const std::string& dtype, int root,
@@ -140,6 +144,7 @@ void bind_collectives(nb::module_& m) {
       .def("abort", &ff::Executor::abort, nb::arg("reason"), Released())
       .def("close", &ff::Executor::close, Released())
       .def("abandon", &ff::Executor::abandon)
+      .def("complaints", &ff::Executor::complaints)
       .def("flight", [](ff::Executor& self) { return snapshot_to_dict(self.flight()); })
       .def(
           "stats",
@@ -150,6 +155,7 @@ void bind_collectives(nb::module_& m) {
           Released());
 
   m.def("create_window", &ff::Window::create, nb::arg("local_ranks"), nb::arg("slots"), nb::arg("chunk_bytes"));
+  m.def("interleave_window", &ff::Window::interleave, nb::arg("fd"), nb::arg("nodes"));
   m.def("beacon", [] {
     const ff::Beacon b = ff::beacon();
     return std::make_tuple(b.pid, b.address, b.number);

@@ -12,6 +12,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "fireflyer/placement.hpp"
+
 namespace ff {
 namespace {
 
@@ -51,6 +53,8 @@ Arena::Arena(int fd) {
 }
 
 Arena::~Arena() { munmap(base_, bytes_); }
+
+std::string Arena::prefer_node(int node) { return ff::prefer_node(base_, bytes_, node); }
 
 bool Arena::holds(const void* address, std::size_t bytes) const {
   const auto* at = static_cast<const char*>(address);

@@ -15,6 +15,7 @@
 
 #include "exchange_link.hpp"
 #include "fireflyer/executor.hpp"
+#include "fireflyer/placement.hpp"
 
 namespace ff {
 namespace {
@@ -27,8 +28,8 @@ constexpr std::size_t max_links = 4;             // with one peer: at most one t
 
 }  // namespace
 
-Exchange::Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder)
-    : group_(group), window_(window), leader_fd_(leader_fd), recorder_(recorder), local_(group.local_index(group.rank)),
+Exchange::Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder, std::vector<int> cpus)
+    : group_(group), window_(window), leader_fd_(leader_fd), recorder_(recorder), cpus_(std::move(cpus)), local_(group.local_index(group.rank)),
       period_ns_(std::clamp<std::int64_t>(group.timeout_ns / 8, ms, 1000 * ms)) {
   if (getrandom(&token_, sizeof token_, 0) != sizeof token_) throw std::system_error(errno, std::generic_category(), "cannot get random bytes");
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -52,7 +53,7 @@ void Exchange::link(int rank, int fd) {
   unsent.swap(peer.unsent);
   for (Flow* flow : unsent) announce(peer, *flow);
   flush(added);
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  start();
   wake();
 }
 
@@ -152,7 +153,7 @@ void Exchange::add(std::unique_ptr<Flow> flow) {
   activity_ns_ = now_ns;
   (added.sends ? peer.sends : peer.receives)[key_of(added.op)] = std::move(flow);
   if (failing_) return;
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  start();
   if (added.sends) {
     announce(peer, added);
     if (ExchangeLink* out = peer.out) flush(*out);
@@ -368,6 +369,12 @@ void Exchange::farewell() {
     }
     if (!delivered) poll(nullptr, 0, 1);
   }
+}
+
+void Exchange::start() {
+  if (thread_.joinable()) return;
+  thread_ = std::thread([this] { loop(); });
+  place_thread(thread_, "ff-exchange", cpus_);  // refused as the executor's was, who has said so
 }
 
 void Exchange::loop() {

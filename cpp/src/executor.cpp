@@ -11,6 +11,7 @@
 
 #include "fireflyer/exchange.hpp"
 #include "fireflyer/network.hpp"
+#include "fireflyer/placement.hpp"
 #include "run.hpp"
 
 namespace ff {
@@ -103,16 +104,19 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     window_ = std::make_unique<Window>(config_.window_fd, config_.doorbell_fd);
     local_ = group_.local_index(group_.rank);
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
-    exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_);
+    exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_, config_.cpus);
     reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.neighbours);
     scene_ = std::make_unique<Scene>(Scene{group_, *window_, *reach_, local_});
     spin_ = window_->ranks() <= usable_processors();
     glance_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, longest_glance_ns);
     if (local_ == 0) {
       network_ = std::make_unique<Network>(group_, *window_, config_.doorbell_fd, config_.local_fds, config_.connections);
-      network_->start();
+      const std::string refused = network_->start(config_.network_cpus);
+      if (!refused.empty()) complaints_.push_back("network thread: " + refused);
     }
     thread_ = std::thread([this] { work_loop(); });
+    const std::string refused = place_thread(thread_, "ff-collectives", config_.cpus);
+    if (!refused.empty()) complaints_.push_back("collective thread: " + refused);
   } catch (...) {
     if (network_) network_->stop();
     close_descriptors();

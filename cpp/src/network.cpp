@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "fireflyer/crc32c.hpp"
+#include "fireflyer/placement.hpp"
 #include "lane_run.hpp"
 
 namespace ff {
@@ -99,8 +100,9 @@ DataLink* Network::link_to(int channel, int node, int socket) const {
 
 Network::~Network() { stop(); }
 
-void Network::start() {
+std::string Network::start(const std::vector<int>& cpus) {
   thread_ = std::thread([this] { loop(); });
+  return place_thread(thread_, "ff-network", cpus);
 }
 
 void Network::post(const Geometry& geometry) {

@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "fireflyer/placement.hpp"
+
 namespace ff {
 namespace {
 
@@ -74,6 +76,17 @@ int Window::create(int local_ranks, std::uint32_t slots, std::size_t chunk_bytes
   control->total_bytes = sizes.total;
   munmap(map, sizes.control);
   return fd;
+}
+
+std::string Window::interleave(int fd, const std::vector<int>& nodes) {
+  struct stat info{};
+  if (fstat(fd, &info) != 0) return std::strerror(errno);
+  const auto total = static_cast<std::size_t>(info.st_size);
+  void* map = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) return std::strerror(errno);
+  std::string refused = interleave_nodes(map, total, nodes);  // kept by the memory file, not by this mapping
+  munmap(map, total);
+  return refused;
 }
 
 Window::Window(int fd, int doorbell) : doorbell_(doorbell) {

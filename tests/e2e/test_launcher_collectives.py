@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.launching import run, write_script
 
 from fireflyer.base.events import AttemptFailed, PeerFailureReport
 from fireflyer.cluster.schema.job import JobSpec
+from fireflyer.collectives import Plan
+from fireflyer.collectives.declaration import Declaration
+from fireflyer.collectives.job import KeptPlan
+from fireflyer.topology import count_crossings
 
 pytestmark = pytest.mark.serial
 
@@ -50,3 +56,48 @@ def test_a_rank_that_hangs_is_named_and_the_job_starts_again(tmp_path: Path) -> 
     assert "rank 2 (node 1" in failed.reason
     assert "has not entered allreduce #3" in failed.reason
     assert {report.peer for report in job.of(PeerFailureReport)} == {2}
+
+
+PLANNED = """
+import json
+import numpy as np
+from fireflyer.collectives import Communicator
+from fireflyer.runtime import read_environment
+import msgspec
+
+env = read_environment()
+with Communicator.from_environment(env) as comm:
+    x = np.random.default_rng(env.rank).standard_normal(300_000).astype(np.float32)
+    comm.allreduce(x)
+    sums = x.view(np.uint32).astype(np.uint64).sum()
+    print(json.dumps({"plan": msgspec.to_builtins(comm.plan), "sums": int(sums)}), flush=True)
+    comm.barrier()
+if env.attempt == 0 and env.rank == 0:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_a_restart_sums_alike_by_the_plan_that_the_job_keeps(tmp_path: Path, tune: bool) -> None:
+    """The plan comes from what was declared, or also measured; only the first attempt decides."""
+    spec = JobSpec(
+        script=write_script(tmp_path, PLANNED),
+        run_dir=str(tmp_path / "run"),
+        nodes=3,
+        max_restarts=1,
+        devices="cpu",
+        topology=msgspec.json.encode(Declaration(zones=(0, 0, 1), algorithms=("ring",), window=8)),
+        tune=tune,
+    )
+    job = run(spec)
+    assert (job.result.exit_code, job.result.attempts) == (0, 2)
+    said = [json.loads(text) for rank in range(3) for text in job.texts(rank)]
+    assert len(said) == 6
+    assert all(each == said[0] for each in said)
+    plan = msgspec.convert(said[0]["plan"], Plan)
+    assert plan.window == 8
+    assert plan.route("allreduce", 10_000).algorithm == "ring"
+    assert len(count_crossings(plan.trees, (0, 0, 1)).pairs) == 1
+    kept = msgspec.json.decode((tmp_path / "run/collectives/world.json").read_bytes(), type=KeptPlan)
+    assert kept.plan == plan
+    assert (kept.measured is not None) == tune

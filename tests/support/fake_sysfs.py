@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fireflyer.base.ports import Disk
 
-__all__ = ["as_list", "tree_of_epyc", "write_tree"]
+__all__ = ["as_list", "tree_of_epyc", "tree_of_nodes", "write_tree"]
 
 Tree = dict[str, str]
 
@@ -103,3 +103,22 @@ def tree_of_epyc(*, allowed: Iterable[int] | None = None, nodes: Iterable[int] =
     console = "sys/bus/pci/devices/0000:c3:00.0"
     files |= {f"{console}/class": "0x030000\n", f"{console}/vendor": "0x1a03\n"}
     return files | status_files(range(128) if allowed is None else allowed, nodes)
+
+
+def tree_of_nodes(
+    nodes: Sequence[Sequence[int]], *, allowed: Iterable[int], mems: Iterable[int] | None = None, smt: bool = False
+) -> Tree:
+    """A socket for each memory node with the processors listed, a last-level cache for all of them; with `smt`
+    neighbouring processors share a core."""
+    cpus = sorted(cpu for node in nodes for cpu in node)
+    files: Tree = {
+        "sys/devices/system/cpu/online": as_list(cpus),
+        "sys/devices/system/node/online": as_list(range(len(nodes))),
+    }
+    for number, members in enumerate(nodes):
+        distances = [10 if other == number else 20 for other in range(len(nodes))]
+        files |= node_files(number, cpus=members, memory_kib=1 << 20, distances=distances)
+        for cpu in members:
+            core = [cpu & ~1, cpu | 1] if smt else [cpu]
+            files |= cpu_files(cpu, core=core, l3=members, package=members)
+    return files | status_files(allowed, range(len(nodes)) if mems is None else mems)

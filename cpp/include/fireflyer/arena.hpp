@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 
 namespace ff {
 
@@ -24,6 +25,7 @@ class Arena {
 
   char* base() const { return base_; }
   std::size_t bytes() const { return bytes_; }
+  std::string prefer_node(int node);     // for what nobody has touched yet; empty, or why not
   bool holds(const void* address, std::size_t bytes) const;
 
   char* allocate(std::size_t bytes);  // zeroed, aligned; throws std::bad_alloc when there is no room in one piece

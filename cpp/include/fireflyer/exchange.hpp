@@ -71,8 +71,8 @@ struct Flow {
 
 class Exchange {
  public:
-  // Borrows all. Messages between two ranks are recorded; parts of group operations are not, one by one.
-  Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder = nullptr);
+  // Borrows all; its thread runs on `cpus`, where there are any. Messages between two ranks are recorded; parts of group operations are not, one by one.
+  Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder = nullptr, std::vector<int> cpus = {});
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -133,6 +133,7 @@ class Exchange {
   void check_rank(int rank) const;
   void give_credit(Peer& peer, std::uint64_t bytes);
 
+  void start();
   void loop();
   void sleep(std::unique_lock<std::mutex>& lock);
   void wake();
@@ -173,6 +174,7 @@ class Exchange {
   const Window& window_;
   const int leader_fd_;
   Recorder* const recorder_;
+  const std::vector<int> cpus_;
   const int local_;
   const std::int64_t period_ns_;        // between questions
   int wake_fd_ = -1;

@@ -67,6 +67,7 @@ struct Config {
   std::vector<Connection> connections;             // of the leader: to its neighbours
   std::shared_ptr<Arena> arena;                    // of this rank; may be null
   std::vector<Neighbour> neighbours;               // the ranks of the node, in order; none: only slots serve
+  std::vector<int> cpus, network_cpus;             // for the threads; none: wherever the system puts them
 };
 
 struct Stats {
@@ -97,6 +98,7 @@ class Executor {
   void abort(const std::string& reason);  // everywhere
   void close();  // finishes what is pending, says goodbye, joins the threads; idempotent
   Stats stats();
+  std::vector<std::string> complaints() const { return complaints_; }  // what could not be placed as asked
   Snapshot flight();  // the last operations of this rank, and what it sees of the others of its node
   // In the child of a fork, where the threads do not exist: closes the child's copies of the descriptors, so that the
   // others still notice the death of the parent. Of no further use afterwards; must not be destroyed.
@@ -161,6 +163,7 @@ class Executor {
   bool closing_ = false;
   bool closed_ = false;
   std::mutex close_mutex_;
+  std::vector<std::string> complaints_;
   std::thread thread_;
 };
 

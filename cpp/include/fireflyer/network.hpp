@@ -68,7 +68,7 @@ class Network {
  public:
   Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections);
   ~Network();
-  void start();
+  std::string start(const std::vector<int>& cpus);  // empty, or why its thread does not run on these
   void post(const Geometry& geometry);  // the leader has entered this operation
   void stop();                          // after everything posted is done; joins
   std::uint64_t saturated() const { return saturated_.load(); }  // elements of an fp8 type clipped here so far

@@ -21,6 +21,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "fireflyer/operation.hpp"
 
@@ -83,6 +85,7 @@ struct Control {
 class Window {
  public:
   static int create(int local_ranks, std::uint32_t slots, std::size_t chunk_bytes);  // a descriptor; throws std::system_error
+  static std::string interleave(int fd, const std::vector<int>& nodes);  // before anybody maps it; empty, or why not
   Window(int fd, int doorbell);  // maps it; keeps neither descriptor: `doorbell` is borrowed, -1 for none. Throws.
   ~Window();
   Window(const Window&) = delete;

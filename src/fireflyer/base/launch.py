@@ -11,10 +11,14 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DUMPS_NAME", "RankEnvironment"]
+__all__ = ["DUMPS_NAME", "PLANS_NAME", "TOPOLOGY_NAME", "RankEnvironment"]
 
 DUMPS_NAME = "flight"
 """The directory of dumps in the directory of a run."""
+TOPOLOGY_NAME = "topology.json"
+"""What was declared about the network, there."""
+PLANS_NAME = "collectives"
+"""The directory of plans that groups of the job keep, there."""
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,10 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of the launcher's control service; None when not started by `ff run`."""
     secret_file: str | None = None
     run_dir: str | None = None
+    tune: bool = False
+    """Measure the network before the first plan is made (FF_TUNE=1)."""
+    pin: bool = True
+    """Keep native threads near their memory, where there are several memory nodes (FF_PIN=0: do not)."""
 
     @property
     def dump_dir(self) -> str | None:
@@ -62,6 +70,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_CONTROL": self.control,
             "FF_SECRET_FILE": self.secret_file,
             "FF_RUN_DIR": self.run_dir,
+            "FF_TUNE": "1" if self.tune else None,
+            "FF_PIN": None if self.pin else "0",
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -77,6 +87,12 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
                 return int(text)
             except ValueError:
                 raise UsageError(f"environment variable {name}={text!r} is not an integer") from None
+
+        def switch(name: str, default: bool) -> bool:
+            text = environ.get(name, "1" if default else "0")
+            if text not in ("0", "1"):
+                raise UsageError(f"environment variable {name}={text!r} is neither 0 nor 1")
+            return text == "1"
 
         world_size = integer("WORLD_SIZE", 1)
         local_world_size = integer("LOCAL_WORLD_SIZE", world_size)
@@ -95,6 +111,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             control=environ.get("FF_CONTROL"),
             secret_file=environ.get("FF_SECRET_FILE"),
             run_dir=environ.get("FF_RUN_DIR"),
+            tune=switch("FF_TUNE", False),
+            pin=switch("FF_PIN", True),
         )
         if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:
             raise UsageError(

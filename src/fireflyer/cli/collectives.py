@@ -1,10 +1,12 @@
-"""`ff collectives`: what the flight recorders of a job's ranks say."""
+"""`ff collectives`: what the flight recorders of a job's ranks say, and what a job's sums will do."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import click
+
+from fireflyer.cli.collective_plans import plan_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,9 +19,12 @@ EXIT_UNDECIDED = 3
 MAX_ROWS = 64
 
 
-@click.group("collectives", short_help="Find the rank that held a group of ranks up.")
+@click.group("collectives", short_help="Plan sums between ranks; find the rank that held them up.")
 def command() -> None:
-    """What the flight recorders of a job's ranks say."""
+    """How ranks will sum, and what their flight recorders say when they did not."""
+
+
+command.add_command(plan_command)
 
 
 @command.command("explain", short_help="Name the rank that failed, hung, or called something else.")

@@ -15,6 +15,7 @@ import click
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.launch import DUMPS_NAME
 from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.topology_file import topology_json
 
 if TYPE_CHECKING:
     from fireflyer.cluster.schema.job import Fault, JobResult, JobSpec
@@ -122,6 +123,10 @@ def _default_run_dir(name: str) -> str:
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a Python module.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program of any kind.")
 @click.option(
+    "--topology", metavar="FILE", help="TOML: speeds and zones of the network, from which collectives are planned."
+)
+@click.option("--tune", is_flag=True, help="Let the ranks measure the network first; restarts use what was measured.")
+@click.option(
     "--inject",
     metavar="FAULT",
     multiple=True,
@@ -143,6 +148,8 @@ def command(
     environment: tuple[str, ...],
     module: bool,
     no_python: bool,
+    topology: str | None,
+    tune: bool,
     inject: tuple[str, ...],
     quiet: bool,
     script: str,
@@ -153,7 +160,7 @@ def command(
     Options stand before SCRIPT; everything after it goes to the script. When a rank or a node dies, all ranks are
     started again, and the script resumes from its last checkpoint.
     """
-    for option, value in (("--name", name), ("--run-dir", run_dir)):
+    for option, value in (("--name", name), ("--run-dir", run_dir), ("--topology", topology)):
         if value == "":  # what an unset shell variable leaves
             raise UsageError(f"{option} '' is empty; give one, or leave the option out for the default")
     if module and no_python:
@@ -176,6 +183,8 @@ def command(
         env=parse_environment(environment),
         master_port=master_port,
         devices=devices,
+        topology=b"" if topology is None else topology_json(topology, nodes=nodes),
+        tune=tune,
         inject=tuple(parse_fault(text) for text in inject),
     )
     return _run(spec, quiet=quiet)

@@ -30,15 +30,18 @@ from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, check_ap
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.flight import FlightBox, Snapshot
-from fireflyer.collectives.meeting import Equipment, meet
+from fireflyer.collectives.meeting import Equipment, Planner, meet
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.programs import native_programs, native_routes
 from fireflyer.collectives.residence import resident
+from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.seating import Seat, bind_arena, here, mask_text, report, seat_of
 from fireflyer.collectives.work import Work
 from fireflyer.identity.secrets import Secret, load_secret, new_secret
 from fireflyer.native import Arena, Executor
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.store import Store, open_store
+from fireflyer.topology import Machine
 
 __all__ = ["Communicator", "Stats", "Work"]
 
@@ -46,6 +49,7 @@ DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
 DEFAULT_JOIN_TIMEOUT_NS: Final = 120 * SECOND
 _PATIENCE_NS: Final = 100 * MS
 """How long a caller works itself on an operation that it waits for: it cannot be interrupted meanwhile."""
+_ANYWHERE: Final = Seat()
 _EMPTY: Final = FlatArray(0, 0, "f8e4m3", None)
 KINDS: Final = (
     "none",
@@ -88,6 +92,7 @@ class Communicator:
         timeout_ns: int,
         group: str = "group",
         dump_dir: str | None = None,
+        seat: Seat = _ANYWHERE,
     ) -> None:
         """Takes over the descriptors in `equipment`. Use `create` instead."""
         plan = equipment.plan
@@ -96,6 +101,7 @@ class Communicator:
         self.world_size = plan.world_size
         self.node = plan.node_of_rank[rank]
         self.nodes = plan.nodes
+        self.hosts = equipment.hosts
         self.timeout_ns = timeout_ns
         self._arena = arena
         self._native = Executor(
@@ -112,8 +118,11 @@ class Communicator:
             routes=native_routes(plan),
             programs=native_programs(plan, self.node) if equipment.leader_fd < 0 else [],
             arena=arena,
-            neighbours=list(equipment.neighbours),
+            neighbours=[(one.pid, one.arena_fd) for one in equipment.neighbours],
+            cpus=list(seat.cpus),
+            network_cpus=list(seat.network_cpus),
         )
+        self.seat = seat
         self._box = FlightBox(
             self._native.flight,
             group=group,
@@ -147,15 +156,21 @@ class Communicator:
         arena_bytes: int | None = None,
         peer_memory: bool = True,
         dump_dir: str | None = None,
+        pin: bool = True,
+        machine: Machine | None = None,
+        planner: Planner = default_plan,
     ) -> Communicator:
         """Joins the group `name`; returns when this rank is connected.
 
         `node` is what the launcher says; ranks of different nodes talk over TCP only. `plan` fixes the order of sums
-        (None: rank 0 makes one from the nodes). `host` is the address at which leaders of other nodes reach this
-        process. `timeout_ns` bounds how long a rank may hold the others up, `join_timeout_ns` how long joining takes.
+        (None: `planner` makes one at rank 0 from the nodes; see `plan_for`). `host` is the address at which leaders of
+        other nodes reach this process. `timeout_ns` bounds how long a rank may hold the others up, `join_timeout_ns`
+        how long joining takes.
         `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory; only what is
         used exists). Without `peer_memory` ranks of a node never read each other's private memory.
         `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
+        Where the machine has several memory nodes, native threads are kept on processors near the arena; `pin=False`
+        leaves them alone. `machine` is what is known of this machine (None: what its kernel says).
         Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`.
         """
         if not 0 <= rank < world_size:
@@ -174,6 +189,7 @@ class Communicator:
                 undo.callback(doors.close)
                 doors.publish(store)
             arena_fd = _arena_descriptor(arena_bytes, stack)
+            known = (machine or here()) if pin else None
             equipment = meet(
                 store,
                 prefix,
@@ -185,11 +201,17 @@ class Communicator:
                 host=host,
                 join_timeout_ns=join_timeout_ns,
                 timeout_ns=timeout_ns,
-                own=resident(arena_fd, peer_memory=peer_memory),
+                own=resident(arena_fd, peer_memory=peer_memory, cpus=mask_text(known)),
+                planner=planner,
+                machine=known,
                 stack=stack,
             )
+            masks = [one.cpus for one in equipment.neighbours]
+            seat = seat_of(known, masks, equipment.plan.ranks_of(equipment.plan.node_of_rank[rank]).index(rank))
             try:
-                communicator = cls(rank, equipment.duplicate(), doors, Arena(arena_fd), timeout_ns, prefix, dump_dir)
+                arena = Arena(arena_fd)
+                refused = bind_arena(arena, seat)
+                communicator = cls(rank, equipment.duplicate(), doors, arena, timeout_ns, prefix, dump_dir, seat)
             except OSError as error:
                 raise UsageError(
                     f"cannot map the arenas of {len(equipment.neighbours)} ranks of {arena_bytes} bytes each: {error}; "
@@ -199,6 +221,8 @@ class Communicator:
                 undo.push(communicator.__exit__)
                 doors.open(store, communicator._exchange.admit, join_timeout_ns)
             undo.pop_all()
+            if known is not None:
+                report(rank, seat, [*filter(None, [refused]), *communicator._native.complaints()])
             return communicator
 
     @classmethod
@@ -215,11 +239,17 @@ class Communicator:
     ) -> Communicator:
         """The group of all ranks of a job started by `ff run`; of this process alone when started by hand.
 
-        `host` defaults to the address from which this machine reaches the launcher, `dump_dir` to `flight` in the
-        directory of the run. Raises as `create` does.
+        `plan` None: that of an earlier attempt of the run, or a new one, for the network that `ff run --topology` has
+        declared or `ff run --tune` lets the ranks measure (see `job`). `host`
+        defaults to the address from which this machine reaches the launcher, `dump_dir` to `flight` in the directory of
+        the run. Raises as `create` does.
         """
+        from fireflyer.collectives.job import JobPlans, tuned  # tuning needs communicators itself
+
+        plans = JobPlans(env.run_dir, name)
         store = open_store(env)
-        try:
+
+        def join(plan: Plan | None) -> Communicator:
             return cls.create(
                 rank=env.rank,
                 world_size=env.world_size,
@@ -233,7 +263,12 @@ class Communicator:
                 timeout_ns=timeout_ns,
                 join_timeout_ns=join_timeout_ns,
                 dump_dir=env.dump_dir if dump_dir is None else dump_dir,
+                pin=env.pin,
+                planner=plans.plan,
             )
+
+        try:
+            return tuned(join, plans) if env.tune and plan is None else join(plan)
         finally:
             store.close()
 

@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
@@ -24,18 +25,24 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives import residence
-from fireflyer.collectives.plan import Plan, make_plan
+from fireflyer.collectives.plan import Plan, check_ranks
 from fireflyer.collectives.programs import CONTROL, Link, links
 from fireflyer.collectives.reception import Reception
-from fireflyer.collectives.residence import Resident
+from fireflyer.collectives.residence import Neighbour, Resident
+from fireflyer.collectives.seating import spread_window
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import create_window
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
+from fireflyer.topology import Machine
 
-__all__ = ["Equipment", "Member", "Roster", "meet"]
+__all__ = ["Equipment", "Member", "Planner", "Roster", "meet"]
 
 _ROSTER_GRACE_NS: Final = 5 * SECOND
+
+
+Planner = Callable[[tuple[int, ...], tuple[str, ...]], Plan]
+"""A plan for ranks on these nodes, whose hosts have these names. Called at rank 0 only. Raises `UsageError`."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -67,14 +74,16 @@ class Equipment(NamedTuple):
 
     plan: Plan
     labels: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """Of each rank."""
     window_fd: int
     doorbell_fd: int
     leader_fd: int
     local_fds: tuple[tuple[int, int], ...]
     connections: tuple[tuple[int, int, int, int], ...]
     """Channel, node, socket (see `programs.Link`), descriptor."""
-    neighbours: tuple[tuple[int, int], ...]
-    """Of each rank of the node: its process, 0 where its memory may not be read, and its arena."""
+    neighbours: tuple[Neighbour, ...]
+    """The ranks of the node."""
 
     def duplicate(self) -> Equipment:
         """The same with descriptors of its own, for native code to own and close."""
@@ -84,7 +93,7 @@ class Equipment(NamedTuple):
             leader_fd=os.dup(self.leader_fd) if self.leader_fd >= 0 else -1,
             local_fds=tuple((rank, os.dup(fd)) for rank, fd in self.local_fds),
             connections=tuple((channel, node, n, os.dup(fd)) for channel, node, n, fd in self.connections),
-            neighbours=tuple((pid, os.dup(fd)) for pid, fd in self.neighbours),
+            neighbours=tuple(one._replace(arena_fd=os.dup(one.arena_fd)) for one in self.neighbours),
         )
 
 
@@ -98,6 +107,7 @@ class _Meeting:
         secret: Secret,
         host: str,
         timeouts: tuple[int, int],
+        planner: Planner,
     ) -> None:
         self.store = store
         self.prefix = prefix
@@ -105,6 +115,7 @@ class _Meeting:
         self.world_size = world_size
         self.secret = secret
         self.host = host
+        self.planner = planner
         self.timeout_ns, self.user_timeout_ns = timeouts
         self.deadline_ns = time.monotonic_ns() + self.timeout_ns
 
@@ -141,15 +152,15 @@ class _Meeting:
             return Roster(f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log")
         members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=Member) for key in keys]
         try:
-            return Roster(None, tuple(member.host for member in members), _common_plan(members))
-        except UsageError as error:
+            return Roster(None, tuple(member.host for member in members), _common_plan(members, self.planner))
+        except FireflyerError as error:
             return Roster(error.message)
 
     # --- inside the node ---
 
     def serve_window(
         self, reception: Reception, others: tuple[int, ...], window_fds: list[int], own: Resident, stack: ExitStack
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    ) -> tuple[list[tuple[int, int]], list[Neighbour]]:
         """The sockets of the other ranks, and all ranks' processes and arenas."""
         found: dict[int, socket.socket] = {}
         residents = {self.rank: own}
@@ -171,7 +182,7 @@ class _Meeting:
 
     def join_window(
         self, doors: _Doors, leader: int, own: Resident, stack: ExitStack
-    ) -> tuple[int, int, int, list[tuple[int, int]]]:
+    ) -> tuple[int, int, int, list[Neighbour]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             sock.settimeout(self.left_ns() / SECOND)
@@ -261,11 +272,13 @@ def meet(
     join_timeout_ns: int,
     timeout_ns: int,
     own: Resident,
+    planner: Planner,
+    machine: Machine | None,
     stack: ExitStack,
 ) -> Equipment:
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`, each naming a rank."""
-    meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns))
+    meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
     roster = meeting.agree(Member(node, socket.gethostname(), plan))
     if roster.plan is None or len(roster.hosts) != world_size:
         raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
@@ -275,9 +288,10 @@ def meet(
     if rank != locals_[0]:
         doors = meeting.doors(node, locals_[0])
         window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], own, stack)
-        return Equipment(plan, labels, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents))
+        return Equipment(plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents))
     window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
     stack.callback(_close_fd, window_fd)
+    spread_window(window_fd, machine)
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(_close_fd, doorbell_fd)
     with ExitStack() as listening:
@@ -287,14 +301,18 @@ def meet(
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
         local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, stack)
-    return Equipment(plan, labels, window_fd, doorbell_fd, -1, tuple(local_fds), tuple(connections), tuple(residents))
+    return Equipment(
+        plan, labels, roster.hosts, window_fd, doorbell_fd, -1, tuple(local_fds), tuple(connections), tuple(residents)
+    )
 
 
-def _common_plan(members: list[Member]) -> Plan:
+def _common_plan(members: list[Member], planner: Planner) -> Plan:
     node_of_rank = tuple(member.node for member in members)
     plans = {rank: member.plan for rank, member in enumerate(members) if member.plan is not None}
     if not plans:
-        return make_plan(node_of_rank)
+        check_ranks(node_of_rank)
+        first_on = {node: rank for rank, node in reversed(list(enumerate(node_of_rank)))}
+        return planner(node_of_rank, tuple(members[rank].host for _, rank in sorted(first_on.items())))
     first, plan = next(iter(plans.items()))
     for rank, other in plans.items():
         if other != plan:

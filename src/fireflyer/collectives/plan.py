@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.units import KIB, MIB
+from fireflyer.base.units import KIB, MIB, format_bytes
 from fireflyer.collectives.trees import Orientation, Tree, check_tree, double_binary_tree, orient
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Plan",
     "Route",
     "Tree",
+    "check_ranks",
     "chunk_lane",
     "double_binary_tree",
     "make_plan",
@@ -120,7 +121,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise UsageError(f"plan algorithm {self.algorithm!r} is not known; this version knows {TREE!r}")
         if self.version == 1 and (self.node_order or self.routes or self.sockets != 1):
             raise UsageError("a plan of version 1 has no node_order, routes or sockets")
-        _check_ranks(self.node_of_rank)
+        check_ranks(self.node_of_rank)
         _check_chunk_bytes(self.chunk_bytes)
         if not 2 <= self.window <= MAX_WINDOW or self.window % 2:
             raise UsageError(f"window {self.window} must be even and from 2 to {MAX_WINDOW}")
@@ -167,6 +168,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 return route
         raise UsageError(f"operation {kind!r} has no route; kinds are {', '.join(SUITABLE)}")
 
+    def describe(self) -> str:
+        """The routes with their reasons, a line for each, for people."""
+        where = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        lines = [f"{self.world_size} ranks on {where}, {self.window} chunks in flight"]
+        for route in self.all_routes():
+            sizes = "any size" if route.up_to_bytes is None else f"up to {format_bytes(route.up_to_bytes)}"
+            lines.append(f"{route.kind}, {sizes}: chunks of {format_bytes(route.chunk_bytes)}; {route.reason}")
+        return "\n".join(lines)
+
     def ranks_of(self, node: int) -> tuple[int, ...]:
         """Ascending; the first is the node's leader."""
         return tuple(rank for rank, where in enumerate(self.node_of_rank) if where == node)
@@ -188,7 +198,7 @@ def make_plan(
     `routes` leaves out get the default: the tree, and the ring for reduce_scatter and allgather.
 
     Raises `UsageError`."""
-    _check_ranks(node_of_rank)
+    check_ranks(node_of_rank)
     nodes, order = max(node_of_rank) + 1, tuple(node_order or ())
     _check_order(order, nodes)
     _check_chunk_bytes(chunk_bytes)
@@ -223,7 +233,8 @@ def _least_parted_bytes(world_size: int) -> int:
     return -(-world_size * WIDEST_ELEMENT // MIN_CHUNK_BYTES) * MIN_CHUNK_BYTES
 
 
-def _check_ranks(node_of_rank: Sequence[int]) -> None:
+def check_ranks(node_of_rank: Sequence[int]) -> None:
+    """Raises `UsageError` for what is no group."""
     if not 1 <= len(node_of_rank) <= MAX_RANKS:
         raise UsageError(f"a group has 1 to {MAX_RANKS} ranks, not {len(node_of_rank)}")
     ranks_on = Counter(node_of_rank)

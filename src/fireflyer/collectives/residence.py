@@ -19,7 +19,18 @@ import msgspec
 from fireflyer.base.errors import Unreachable
 from fireflyer.native import beacon, sees
 
-__all__ = ["Resident", "agree", "decide", "neighbours", "receive", "receive_all", "resident", "send", "send_all"]
+__all__ = [
+    "Neighbour",
+    "Resident",
+    "agree",
+    "decide",
+    "neighbours",
+    "receive",
+    "receive_all",
+    "resident",
+    "send",
+    "send_all",
+]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 _LENGTH: Final = struct.Struct("<I")
@@ -33,6 +44,8 @@ class Beacon(msgspec.Struct, frozen=True):
     pid: int
     address: int
     number: int
+    cpus: str = ""
+    """The processors on which it may run, as `seating.mask_text`."""
 
 
 class Resident(NamedTuple):
@@ -40,9 +53,18 @@ class Resident(NamedTuple):
     arena_fd: int
 
 
-def resident(arena_fd: int, *, peer_memory: bool) -> Resident:
+class Neighbour(NamedTuple):
+    """A rank of the node, as native code and the choice of processors need it."""
+
+    pid: int
+    """0: its memory is not to be read."""
+    arena_fd: int
+    cpus: str
+
+
+def resident(arena_fd: int, *, peer_memory: bool, cpus: str = "") -> Resident:
     """This process, with its arena."""
-    return Resident(Beacon(*beacon()) if peer_memory else Beacon(0, 0, 0), arena_fd)
+    return Resident(Beacon(*(beacon() if peer_memory else (0, 0, 0)), cpus), arena_fd)
 
 
 def send(sock: socket.socket, own: Resident, peer: str) -> None:
@@ -98,9 +120,9 @@ def decide(others: Mapping[str, socket.socket], own: Resident, residents: Sequen
     return verdict
 
 
-def neighbours(residents: Sequence[Resident], open_: bool) -> list[tuple[int, int]]:
-    """(process or 0, arena) of each rank of the node."""
-    return [(one.beacon.pid if open_ else 0, one.arena_fd) for one in residents]
+def neighbours(residents: Sequence[Resident], open_: bool) -> list[Neighbour]:
+    """Of each rank of the node."""
+    return [Neighbour(one.beacon.pid if open_ else 0, one.arena_fd, one.beacon.cpus) for one in residents]
 
 
 def _sees_all(own: Resident, residents: Sequence[Resident]) -> bool:

@@ -10,18 +10,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Final, NamedTuple
 
 import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, KIB, MIB, format_bytes
-from fireflyer.collectives.cost import Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.plan import SUITABLE, Plan, Route, make_plan
+from fireflyer.collectives.cost import FLIGHT_BYTES, SLOT_BYTES, Layout, Speeds, best_chunk_bytes, predict_ns
+from fireflyer.collectives.plan import (
+    DEFAULT_CHUNK_BYTES,
+    MAX_WINDOW,
+    MIN_CHUNK_BYTES,
+    SUITABLE,
+    TREE,
+    Plan,
+    Route,
+    make_plan,
+)
 from fireflyer.collectives.trees import double_binary_tree
 from fireflyer.topology import zone_order, zone_trees
 
-__all__ = ["best_window", "choose_routes", "explain", "layout_of", "plan_for"]
+__all__ = ["best_window", "choose_routes", "default_plan", "explain", "layout_of", "plan_for"]
 
 SMALLEST: Final = KIB
 LARGEST: Final = 4 * GIB
@@ -34,6 +44,15 @@ MAX_ROWS: Final = 8
 PREFERRED: Final = 0.9
 """Another algorithm than a kind's default must be predicted to take at most this share of its time: the model is no
 better than that, and the tree has the fewest connections."""
+SURE: Final = 0.75
+"""Where no speeds are known, other chunks or a larger window must be predicted to take at most this share of the
+time."""
+LEAST_USEFUL: Final = 16 * KIB
+"""Smaller chunks are not chosen for larger arrays: four of 4 KiB took twice the time of one of 16 KiB here, waking and
+being woken."""
+_ONE_NODE: Final = "one node: nothing crosses the network"
+_WINDOWS: Final = (4, 8, 16, 32)
+_UNDECLARED: Final = (DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_BYTES // 2, DEFAULT_CHUNK_BYTES // 4)
 _LARGE: Final = (MIB, 25 * MIB, 186 * MIB)
 """The sizes for which a window is chosen: a small bucket, that of DistributedDataParallel, the paper's."""
 
@@ -54,9 +73,12 @@ def choose_routes(
     for kind in kinds:
         if kind not in SUITABLE:
             raise UsageError(f"kind {kind!r} has no routes; kinds are {', '.join(SUITABLE)}")
-        allowed = tuple(name for name in SUITABLE[kind] if only is None or name in only) or SUITABLE[kind]
-        rows += _rows(speeds, layout, kind, allowed)
+        rows += _rows(speeds, layout, kind, _allowed(kind, only))
     return tuple(rows)
+
+
+def _allowed(kind: str, only: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(name for name in SUITABLE[kind] if only is None or name in only) or SUITABLE[kind]
 
 
 def plan_for(
@@ -67,18 +89,45 @@ def plan_for(
     window: int | None = None,
     only: Sequence[str] | None = None,
     sockets: int = 1,
+    routes: Sequence[Route] = (),
+    slot_bytes: int = SLOT_BYTES,
+    flight_bytes: int = FLIGHT_BYTES,
 ) -> Plan:
     """A plan with routes by predicted time.
 
     `zones[n]` is the zone of node n (empty: all in one): trees then cross by one pair of nodes, and rings twice.
-    `window` None: the best. `only` as in `choose_routes`. Raises `UsageError`.
+    `window` None: the best. `only` as in `choose_routes`. `routes` are taken as they are: nothing is chosen for the
+    kinds that they name. `slot_bytes` and `flight_bytes` bound the memory, as in `Layout`. Raises `UsageError`.
     """
     layout = layout_of(node_of_rank, zones)
-    layout = msgspec.structs.replace(layout, window=window or best_window(speeds, layout))
-    routes = choose_routes(speeds, layout, only=only)
+    layout = msgspec.structs.replace(layout, slot_bytes=slot_bytes, flight_bytes=flight_bytes)
+    if window is not None and (window < 2 or window % 2 or window > MAX_WINDOW):
+        raise UsageError(f"window {window} must be even and from 2 to {MAX_WINDOW}")
+    layout = msgspec.structs.replace(layout, window=window or best_window(speeds, layout, only))
+    named = {route.kind for route in routes}
+    chosen = choose_routes(speeds, layout, kinds=[kind for kind in SUITABLE if kind not in named], only=only)
     order = zone_order(zones) if zones else None
-    plan = make_plan(node_of_rank, window=layout.window, routes=routes, node_order=order, sockets=sockets)
+    plan = make_plan(node_of_rank, window=layout.window, routes=(*chosen, *routes), node_order=order, sockets=sockets)
     return msgspec.structs.replace(plan, trees=zone_trees(zones, double_binary_tree)) if zones else plan
+
+
+def default_plan(node_of_rank: Sequence[int], host_of_node: Sequence[str] = ()) -> Plan:  # noqa: ARG001
+    """What a group does that was given no plan, and knows nothing of its network but the number of nodes: the default
+    algorithms, one size of chunks, and more of them in flight where a chunk has a long way. Raises `UsageError`."""
+    speeds, layout = Speeds(), layout_of(node_of_rank)
+    chunk, window, best_ns = DEFAULT_CHUNK_BYTES, layout.window, math.inf
+    for more, smaller in product(_WINDOWS, _UNDECLARED) if layout.nodes > 1 else ():
+        with_it = msgspec.structs.replace(layout, window=more)
+        if smaller > with_it.most_chunk_bytes:
+            continue
+        ns = math.prod(predict_ns(speeds, with_it, "allreduce", TREE, size, smaller) for size in _LARGE)
+        if ns < SURE ** len(_LARGE) * best_ns:
+            chunk, window, best_ns = smaller, more, ns
+    plan = make_plan(node_of_rank, chunk_bytes=chunk, window=window)
+    reason = f"the default for {layout.nodes} nodes of which no speeds are known" if layout.nodes > 1 else _ONE_NODE
+    return msgspec.structs.replace(
+        plan, routes=tuple(msgspec.structs.replace(route, reason=reason) for route in plan.routes)
+    )
 
 
 def layout_of(node_of_rank: Sequence[int], zones: Sequence[int] = ()) -> Layout:
@@ -89,20 +138,16 @@ def layout_of(node_of_rank: Sequence[int], zones: Sequence[int] = ()) -> Layout:
 
 def explain(plan: Plan) -> str:
     """The routes of a plan with their reasons, a line for each, for people."""
-    lines = [f"{plan.world_size} ranks on {plan.nodes} nodes, {plan.window} chunks in flight"]
-    for route in plan.all_routes():
-        sizes = "any size" if route.up_to_bytes is None else f"up to {format_bytes(route.up_to_bytes)}"
-        lines.append(f"{route.kind}, {sizes}: chunks of {format_bytes(route.chunk_bytes)}; {route.reason}")
-    return "\n".join(lines)
+    return plan.describe()
 
 
-def best_window(speeds: Speeds, layout: Layout) -> int:
+def best_window(speeds: Speeds, layout: Layout, only: Sequence[str] | None = None) -> int:
     """Chunks in flight for large sums: more of them hide latency, but are smaller and keep fewer bytes in the cache.
     A larger window must pay. Does not change results, but for the chunk sizes chosen with it."""
     best, best_ns = layout.window, math.inf
-    for window in (4, 8, 16, 32):
+    for window in _WINDOWS:
         with_it = msgspec.structs.replace(layout, window=window)
-        ns = math.prod(_best_ns(speeds, with_it, size) for size in _LARGE)
+        ns = math.prod(_best_ns(speeds, with_it, only, size) for size in _LARGE)
         if ns < WORTH[0] ** len(_LARGE) * best_ns:
             best, best_ns = window, ns
     return best
@@ -115,17 +160,28 @@ class _Choice(NamedTuple):
 
 def _rows(speeds: Speeds, layout: Layout, kind: str, allowed: Sequence[str]) -> list[Route]:
     if layout.nodes == 1:
-        chunk = best_chunk_bytes(speeds, layout, kind, allowed[0], 0)
-        return [Route(kind, None, allowed[0], chunk, "one node: nothing crosses the network")]
+        chunk = max(DEFAULT_CHUNK_BYTES, layout.least_chunk_bytes(kind))
+        return [Route(kind, None, allowed[0], chunk, _ONE_NODE)]
     sizes = [1] if kind == "barrier" else [SMALLEST << step for step in range((LARGEST // SMALLEST).bit_length())]
     best = [_best(speeds, layout, kind, allowed, size) for size in sizes]
     choices = (_merged(speeds, layout, kind, sizes, best, worth) for worth in WORTH)
     starts = next(rows for rows in choices if len(rows) <= MAX_ROWS)
-    ends = [sizes[row.first] - 1 for row in starts[1:]]
+    ends = [sizes[row.first] for row in starts[1:]]
     return [
-        Route(kind, end, *row.choice, _reason(row.choice.algorithm, row.times, sizes[row.first], layout))
+        Route(
+            kind,
+            end and end - 1,
+            row.choice.algorithm,
+            _no_larger_than(row.choice.chunk_bytes, end, layout.least_chunk_bytes(kind)),
+            _reason(row.choice.algorithm, row.times, sizes[row.first], layout),
+        )
         for row, end in zip(starts, [*ends, None], strict=True)
     ]
+
+
+def _no_larger_than(chunk_bytes: int, end: int | None, least: int) -> int:
+    """A chunk beyond the row's largest array does no good, and slots are as large as the largest chunk."""
+    return chunk_bytes if end is None else max(least, MIN_CHUNK_BYTES, min(chunk_bytes, end))
 
 
 class _Row(NamedTuple):
@@ -159,7 +215,7 @@ def _best(
     speeds: Speeds, layout: Layout, kind: str, allowed: Sequence[str], size: int
 ) -> tuple[_Choice, dict[str, float]]:
     """With chunks of a power of two, so that neighbouring sizes mostly choose the same."""
-    least = layout.least_chunk_bytes(kind)
+    least = max(layout.least_chunk_bytes(kind), min(LEAST_USEFUL, layout.most_chunk_bytes))
     chunks = {name: best_chunk_bytes(speeds, layout, kind, name, size) for name in allowed}
     chunks = {name: max(least, 1 << (chunk.bit_length() - 1)) for name, chunk in chunks.items()}
     times = {name: predict_ns(speeds, layout, kind, name, size, chunk) for name, chunk in chunks.items()}
@@ -169,8 +225,8 @@ def _best(
     return _Choice(best, chunks[best]), times
 
 
-def _best_ns(speeds: Speeds, layout: Layout, size: int) -> float:
-    choice, times = _best(speeds, layout, "allreduce", SUITABLE["allreduce"], size)
+def _best_ns(speeds: Speeds, layout: Layout, only: Sequence[str] | None, size: int) -> float:
+    choice, times = _best(speeds, layout, "allreduce", _allowed("allreduce", only), size)
     return times[choice.algorithm]
 
 

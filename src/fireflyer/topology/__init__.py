@@ -3,7 +3,7 @@ from it for placing ranks and ordering nodes."""
 
 from fireflyer.topology.machine import Device, Machine, NumaNode
 from fireflyer.topology.placement import Placement, network_placement, rank_placement
-from fireflyer.topology.sysfs import read_machine
+from fireflyer.topology.sysfs import format_list, memory_nodes, parse_list, read_machine
 from fireflyer.topology.two_zone import Crossings, count_crossings, zone_order, zone_trees, zones_of_hosts
 
 __all__ = [
@@ -13,7 +13,10 @@ __all__ = [
     "NumaNode",
     "Placement",
     "count_crossings",
+    "format_list",
+    "memory_nodes",
     "network_placement",
+    "parse_list",
     "rank_placement",
     "read_machine",
     "zone_order",

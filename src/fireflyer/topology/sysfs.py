@@ -20,7 +20,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.base.ports import Disk
 from fireflyer.topology.machine import Device, DeviceKind, Machine, NumaNode
 
-__all__ = ["parse_list", "read_machine"]
+__all__ = ["format_list", "memory_nodes", "parse_list", "read_machine"]
 
 MAX_CPUS: Final = 8192
 MAX_NODES: Final = 1024
@@ -50,6 +50,22 @@ def parse_list(text: bytes | None, limit: int) -> tuple[int, ...]:
         last = int(match[2]) if match[2] else first
         found.update(range(first, min(last + 1, limit)))
     return tuple(sorted(number for number in found if number < limit))
+
+
+def format_list(numbers: Sequence[int]) -> str:
+    """`0-3,8`: ascending numbers as the kernel writes them."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
+
+
+def memory_nodes(disk: Disk, *, root: str = "/sys") -> tuple[int, ...]:
+    """The numbers of the NUMA nodes: one small read, where `read_machine` makes many."""
+    return parse_list(_Sysfs(disk, root).read("devices/system/node/online"), MAX_NODES)
 
 
 def read_machine(disk: Disk, *, root: str = "/sys", status: str = "/proc/self/status") -> Machine:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.events import Logged
+from fireflyer.base.launch import TOPOLOGY_NAME
 from fireflyer.cluster.core.messages import Finish
 from fireflyer.cluster.launcher.checks import EVENTS_NAME, check_job
 from fireflyer.cluster.launcher.devices import Devices, find_devices
@@ -49,6 +50,8 @@ async def run_job(
     secret = new_secret()
     try:
         save_secret(secret, secret_file)
+        if spec.topology:
+            _write(os.path.join(log.directory, TOPOLOGY_NAME), spec.topology)
         job = Job(
             spec,
             job_token=new_token(),
@@ -117,6 +120,14 @@ def _result(job: Job, finish: Finish, log: EventLog) -> JobResult:
         reports_dropped=job.control.reports_dropped,
         faults_left=job.gang.faults_left,
     )
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise translate_os_error(error, f"write {path}") from error
 
 
 def _remove(path: str) -> None:

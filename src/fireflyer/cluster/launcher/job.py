@@ -254,6 +254,7 @@ class Job:
             control=self._address,
             secret_file=self._secret_file,
             run_dir=os.path.abspath(spec.run_dir),
+            tune=spec.tune,
         )
         return {**self._defaults(), **spec.env, **env.to_mapping()}
 

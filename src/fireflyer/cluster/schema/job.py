@@ -100,6 +100,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None: leave OMP_NUM_THREADS alone where the user set it, else 1 where a node has more than one rank."""
     devices: Literal["auto", "cpu", "gpu"] = "auto"
     """What a rank occupies. auto: a GPU where the machine has one, else a core."""
+    topology: bytes = b""
+    """What was declared about the network, as JSON, for the ranks' collectives; empty: nothing."""
+    tune: bool = False
+    """The ranks measure the network before they plan their collectives."""
     inject: tuple[Fault, ...] = ()
     timeouts: Timeouts = Timeouts()
 

@@ -1,0 +1,187 @@
+"""`ff collectives plan`: how ranks on so many nodes will sum, why, how long it takes, and what memory it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.numbers import WholeNumber
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fireflyer.collectives.declaration import Declaration
+    from fireflyer.collectives.plan import Plan
+
+__all__ = ["plan_command"]
+
+MAX_RANKS: Final = 1 << 16
+NODES_LOOKED_AT: Final = 128
+
+
+@click.command("plan", short_help="Show how ranks on so many nodes will sum, and how long it takes.")
+@click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_RANKS), required=True, help="Nodes of the job.")
+@click.option(
+    "--ranks-per-node",
+    metavar="N",
+    type=WholeNumber(min=1, max=64),
+    default=1,
+    show_default=True,
+    help="Ranks on each of them.",
+)
+@click.option(
+    "--topology", metavar="FILE", help="TOML: speeds and zones of the network.  [default: nothing is known of it]"
+)
+@click.option(
+    "--bytes", "size", metavar="SIZE", default="186MiB", show_default=True, help="Array whose times are predicted."
+)
+@click.option(
+    "--operation",
+    metavar="KIND",
+    default="allreduce",
+    show_default=True,
+    help="allreduce, reduce, broadcast, reduce_scatter or allgather.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print plan and predictions as JSON.")
+def plan_command(
+    *, nodes: int, ranks_per_node: int, topology: str | None, size: str, operation: str, as_json: bool
+) -> int:
+    """Print the plan of a group with its reasons, the predicted times of all algorithms, and the memory of a node.
+
+    Without --topology this is what a job does by default, and predictions are for processes of one machine. The plan
+    printed as JSON can be given to Communicator.create(plan=...).
+    """
+    from fireflyer.base.units import parse_bytes
+    from fireflyer.cli.topology_file import read_topology
+    from fireflyer.collectives.declaration import Declaration
+    from fireflyer.collectives.plan import SUITABLE
+    from fireflyer.collectives.routing import default_plan
+
+    if topology == "":
+        raise UsageError("--topology '' is empty; give a file, or leave the option out")
+    kinds = [kind for kind in SUITABLE if kind != "barrier"]
+    if operation not in kinds:
+        raise UsageError(f"--operation {operation!r} has no plan; use {', '.join(kinds)}")
+    if nodes * ranks_per_node > MAX_RANKS:
+        raise UsageError(f"{nodes * ranks_per_node} ranks are more than the {MAX_RANKS} of a group")
+    nbytes = parse_bytes(size)
+    node_of_rank = [node for node in range(nodes) for _ in range(ranks_per_node)]
+    declaration = Declaration()
+    zones: tuple[int, ...] = ()
+    if topology is None:
+        plan = default_plan(node_of_rank)
+    else:
+        declaration = read_topology(topology)
+        zones = _zones(declaration, nodes)
+        plan = declaration.plan(node_of_rank, zones=zones)
+    shown = _Shown(plan, declaration, zones, operation, nbytes)
+    if as_json:
+        shown.print_json()
+    else:
+        shown.print()
+    return 0
+
+
+def _zones(declaration: Declaration, nodes: int) -> tuple[int, ...]:
+    """Of hosts that are not known yet: as many nodes of the table, in its order."""
+    hosts = list(declaration.zone_of_host)
+    if hosts and len(hosts) < nodes:
+        raise UsageError(f"--topology: zone_of_host names {len(hosts)} hosts, and --nodes is {nodes}")
+    zones = declaration.zones_of(hosts[:nodes])
+    if zones and len(zones) != nodes:
+        raise UsageError(f"--topology: zones names {len(zones)} nodes, and --nodes is {nodes}")
+    return zones
+
+
+class _Shown:
+    """A plan and what is predicted for one operation and size."""
+
+    def __init__(
+        self, plan: Plan, declaration: Declaration, zones: tuple[int, ...], operation: str, nbytes: int
+    ) -> None:
+        from fireflyer.collectives.cost import best_chunk_bytes, predict_ns
+        from fireflyer.collectives.plan import SUITABLE
+
+        self.plan, self.zones, self.operation, self.nbytes = plan, zones, operation, nbytes
+        self.route = plan.route(operation, nbytes)
+        layout, speeds = declaration.layout(plan, zones), declaration.speeds
+        self.times: list[tuple[str, int, float]] = []
+        for algorithm in SUITABLE[operation]:
+            chunk = best_chunk_bytes(speeds, layout, operation, algorithm, nbytes)
+            if algorithm == self.route.algorithm:
+                chunk = self.route.chunk_bytes
+            self.times.append((algorithm, chunk, predict_ns(speeds, layout, operation, algorithm, nbytes, chunk)))
+        slots = plan.window * (layout.ranks_per_node + 2) * plan.largest_chunk_bytes
+        self.slot_bytes, self.connections = slots, _most_connections(plan)
+
+    def print_json(self) -> None:
+        import msgspec
+
+        found = {
+            "plan": self.plan,
+            "operation": self.operation,
+            "bytes": self.nbytes,
+            "predictions": [
+                {"algorithm": algorithm, "chunk_bytes": chunk, "ns": round(ns), "chosen": self._chosen(algorithm)}
+                for algorithm, chunk, ns in self.times
+            ],
+            "slot_bytes_of_a_node": self.slot_bytes,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+
+    def print(self) -> None:
+        from rich.text import Text
+
+        from fireflyer.base.units import format_bytes
+        from fireflyer.cli.output import stdout_console
+        from fireflyer.topology import count_crossings
+
+        console = stdout_console()
+        for line in self.plan.describe().splitlines():
+            console.print(Text(line), soft_wrap=True)
+        if self.zones:
+            console.print(Text(f"trees: {count_crossings(self.plan.trees, self.zones)}"), soft_wrap=True)
+        console.print()
+        console.print(Text(f"{self.operation} of {format_bytes(self.nbytes)}, predicted:"), soft_wrap=True)
+        console.print(self._table())
+        slots = format_bytes(self.slot_bytes)
+        console.print()
+        console.print(
+            Text(
+                f"memory: {slots} of slots on a node, shared by its ranks; a node's leader has up to "
+                f"{self.connections} connections to other nodes"
+            ),
+            soft_wrap=True,
+        )
+
+    def _chosen(self, algorithm: str) -> bool:
+        return algorithm == self.route.algorithm
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        from fireflyer.base.units import format_bytes, format_duration, format_rate
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for name in ("algorithm", "chunks", "time", "bytes/time", ""):
+            table.add_column(name, justify="left" if name in ("algorithm", "") else "right", no_wrap=True)
+        for algorithm, chunk, ns in self.times:
+            table.add_row(
+                algorithm if self.plan.nodes > 1 else "in the node's memory",
+                format_bytes(chunk),
+                format_duration(round(ns)),
+                format_rate(self.nbytes * 1e9 / ns if ns else 0.0),
+                "chosen" if self._chosen(algorithm) else "",
+            )
+            if self.plan.nodes == 1:
+                break
+        return table
+
+
+def _most_connections(plan: Plan) -> int:
+    """Of a leader to others; beyond the first nodes they repeat."""
+    from fireflyer.collectives.programs import links
+
+    return max(len(links(plan, node)) for node in range(min(plan.nodes, NODES_LOOKED_AT)))

@@ -1,0 +1,57 @@
+"""A rank on a machine that a directory describes. Run as `python -m tests.support.seated_ranks JSON`, by
+`rank_processes`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+
+import numpy as np
+
+from fireflyer.collectives import Communicator
+from fireflyer.identity.secrets import load_secret
+from fireflyer.runtime.disk import RealDisk
+from fireflyer.runtime.store import StoreClient
+from fireflyer.topology import read_machine
+
+
+def main() -> None:
+    arguments = json.loads(sys.argv[1])
+    params = arguments["params"]
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    logger = logging.getLogger("fireflyer.collectives.seating")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    if params.get("mask") is not None:
+        os.sched_setaffinity(0, params["mask"])
+    root = params["root"]
+    secret = load_secret(arguments["secret_file"])
+    store = StoreClient(arguments["store"], secret)
+    with Communicator.create(
+        rank=arguments["rank"],
+        world_size=arguments["world_size"],
+        node=arguments["node"],
+        store=store,
+        secret=secret,
+        timeout_ns=arguments["timeout_ns"],
+        machine=read_machine(RealDisk(), root=f"{root}/sys", status=f"{root}/proc/self/status"),
+        pin=params.get("pin", True),
+    ) as comm:
+        array = comm.empty(100_000)
+        array[:] = comm.rank + 1
+        comm.allreduce(array)
+        assert array[0] == sum(range(comm.world_size + 1))
+        word, peer = np.zeros(1), comm.rank ^ 1
+        work = comm.send(word, to=peer, async_op=True)  # so that its thread exists
+        comm.recv(word, source=peer)
+        work.wait()
+        print(json.dumps({"event": "seated", "pid": os.getpid(), "seat": str(comm.seat), "log": lines}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

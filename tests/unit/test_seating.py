@@ -1,0 +1,129 @@
+"""Ranks get processors near their arena where there are several memory nodes, and nothing where there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.fake_sysfs import tree_of_nodes, write_tree
+from tests.support.thread_ranks import together
+
+from fireflyer.collectives import Communicator
+from fireflyer.collectives.seating import MAX_MASK_TEXT, Seat, bind_arena, here, mask_text, seat_of, spread_window
+from fireflyer.native import Arena, create_window, interleave_window
+from fireflyer.runtime.disk import RealDisk
+from fireflyer.topology import Machine, format_list, parse_list, read_machine
+
+
+def machine_of(
+    directory: Path,
+    nodes: list[list[int]],
+    *,
+    allowed: Iterable[int] | None = None,
+    mems: list[int] | None = None,
+    smt: bool = False,
+) -> Machine:
+    every = [cpu for node in nodes for cpu in node]
+    write_tree(RealDisk(), str(directory), tree_of_nodes(nodes, allowed=allowed or every, mems=mems, smt=smt))
+    return read_machine(RealDisk(), root=f"{directory}/sys", status=f"{directory}/proc/self/status")
+
+
+def seats(machine: Machine | None, ranks: int, masks: list[str] | None = None) -> list[Seat]:
+    told = [mask_text(machine)] * ranks if masks is None else masks
+    return [seat_of(machine, told, local) for local in range(ranks)]
+
+
+def test_two_memory_nodes_get_half_of_the_ranks_each(tmp_path: Path) -> None:
+    found = seats(machine_of(tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]]), 4)
+    assert [seat.memory_node for seat in found] == [0, 0, 1, 1]
+    assert [seat.cpus for seat in found] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert str(found[0]) == (
+        "processors 0-1, arena on memory node 0 (memory node 0, 2 of 4 cores of a last-level cache)"
+    )
+
+
+def test_four_memory_nodes_and_a_rank_each(tmp_path: Path) -> None:
+    found = seats(machine_of(tmp_path, [[0, 1], [2, 3], [4, 5], [6, 7]]), 4)
+    assert [seat.memory_node for seat in found] == [0, 1, 2, 3]
+    assert all(seat.network_cpus == seat.cpus for seat in found), "no network card says where it is"
+
+
+def test_siblings_stay_together_and_what_is_switched_off_is_left_out(tmp_path: Path) -> None:
+    found = seats(machine_of(tmp_path, [[0, 1, 2, 3], [4, 5]], smt=True), 3)
+    assert [seat.cpus for seat in found] == [(0, 1), (2, 3), (4, 5)]
+
+
+def test_a_cpuset_within_one_memory_node_pins_nothing(tmp_path: Path) -> None:
+    (seat, _) = seats(machine_of(tmp_path, [[0, 1], [2, 3]], allowed=[0, 1]), 2)
+    assert (seat.cpus, seat.memory_node) == ((), None)
+    assert str(seat) == "not pinned: one memory node within reach"
+
+
+def test_memory_of_one_node_only_pins_nothing(tmp_path: Path) -> None:
+    assert seats(machine_of(tmp_path, [[0, 1], [2, 3]], mems=[1]), 2)[0].cpus == ()
+
+
+def test_ranks_keep_to_what_each_was_given(tmp_path: Path) -> None:
+    machine = machine_of(tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]])
+    found = seats(machine, 3, ["4-7", "0-3", "0-3"])
+    assert [seat.cpus for seat in found] == [(4, 5, 6, 7), (0, 1), (2, 3)]
+    unknown = seats(machine, 2, ["", "nonsense"])
+    assert [seat.memory_node for seat in unknown] == [0, 1], "a mask that was not told is that of everybody"
+
+
+def test_one_memory_node_is_seen_by_a_single_read(tmp_path: Path) -> None:
+    write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": "0\n"})
+    assert here(f"{tmp_path}/sys") is None
+    assert seats(None, 2) == [Seat(), Seat()]
+    assert str(Seat()) == "one memory node"
+
+
+@pytest.mark.parametrize("text", ["", "garbage\n", "0-\n", "-1\n", "999999999999\n", "\x00\xff"])
+def test_garbage_is_one_memory_node(tmp_path: Path, text: str) -> None:
+    write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": text})
+    assert here(f"{tmp_path}/sys") is None
+    assert here(f"{tmp_path}/nothing") is None
+
+
+def test_two_nodes_of_which_nothing_else_is_known_pin_nothing(tmp_path: Path) -> None:
+    write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": "0-1\n"})
+    assert seats(here(f"{tmp_path}/sys"), 2)[0].cpus == ()
+
+
+def test_a_mask_too_long_to_tell_is_not_told(tmp_path: Path) -> None:
+    machine = machine_of(tmp_path, [[0], [1]])
+    assert mask_text(machine) == "0-1"
+    sparse = tuple(range(0, 2000, 2))
+    assert len(format_list(sparse)) > MAX_MASK_TEXT
+    assert parse_list(format_list(sparse).encode(), 8192) == sparse
+    assert mask_text(msgspec.structs.replace(machine, allowed_cpus=sparse)) == ""
+
+
+def test_memory_that_does_not_exist_is_a_complaint_and_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    descriptor = Arena.create(1 << 20)
+    arena = Arena(descriptor)
+    os.close(descriptor)
+    assert bind_arena(arena, Seat(memory_node=None)) == ""
+    assert bind_arena(arena, Seat(memory_node=900)).startswith("arena: ")
+    assert bind_arena(arena, Seat(memory_node=1 << 20)) == "arena: there is no memory node 1048576"
+    arena.allocate(4096)[:] = 1
+    window = create_window(2, 2, 4096)
+    try:
+        assert interleave_window(window, [900])
+        spread_window(window, machine_of(tmp_path, [[0], [1]]))  # of which the real machine has one: that serves
+        spread_window(window, None)
+    finally:
+        os.close(window)
+
+
+def test_a_machine_with_one_memory_node_is_left_alone() -> None:
+    def seat(comm: Communicator) -> Seat:
+        return comm.seat
+
+    if here() is None:
+        assert together([0, 0], seat) == [Seat(), Seat()]
