@@ -1,7 +1,7 @@
 """Which algorithm and chunk size an operation uses, by its kind and size: chosen by predicted time, with reasons. Pure.
 
 The predictions of `cost` are compared at powers of two. A kind keeps its default algorithm unless another is clearly
-better, and a row goes on to larger sizes unless changing is worth it, so that a plan has few rows and each says
+better, and a row goes on to smaller sizes unless changing is worth it, so that a plan has few rows and each says
 something. Equal arguments give equal rows; a job keeps those of its first start in its plan.
 """
 
@@ -200,15 +200,18 @@ def _merged(
     best: Sequence[tuple[_Choice, dict[str, float]]],
     worth: float,
 ) -> list[_Row]:
-    """A row goes on to the next size unless changing is worth it."""
-    rows = [_Row(0, *best[0])]
-    for index, (choice, times) in enumerate(best):
-        as_before = predict_ns(
-            speeds, layout, kind, rows[-1].choice.algorithm, sizes[index], rows[-1].choice.chunk_bytes
-        )
-        if choice != rows[-1].choice and times[choice.algorithm] < worth * as_before:
+    """From the largest size down, a row goes on unless changing is worth it: of chunks that are nearly as good the
+    larger ones are taken, for what is not in the model (waking, and being woken) speaks for fewer messages."""
+    rows = [_Row(len(sizes) - 1, *best[-1])]
+    for index in reversed(range(len(sizes))):
+        choice, times = best[index]
+        now = rows[-1].choice
+        as_now = predict_ns(speeds, layout, kind, now.algorithm, sizes[index], now.chunk_bytes)
+        if choice != now and times[choice.algorithm] < worth * as_now:
             rows.append(_Row(index, choice, times))
-    return rows
+        else:
+            rows[-1] = _Row(index, now, times)
+    return rows[::-1]
 
 
 def _best(
@@ -241,7 +244,7 @@ def _reason(chosen: str, times: dict[str, float], size: int, layout: Layout) -> 
     else:
         text += ", the only one"
     text += f" at {format_bytes(size)} on {layout.nodes} nodes"
-    return text if times[chosen] <= min(times.values()) else f"{text}; kept as the default"
+    return text if times[chosen] <= min(times.values()) else f"{text}; not enough to change"
 
 
 def _time(ns: float) -> str:
