@@ -12,7 +12,9 @@ from torch.distributed.distributed_c10d import Store as TorchStore
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS
 from fireflyer.collectives.communicator import Communicator
+from fireflyer.collectives.job import JobPlans
 from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.torch_store import C10dStore, Places, agree_on_places, own_address
 from fireflyer.runtime.environment import read_environment
 
@@ -26,7 +28,8 @@ class HfreduceOptions:
     """What `init_process_group(pg_options=)` and `new_group(pg_options=)` take.
 
     `node`: the node of this rank (default GROUP_RANK, and always the machine on which it runs). `host`: the address at
-    which other nodes reach this one (default: that from which it reaches MASTER_ADDR). `plan` fixes the order of sums.
+    which other nodes reach this one (default: that from which it reaches MASTER_ADDR). `plan` fixes the order of sums
+    (default: what the job keeps, see `job`; for a part of its ranks a new one).
     """
 
     def __init__(self, *, node: int | None = None, host: str | None = None, plan: Plan | None = None) -> None:
@@ -56,6 +59,7 @@ def join(
     timeout_ns = max(MS, int(timeout / timedelta(microseconds=1)) * _MICROSECOND_NS)
     if places is None:
         places = agree_on_places(ours, env, rank=rank, world_size=world_size, node=options.node, timeout_ns=timeout_ns)
+    whole = world_size == env.world_size  # what was declared for the job fits no part of it
     communicator = Communicator.create(
         rank=rank,
         world_size=world_size,
@@ -68,6 +72,8 @@ def join(
         host=options.host or own_address(env),
         timeout_ns=timeout_ns,
         join_timeout_ns=timeout_ns,
+        pin=env.pin,
+        planner=JobPlans(env.run_dir, f"torch-{name}").plan if whole else default_plan,
     )
     return Joined(communicator, places)
 
