@@ -36,7 +36,7 @@ def test_more_than_gloo(name: str) -> None:
     ("name", "text"),
     [
         ("recv_from_any", "receives from a rank that is named"),
-        ("cuda_tensor", "is on meta, but the hfreduce group works in CPU memory"),
+        ("cuda_tensor", "is on meta, but the hfreduce group takes tensors on cpu"),
         ("sparse_tensor", "pass a dense one"),
         ("unknown_op", "is not supported; the hfreduce group has SUM, AVG"),
         ("short_list", "all_gather got a list of 1 tensors; pass one for each of 2 ranks"),

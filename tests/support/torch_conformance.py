@@ -9,14 +9,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.support.thread_device import ThreadCopies
 from tests.support.torch_calls import SCENARIOS
 
 import fireflyer.collectives.torch_group  # noqa: F401 - registers the backend
+from fireflyer.collectives.torch_cuda import DEVICES
 
 
 def main() -> None:
     arguments: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(1)
+    if arguments.get("device") == "threads":  # every tensor takes the way of tensors on a device
+        DEVICES["cpu"] = ThreadCopies
     dist.init_process_group(arguments["backend"], timeout=timedelta(seconds=40))
     rank, size = dist.get_rank(), dist.get_world_size()
     results: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from tests.support.thread_device import ThreadCopies
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.compression import Compression
+from fireflyer.collectives.torch_cuda import DEVICES
+from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_fsdp import all_reduce_hook, use_for_fsdp
 from fireflyer.collectives.torch_group import HfreduceGroup
 from fireflyer.collectives.torch_hooks import HookState, hfreduce_hook
@@ -148,6 +151,25 @@ def gradients_in_shared_memory(comm: Communicator) -> list[bool]:
     return [*found, all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)]
 
 
+def on_a_device(params: dict[str, Any]) -> dict[str, Any]:
+    """Uncompressed ways only."""
+    group = dist.new_group(backend="hfreduce")
+    comm = communicator_of()
+    own = DeviceMesh.from_group(group, "cpu")
+    devices = DeviceCommunicator.of(comm)
+    ways: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "gloo": stock,
+        "hfreduce": partial(stock, group=group),
+        "hook": partial(stock, hook=HookState(comm)),
+        "ours": lambda module: OurDdp(module, devices, bucket_bytes=20_000),
+        "fsdp": lambda module: sharded(module, own),
+        "fsdp hooks": lambda module: sharded(module, own, lambda model: use_for_fsdp(model, comm)),
+    }
+    results = {way: {name: train(name, wrap, params["steps"]) for name in MODELS} for way, wrap in ways.items()}
+    devices.close()
+    return results
+
+
 def fully_sharded(params: dict[str, Any]) -> dict[str, Any]:
     size = dist.get_world_size()
     gloo = init_device_mesh("cpu", (size,))
@@ -205,12 +227,19 @@ def lose_a_rank(params: dict[str, Any]) -> dict[str, Any]:
     return {"error": None}
 
 
-SCENARIOS = {"data_parallel": data_parallel, "fully_sharded": fully_sharded, "lose_a_rank": lose_a_rank}
+SCENARIOS = {
+    "data_parallel": data_parallel,
+    "fully_sharded": fully_sharded,
+    "on_a_device": on_a_device,
+    "lose_a_rank": lose_a_rank,
+}
 
 
 def main() -> None:
     arguments: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(1)
+    if arguments.get("device") == "threads":  # every tensor takes the way of tensors on a device
+        DEVICES["cpu"] = ThreadCopies
     dist.init_process_group("gloo", timeout=timedelta(seconds=40))
     assert issubclass(HfreduceGroup, dist.ProcessGroup)
     result = SCENARIOS[arguments["scenario"]](arguments)

@@ -97,7 +97,10 @@ def _numpy(array: np.ndarray[Any, Any], dtype: str | None, sums: bool, writes: b
 
 def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
     if str(tensor.device) != "cpu":
-        raise UsageError(f"the tensor is on {tensor.device}; collectives work in CPU memory: pass tensor.cpu()")
+        raise UsageError(
+            f"the tensor is on {tensor.device}; a Communicator works in CPU memory: pass tensor.cpu(), or use "
+            "fireflyer.collectives.torch_devices.DeviceCommunicator"
+        )
     if not tensor.is_contiguous():
         raise UsageError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
     if tensor.is_neg() or tensor.is_conj():

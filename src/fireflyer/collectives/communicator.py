@@ -135,6 +135,7 @@ class Communicator:
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
         self._lock = threading.Lock()
         self._pending: deque[Work] = deque()
+        self.attached: object = None  # what lives as long as this: `torch_devices.DeviceCommunicator`
         self._finalizer = weakref.finalize(self, _give_up, self._native, self._exchange, self._pending)
         _open.add(self)
 

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.torch_calls import Calls
+from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_tensors import moved, op_name, summed, tensor_in
 from fireflyer.collectives.torch_work import Completer, GroupWork
 
@@ -30,14 +31,12 @@ __all__ = ["HfreduceAllGather", "HfreduceReduceScatter", "all_reduce_hook", "use
 class _Hook:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self._comm = communicator
+        self._comm = DeviceCommunicator.of(communicator)
         self._completer = Completer(f"FSDP futures of rank {communicator.rank}")
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """In memory that the ranks of the node share. It is used again when the tensor is gone."""
-        if torch.device(device).type != "cpu":
-            raise UsageError(f"the model is on {device}; these hooks work in CPU memory")
-        return tensor_in(self._comm, math.prod(size), dtype).view(*size)
+        """On the CPU, memory that the ranks of the node share. It is used again when the tensor is gone."""
+        return tensor_in(self._comm, math.prod(size), dtype, torch.device(device)).view(*size)
 
     def _run(self, calls: Calls, group: dist.ProcessGroup, output: torch.Tensor, async_op: bool) -> GroupWork | None:
         if (group.rank(), group.size()) != (self._comm.rank, self._comm.world_size):
@@ -86,9 +85,10 @@ class HfreduceReduceScatter(_Hook):
 
 def all_reduce_hook(communicator: Communicator) -> Callable[[torch.Tensor], None]:
     """For `FSDPModule.set_all_reduce_hook`: averages sharded gradients over the replicas in `communicator`."""
+    comm = DeviceCommunicator.of(communicator)
 
     def average(reduce_output: torch.Tensor) -> None:
-        communicator.allreduce(reduce_output, op="mean")
+        comm.allreduce(reduce_output, op="mean")
 
     return average
 

@@ -3,8 +3,9 @@
 >>> import fireflyer.collectives.torch_group
 >>> dist.init_process_group("hfreduce")
 
-A group is one `Communicator` and one thread that completes futures. Which operations it has and what an error looks
-like is in docs/how-to/pytorch.md; why the classes are built as they are, in docs/design/0008-torch.md.
+A group is one `Communicator`, for tensors on the CPU and on CUDA devices, and one thread that completes futures. Which
+operations it has and what an error looks like is in docs/how-to/pytorch.md; why the classes are built as they are, in
+docs/design/0008-torch.md.
 
 The names of the methods, and which of them take lists, are those that torch calls: C++ reaches only what
 `PyProcessGroup.hpp` lists, the rest is called by the functions of `torch.distributed`.
@@ -25,6 +26,8 @@ import torch.distributed as dist
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.torch_calls import Calls
+from fireflyer.collectives.torch_cuda import DEVICES
+from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_join import HfreduceOptions, Joined, join
 from fireflyer.collectives.torch_tensors import checked, moved, op_name, summed, tensor_in
 from fireflyer.collectives.torch_work import Completer, GroupWork
@@ -43,7 +46,7 @@ class HfreduceGroup(dist.ProcessGroup):
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]
         self.communicator = communicator
         self.joined = joined
-        self._comm = communicator
+        self._comm = DeviceCommunicator.of(communicator)
         self._completer = Completer(f"{BACKEND} futures of rank {communicator.rank}")
         self._name = ""
         self._description = ""
@@ -67,7 +70,7 @@ class HfreduceGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), *(torch.device(name) for name in DEVICES if name != "cpu" and _is_there(name))]
 
     def _get_backend(self, _device: torch.device) -> HfreduceGroup:
         """FSDP2 asks the backend of a device for memory (`set_allocate_memory_from_process_group_for_comm`)."""
@@ -78,14 +81,16 @@ class HfreduceGroup(dist.ProcessGroup):
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if not self.supports_tensor_alloc(device):
-            raise UsageError(f"the hfreduce group has no memory on {device}; it works in CPU memory")
+            raise UsageError(
+                f"the hfreduce group has no memory on {device}, only in CPU memory; let torch allocate there"
+            )
         return tensor_in(self._comm, size, dtype)
 
     # --- the end ---
 
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: finishes what is pending, takes leave of the others."""
-        self.communicator.close()
+        self._comm.close()
         self._completer.stop()
 
     def abort(self) -> None:
@@ -283,6 +288,10 @@ def _elements(splits: Sequence[int], tensor: torch.Tensor, units: int, name: str
     return [split * each for split in splits]
 
 
+def _is_there(device_type: str) -> bool:
+    return device_type != "cuda" or torch.cuda.is_available()
+
+
 def _create(backend: Any, options: Any) -> HfreduceGroup:
     """What torch calls with its `_DistributedBackendOptions` and the user's `pg_options`."""
     if options is not None and not isinstance(options, HfreduceOptions):
@@ -304,7 +313,7 @@ def _create(backend: Any, options: Any) -> HfreduceGroup:
 def register() -> None:
     """Makes "hfreduce" known to `torch.distributed`. May be called again."""
     if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 register()

@@ -15,9 +15,10 @@ from typing import Final
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from fireflyer.base.errors import FireflyerError
+from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.compression import CompressedMean, Compression
+from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_work import Completer, GroupWork, Pending, Promise
 
 __all__ = ["HookState", "hfreduce_hook"]
@@ -34,6 +35,7 @@ class HookState:
 
     def __init__(self, communicator: Communicator, *, compression: Compression | None = None) -> None:
         self.communicator = communicator
+        self._comm = DeviceCommunicator.of(communicator)
         self.compression = compression
         self._completer = Completer(f"hook futures of rank {communicator.rank}")
         self._waiting: list[tuple[CompressedMean, torch.Tensor, Promise]] = []
@@ -55,12 +57,14 @@ class HookState:
         return future
 
     def _plain(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        comm = self.communicator
+        comm = self._comm
         return self._started(lambda: [comm.allreduce(flat, op="mean", async_op=True)], flat).get_future()
 
     def _compressed(
         self, bucket: GradBucket, flat: torch.Tensor, compression: Compression
     ) -> torch.futures.Future[torch.Tensor]:
+        if flat.device.type != "cpu":
+            raise UsageError(f"the bucket is on {flat.device}; compression works in CPU memory, pass compression=None")
         # DDP makes other buckets after the first step, so the number of elements is part of the name.
         key = f"{bucket.index()}-{flat.numel()}"
         promise = Promise()

@@ -1,4 +1,4 @@
-"""Tensors as the communicator takes them: contiguous, in CPU memory, of a type that it knows.
+"""Tensors as the communicator takes them: contiguous, in CPU memory or on a device, of a type that it knows.
 
 What is only moved may have any type: types that the communicator does not know travel as bytes. What is not contiguous
 is copied, and results are copied back; lists of tensors that lie one after the other in memory are taken as one.
@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from fireflyer.base.errors import UsageError
+from fireflyer.collectives.torch_cuda import DEVICES
 
-__all__ = ["Flat", "as_flat", "checked", "moved", "op_name", "summed", "tensor_in"]
+__all__ = ["Flat", "as_flat", "checked", "dtype_name", "moved", "op_name", "summed", "tensor_in"]
 
 _NAMES: Final = {
     torch.float64: "f64",
@@ -46,12 +47,21 @@ _BOOL_OPS: Final = {
 }
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Ours for a type with arithmetic. Raises `UsageError` for others."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        names = ", ".join(str(known).removeprefix("torch.") for known in _NAMES)
+        raise UsageError(f"cannot reduce {dtype}; the hfreduce group reduces {names}")
+    return name
+
+
 def checked(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor`, if it is one that the group can take. Raises `UsageError`."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and tensor.device.type not in DEVICES:
         raise UsageError(
-            f"the tensor is on {tensor.device}, but the hfreduce group works in CPU memory: pass tensor.cpu(), or use "
-            "a group of another backend for it"
+            f"the tensor is on {tensor.device}, but the hfreduce group takes tensors on cpu, {', '.join(DEVICES)}: "
+            "pass tensor.cpu(), or use a group of another backend for it"
         )
     if tensor.layout != torch.strided:
         raise UsageError(f"the tensor has layout {tensor.layout}; pass a dense one: tensor.to_dense()")
@@ -74,9 +84,7 @@ def summed(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor as an operation with arithmetic takes it. Raises `UsageError` for types without it."""
     if tensor.dtype == torch.bool:
         return tensor.view(torch.uint8)
-    if tensor.dtype not in _NAMES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)
-        raise UsageError(f"cannot reduce {tensor.dtype}; the hfreduce group reduces {names}")
+    dtype_name(tensor.dtype)
     return tensor
 
 
@@ -100,11 +108,13 @@ def as_flat(tensors: Sequence[torch.Tensor], *, reads: bool, writes: bool) -> Fl
     parts = [checked(tensor) for tensor in tensors]
     if len({part.dtype for part in parts}) > 1:
         raise UsageError(f"the tensors of one call have several types: {sorted({str(part.dtype) for part in parts})}")
+    if len({part.device for part in parts}) > 1:
+        raise UsageError("the tensors of one call are on several devices; pass tensors of one")
     if all(part.is_contiguous() for part in parts) and _adjacent(parts):
         first = parts[0]
         count = sum(part.numel() for part in parts)
         return Flat(first.as_strided((count,), (1,), first.storage_offset()), None)
-    flat = torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype)
+    flat = torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype, device=parts[0].device)
     pieces = torch.split(flat, [part.numel() for part in parts])
     if reads:
         for piece, part in zip(pieces, parts, strict=True):
@@ -114,6 +124,8 @@ def as_flat(tensors: Sequence[torch.Tensor], *, reads: bool, writes: bool) -> Fl
 
 def _copy_out(pieces: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
     for piece, part in zip(pieces, parts, strict=True):
+        if part.is_cuda:
+            part.record_stream(torch.cuda.current_stream(part.device))
         part.copy_(piece.view(part.shape))
 
 
@@ -127,12 +139,14 @@ def _adjacent(parts: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def tensor_in(comm: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
+def tensor_in(comm: Any, count: int, dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
     """A flat tensor in memory that the ranks of a node share (`comm.empty`), so that operations on it copy nothing;
-    in private memory where the communicator has no such memory.
+    in private memory where the communicator has no such memory. On a device other than the CPU, one of its own.
 
     Raises `UsageError` for types that the communicator does not know.
     """
+    if device is not None and device.type != "cpu":
+        return torch.empty(count, dtype=dtype, device=device)
     name = _NAMES.get(dtype)
     if name is None:
         raise UsageError(f"cannot allocate {dtype} in shared memory; its types are {', '.join(_NAMES.values())}")

@@ -1,5 +1,8 @@
 """Operations under way, as `torch.distributed` wants to see them, and how they end.
 
+On a device `wait` makes the caller's stream wait for the result; all that is done with it before (copies to where it
+belongs, the completion of a future) is given to the device aside, so that no other stream is held up.
+
 `wait` waits in the calling thread. A future is made only for those who ask for one (DDP's reducer does): a `Completer`,
 one thread for each process group, waits in their stead and completes it.
 
@@ -17,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -25,6 +29,7 @@ import torch.distributed as dist
 
 from fireflyer.base.errors import FireflyerError, PeerFailed, Timeout
 from fireflyer.base.units import MS, format_duration
+from fireflyer.collectives.copies import Copies, Point
 
 __all__ = ["Completer", "GroupWork", "HfreduceError", "Pending", "Promise"]
 
@@ -34,7 +39,7 @@ _MICROSECOND_NS: Final = 1000
 
 
 class Pending(Protocol):
-    """An operation of a communicator under way."""
+    """An operation of a communicator under way. One whose result is on a device has a `place`, its `Copies`."""
 
     def wait(self, timeout_ns: int | None = None) -> None: ...
 
@@ -87,6 +92,8 @@ class GroupWork(dist.Work):
         self._error = None if error is None else HfreduceError.of(error)
         self._limit_ns = limit_ns
         self._source = source
+        self._place: Copies | None = next(filter(None, (getattr(work, "place", None) for work in works)), None)
+        self._point: Point | None = None
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -97,10 +104,16 @@ class GroupWork(dist.Work):
             raise HfreduceError(f"the operation is not done after {format_duration(limit_ns or 0)}; it goes on")
         if self._error is not None:
             raise self._error
+        if self._place is not None and self._point is not None:
+            self._place.follow([self._point])
         return True
 
     def settle(self, limit_ns: int | None) -> bool:
         """Waits for the end, good or bad; False if it has not come within `limit_ns`."""
+        with nullcontext() if self._place is None else self._place.aside():
+            return self._settle(limit_ns)
+
+    def _settle(self, limit_ns: int | None) -> bool:
         deadline_ns = None if limit_ns is None else time.monotonic_ns() + limit_ns
         try:
             for work in [] if self._ended else self._works:
@@ -122,6 +135,8 @@ class GroupWork(dist.Work):
             elif self._error is None and self._finish is not None:
                 self._run_finish(self._finish)
             self._finish = None
+            if self._place is not None:
+                self._point = self._place.here()
             self._ended = True
 
     def _run_finish(self, finish: Callable[[], None]) -> None:
@@ -174,10 +189,14 @@ class GroupWork(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            promise = Promise()
+            promise = Promise([] if self._place is None else self._place.devices)
             self._future = promise.future
-        self._completer.add(self, lambda: promise.keep(self.error, self._outputs))
+        self._completer.add(self, lambda: self._keep(promise))
         return self._future
+
+    def _keep(self, promise: Promise) -> None:
+        with nullcontext() if self._place is None else self._place.aside():
+            promise.keep(self.error, self._outputs)
 
     def watch(self) -> None:
         """Sees to it that results are copied to where they belong though nobody should wait."""
@@ -186,10 +205,13 @@ class GroupWork(dist.Work):
 
 
 class Promise:
-    """A `future` that may end in an error; see the module."""
+    """A `future` that may end in an error; see the module. `devices`: where its value may be, beside the CPU. Whoever
+    waits for it there comes after what the thread that keeps it has given to them."""
 
-    def __init__(self) -> None:
-        self._first: torch.futures.Future[Any] = torch.futures.Future()
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        self._first: torch.futures.Future[Any] = (
+            torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
+        )
         self.future: torch.futures.Future[Any] = self._first.then(_unwrap)
 
     def keep(self, error: BaseException | None, value: Any) -> None:

@@ -41,8 +41,8 @@ class BucketWork:
 def start_mean(
     comm: Communicator, key: str, flat: torch.Tensor, gradients: torch.Tensor, compression: Compression | None
 ) -> BucketWork:
-    """Starts the mean of `flat`, of which `gradients` is the beginning that may be compressed. Float32 only is."""
-    if compression is None or flat.dtype != torch.float32:
+    """Starts the mean of `flat`, of which `gradients` is the beginning that may be compressed: float32 on the CPU."""
+    if compression is None or flat.dtype != torch.float32 or flat.device.type != "cpu":
         return BucketWork([comm.allreduce(flat, op="mean", async_op=True)])
     rest = flat[gradients.numel() :]
     works = [comm.allreduce(rest, op="mean", async_op=True)] if rest.numel() > 0 else []

@@ -13,6 +13,7 @@ import torch
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives.compression import Compression
+from fireflyer.collectives.torch_devices import reaching
 from fireflyer.training.communication import Communicator
 from fireflyer.training.reducer import GradientReducer, ReducerStats, in_backward
 from fireflyer.training.replicas import broadcast_tensors, describe_tensor, verify_same_description
@@ -40,6 +41,9 @@ class DistributedDataParallel(torch.nn.Module):
     or no `zero_grad`) are part of what is averaged.
 
     *Compression* (`fireflyer.collectives.compression.Compression`) makes float32 gradients travel in fewer bytes.
+
+    *Devices.* Gradients on a CUDA device have their buckets there and are summed in host memory, while others are
+    computed and copied. They are not compressed.
 
     *Parameters* that are frozen stay local after the initial copy; shared ones are summed once. A parameter without a
     gradient in a pass is an error that all ranks raise together, unless `find_unused_parameters`: then it counts as
@@ -70,7 +74,7 @@ class DistributedDataParallel(torch.nn.Module):
             raise UsageError(f"cannot wrap a {type(module).__name__}; the first argument is a torch.nn.Module")
         if bucket_bytes < 1:
             raise UsageError(f"bucket_bytes {bucket_bytes} must be positive; 25 MiB is usual")
-        _check_on_cpu(module)
+        comm = reaching(comm, _device_types(module))
         self.module = module
         self._comm = comm
         self._broadcast_buffers = broadcast_buffers
@@ -144,10 +148,8 @@ class DistributedDataParallel(torch.nn.Module):
             raise UsageError(f"parameters were replaced, frozen or unfrozen after wrapping: {changed[:8]}; wrap again")
 
 
-def _check_on_cpu(module: torch.nn.Module) -> None:
-    for name, tensor in chain[tuple[str, torch.Tensor]](module.named_parameters(), module.named_buffers()):
-        if tensor.device.type != "cpu":
-            raise UsageError(f"{name!r} is on {tensor.device}; the communicator takes CPU tensors only")
+def _device_types(module: torch.nn.Module) -> set[str]:
+    return {tensor.device.type for tensor in chain(module.parameters(), module.buffers())}
 
 
 def _describe(module: torch.nn.Module) -> list[str]:

@@ -263,14 +263,14 @@ class GradientReducer:
 def _make_buckets(
     parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_bytes: int, comm: Communicator
 ) -> list[Bucket]:
-    sizes = [(str(p.dtype), p.numel() * p.element_size()) for _, p in parameters]
+    sizes = [(f"{p.dtype} {p.device}", p.numel() * p.element_size()) for _, p in parameters]
     plan = plan_buckets(sizes, bucket_bytes)
     return [
         Bucket(
             [parameters[index][0] for index in members],
             [parameters[index][1] for index in members],
             spare=1 if number == len(plan) - 1 else 0,
-            allocate=partial(tensor_in, comm),
+            allocate=partial(tensor_in, comm, device=parameters[members[0]][1].device),
         )
         for number, members in enumerate(plan)
     ]

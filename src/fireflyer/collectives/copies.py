@@ -1,0 +1,63 @@
+"""What the pipeline needs of a device: copies between its memory and the host's that run beside everything else.
+
+Copies down run one after the other, and so do copies up; nothing else is said about when they run. Order between them,
+and with what the device computes, is made of *points*: a point is reached when the copy (or everything that the caller
+has given to the device so far) has ended. The device lets a copy wait for points without the host waiting.
+
+`torch_cuda.CudaCopies` is a GPU. The tests have another device, whose copies are made by threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from fireflyer.collectives.pieces import Move
+
+__all__ = ["Copies", "HostMemory", "Point"]
+
+
+class Point(Protocol):
+    def wait(self) -> None:
+        """Blocks the calling thread until the point is reached, without using a processor."""
+
+
+class HostMemory(Protocol):
+    """Bytes of host memory that the device copies from and to without a detour (pinned)."""
+
+    @property
+    def tensor(self) -> Any:
+        """Flat, of uint8."""
+
+    def release(self) -> None:
+        """Every copy must have ended. May be called again."""
+
+
+class Copies(Protocol):
+    """Of one device. Tensors are flat, contiguous, of uint8. Methods may be called by any thread."""
+
+    @property
+    def devices(self) -> Sequence[Any]:
+        """For `torch.futures.Future`: where results are, if torch itself keeps the order there."""
+
+    def here(self) -> Point:
+        """Reached when the device has done what the calling thread gave it up to now (its current stream)."""
+
+    def follow(self, points: Sequence[Point]) -> None:
+        """What the calling thread gives to the device from now on starts after these points."""
+
+    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+        """Starts copying from `array` on the device to `slot` on the host, after `after`."""
+
+    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+        """Starts copying from the host to the device."""
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Inside, what the calling thread gives to the device runs beside what it gave before and gives later."""
+
+    def guard(self, tensors: Sequence[Any]) -> None:
+        """The memory of these tensors is not given to others before what was started `aside` and until now is done."""
+
+    def pin(self, array: Any) -> HostMemory:
+        """Makes a NumPy array of uint8 memory for fast copies."""

@@ -1,0 +1,298 @@
+"""Operations of a communicator on memory of a device, in host memory while the next piece is on its way.
+
+Two threads carry out what `stages` decides, for all devices of a rank:
+
+    lowering    starts copies down while there are slots, waits for the first one to end, starts its operation
+    lifting     waits for the operation that was started first, starts its copy up
+
+Native threads of the communicator compute meanwhile. A `Job` is *ended* when its last copy up was started: then the
+device itself can wait for it, and the host need not. Until then the job keeps its arrays alive.
+
+*One order.* The communicator runs operations in the order in which they are started, which must be the same on all
+ranks. Those of jobs are started later than they were called, so every other operation on the same communicator must
+`drain` first: wait until all operations of earlier jobs were started.
+
+*Failure.* A job with an error takes part no more, but it is ended only when its copies have: then its arrays may go. An
+error that is not the communicator's own (a device that fails) aborts it, since the other ranks would wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from fireflyer.base.errors import Aborted, FireflyerError, InvariantViolation, Timeout, UsageError
+from fireflyer.base.units import MIB, format_duration
+from fireflyer.collectives.copies import Copies, HostMemory, Point
+from fireflyer.collectives.pieces import Piece
+from fireflyer.collectives.stages import Stages, Step
+
+__all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "Running"]
+
+SLOT_BYTES: Final = 8 * MIB
+SLOTS: Final = 4
+"""One on its way down, one being summed, one on its way up, and one so that none waits for another's end."""
+
+
+class Running(Protocol):
+    """An operation of the communicator under way."""
+
+    def wait(self, timeout_ns: int | None = None) -> None: ...
+
+    def done(self) -> bool: ...
+
+
+class Host(Protocol):
+    """What the engine needs of a communicator."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def empty(self, shape: int, dtype: str) -> Any: ...
+
+    def abort(self, reason: str) -> None: ...
+
+
+class Job:
+    """One operation. `run(slot, piece)` starts it on a piece, `slot` being a NumPy array of uint8."""
+
+    def __init__(
+        self,
+        name: str,
+        place: Copies,
+        pieces: Sequence[Piece],
+        run: Callable[[Any, Piece], Running],
+        *,
+        source: Any,
+        target: Any,
+    ) -> None:
+        """`source` and `target` are flat arrays of uint8 on the device. The job starts after `place.here()`."""
+        self.name = name
+        self.place = place
+        self.pieces = pieces
+        self.run = run
+        self.source = source
+        self.target = target
+        self.called = place.here()
+        self.point = self.called
+        """Reached when the last copy up has ended."""
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+
+    def fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+
+    def end(self) -> None:
+        if self.error is not None:
+            try:
+                self.point.wait()
+            except Exception as error:  # a broken device ends no copies; what broke first is what is told
+                self.error.add_note(f"then: {error}")
+        self.source = self.target = None
+        self.run = _refuse  # threads that idle keep the last job, but not the communicator that was in its `run`
+        self.ended.set()
+
+
+def _refuse(_slot: Any, _piece: Piece) -> Running:
+    raise InvariantViolation("a piece of a job that has ended was submitted")
+
+
+class DeviceWork:
+    """A job, as the caller sees it. `place` is where its result is."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.place = job.place
+
+    def wait(self, timeout_ns: int | None = None) -> None:
+        """Returns when what the caller gives to the device from now on sees the result. The host waits for the last
+        sum, but not for the device. Raises what the operation failed with, `Timeout` after `timeout_ns`: it goes on."""
+        if not self._job.ended.wait(None if timeout_ns is None else timeout_ns / 1e9):
+            raise Timeout(f"{self._job.name} is not done after {format_duration(timeout_ns or 0)}; it goes on")
+        if self._job.error is not None:
+            raise self._job.error
+        self.place.follow([self._job.point])
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._job.ended.is_set()
+
+
+class DeviceEngine:
+    """Of one communicator; see the module. `watch(stage, number, begun_ns, ended_ns)` is told of every step."""
+
+    def __init__(
+        self,
+        host: Host,
+        place: Copies,
+        *,
+        slot_bytes: int = SLOT_BYTES,
+        slots: int = SLOTS,
+        watch: Callable[[str, int, int, int], None] | None = None,
+    ) -> None:
+        """`place` pins the memory of the slots, which lies in the arena."""
+        self._host = weakref.ref(host)  # the threads keep the engine alive, but nobody else
+        self._rank = host.rank
+        self._watch = watch
+        self._array = host.empty(slots * slot_bytes, "u8")
+        self._memory: HostMemory = place.pin(self._array)
+        ranges = [slice(slot * slot_bytes, (slot + 1) * slot_bytes) for slot in range(slots)]
+        self._arrays = [self._array[part] for part in ranges]
+        self._tensors = [self._memory.tensor[part] for part in ranges]
+        self._changed = threading.Condition()
+        self._stages: Stages[Job] = Stages(slots)
+        self._stopped = False
+        self._arrived: list[Point | None] = [None] * slots
+        self._running: list[Running | None] = [None] * slots
+        self._lifted: list[Point | None] = [None] * slots
+        """The copy up that used each slot last."""
+        self._threads = [
+            threading.Thread(target=run, name=f"{run.__name__.strip('_')} of rank {host.rank}", daemon=True)
+            for run in (self._lowering, self._lifting)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, job: Job) -> DeviceWork:
+        """Raises `UsageError` after `close`."""
+        with self._changed:
+            if self._stopped:
+                raise UsageError("the communicator is closed; create a new one")
+            self._stages.add(job, len(job.pieces))
+            self._changed.notify_all()
+        return DeviceWork(job)
+
+    def drain(self) -> None:
+        """Returns when all operations of earlier jobs were started."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._stages.all_submitted)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all jobs have ended."""
+        with self._changed:
+            return self._stages.idle
+
+    def close(self) -> None:
+        """Waits for the end of all jobs, and of all copies. May be called again."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._stages.idle)
+        self.drop()
+
+    def drop(self) -> None:
+        """As `close`, but jobs that have not ended fail. The communicator must have ended its operations."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        for running in (running for running in self._running if running is not None):
+            with suppress(FireflyerError):
+                running.wait()
+        while (step := self._next_of_any()) is not None:
+            step.job.fail(Aborted(f"{step.job.name} was pending when its communicator was dropped"))
+            if step.last:
+                step.job.end()
+        for point in (point for point in (*self._arrived, *self._lifted) if point is not None):
+            point.wait()
+        self._arrived = [None] * len(self._arrived)
+        self._lifted = [None] * len(self._lifted)
+        self._memory.release()
+
+    def _next_of_any(self) -> Step[Job] | None:
+        """Lets all pieces that are left pass the stages, one after the other."""
+        with self._changed:
+            if self._stages.to_lower() is not None:
+                self._stages.lower()
+            elif self._stages.to_submit() is not None:
+                self._stages.submit()
+            step = self._stages.to_lift()
+            if step is not None:
+                self._stages.lift()
+            elif not self._stages.idle:
+                return self._next_of_any()
+        return step
+
+    # --- the threads ---
+
+    def _lowering(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._stopped or self._stages.to_lower() is not None or self._stages.to_submit() is not None
+                )
+                if self._stopped:
+                    return
+                lower, submit = self._stages.to_lower(), self._stages.to_submit()
+            if lower is not None:
+                self._guarded(lower, self._lower)
+                passed = self._stages.lower
+            else:
+                assert submit is not None  # noqa: S101 - one of both is what was waited for
+                self._guarded(submit, self._submit)
+                passed = self._stages.submit
+            with self._changed:
+                passed()
+                self._changed.notify_all()
+
+    def _lifting(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._stages.to_lift() is not None)
+                step = self._stages.to_lift()
+                if self._stopped or step is None:
+                    return
+            self._guarded(step, self._lift)
+            if step.last:
+                step.job.end()
+            with self._changed:
+                self._stages.lift()
+                self._changed.notify_all()
+
+    def _guarded(self, step: Step[Job], action: Callable[[Step[Job]], None]) -> None:
+        begun_ns = time.perf_counter_ns()
+        try:
+            action(step)
+        except FireflyerError as error:
+            step.job.fail(error)
+        except Exception as error:  # of the device; without this rank the others cannot go on
+            step.job.fail(error)
+            host = self._host()
+            if host is not None:
+                host.abort(f"{step.job.name} failed on the device of rank {self._rank}: {error}")
+        if self._watch is not None:
+            self._watch(action.__name__.strip("_"), step.number, begun_ns, time.perf_counter_ns())
+
+    def _lower(self, step: Step[Job]) -> None:
+        job, slot = step.job, step.slot
+        piece, before = job.pieces[step.piece], self._lifted[slot]
+        self._arrived[slot] = before  # without a copy down it is the host that must wait for the slot
+        if job.error is None and piece.downs:
+            after = [point for point in (job.called if step.piece == 0 else None, before) if point is not None]
+            self._arrived[slot] = job.place.down(job.source, self._tensors[slot], piece.downs, after)
+
+    def _submit(self, step: Step[Job]) -> None:
+        job, slot = step.job, step.slot
+        self._running[slot] = None
+        arrived = self._arrived[slot]
+        if arrived is not None:
+            arrived.wait()
+        if job.error is None:
+            self._running[slot] = job.run(self._arrays[slot], job.pieces[step.piece])
+
+    def _lift(self, step: Step[Job]) -> None:
+        job, slot = step.job, step.slot
+        running, ups = self._running[slot], job.pieces[step.piece].ups
+        self._running[slot] = None
+        if running is None:
+            return
+        running.wait()
+        if ups and job.error is None:
+            job.point = job.place.up(self._tensors[slot], job.target, ups, [job.called])
+            self._lifted[slot] = job.point

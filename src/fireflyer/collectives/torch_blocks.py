@@ -1,0 +1,144 @@
+"""Pinned host memory for tensors that are copied as a whole, before an operation and after it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import torch
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import KIB, MIB
+from fireflyer.collectives.copies import Copies, HostMemory, Point
+from fireflyer.collectives.device_engine import Host, Running
+from fireflyer.collectives.pieces import Move
+
+__all__ = ["MAX_KEPT_BYTES", "Block", "Blocks", "WholeWork", "all_of", "bytes_in", "bytes_of"]
+
+MAX_KEPT_BYTES: Final = 256 * MIB
+"""Pinned memory that is kept for whole copies; what goes beyond is pinned for one operation."""
+SMALLEST_BLOCK_BYTES: Final = 64 * KIB
+
+
+class Block:
+    """Host memory for a whole array; `capacity` bytes, of which the first are in use."""
+
+    def __init__(self, memory: HostMemory, whole: Any, capacity: int) -> None:
+        self.memory = memory
+        self.whole = whole
+        self.capacity = capacity
+        self.size = capacity
+        self.busy: Point | None = None
+
+    @property
+    def array(self) -> Any:
+        return self.whole[: self.size]
+
+    @property
+    def tensor(self) -> Any:
+        return self.memory.tensor[: self.size]
+
+
+class Blocks:
+    """Pinned blocks of powers of two, kept for the next operation."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._free: list[Block] = []
+
+    def take(self, size_bytes: int, place: Copies) -> Block:
+        capacity = max(SMALLEST_BLOCK_BYTES, 1 << max(0, size_bytes - 1).bit_length())
+        with self._lock:
+            found = next((block for block in self._free if block.capacity == capacity), None)
+            if found is not None:
+                self._free.remove(found)
+        if found is None:
+            array = self._host.empty(capacity, "u8")
+            found = Block(place.pin(array), array, capacity)
+        if found.busy is not None:
+            found.busy.wait()
+        found.size, found.busy = size_bytes, None
+        return found
+
+    def give(self, block: Block, busy: Point | None) -> None:
+        """`busy`: the last copy from it."""
+        block.busy = busy
+        with self._lock:
+            kept = sum(other.capacity for other in self._free)
+            if kept + block.capacity <= MAX_KEPT_BYTES:
+                self._free.append(block)
+                return
+        if busy is not None:
+            busy.wait()
+        block.memory.release()
+
+    def clear(self) -> None:
+        with self._lock:
+            blocks, self._free = self._free, []
+        for block in blocks:
+            if block.busy is not None:
+                block.busy.wait()
+            block.memory.release()
+
+
+class WholeWork:
+    """An operation on blocks; who waits first starts the copy up."""
+
+    def __init__(
+        self,
+        running: Running,
+        place: Copies,
+        blocks: Blocks,
+        down: Block | None,
+        up: Block | None,
+        target: torch.Tensor | None,
+        called: Point,
+    ) -> None:
+        self.place = place
+        self._running = running
+        self._blocks = blocks
+        self._down = down
+        self._up = up
+        self._target = target
+        self._point = called
+        self._lock = threading.Lock()
+        self._finished = False
+
+    def wait(self, timeout_ns: int | None = None) -> None:
+        """As `DeviceWork.wait`."""
+        self._running.wait(timeout_ns)
+        with self._lock:
+            if not self._finished:
+                self._finish()
+        self.place.follow([self._point])
+
+    def _finish(self) -> None:
+        if self._down is not None:
+            self._blocks.give(self._down, None)
+        if self._up is not None and self._target is not None:
+            self.place.guard([self._target])
+            moves = all_of(self._target)
+            self._point = self.place.up(self._up.tensor, bytes_of(self._target), moves, [self._point])
+            self._blocks.give(self._up, self._point)
+        self._down = self._up = self._target = None
+        self._finished = True
+
+    def done(self) -> bool:
+        return self._running.done()
+
+
+def bytes_of(tensor: Any) -> Any:
+    """The bytes of a tensor as a flat one. Raises `UsageError` if it has gaps."""
+    if not tensor.is_contiguous():
+        raise UsageError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def bytes_in(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def all_of(tensor: Any) -> tuple[Move, ...]:
+    size = bytes_in(tensor)
+    return (Move(0, 0, size),) if size else ()

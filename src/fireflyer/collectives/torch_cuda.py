@@ -1,0 +1,158 @@
+"""CUDA devices as the device pipeline sees them (`copies`): three side streams, and pinned memory of the arena.
+
+Copies are `cudaMemcpyAsync` between contiguous bytes and pinned memory, which the copy engines do: there is no kernel
+here. One stream copies down, one up, so both directions of the bus are used at once; the third, `aside`, is where
+results are arranged when they do not lie in one piece, and where futures are completed.
+
+Nothing here touches CUDA before the first tensor on a device is passed.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+
+from fireflyer.collectives.copies import Copies, HostMemory, Point
+from fireflyer.collectives.pieces import Move
+
+__all__ = ["DEVICES", "CudaCopies", "CudaPoint", "PinnedMemory", "TimedCopy", "on_device"]
+
+_PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every device of the process
+
+
+class CudaPoint:
+    """An event on a stream."""
+
+    def __init__(self, stream: torch.cuda.Stream, *, timed: bool = False) -> None:
+        # `blocking`: a host thread that waits sleeps instead of polling
+        self.event = torch.cuda.Event(enable_timing=timed, blocking=True)  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class TimedCopy:
+    """What a benchmark wants to know of a copy."""
+
+    def __init__(self, direction: str, size_bytes: int, begun: CudaPoint, ended: CudaPoint) -> None:
+        self.direction = direction
+        self.size_bytes = size_bytes
+        self.begun = begun
+        self.ended = ended
+
+
+class PinnedMemory:
+    """A NumPy array of uint8 that CUDA copies from and to directly. Kept until `release`, or as long as this lives.
+
+    Where CUDA may not pin it (a limit of the container), copies work, but one after the other: a warning says so.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.tensor = torch.from_numpy(array)
+        address, size_bytes = int(array.ctypes.data), int(array.nbytes)
+        result = int(_runtime().cudaHostRegister(address, size_bytes, _PORTABLE))
+        self.pinned = result == 0
+        if not self.pinned:
+            text = (
+                f"CUDA did not pin {size_bytes} bytes of the arena (error {result}), so copies will not run beside sums"
+            )
+            warnings.warn(f"{text}; raise the limit on locked memory (ulimit -l)", RuntimeWarning, stacklevel=2)
+        # the array is an argument so that its memory does not go back to the arena while it is pinned
+        self._finalizer = weakref.finalize(self, _unpin, address, array, self.pinned)
+        self._finalizer.atexit = False  # the process takes its pins with it
+
+    def release(self) -> None:
+        self._finalizer()
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _unpin(address: int, _array: object, pinned: bool) -> None:
+    if pinned:
+        _runtime().cudaHostUnregister(address)
+
+
+class CudaCopies:
+    """Of one device. With `timed` every copy is kept in `copies_made`, with events that can be compared."""
+
+    def __init__(self, device: torch.device, *, timed: bool = False) -> None:
+        index: int | None = device.index
+        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        self.devices = [self.device]
+        self.copies_made: list[TimedCopy] = []
+        self._timed = timed
+        self._down = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._up = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def here(self) -> Point:
+        return self._point(torch.cuda.current_stream(self.device))
+
+    def follow(self, points: Sequence[Point]) -> None:
+        _wait_for(torch.cuda.current_stream(self.device), points)
+
+    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+        with torch.cuda.stream(self._down):
+            _wait_for(self._down, after)
+            begun = self._point(self._down) if self._timed else None
+            for at, to, size in moves:
+                slot[to : to + size].copy_(array[at : at + size], non_blocking=True)
+            return self._ended("down", self._down, moves, begun)
+
+    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+        with torch.cuda.stream(self._up):
+            _wait_for(self._up, after)
+            begun = self._point(self._up) if self._timed else None
+            for to, at, size in moves:
+                array[to : to + size].copy_(slot[at : at + size], non_blocking=True)
+            return self._ended("up", self._up, moves, begun)
+
+    def aside(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._aside)
+
+    def guard(self, tensors: Sequence[Any]) -> None:
+        for tensor in tensors:
+            for stream in (self._down, self._up, self._aside):
+                tensor.record_stream(stream)
+
+    def pin(self, array: Any) -> HostMemory:
+        with torch.cuda.device(self.device):
+            return PinnedMemory(array)
+
+    def _point(self, stream: torch.cuda.Stream) -> CudaPoint:
+        # the event belongs to the device that is current when it is recorded
+        with torch.cuda.device(self.device):
+            return CudaPoint(stream, timed=self._timed)
+
+    def _ended(
+        self, direction: str, stream: torch.cuda.Stream, moves: Sequence[Move], begun: CudaPoint | None
+    ) -> CudaPoint:
+        ended = self._point(stream)
+        if begun is not None:
+            self.copies_made.append(TimedCopy(direction, sum(move.size for move in moves), begun, ended))
+        return ended
+
+
+def _wait_for(stream: torch.cuda.Stream, points: Sequence[Point]) -> None:
+    for point in points:
+        if isinstance(point, CudaPoint):
+            stream.wait_event(point.event)
+        else:
+            point.wait()  # of a device of another kind
+
+
+DEVICES: Final[dict[str, Callable[[torch.device], Copies]]] = {"cuda": CudaCopies}
+"""How to copy from and to a type of device."""
+
+
+def on_device(array: Any) -> bool:
+    """Whether `array` is a tensor on a device of `DEVICES`."""
+    return isinstance(array, torch.Tensor) and array.device.type in DEVICES

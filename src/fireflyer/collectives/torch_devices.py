@@ -1,0 +1,356 @@
+"""A communicator that takes tensors wherever they are: in CPU memory as `Communicator` does, on devices through it.
+
+>>> comm = DeviceCommunicator.of(communicator)
+>>> comm.allreduce(torch.ones(1000, device="cuda"))
+
+Reductions, broadcast and allgather of tensors on a device go piece by piece through pinned slots, so that copies run
+beside sums (`device_engine`). all_to_all, gather, scatter, send and recv are copied as a whole, before and after.
+
+As with other collectives on CUDA, an operation starts after what the current stream was given before the call, and
+`wait` makes the current stream wait; it blocks the host only until the last sum is done. All ranks must give a
+communicator the same operations in the same order, whether their tensors are on a device or not.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from fireflyer.base.errors import UsageError
+from fireflyer.collectives.arrays import DTYPES, carrier_of
+from fireflyer.collectives.communicator import OPS, Communicator
+from fireflyer.collectives.copies import Copies
+from fireflyer.collectives.device_engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, Job, Running
+from fireflyer.collectives.pieces import Piece, cut
+from fireflyer.collectives.torch_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
+from fireflyer.collectives.torch_cuda import DEVICES, on_device
+from fireflyer.collectives.torch_tensors import dtype_name
+
+__all__ = ["DeviceCommunicator", "reaching"]
+
+_INTEGERS: Final = ("i8", "i32", "i64", "u8")
+
+
+_attaching: Final = threading.Lock()
+
+
+class DeviceCommunicator:
+    """Over a `Communicator`, with its operations, arguments and errors. One for each communicator: see `of`."""
+
+    def __init__(self, communicator: Communicator, *, slot_bytes: int = SLOT_BYTES, slots: int = SLOTS) -> None:
+        """`slots` of `slot_bytes` are pinned at the first operation on a device; the same on all ranks."""
+        self.communicator = communicator
+        self.rank = communicator.rank
+        self.world_size = communicator.world_size
+        self.watch: Callable[[str, int, int, int], None] | None = None
+        """Set before the first operation on a device, it is told of every step of the pipeline (for benchmarks)."""
+        self._slot_bytes = slot_bytes
+        self._slots = slots
+        self._lock = threading.Lock()
+        self._places: dict[torch.device, Copies] = {}
+        self._engine: DeviceEngine | None = None
+        self._blocks = Blocks(communicator)
+        self._closed = False
+
+    @classmethod
+    def of(cls, communicator: Communicator | DeviceCommunicator) -> DeviceCommunicator:
+        """The one of this communicator, so that all who use it share its order."""
+        if isinstance(communicator, DeviceCommunicator):
+            return communicator
+        with _attaching:
+            if not isinstance(communicator.attached, DeviceCommunicator):
+                communicator.attached = cls(communicator)
+            return communicator.attached
+
+    # --- operations ---
+
+    def allreduce(
+        self, array: Any, *, op: str = "sum", dtype: str | None = None, out: Any = None, async_op: bool = False
+    ) -> Running:
+        if not on_device(array):
+            return self._host().allreduce(array, op=op, dtype=dtype, out=out, async_op=async_op)
+        target = array if out is None else out
+        _check_alike(array, target)
+        name = _check_op(array, dtype, op)
+
+        def run(slot: Any, piece: Piece) -> Running:
+            part = _part(slot, piece.source, name)
+            return self.communicator.allreduce(part, op=op, dtype=name, async_op=True)
+
+        return self._pieces("allreduce", array, target, array.numel(), run, async_op)
+
+    def reduce(
+        self,
+        array: Any,
+        *,
+        root: int,
+        op: str = "sum",
+        dtype: str | None = None,
+        out: Any = None,
+        async_op: bool = False,
+    ) -> Running:
+        if not on_device(array):
+            return self._host().reduce(array, root=root, op=op, dtype=dtype, out=out, async_op=async_op)
+        target = array if out is None else out
+        _check_alike(array, target)
+        name = _check_op(array, dtype, op)
+        self._check_root(root)
+
+        def run(slot: Any, piece: Piece) -> Running:
+            part = _part(slot, piece.source, name)
+            return self.communicator.reduce(part, root=root, op=op, dtype=name, async_op=True)
+
+        return self._pieces("reduce", array, target, array.numel(), run, async_op, writes=root == self.rank)
+
+    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Running:
+        if not on_device(array):
+            return self._host().broadcast(array, root=root, async_op=async_op)
+        self._check_root(root)
+
+        def run(slot: Any, piece: Piece) -> Running:
+            return self.communicator.broadcast(_part(slot, piece.source), root=root, async_op=True)
+
+        own = root == self.rank
+        return self._pieces("broadcast", array, array, array.numel(), run, async_op, reads=own, writes=not own)
+
+    def reduce_scatter(
+        self, out: Any, array: Any, *, op: str = "sum", dtype: str | None = None, async_op: bool = False
+    ) -> Running:
+        if not on_device(array):
+            return self._host().reduce_scatter(out, array, op=op, dtype=dtype, async_op=async_op)
+        self._check_parts("array", array, "out", out)
+        name = _check_op(array, dtype, op)
+
+        def run(slot: Any, piece: Piece) -> Running:
+            source, target = _part(slot, piece.source, name), _part(slot, piece.target, name)
+            return self.communicator.reduce_scatter(target, source, op=op, dtype=name, async_op=True)
+
+        return self._pieces("reduce_scatter", array, out, out.numel(), run, async_op)
+
+    def allgather(self, out: Any, array: Any, *, async_op: bool = False) -> Running:
+        if not on_device(array):
+            return self._host().allgather(out, array, async_op=async_op)
+        self._check_parts("out", out, "array", array)
+
+        def run(slot: Any, piece: Piece) -> Running:
+            return self.communicator.allgather(_part(slot, piece.target), _part(slot, piece.source), async_op=True)
+
+        return self._pieces("allgather", array, out, array.numel(), run, async_op)
+
+    def all_to_all(
+        self,
+        out: Any,
+        array: Any,
+        *,
+        out_splits: Sequence[int] | None = None,
+        in_splits: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Running:
+        if not on_device(array):
+            return self._host().all_to_all(out, array, out_splits=out_splits, in_splits=in_splits, async_op=async_op)
+        splits = {
+            name: None if counts is None else [count * array.element_size() for count in counts]
+            for name, counts in (("out_splits", out_splits), ("in_splits", in_splits))
+        }
+
+        def run(source: Any, target: Any) -> Running:
+            return self._host().all_to_all(target, source, async_op=True, **splits)
+
+        return self._whole(array, out, run, async_op)
+
+    def gather(self, array: Any, *, root: int, out: Any = None, async_op: bool = False) -> Running:
+        if not on_device(array):
+            return self._host().gather(array, root=root, out=out, async_op=async_op)
+
+        def run(source: Any, target: Any) -> Running:
+            return self._host().gather(source, root=root, out=target, async_op=True)
+
+        return self._whole(array, out if root == self.rank else None, run, async_op)
+
+    def scatter(self, out: Any, *, root: int, array: Any = None, async_op: bool = False) -> Running:
+        if not on_device(out):
+            return self._host().scatter(out, root=root, array=array, async_op=async_op)
+
+        def run(source: Any, target: Any) -> Running:
+            return self._host().scatter(target, root=root, array=source, async_op=True)
+
+        return self._whole(array if root == self.rank else None, out, run, async_op)
+
+    def send(self, array: Any, *, to: int, tag: int = 0, async_op: bool = False) -> Running:
+        if not on_device(array):
+            return self.communicator.send(array, to=to, tag=tag, async_op=async_op)
+
+        def run(source: Any, _: Any) -> Running:
+            return self.communicator.send(source, to=to, tag=tag, async_op=True)
+
+        return self._whole(array, None, run, async_op)
+
+    def recv(self, array: Any, *, source: int, tag: int = 0, async_op: bool = False) -> Running:
+        if not on_device(array):
+            return self.communicator.recv(array, source=source, tag=tag, async_op=async_op)
+
+        def run(_: Any, target: Any) -> Running:
+            return self.communicator.recv(target, source=source, tag=tag, async_op=True)
+
+        return self._whole(None, array, run, async_op)
+
+    def barrier(self, *, async_op: bool = False) -> Running:
+        """Of the ranks' processes; what they gave to their devices may still be running."""
+        return self._host().barrier(async_op=async_op)
+
+    # --- memory and life ---
+
+    def empty(self, shape: int | tuple[int, ...], dtype: str = "f32") -> Any:
+        return self.communicator.empty(shape, dtype)
+
+    def registered(self, array: Any) -> bool:
+        return not on_device(array) and self.communicator.registered(array)
+
+    def place(self, device: torch.device) -> Copies:
+        """How this process copies from and to `device`."""
+        with self._lock:
+            if device not in self._places:
+                self._places[device] = DEVICES[device.type](device)
+            return self._places[device]
+
+    def abort(self, reason: str) -> None:
+        self.communicator.abort(reason)
+
+    def close(self) -> None:
+        """Finishes what is pending, unpins memory and closes the communicator. May be called again."""
+        self._closed = True
+        if self._engine is not None:
+            self._engine.close()
+        self.communicator.close()
+        self._blocks.clear()
+
+    # --- what they are made of ---
+
+    def _host(self) -> Communicator:
+        """The communicator, when all operations on devices that were called before were started on it."""
+        if self._engine is not None:
+            self._engine.drain()
+        return self.communicator
+
+    def _engine_on(self, place: Copies) -> DeviceEngine:
+        with self._lock:
+            if self._closed:
+                raise UsageError("the communicator is closed; create a new one")
+            if self._engine is None:
+                self._engine = DeviceEngine(
+                    self.communicator, place, slot_bytes=self._slot_bytes, slots=self._slots, watch=self.watch
+                )
+                weakref.finalize(self, _drop, self._engine, weakref.ref(self.communicator))
+            return self._engine
+
+    def _pieces(
+        self,
+        kind: str,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        elements: int,
+        run: Callable[[Any, Piece], Running],
+        async_op: bool,
+        *,
+        reads: bool = True,
+        writes: bool = True,
+    ) -> DeviceWork:
+        if source.device != target.device:
+            raise UsageError(
+                f"{kind} reads from {source.device} and writes to {target.device}; pass tensors of one device"
+            )
+        pieces = cut(
+            kind, elements, source.element_size(), self.world_size, self._slot_bytes, reads=reads, writes=writes
+        )
+        place = self.place(source.device)
+        place.guard([source, target])
+        job = Job(kind, place, pieces, run, source=bytes_of(source), target=bytes_of(target))
+        work = self._engine_on(place).start(job)
+        if not async_op:
+            work.wait()
+        return work
+
+    def _whole(
+        self,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        run: Callable[[Any, Any], Running],
+        async_op: bool,
+    ) -> WholeWork:
+        """Copies `source` down, starts the operation, and copies up to `target` when somebody waits."""
+        given = source if source is not None else target
+        if not on_device(given) or any(t is not None and t.device != given.device for t in (source, target)):  # type: ignore[union-attr]
+            raise UsageError("the tensors of an operation are on several devices; pass tensors of one")
+        place = self.place(given.device)  # type: ignore[union-attr]
+        down = None if source is None else self._blocks.take(bytes_in(source), place)
+        up = None if target is None else self._blocks.take(bytes_in(target), place)
+        called = place.here()
+        if source is not None and down is not None:
+            place.guard([source])
+            place.down(bytes_of(source), down.tensor, all_of(source), [called]).wait()
+        running = run(None if down is None else down.array, None if up is None else up.array)
+        work = WholeWork(running, place, self._blocks, down, up, target, called)
+        if not async_op:
+            work.wait()
+        return work
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.world_size:
+            raise UsageError(f"root {root} is not a rank; the group has ranks 0 to {self.world_size - 1}")
+
+    def _check_parts(self, whole_name: str, whole: Any, part_name: str, part: Any) -> None:
+        if not on_device(whole) or not on_device(part):
+            raise UsageError(f"{whole_name} and {part_name} are not on one device; pass tensors of one")
+        if (whole.numel(), whole.dtype) != (part.numel() * self.world_size, part.dtype):
+            raise UsageError(
+                f"{whole_name} has {whole.numel()} elements of {whole.dtype}; it needs {self.world_size} (one for each "
+                f"rank) times the {part.numel()} of {part.dtype} of {part_name}"
+            )
+
+
+def reaching(communicator: Any, devices: set[str]) -> Any:
+    """`communicator`, made to take tensors of these types of devices. Raises `UsageError` where it cannot."""
+    if devices <= {"cpu"}:
+        return communicator
+    unknown = sorted(devices - DEVICES.keys() - {"cpu"})
+    if not isinstance(communicator, Communicator | DeviceCommunicator) or unknown:
+        names = ", ".join(unknown or sorted(devices))
+        raise UsageError(
+            f"the communicator cannot take tensors on {names}; it takes those on cpu, {', '.join(DEVICES)}"
+        )
+    return DeviceCommunicator.of(communicator)
+
+
+def _drop(engine: DeviceEngine, reference: weakref.ref[Communicator]) -> None:
+    """Nobody uses it any more, or the interpreter ends."""
+    communicator = reference()
+    if communicator is not None and not engine.idle:
+        communicator.abort("the process ends with operations on a device pending")
+    engine.drop()
+
+
+def _part(slot: Any, span: tuple[int, int], dtype: str | None = None) -> Any:
+    begin, size = span
+    part = slot[begin : begin + size]
+    return part if dtype is None else part.view(carrier_of(dtype))
+
+
+def _check_alike(array: torch.Tensor, out: Any) -> None:
+    if not on_device(out) or (array.numel(), array.dtype) != (out.numel(), out.dtype):
+        raise UsageError("out must be on the device of array and have its size and type")
+
+
+def _check_op(tensor: torch.Tensor, dtype: str | None, op: str) -> str:
+    """The name of the type of its elements. Raises `UsageError` for what the communicator would refuse later."""
+    name = dtype or dtype_name(tensor.dtype)
+    if DTYPES.get(name) != tensor.element_size():
+        raise UsageError(f"dtype {name!r} does not fit to a tensor of {tensor.dtype}; use one of {', '.join(DTYPES)}")
+    if op not in OPS:
+        raise UsageError(f"op {op!r} is not known; use one of {', '.join(OPS)}")
+    if op == "mean" and name in _INTEGERS:
+        raise UsageError(f"a mean of {name} is not an integer; sum it, or convert it first")
+    return name

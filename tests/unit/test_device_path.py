@@ -1,0 +1,363 @@
+"""Tensors on a device, through pinned slots: with the device of the tests, whose copies are made by threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.thread_device import Stream, ThreadCopies
+from tests.support.thread_ranks import together
+
+from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, UsageError
+from fireflyer.base.units import MIB
+from fireflyer.collectives import Communicator, device_engine, pieces, torch_cuda
+from fireflyer.collectives.device_engine import DeviceEngine
+from fireflyer.collectives.torch_devices import DeviceCommunicator, reaching
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+ARENA_BYTES = 64 * MIB
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the CPU are those of the device here, and pieces are small, so that there are many."""
+    monkeypatch.setitem(torch_cuda.DEVICES, "cpu", ThreadCopies)
+    monkeypatch.setattr(pieces, "SMALLEST_PIECE_BYTES", 256)
+
+
+def ranks(
+    nodes: list[int],
+    body: Callable[[DeviceCommunicator], Any],
+    *,
+    slot_bytes: int = 4096,
+    slots: int = 3,
+    **places: Any,
+) -> list[Any]:
+    """`places`: options of each rank's `ThreadCopies`."""
+
+    def run(communicator: Communicator) -> Any:
+        comm = communicator.attached = DeviceCommunicator(communicator, slot_bytes=slot_bytes, slots=slots)
+        copies = ThreadCopies(**places)
+        comm._places[torch.device("cpu")] = copies
+        try:
+            return body(comm)
+        finally:
+            comm.close()
+            assert copies.under_way == 0
+            assert all(memory.released for memory in copies.pinned)
+            copies.close()
+
+    return together(nodes, run, arena_bytes=ARENA_BYTES)
+
+
+def values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """From 0 to 3, and no two pieces are alike."""
+    return (((torch.arange(count) + 977 * seed) * 2654435761 >> 13) % 4).to(torch.float32).to(dtype)
+
+
+def total(count: int, dtype: torch.dtype, world: int) -> torch.Tensor:
+    return sum(values(count, dtype, rank).to(torch.float32) for rank in range(world)).to(dtype)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1]], ids=str)
+def test_every_operation_gives_what_it_gives_in_host_memory(nodes: list[int]) -> None:
+    world = len(nodes)
+
+    def body(comm: DeviceCommunicator) -> None:
+        for dtype in [*DTYPES, *FLOAT8]:
+            for count in (0, 5001):
+                mine, expected = values(count, dtype, comm.rank), total(count, dtype, world)
+                out = torch.zeros_like(mine)
+                comm.allreduce(mine, out=out)
+                assert torch.equal(out.float(), expected.float())
+                assert torch.equal(mine.float(), values(count, dtype, comm.rank).float())
+                comm.allreduce(mine)
+                assert torch.equal(mine.float(), expected.float())
+                mine = values(count, dtype, comm.rank)
+                comm.reduce(mine, root=1)
+                assert torch.equal(
+                    mine.float(), (expected if comm.rank == 1 else values(count, dtype, comm.rank)).float()
+                )
+                comm.broadcast(mine, root=1)
+                assert torch.equal(mine.float(), expected.float())
+                whole = torch.zeros(world * count, dtype=dtype)
+                comm.allgather(whole, values(count, dtype, comm.rank))
+                every = torch.cat([values(count, dtype, rank).float() for rank in range(world)])
+                assert torch.equal(whole.float(), every)
+                part = torch.zeros(count, dtype=dtype)
+                comm.reduce_scatter(part, values(world * count, dtype, comm.rank))
+                expected = total(world * count, dtype, world)[comm.rank * count : (comm.rank + 1) * count]
+                assert torch.equal(part.float(), expected.float())
+
+    assert together_ok(ranks(nodes, body, slot_bytes=8000))
+
+
+def together_ok(results: list[Any]) -> bool:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return True
+
+
+def test_ops_are_those_of_the_communicator() -> None:
+    expected = {"sum": 7.0, "mean": 3.5, "min": 2.0, "max": 5.0, "product": 10.0}
+
+    def body(comm: DeviceCommunicator) -> None:
+        for op, value in expected.items():
+            tensor = torch.full((3000,), (2.0, 5.0)[comm.rank])
+            comm.allreduce(tensor, op=op)
+            assert bool((tensor == value).all()), op
+
+    assert together_ok(ranks([0, 0], body))
+
+
+def test_operations_of_the_exchange_are_copied_as_a_whole() -> None:
+    def body(comm: DeviceCommunicator) -> None:
+        other = 1 - comm.rank
+        for _ in range(2):
+            out = torch.zeros(3, 2)
+            comm.all_to_all(
+                out,
+                torch.full((3, 2), float(comm.rank)),
+                in_splits=[2, 4] if comm.rank else [4, 2],
+                out_splits=[4, 2] if comm.rank == 0 else [2, 4],
+            )
+            assert out.flatten().tolist() == ([0.0] * 4 + [1.0] * 2 if comm.rank == 0 else [0.0] * 2 + [1.0] * 4)
+            gathered = torch.zeros(2, 5) if comm.rank == 1 else None
+            comm.gather(torch.full((5,), comm.rank + 1.0), root=1, out=gathered)
+            if gathered is not None:
+                assert gathered.tolist() == [[1.0] * 5, [2.0] * 5]
+            mine = torch.zeros(5)
+            comm.scatter(mine, root=1, array=gathered)
+            assert mine.tolist() == [comm.rank + 1.0] * 5
+            sent = comm.send(torch.full((7,), comm.rank + 5, dtype=torch.int64), to=other, async_op=True)
+            got = torch.zeros(7, dtype=torch.int64)
+            comm.recv(got, source=other)
+            sent.wait()
+            assert got.tolist() == [other + 5] * 7
+
+    assert together_ok(ranks([0, 0], body))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=5),
+    slots=st.integers(1, 4),
+    delays=st.lists(st.sampled_from([0.0, 0.0, 0.0002, 0.002]), min_size=1, max_size=7),
+    data=st.data(),
+)
+def test_late_copies_change_nothing(sizes: list[int], slots: int, delays: list[float], data: st.DataObject) -> None:
+    """Several operations under way, each copy late by something else on each rank."""
+    kinds = data.draw(
+        st.lists(st.sampled_from(["allreduce", "allgather", "broadcast", "host"]), min_size=5, max_size=5)
+    )
+
+    def late(_direction: str, number: int) -> None:
+        time.sleep(delays[(number * 5 + threading.get_ident()) % len(delays)])
+
+    def body(comm: DeviceCommunicator) -> None:
+        works, checks = [], []
+        for size, kind in zip(sizes, kinds, strict=False):
+            mine = values(size, torch.float32, comm.rank)
+            if kind == "host":  # has its place among the others, though these are not submitted yet
+                comm.barrier()
+                continue
+            if kind == "allreduce":
+                works.append(comm.allreduce(mine, async_op=True))
+                checks.append((mine, total(size, torch.float32, 2)))
+            elif kind == "broadcast":
+                works.append(comm.broadcast(mine, root=1, async_op=True))
+                checks.append((mine, values(size, torch.float32, 1)))
+            else:
+                whole = torch.zeros(2 * size)
+                works.append(comm.allgather(whole, mine, async_op=True))
+                checks.append((whole, torch.cat([values(size, torch.float32, rank) for rank in range(2)])))
+        for work in reversed(works):
+            work.wait()
+        for found, expected in checks:
+            assert torch.equal(found, expected)
+
+    assert together_ok(ranks([0, 0], body, slots=slots, before=late))
+
+
+def slow_ups(direction: str, _number: int) -> None:
+    time.sleep(0.003 if direction == "up" else 0)
+
+
+def long_sum(comm: DeviceCommunicator) -> bool:
+    mine = values(20_000, torch.float32, comm.rank)
+    comm.allreduce(mine)
+    return torch.equal(mine, total(20_000, torch.float32, 2))
+
+
+def test_a_slot_is_used_again_only_after_its_copy_up() -> None:
+    """... and that this test would see it: an engine that forgets the copy up mixes pieces."""
+
+    class Forgetful(DeviceEngine):
+        def _lower(self, step: Any) -> None:
+            self._lifted[step.slot] = None
+            super()._lower(step)
+
+    assert ranks([0, 0], long_sum, before=slow_ups) == [True, True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fireflyer.collectives.torch_devices.DeviceEngine", Forgetful)
+        assert False in ranks([0, 0], long_sum, before=slow_ups)
+
+
+def test_who_receives_only_waits_for_the_slot_too() -> None:
+    def body(comm: DeviceCommunicator) -> bool:
+        mine = values(20_000, torch.float32, comm.rank)
+        comm.broadcast(mine, root=0)
+        return torch.equal(mine, values(20_000, torch.float32, 0))
+
+    assert ranks([0, 0], body, before=slow_ups) == [True, True]
+
+
+def test_copies_down_run_beside_sums() -> None:
+    """While a piece is summed, the next ones come: all slots are in use before the first copy up ends."""
+    seen: list[int] = []
+
+    def body(comm: DeviceCommunicator) -> None:
+        copies: Any = comm.place(torch.device("cpu"))
+
+        def look(direction: str, number: int) -> None:
+            if direction == "up" and number == 0:
+                for _ in range(2000):
+                    if copies._numbers["down"] >= 3:
+                        break
+                    time.sleep(0.001)
+                seen.append(copies._numbers["down"])
+
+        copies._before = look
+        long_sum(comm)
+
+    assert together_ok(ranks([0, 0], body))
+    assert min(seen) >= 3
+
+
+def test_the_callers_stream_orders_operations() -> None:
+    """The input is computed late on a stream, the result is used on it, and the caller waits for neither."""
+
+    def body(comm: DeviceCommunicator) -> None:
+        copies: Any = comm.place(torch.device("cpu"))
+        stream = Stream("compute")
+        go = threading.Event()
+        mine = torch.zeros(20_000)
+        results: list[torch.Tensor] = []
+
+        def late() -> None:
+            assert go.wait(30)
+            mine.copy_(values(20_000, torch.float32, comm.rank))
+
+        with copies.stream(stream):
+            stream.give(late)
+            work = comm.allreduce(mine, async_op=True)
+            assert not work.done()
+            go.set()
+            work.wait()
+            stream.give(lambda: results.append(mine.clone()))
+            copies.here().wait()
+        stream.close()
+        assert torch.equal(results[0], total(20_000, torch.float32, 2))
+
+    assert together_ok(ranks([0, 0], body, before=slow_ups))
+
+
+def test_a_device_that_fails_fails_the_operation_everywhere_after_its_copies() -> None:
+    """... and later ones; pinned memory is given back."""
+
+    def body(comm: DeviceCommunicator) -> list[BaseException]:
+        copies: Any = comm.place(torch.device("cpu"))
+
+        def fail(direction: str, number: int) -> None:
+            time.sleep(0.001)
+            if comm.rank == 1 and direction == "down" and number == 5:
+                raise RuntimeError("uncorrectable error")
+
+        copies._before = fail
+        errors: list[BaseException] = []
+        works = [comm.allreduce(torch.ones(20_000), async_op=True) for _ in range(2)]
+        for work in works:
+            with pytest.raises((FireflyerError, RuntimeError)) as caught:
+                work.wait()
+            errors.append(caught.value)
+        assert copies.under_way == 0
+        with pytest.raises(FireflyerError):
+            comm.allreduce(torch.ones(5))
+        return errors
+
+    first, second = ranks([0, 0], body)
+    assert isinstance(first[0], Aborted)
+    assert "failed on the device of rank 1: uncorrectable error" in str(first[0])
+    assert "uncorrectable error" in str(second[0])
+
+
+def test_calls_that_differ_raise_on_all_ranks() -> None:
+    def body(comm: DeviceCommunicator) -> BaseException:
+        with pytest.raises(FireflyerError) as caught:
+            comm.allreduce(torch.ones(5000 + comm.rank * 3000))
+        return caught.value
+
+    assert all(isinstance(error, UsageError | PeerFailed) for error in ranks([0, 0], body))
+
+
+def test_arguments_are_checked_before_anything_is_started() -> None:
+    def body(comm: DeviceCommunicator) -> None:
+        wrong: list[tuple[str, Callable[[], Any]]] = [
+            ("bool", lambda: comm.allreduce(torch.ones(3, dtype=torch.bool))),
+            ("not an integer", lambda: comm.allreduce(torch.ones(3, dtype=torch.int32), op="mean")),
+            ("op 'xor'", lambda: comm.allreduce(torch.ones(3), op="xor")),
+            ("its size and type", lambda: comm.allreduce(torch.ones(3), out=torch.ones(4))),
+            ("root 2 is not a rank", lambda: comm.broadcast(torch.ones(3), root=2)),
+            ("times the 4", lambda: comm.allgather(torch.ones(3), torch.ones(4))),
+            ("not contiguous", lambda: comm.allreduce(torch.ones(4, 4).t())),
+        ]
+        for text, call in wrong:
+            with pytest.raises(UsageError, match=text):
+                call()
+        assert long_sum(comm)
+
+    assert together_ok(ranks([0, 0], body))
+
+
+def test_the_end_of_a_communicator_ends_its_threads() -> None:
+    def body(communicator: Communicator) -> weakref.ref[Any]:
+        comm = DeviceCommunicator.of(communicator)
+        assert DeviceCommunicator.of(comm) is comm is DeviceCommunicator.of(communicator)
+        comm.allreduce(torch.ones(5000))
+        assert comm._engine is not None
+        return weakref.ref(comm._engine)
+
+    engines = together([0, 0], body, arena_bytes=ARENA_BYTES)
+    gc.collect()
+    assert [engine() for engine in engines] == [None, None]
+
+
+def test_only_known_devices_are_reached() -> None:
+    assert reaching("anything", {"cpu"}) == "anything"
+    with pytest.raises(UsageError, match="cannot take tensors on xpu"):
+        reaching("anything", {"xpu"})
+    with pytest.raises(UsageError, match="cannot take tensors on cuda"):
+        reaching("anything", {"cuda"})
+
+
+def test_slots_are_bounded() -> None:
+    assert device_engine.SLOTS * device_engine.SLOT_BYTES == 32 * MIB
