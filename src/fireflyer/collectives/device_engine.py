@@ -31,7 +31,7 @@ from fireflyer.collectives.copies import Copies, HostMemory, Point
 from fireflyer.collectives.pieces import Piece
 from fireflyer.collectives.stages import Stages, Step
 
-__all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "Running"]
+__all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "Outcome", "Running"]
 
 SLOT_BYTES: Final = 8 * MIB
 SLOTS: Final = 4
@@ -57,7 +57,37 @@ class Host(Protocol):
     def abort(self, reason: str) -> None: ...
 
 
-class Job:
+class Outcome:
+    """How an operation ends that was called on the device `place` at `called`."""
+
+    def __init__(self, name: str, place: Copies) -> None:
+        self.name = name
+        self.place = place
+        self.called = place.here()
+        self.point = self.called
+        """Reached when the last copy to the device has ended."""
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+
+    def fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+
+    def end(self) -> None:
+        """All of it was started; what failed is over, too."""
+        self.settle()
+        self.ended.set()
+
+    def settle(self) -> None:
+        """Waits for the device, if it failed."""
+        if self.error is not None:
+            try:
+                self.point.wait()
+            except Exception as error:  # a broken device ends no copies; what broke first is what is told
+                self.error.add_note(f"then: {error}")
+
+
+class Job(Outcome):
     """One operation. `run(slot, piece)` starts it on a piece, `slot` being a NumPy array of uint8."""
 
     def __init__(
@@ -71,30 +101,17 @@ class Job:
         target: Any,
     ) -> None:
         """`source` and `target` are flat arrays of uint8 on the device. The job starts after `place.here()`."""
-        self.name = name
-        self.place = place
+        super().__init__(name, place)
         self.pieces = pieces
         self.run = run
         self.source = source
         self.target = target
-        self.called = place.here()
-        self.point = self.called
-        """Reached when the last copy up has ended."""
-        self.error: BaseException | None = None
-        self.ended = threading.Event()
-
-    def fail(self, error: BaseException) -> None:
-        if self.error is None:
-            self.error = error
 
     def end(self) -> None:
-        if self.error is not None:
-            try:
-                self.point.wait()
-            except Exception as error:  # a broken device ends no copies; what broke first is what is told
-                self.error.add_note(f"then: {error}")
+        # threads that idle keep the last job, but neither its arrays nor the communicator that is in its `run`
+        self.run = _refuse
+        self.settle()
         self.source = self.target = None
-        self.run = _refuse  # threads that idle keep the last job, but not the communicator that was in its `run`
         self.ended.set()
 
 
@@ -105,7 +122,7 @@ def _refuse(_slot: Any, _piece: Piece) -> Running:
 class DeviceWork:
     """A job, as the caller sees it. `place` is where its result is."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Outcome) -> None:
         self._job = job
         self.place = job.place
 

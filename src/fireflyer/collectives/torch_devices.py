@@ -28,6 +28,7 @@ from fireflyer.collectives.device_engine import SLOT_BYTES, SLOTS, DeviceEngine,
 from fireflyer.collectives.pieces import Piece, cut
 from fireflyer.collectives.torch_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
 from fireflyer.collectives.torch_cuda import DEVICES, on_device
+from fireflyer.collectives.torch_pairs import PairedSums
 from fireflyer.collectives.torch_tensors import dtype_name
 
 __all__ = ["DeviceCommunicator", "reaching"]
@@ -48,6 +49,8 @@ class DeviceCommunicator:
         self.world_size = communicator.world_size
         self.watch: Callable[[str, int, int, int], None] | None = None
         """Set before the first operation on a device, it is told of every step of the pipeline (for benchmarks)."""
+        self.pairs: PairedSums | None = None
+        """Where GPUs are bridged in pairs (`torch_pair_join`); closed with this."""
         self._slot_bytes = slot_bytes
         self._slots = slots
         self._lock = threading.Lock()
@@ -76,6 +79,11 @@ class DeviceCommunicator:
         target = array if out is None else out
         _check_alike(array, target)
         name = _check_op(array, dtype, op)
+        if self.pairs is not None and dtype is None and self.pairs.takes(array):
+            bytes_of(target)  # raises if it has gaps
+            if target is not array:
+                target.copy_(array)
+            return self.pairs.allreduce(target, op=op, async_op=async_op)
 
         def run(slot: Any, piece: Piece) -> Running:
             part = _part(slot, piece.source, name)
@@ -218,11 +226,15 @@ class DeviceCommunicator:
             return self._places[device]
 
     def abort(self, reason: str) -> None:
+        if self.pairs is not None:
+            self.pairs.abort(reason)
         self.communicator.abort(reason)
 
     def close(self) -> None:
         """Finishes what is pending, unpins memory and closes the communicator. May be called again."""
         self._closed = True
+        if self.pairs is not None:
+            self.pairs.close()
         if self._engine is not None:
             self._engine.close()
         self.communicator.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
@@ -15,6 +17,8 @@ from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.job import JobPlans
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.torch_devices import DeviceCommunicator
+from fireflyer.collectives.torch_pair_join import pair_on_cuda
 from fireflyer.collectives.torch_store import C10dStore, Places, agree_on_places, own_address
 from fireflyer.runtime.environment import read_environment
 
@@ -30,9 +34,19 @@ class HfreduceOptions:
     `node`: the node of this rank (default GROUP_RANK, and always the machine on which it runs). `host`: the address at
     which other nodes reach this one (default: that from which it reaches MASTER_ADDR). `plan` fixes the order of sums
     (default: what the job keeps, see `job`; for a part of its ranks a new one).
+    `nvlink_pairs`: pairs of ranks whose GPUs are bridged; all ranks, the same everywhere. Each rank's GPU is then its
+    current CUDA device when the group is made.
     """
 
-    def __init__(self, *, node: int | None = None, host: str | None = None, plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        node: int | None = None,
+        host: str | None = None,
+        plan: Plan | None = None,
+        nvlink_pairs: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.nvlink_pairs = tuple(nvlink_pairs)
         self.node = node
         self.host = host
         self.plan = plan
@@ -59,22 +73,27 @@ def join(
     timeout_ns = max(MS, int(timeout / timedelta(microseconds=1)) * _MICROSECOND_NS)
     if places is None:
         places = agree_on_places(ours, env, rank=rank, world_size=world_size, node=options.node, timeout_ns=timeout_ns)
-    whole = world_size == env.world_size  # what was declared for the job fits no part of it
-    communicator = Communicator.create(
-        rank=rank,
-        world_size=world_size,
-        node=places.node_of_rank[rank],
+    create = partial(
+        Communicator.create,
         store=ours,
         secret=places.secret,
-        plan=options.plan,
-        name=name,
         attempt=env.attempt,
         host=options.host or own_address(env),
         timeout_ns=timeout_ns,
         join_timeout_ns=timeout_ns,
         pin=env.pin,
+    )
+    whole = world_size == env.world_size  # what was declared for the job fits no part of it
+    communicator = create(
+        rank=rank,
+        world_size=world_size,
+        node=places.node_of_rank[rank],
+        plan=options.plan,
+        name=name,
         planner=JobPlans(env.run_dir, f"torch-{name}").plan if whole else default_plan,
     )
+    if options.nvlink_pairs:
+        pair_on_cuda(DeviceCommunicator.of(communicator), options.nvlink_pairs, create)
     return Joined(communicator, places)
 
 

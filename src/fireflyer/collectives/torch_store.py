@@ -28,7 +28,7 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.secrets import Secret, load_secret, new_secret
 from fireflyer.runtime.store import Store
 
-__all__ = ["C10dStore", "Places", "agree_on_places", "own_address"]
+__all__ = ["C10dStore", "Places", "agree_on_places", "number_nodes", "own_address"]
 
 _MICROSECOND_NS: Final = 1000
 _GRACE_NS: Final = 5 * SECOND

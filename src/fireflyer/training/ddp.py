@@ -74,7 +74,7 @@ class DistributedDataParallel(torch.nn.Module):
             raise UsageError(f"cannot wrap a {type(module).__name__}; the first argument is a torch.nn.Module")
         if bucket_bytes < 1:
             raise UsageError(f"bucket_bytes {bucket_bytes} must be positive; 25 MiB is usual")
-        comm = reaching(comm, _device_types(module))
+        comm = _for_devices_of(module, comm)
         self.module = module
         self._comm = comm
         self._broadcast_buffers = broadcast_buffers
@@ -148,8 +148,13 @@ class DistributedDataParallel(torch.nn.Module):
             raise UsageError(f"parameters were replaced, frozen or unfrozen after wrapping: {changed[:8]}; wrap again")
 
 
-def _device_types(module: torch.nn.Module) -> set[str]:
-    return {tensor.device.type for tensor in chain(module.parameters(), module.buffers())}
+def _for_devices_of(module: torch.nn.Module, comm: Communicator) -> Communicator:
+    for name, tensor in chain[tuple[str, torch.Tensor]](module.named_parameters(), module.named_buffers()):
+        try:
+            comm = reaching(comm, {tensor.device.type})
+        except UsageError as error:
+            raise UsageError(f"{name!r} is on {tensor.device}; {error}") from None
+    return comm
 
 
 def _describe(module: torch.nn.Module) -> list[str]:
