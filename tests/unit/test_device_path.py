@@ -56,7 +56,7 @@ def ranks(
     def run(communicator: Communicator) -> Any:
         comm = communicator.attached = DeviceCommunicator(communicator, slot_bytes=slot_bytes, slots=slots)
         copies = ThreadCopies(**places)
-        comm._places[torch.device("cpu")] = copies
+        comm.use(torch.device("cpu"), copies)
         try:
             return body(comm)
         finally:

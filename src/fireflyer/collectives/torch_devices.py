@@ -218,6 +218,11 @@ class DeviceCommunicator:
     def registered(self, array: Any) -> bool:
         return not on_device(array) and self.communicator.registered(array)
 
+    def use(self, device: torch.device, copies: Copies) -> None:
+        """Copies from and to `device` are made by `copies`; before the first operation there."""
+        with self._lock:
+            self._places[device] = copies
+
     def place(self, device: torch.device) -> Copies:
         """How this process copies from and to `device`."""
         with self._lock:
