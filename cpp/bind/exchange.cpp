@@ -2,12 +2,14 @@
 #include "fireflyer/exchange.hpp"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -20,11 +22,20 @@ namespace {
 
 using Released = nb::call_guard<nb::gil_scoped_release>;
 using Parts = std::vector<std::tuple<int, std::uintptr_t, std::uint64_t>>;
+using Sum = std::tuple<std::string, std::uintptr_t, std::uint64_t, std::vector<std::uintptr_t>>;
 
 std::vector<ff::Part> parts_of(const Parts& parts) {
   std::vector<ff::Part> made;
   made.reserve(parts.size());
   for (const auto& [rank, address, bytes] : parts) made.push_back({rank, reinterpret_cast<char*>(address), bytes});
+  return made;
+}
+
+std::optional<ff::RowSum> sum_of(const std::optional<Sum>& sum) {
+  if (!sum) return std::nullopt;
+  const auto& [op, out, count, rows] = *sum;
+  ff::RowSum made{ff::reduce_op_from_name(op), reinterpret_cast<char*>(out), count, {}};
+  for (const std::uintptr_t row : rows) made.rows.push_back(reinterpret_cast<const void*>(row));
   return made;
 }
 
@@ -62,12 +73,15 @@ void bind_exchange(nb::module_& m) {
   m.def("exchange_of", [](ff::Executor& executor) -> ff::Exchange& { return executor.exchange(); }, nb::arg("executor"), nb::rv_policy::reference, nb::keep_alive<0, 1>());
   m.def(
       "submit_parts",
-      [](ff::Executor& executor, const std::string& kind, std::uint64_t count, const std::string& dtype, int root, const Parts& out, const Parts& in) {
+      [](ff::Executor& executor, const std::string& kind, std::uint64_t count, const std::string& dtype, int root, const Parts& out, const Parts& in,
+         const std::optional<Sum>& sum) {
         const ff::OpKind k = kind_from_name(kind);
         const ff::DType d = ff::dtype_from_name(dtype);
         auto outgoing = parts_of(out), incoming = parts_of(in);
+        auto added = sum_of(sum);
         nb::gil_scoped_release released;
-        return executor.submit_parts(k, count, d, root, std::move(outgoing), std::move(incoming));
+        return executor.submit_parts(k, count, d, root, std::move(outgoing), std::move(incoming), std::move(added));
       },
-      nb::arg("executor"), nb::arg("kind"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("out"), nb::arg("in_"));
+      nb::arg("executor"), nb::arg("kind"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("out"), nb::arg("in_"),
+      nb::arg("sum").none() = nb::none());
 }

@@ -7,6 +7,7 @@
 
 #include "fireflyer/exchange.hpp"
 #include "fireflyer/executor.hpp"
+#include "fireflyer/kernels.hpp"
 #include "run.hpp"
 
 namespace ff {
@@ -20,10 +21,14 @@ constexpr std::uint64_t max_lead = signature_ring / 2;  // operations; beyond, t
 struct Executor::Parts {
   std::vector<Part> out, in;  // for and from others
   Part mine_out, mine_in;
+  std::optional<RowSum> sum;
 };
 
-std::shared_ptr<Work> Executor::submit_parts(OpKind kind, std::uint64_t count, DType dtype, int root, std::vector<Part> out, std::vector<Part> in) {
+std::shared_ptr<Work> Executor::submit_parts(OpKind kind, std::uint64_t count, DType dtype, int root, std::vector<Part> out, std::vector<Part> in,
+                                             std::optional<RowSum> sum) {
   if (!exchanged(kind)) throw std::invalid_argument("no operation that runs rank to rank");
+  if (sum && static_cast<int>(sum->rows.size()) != group_.world_size()) throw std::invalid_argument("one row for each rank");
+  if (sum && sum->op == ReduceOp::mean && accum_dtype(dtype) != DType::f32 && dtype != DType::f64) throw std::invalid_argument("integers have no mean");
   auto parts = std::make_shared<Parts>();
   const auto separate = [this](std::vector<Part>& all, Part& mine) {
     std::vector<bool> seen(static_cast<std::size_t>(group_.world_size()));
@@ -40,13 +45,15 @@ std::shared_ptr<Work> Executor::submit_parts(OpKind kind, std::uint64_t count, D
   if (parts->mine_out.bytes != parts->mine_in.bytes) throw std::invalid_argument("a rank's part for itself has two sizes");
   parts->out = std::move(out);
   parts->in = std::move(in);
+  parts->sum = std::move(sum);
   auto work = std::make_shared<Work>();
   const std::lock_guard lock(mutex_);
   if (closing_) throw std::logic_error("the communicator is closed");
   if (pending_ >= max_pending) throw std::out_of_range("too many operations are pending");
   const std::int64_t now_ns = monotonic_ns();
   if (pending_++ == 0) busy_since_ns_ = now_ns;
-  Task task{OpDescriptor{next_seq_++, count, kind, dtype, root}, nullptr, nullptr, work, nullptr, {}};
+  const ReduceOp reduce = parts->sum ? parts->sum->op : ReduceOp::sum;
+  Task task{OpDescriptor{next_seq_++, count, kind, dtype, root, reduce}, nullptr, nullptr, work, nullptr, {}};
   std::uint64_t bytes = parts->mine_out.bytes;
   for (const Part& part : parts->out) bytes += part.bytes;
   task.parts = std::move(parts);
@@ -67,8 +74,17 @@ std::optional<Failure> Executor::run_parts(const Task& task) {
     const std::lock_guard lock(mutex_);
     stats_.bytes += bytes;
   };
+  const auto add_up = [&] {
+    if (!parts.sum || parts.sum->count == 0) return;
+    const RowSum& sum = *parts.sum;
+    const auto divisor = static_cast<std::uint32_t>(sum.op == ReduceOp::mean ? group_.world_size() : 1);
+    const std::uint64_t saturated = reduce_to(sum.out, sum.rows.data(), group_.world_size(), sum.count, task.op.dtype, sum.op, divisor);
+    const std::lock_guard lock(mutex_);
+    stats_.saturated += saturated;
+  };
   if (group_.world_size() == 1) {
     finish();
+    add_up();
     return std::nullopt;
   }
   if (auto failure = let_others_follow(task.op)) window_->fail(*failure);
@@ -90,6 +106,7 @@ std::optional<Failure> Executor::run_parts(const Task& task) {
   const Failure failure = work->failure();
   if (failure.kind != FailureKind::none) return failure;
   if (window_->failed()) return window_->failure();
+  add_up();
   window_->leave(local_, task.op);
   return std::nullopt;
 }

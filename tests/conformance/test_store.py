@@ -101,6 +101,20 @@ def test_add_counts_every_call_once(store: Store) -> None:
         store.add("n", (1 << 63) - 1 + 60)
 
 
+def test_of_many_that_set_a_missing_key_one_wins_and_all_learn_its_value(store: Store) -> None:
+    with ThreadPoolExecutor(9) as pool:
+        waiting = pool.submit(store.get, "seat", 20 * SECOND)
+        held = list(pool.map(lambda number: store.set_if_missing("seat", b"%d" % number), range(8)))
+        assert waiting.result(20) == held[0]
+    assert len(set(held)) == 1
+    assert held[int(held[0])] == b"%d" % int(held[0])
+    assert store.set_if_missing("seat", b"late") == store.get("seat", SECOND) == held[0]
+    store.set("seat", b"")
+    assert store.set_if_missing("seat", b"not missing") == b""
+    with pytest.raises(UsageError, match="at most 4194304"):
+        store.set_if_missing("k", bytes(MAX_VALUE_BYTES + 1))
+
+
 def test_keys_are_listed_and_deleted_by_prefix(store: Store) -> None:
     for key in ("b/2", "b/1", "c"):
         store.set(key, b"v")

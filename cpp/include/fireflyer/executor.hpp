@@ -34,6 +34,14 @@ class Run;
 struct Part;
 struct Scene;
 
+// What a rank adds up when the parts of an operation have arrived: as many rows as there are ranks, in their order.
+struct RowSum {
+  ReduceOp op = ReduceOp::sum;
+  char* out = nullptr;  // may be one of the rows
+  std::size_t count = 0;
+  std::vector<const void*> rows;
+};
+
 class Work {
  public:
   bool wait(std::int64_t timeout_ns);  // false: not yet done; negative waits for ever
@@ -93,7 +101,9 @@ class Executor {
   std::shared_ptr<Work> call(const OpDescriptor& op, const void* in, void* out, std::int64_t patience_ns);
 
   // all_to_all, gather and scatter: what this rank hands to others and gets from them, its part for itself included.
-  std::shared_ptr<Work> submit_parts(OpKind kind, std::uint64_t count, DType dtype, int root, std::vector<Part> out, std::vector<Part> in);
+  // With `sum` the operation is done when that is added up too.
+  std::shared_ptr<Work> submit_parts(OpKind kind, std::uint64_t count, DType dtype, int root, std::vector<Part> out, std::vector<Part> in,
+                                     std::optional<RowSum> sum = std::nullopt);
   Exchange& exchange() { return *exchange_; }
   void abort(const std::string& reason);  // everywhere
   void close();  // finishes what is pending, says goodbye, joins the threads; idempotent

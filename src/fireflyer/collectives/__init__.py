@@ -1,23 +1,28 @@
 """Sums over all ranks of a job in CPU memory (the papers' HFReduce): shared memory inside a node, a double binary tree
-over TCP between nodes."""
+over TCP between nodes.
+
+`Communicator` is a group: `create` and `from_environment` make one, `reform`, `leave` and `join` change who is in it.
+A `Plan` says how it sums: `make_plan` writes one down, `plan_for` chooses by declared `Speeds`, `tune` measures them,
+and `explain` says why. The modules say more; what is not named here may change.
+"""
 
 from fireflyer.collectives.communicator import Communicator, Stats
 from fireflyer.collectives.cost import Speeds
-from fireflyer.collectives.plan import Orientation, Plan, Route, Tree, double_binary_tree, make_plan, orient
-from fireflyer.collectives.routing import plan_for
+from fireflyer.collectives.plan import Plan, Route, make_plan
+from fireflyer.collectives.routing import explain, plan_for
+from fireflyer.collectives.tuning import Tuning, tune
 from fireflyer.collectives.work import Work
 
 __all__ = [
     "Communicator",
-    "Orientation",
     "Plan",
     "Route",
     "Speeds",
     "Stats",
-    "Tree",
+    "Tuning",
     "Work",
-    "double_binary_tree",
+    "explain",
     "make_plan",
-    "orient",
     "plan_for",
+    "tune",
 ]

@@ -1,105 +1,133 @@
-"""Reductions whose bits do not depend on which ranks sit on which node.
+"""Sums whose bits do not depend on which ranks sit on which node: what a plan with `sums="canonical"` asks for.
 
-The group's own `allreduce` adds inside nodes first. Here every rank receives its slice of the array from all ranks,
-adds the slices in ascending order of ranks (in the accumulation type, rounded once), and hands the result to everybody:
-the bits that one node of all ranks gives, for any layout. It moves as many bytes between ranks as a ring, but knows
-nothing of nodes. The array is taken in blocks, so that the memory it needs does not grow with it; while one block is
-being added up the next one is under way.
+The group's other sums add inside nodes first. Here every rank receives its slice of the array from all ranks, adds the
+slices in ascending order of ranks, `((r0 + r1) + r2) + ...`, in the accumulation type, rounds once, and hands the
+result to whoever is to have it: the bits that one node of all ranks gives, for any layout. A group on one node adds in
+that order anyway, and needs none of this.
+
+An array is taken in blocks, each an `all_to_all` that ends with an addition and another that spreads its result. All of
+them are put into the group's order of operations at once, so nothing has to wait for them in Python. Since operations
+run one after the other, they share one buffer, which does not grow with the array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.base.units import MIB
+from fireflyer.base.errors import Busy
+from fireflyer.base.units import MIB, MS
 from fireflyer.collectives.arrays import DTYPES, FlatArray
-from fireflyer.collectives.exchange import Flight, Part, RankExchange
-from fireflyer.native import reduce
+from fireflyer.collectives.exchange import Flight, Part, RankExchange, RowSum
 
-__all__ = ["SCRATCH_BYTES", "canonical_allreduce"]
+__all__ = ["MAX_BLOCKS", "SCRATCH_BYTES", "CanonicalSums"]
 
 SCRATCH_BYTES: Final = 8 * MIB
-"""Of each of the two buffers that a call needs, whatever the array's size; at least a cache line for every rank."""
+"""Of the buffer that a communicator keeps once it has summed, whatever the arrays' sizes, while they have at most
+`MAX_BLOCKS` times as many bytes; at least a cache line for every rank."""
+MAX_BLOCKS: Final = 1024
 _LINE_BYTES: Final = 64
+_PATIENCE_NS: Final = 100 * MS
 
 
-class _Block:
-    """So many elements of the array, from `first`: each rank adds up a slice of them."""
+class CanonicalSums:
+    """Of one rank and one communicator. Calls must come one at a time, in the same order on all ranks."""
 
-    def __init__(self, flat: FlatArray, first: int, elements: int, world_size: int, slice_elements: int) -> None:
-        self.unit = DTYPES[flat.dtype]
-        self.address = flat.address + first * self.unit
-        borders = [min(elements, rank * slice_elements) for rank in range(world_size + 1)]
-        self.slices = [(low, high - low) for low, high in pairwise(borders)]
+    def __init__(self, exchange: RankExchange) -> None:
+        self._exchange = exchange
+        self._rows: npt.NDArray[Any] = np.empty((exchange.world_size, 0), "u1")
+        self._result: npt.NDArray[Any] = np.empty(0, "u1")
 
-    def parts(self) -> list[Part]:
-        """Every rank's slice, where it lies in the array."""
-        return [
-            (rank, self.address + low * self.unit, size * self.unit) for rank, (low, size) in enumerate(self.slices)
-        ]
+    def start(self, kind: str, source: FlatArray, target: FlatArray, root: int, op: str) -> Flight:
+        """The whole operation; done when its last part is. `target` is of no use where this rank receives nothing.
+
+        Raises `Busy` where too many operations are pending, `UsageError`."""
+        ranks, rank = self._exchange.world_size, self._exchange.rank
+        unit = DTYPES[source.dtype]
+        flights: list[Flight] = []
+        if kind == "reduce_scatter":
+            part = source.elements // ranks
+            step = self._slice_elements(part, unit)
+            for first in range(0, max(1, part), step):
+                slices = [(row * part + first, min(step, part - first)) for row in range(ranks)]
+                self._collect(flights, source, slices, target.address + first * unit, root, op)
+            return flights[-1]
+        step = self._slice_elements(-(-source.elements // ranks), unit)
+        self._result = _at_least(self._result, step * unit)
+        for first in range(0, max(1, source.elements), step * ranks):
+            slices = _slices(first, min(step * ranks, source.elements - first), ranks, step)
+            low, size = slices[rank]
+            receives = root in (-1, rank)
+            here = target.address + low * unit if receives else self._result.ctypes.data
+            self._collect(flights, source, slices, here, root, op)
+            outgoing = [(to, here, size * unit) for to in range(ranks) if to != rank and root in (-1, to)]
+            incoming = [
+                (other, target.address + start * unit, count * unit)
+                for other, (start, count) in enumerate(slices)
+                if other != rank and receives
+            ]
+            keeper = (source.keeper, target.keeper, self._result)
+            self._add(flights, source, root, outgoing, incoming, keeper, None)
+        return flights[-1]
+
+    def _slice_elements(self, elements: int, unit: int) -> int:
+        """How much of `elements` a rank adds up at a time; makes room for it."""
+        ranks = self._exchange.world_size
+        step = max(_LINE_BYTES, SCRATCH_BYTES // ranks) // unit
+        step = max(1, min(elements, max(step, -(-elements // MAX_BLOCKS))))
+        if self._rows.shape[1] < step * unit:
+            self._rows = np.empty((ranks, step * unit), "u1")
+        return step
+
+    def _collect(
+        self, flights: list[Flight], source: FlatArray, slices: list[tuple[int, int]], out: int, root: int, op: str
+    ) -> None:
+        """Every rank gets its slice from all, and adds it up."""
+        rank, unit = self._exchange.rank, DTYPES[source.dtype]
+        outgoing: list[Part] = []
+        incoming: list[Part] = []
+        rows: list[int] = []
+        low, size = slices[rank]
+        for other, (start, count) in enumerate(slices):
+            if other == rank:
+                rows.append(source.address + low * unit)  # read where it lies
+                continue
+            rows.append(self._rows[other].ctypes.data)
+            outgoing.append((other, source.address + start * unit, count * unit))
+            incoming.append((other, rows[-1], size * unit))
+        keeper = (source.keeper, self._rows, self._result)
+        self._add(flights, source, root, outgoing, incoming, keeper, (op, out, size, rows))
+
+    def _add(
+        self,
+        flights: list[Flight],
+        source: FlatArray,
+        root: int,
+        outgoing: list[Part],
+        incoming: list[Part],
+        keeper: object,
+        summed: RowSum | None,
+    ) -> None:
+        """The next part of the operation. One that has begun must go on: it waits for room, and raises no `Busy`."""
+        what = ("all_to_all", source.elements, source.dtype, root, outgoing, incoming, keeper, summed)
+        while True:
+            try:
+                flights.append(self._exchange.start(*what))
+                return
+            except Busy:
+                if not flights:
+                    raise
+                flights[-1].native.wait(_PATIENCE_NS)
 
 
-def canonical_allreduce(exchange: RankExchange, flat: FlatArray, op: str, wait: Callable[[Flight], object]) -> None:
-    """Replaces the array by the element-wise `op` over all ranks; returns when that is done.
-
-    `wait` returns when a flight is over, and raises what it failed with. All ranks call this at the same place in their
-    order of operations; it counts as two operations for each block.
-    """
-    rank, world_size = exchange.rank, exchange.world_size
-    unit = DTYPES[flat.dtype]
-    slice_elements = max(_LINE_BYTES, SCRATCH_BYTES // world_size) // unit
-    step = slice_elements * world_size
-    blocks = [
-        _Block(flat, first, min(step, flat.elements - first), world_size, slice_elements)
-        for first in range(0, flat.elements, step)
-    ]
-    rows = min(slice_elements, flat.elements) * unit
-    scratch = [np.empty((world_size, rows), "u1") for _ in range(min(2, len(blocks)))]
-    results = [np.empty(rows, "u1") for _ in scratch]
-    collecting = [_collect(exchange, block, buffer, flat) for block, buffer in zip(blocks, scratch, strict=False)]
-    spreading: list[Flight] = []
-    for number, block in enumerate(blocks):
-        buffer, result = scratch[number % 2], results[number % 2]
-        wait(collecting[number])
-        if number >= 2:
-            wait(spreading[number - 2])
-        _add_up(result, buffer, block, rank, flat.dtype, op, world_size)
-        spreading.append(_spread(exchange, block, result, flat))
-        if number + 2 < len(blocks):
-            collecting.append(_collect(exchange, blocks[number + 2], buffer, flat))
-    for flight in spreading[-2:]:
-        wait(flight)
+def _slices(first: int, elements: int, ranks: int, step: int) -> list[tuple[int, int]]:
+    """(first, count) of each rank's slice of a block of `elements`."""
+    borders = [min(elements, rank * step) for rank in range(ranks + 1)]
+    return [(first + low, high - low) for low, high in pairwise(borders)]
 
 
-def _collect(exchange: RankExchange, block: _Block, buffer: npt.NDArray[Any], flat: FlatArray) -> Flight:
-    size = block.slices[exchange.rank][1] * block.unit
-    incoming = [(source, buffer[source].ctypes.data, size) for source in range(exchange.world_size)]
-    return exchange.start("all_to_all", 0, flat.dtype, -1, block.parts(), incoming, (flat.keeper, buffer))
-
-
-def _add_up(
-    result: npt.NDArray[Any],
-    buffer: npt.NDArray[Any],
-    block: _Block,
-    rank: int,
-    dtype: str,
-    op: str,
-    world_size: int,
-) -> None:
-    size = block.slices[rank][1] * block.unit
-    if size > 0:
-        if op == "mean":
-            reduce(result[:size], [row[:size] for row in buffer], dtype, "sum", world_size)
-        else:
-            reduce(result[:size], [row[:size] for row in buffer], dtype, op)
-
-
-def _spread(exchange: RankExchange, block: _Block, result: npt.NDArray[Any], flat: FlatArray) -> Flight:
-    size = block.slices[exchange.rank][1] * block.unit
-    outgoing = [(target, result.ctypes.data, size) for target in range(exchange.world_size)]
-    return exchange.start("all_to_all", 0, flat.dtype, -1, outgoing, block.parts(), (flat.keeper, result))
+def _at_least(buffer: npt.NDArray[Any], size_bytes: int) -> npt.NDArray[Any]:
+    return buffer if buffer.nbytes >= size_bytes else np.empty(size_bytes, "u1")

@@ -5,7 +5,7 @@ A call with `async_op=True` returns at once with a `Work`; until it is done the 
 
 Failure: when a rank dies, hangs for longer than `timeout_ns` or calls something else than the others, every pending and
 later operation raises the same error on every rank, naming the rank where there is one to blame (`PeerFailed.rank`).
-The arrays of broken operations hold garbage, and the communicator is of no further use: close it, make another.
+The arrays of broken operations hold garbage, and the communicator is of no further use: `reform` it.
 Bounds on how long that takes are in docs/design/0002-collectives.md.
 """
 
@@ -17,39 +17,40 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.errors import Busy, UsageError
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.base.units import MS, SECOND
+from fireflyer.base.units import MS
 from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, check_apart, flatten
+from fireflyer.collectives.canonical import CanonicalSums
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.flight import FlightBox, Snapshot
-from fireflyer.collectives.meeting import Equipment, Planner, meet
-from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.forming import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
+from fireflyer.collectives.meeting import Equipment
+from fireflyer.collectives.memory import OwnMemory
+from fireflyer.collectives.plan import CANONICAL, CANONICAL_KINDS, Plan
 from fireflyer.collectives.programs import native_programs, native_routes
-from fireflyer.collectives.residence import resident
-from fireflyer.collectives.routing import default_plan
-from fireflyer.collectives.seating import Seat, bind_arena, here, mask_text, report, seat_of
+from fireflyer.collectives.reforming import Lineage
+from fireflyer.collectives.seating import Seat
 from fireflyer.collectives.work import Work
-from fireflyer.identity.secrets import Secret, load_secret, new_secret
-from fireflyer.native import Arena, Executor
+from fireflyer.identity.secrets import load_secret, new_secret
+from fireflyer.native import Executor
 from fireflyer.runtime.address import Address
-from fireflyer.runtime.store import Store, open_store
-from fireflyer.topology import Machine
+from fireflyer.runtime.store import open_store
 
 __all__ = ["Communicator", "Stats", "Work"]
 
-DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
-DEFAULT_JOIN_TIMEOUT_NS: Final = 120 * SECOND
 _PATIENCE_NS: Final = 100 * MS
 """How long a caller works itself on an operation that it waits for: it cannot be interrupted meanwhile."""
 _ANYWHERE: Final = Seat()
+_PEER_FAILED: Final = 1
+"""Of the native kinds of failure."""
 _EMPTY: Final = FlatArray(0, 0, "f8e4m3", None)
 KINDS: Final = (
     "none",
@@ -80,18 +81,18 @@ class Stats(NamedTuple):
     """Finished ones, by kind."""
 
 
-class Communicator:
-    """Made by `create` or `from_environment`, by all ranks of the group at the same time."""
+class Communicator(Formed):
+    """Made by `create` or `from_environment`, by all ranks of the group at the same time. When ranks are lost, or
+    others want to come in, `reform` makes the next one of it."""
 
     def __init__(
         self,
         rank: int,
         equipment: Equipment,
         doors: Doors | None,
-        arena: Arena | None,
-        timeout_ns: int,
-        group: str = "group",
-        dump_dir: str | None = None,
+        memory: OwnMemory,
+        terms: Terms,
+        lineage: Lineage,
         seat: Seat = _ANYWHERE,
     ) -> None:
         """Takes over the descriptors in `equipment`. Use `create` instead."""
@@ -102,8 +103,11 @@ class Communicator:
         self.node = plan.node_of_rank[rank]
         self.nodes = plan.nodes
         self.hosts = equipment.hosts
-        self.timeout_ns = timeout_ns
-        self._arena = arena
+        self.timeout_ns = timeout_ns = terms.timeout_ns
+        self._memory = memory
+        self._terms = terms
+        self._lineage = lineage
+        self._suspects: set[int] = set()
         self._native = Executor(
             rank=rank,
             node_of_rank=list(plan.node_of_rank),
@@ -117,7 +121,7 @@ class Communicator:
             connections=list(equipment.connections),
             routes=native_routes(plan),
             programs=native_programs(plan, self.node) if equipment.leader_fd < 0 else [],
-            arena=arena,
+            arena=memory.arena,
             neighbours=[(one.pid, one.arena_fd) for one in equipment.neighbours],
             cpus=list(seat.cpus),
             network_cpus=list(seat.network_cpus),
@@ -125,14 +129,17 @@ class Communicator:
         self.seat = seat
         self._box = FlightBox(
             self._native.flight,
-            group=group,
+            group=lineage.here,
             plan=plan,
             rank=rank,
             labels=equipment.labels,
             timeout_ns=timeout_ns,
-            directory=dump_dir,
+            directory=terms.dump_dir,
         )
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
+        # The ranks of one node are added in this order anyway.
+        self._canonical = CanonicalSums(self._exchange) if plan.sums == CANONICAL and plan.nodes > 1 else None
+        self._canonical_turn = threading.Lock()
         self._lock = threading.Lock()
         self._pending: deque[Work] = deque()
         self.attached: object = None  # what lives as long as this: `torch_devices.DeviceCommunicator`
@@ -140,98 +147,12 @@ class Communicator:
         _open.add(self)
 
     @classmethod
-    def create(
-        cls,
-        *,
-        rank: int,
-        world_size: int,
-        node: int,
-        store: Store,
-        secret: Secret,
-        plan: Plan | None = None,
-        name: str = "world",
-        attempt: int = 0,
-        host: str = "127.0.0.1",
-        timeout_ns: int = DEFAULT_TIMEOUT_NS,
-        join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
-        arena_bytes: int | None = None,
-        peer_memory: bool = True,
-        dump_dir: str | None = None,
-        pin: bool = True,
-        machine: Machine | None = None,
-        planner: Planner = default_plan,
-    ) -> Communicator:
-        """Joins the group `name`; returns when this rank is connected.
-
-        `node` is what the launcher says; ranks of different nodes talk over TCP only. `plan` fixes the order of sums
-        (None: `planner` makes one at rank 0 from the nodes; see `plan_for`). `host` is the address at which leaders of
-        other nodes reach this process. `timeout_ns` bounds how long a rank may hold the others up, `join_timeout_ns`
-        how long joining takes.
-        `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory; only what is
-        used exists). Without `peer_memory` ranks of a node never read each other's private memory.
-        `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
-        Where the machine has several memory nodes, native threads are kept on processors near the arena; `pin=False`
-        leaves them alone. `machine` is what is known of this machine (None: what its kernel says).
-        Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`.
-        """
-        if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} is not a rank of {world_size}; ranks count from 0")
-        if timeout_ns < MS or join_timeout_ns < MS:
-            raise UsageError("timeout_ns and join_timeout_ns are nanoseconds and at least 1_000_000")
-        arena_bytes = _all_memory() if arena_bytes is None else arena_bytes
-        if arena_bytes < 0:
-            raise UsageError(f"arena_bytes {arena_bytes} must not be negative")
-        generation = store.add(f"attempt-{attempt}/collectives/{name}/joined/{rank}", 1)
-        prefix = f"attempt-{attempt}/collectives/{name}/{generation}"
-        with ExitStack() as stack, ExitStack() as undo:
-            doors = None
-            if world_size > 1:
-                doors = Doors(rank=rank, world_size=world_size, host=host, secret=secret, prefix=prefix)
-                undo.callback(doors.close)
-                doors.publish(store)
-            arena_fd = _arena_descriptor(arena_bytes, stack)
-            known = (machine or here()) if pin else None
-            equipment = meet(
-                store,
-                prefix,
-                rank=rank,
-                world_size=world_size,
-                node=node,
-                plan=plan,
-                secret=secret,
-                host=host,
-                join_timeout_ns=join_timeout_ns,
-                timeout_ns=timeout_ns,
-                own=resident(arena_fd, peer_memory=peer_memory, cpus=mask_text(known)),
-                planner=planner,
-                machine=known,
-                stack=stack,
-            )
-            masks = [one.cpus for one in equipment.neighbours]
-            seat = seat_of(known, masks, equipment.plan.ranks_of(equipment.plan.node_of_rank[rank]).index(rank))
-            try:
-                arena = Arena(arena_fd)
-                refused = bind_arena(arena, seat)
-                communicator = cls(rank, equipment.duplicate(), doors, arena, timeout_ns, prefix, dump_dir, seat)
-            except OSError as error:
-                raise UsageError(
-                    f"cannot map the arenas of {len(equipment.neighbours)} ranks of {arena_bytes} bytes each: {error}; "
-                    "pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
-                ) from error
-            if doors is not None:
-                undo.push(communicator.__exit__)
-                doors.open(store, communicator._exchange.admit, join_timeout_ns)
-            undo.pop_all()
-            if known is not None:
-                report(rank, seat, [*filter(None, [refused]), *communicator._native.complaints()])
-            return communicator
-
-    @classmethod
     def from_environment(
         cls,
         env: RankEnvironment,
         *,
         plan: Plan | None = None,
+        sums: str | None = None,
         name: str = "world",
         host: str | None = None,
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
@@ -250,14 +171,17 @@ class Communicator:
         plans = JobPlans(env.run_dir, name)
         store = open_store(env)
 
-        def join(plan: Plan | None) -> Communicator:
+        def join(measured: Plan | None) -> Communicator:
+            if measured is not None and sums is not None:
+                measured = msgspec.structs.replace(measured, sums=sums)
             return cls.create(
                 rank=env.rank,
                 world_size=env.world_size,
                 node=env.node,
                 store=store,
                 secret=new_secret() if env.secret_file is None else load_secret(env.secret_file),
-                plan=plan,
+                plan=measured if plan is None else plan,
+                sums=sums,
                 name=name,
                 attempt=env.attempt,
                 host=host or ("127.0.0.1" if env.control is None else _own_address(env.control)),
@@ -269,7 +193,7 @@ class Communicator:
             )
 
         try:
-            return tuned(join, plans) if env.tune and plan is None else join(plan)
+            return tuned(join, plans) if env.tune and plan is None else join(None)
         finally:
             store.close()
 
@@ -380,20 +304,21 @@ class Communicator:
         carrier = carrier_of(dtype)
         count = int(np.prod(shape, dtype=np.int64))
         size_bytes = count * DTYPES[dtype]
-        if self._arena is None or count < 0:
-            raise UsageError(f"cannot allocate an array of shape {shape} in an arena of 0 bytes; pass arena_bytes=")
+        if count < 0:
+            raise UsageError(f"cannot allocate an array of shape {shape}; sizes are not negative")
+        arena = self._memory.arena
         try:
-            return self._arena.allocate(size_bytes).view(carrier).reshape(shape)
+            return arena.allocate(size_bytes).view(carrier).reshape(shape)
         except MemoryError:
             raise UsageError(
-                f"the arena has no {size_bytes} bytes left ({self._arena.used} of {self._arena.bytes} are used); drop "
-                "arrays, or pass a larger arena_bytes"
+                f"the arena has no {size_bytes} bytes left ({arena.used} of {arena.bytes} are used); drop arrays, or "
+                "pass a larger arena_bytes"
             ) from None
 
     def registered(self, array: Any) -> bool:
         """Whether `array` lies in this rank's arena."""
         flat = flatten(array, None, sums=False, writes=False)
-        return self._arena is not None and self._arena.holds(flat.address, flat.elements * DTYPES[flat.dtype])
+        return self._memory.arena.holds(flat.address, flat.elements * DTYPES[flat.dtype])
 
     def stats(self) -> Stats:
         total, in_flight_ns, saturated, counts = self._native.stats()
@@ -414,6 +339,11 @@ class Communicator:
 
     def close(self) -> None:
         """Finishes what is pending, takes leave of the others, ends the threads. May be called again."""
+        self.retire()
+        if not self._handed_over:
+            self._memory.release()
+
+    def retire(self) -> None:
         self._exchange.shut()
         self._native.close()
         self._exchange.close()
@@ -434,7 +364,7 @@ class Communicator:
             return self._exchange.busy() or any(not work.done() for work in self._pending)
 
     def _fly(self, flight: Flight, async_op: bool) -> Work:
-        work = Work(flight.native, flight.name, flight.keeper, self._box.failed)
+        work = Work(flight.native, flight.name, flight.keeper, self._failed)
         if not async_op:
             work.wait()
         return work
@@ -482,13 +412,17 @@ class Communicator:
     ) -> Work:
         if op not in OPS:
             raise UsageError(f"op {op!r} is not known; use one of {', '.join(OPS)}")
+        if self._canonical is not None and kind in CANONICAL_KINDS:
+            with self._canonical_turn:
+                flight = self._canonical.start(kind, source, target, root, op)
+            return self._fly(flight._replace(name=kind), async_op)
         what = (kind, source.address, target.address, count, source.dtype, root, op)
         keeper = (source.keeper, target.keeper)
         try:
             if async_op:
                 with self._lock:
                     self._forget_finished()
-                    work = Work(self._native.submit(*what), kind, keeper, self._box.failed)
+                    work = Work(self._native.submit(*what), kind, keeper, self._failed)
                     self._pending.append(work)
                 return work
             native = self._native.call(*what, _PATIENCE_NS)
@@ -500,12 +434,18 @@ class Communicator:
             raise UsageError(f"{kind} of {count} {source.dtype}: {error}") from None
         if native is None:
             return _DONE
-        work = Work(native, kind, keeper, self._box.failed)
+        work = Work(native, kind, keeper, self._failed)
         with self._lock:
             self._forget_finished()
             self._pending.append(work)
         work.wait()
         return work
+
+    def _failed(self, failure: tuple[int, int, int, str]) -> None:
+        kind, culprit, _, _ = failure
+        if kind == _PEER_FAILED:
+            self._suspects.add(culprit)
+        self._box.failed(failure)
 
     def _forget_finished(self) -> None:
         while self._pending and self._pending[0].done():
@@ -516,20 +456,8 @@ class Communicator:
         self._finalizer.detach()
         self._native.abandon()
         self._exchange.abandon()
+        self._memory.release()
         _abandoned.append(self._native)
-
-
-def _all_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _arena_descriptor(size_bytes: int, stack: ExitStack) -> int:
-    try:
-        fd = Arena.create(size_bytes)
-    except OSError as error:
-        raise UsageError(f"cannot make an arena of {size_bytes} bytes: {error}; pass a smaller arena_bytes") from error
-    stack.callback(os.close, fd)
-    return fd
 
 
 _DONE: Final = Work(None, "operation", None)

@@ -18,7 +18,7 @@ from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
 
-__all__ = ["MAX_TAG", "Flight", "Part", "RankExchange", "parts_of"]
+__all__ = ["MAX_TAG", "Flight", "Part", "RankExchange", "RowSum", "parts_of"]
 
 MAX_TAG: Final = 2**31 - 1
 _FEW: Final = 64
@@ -26,6 +26,8 @@ _OWN_FAULTS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 Part = tuple[int, int, int]
 """Rank, address, bytes."""
+RowSum = tuple[str, int, int, list[int]]
+"""What is added up when the parts have arrived: op, address of the result, elements, addresses of all ranks' rows."""
 
 
 class Flight(NamedTuple):
@@ -100,16 +102,26 @@ class RankExchange:
         return self.start("scatter", target.elements, target.dtype, root, outgoing, [mine], (array, out))
 
     def start(
-        self, kind: str, count: int, dtype: str, root: int, out: list[Part], in_: list[Part], keeper: object
+        self,
+        kind: str,
+        count: int,
+        dtype: str,
+        root: int,
+        out: list[Part],
+        in_: list[Part],
+        keeper: object,
+        summed: RowSum | None = None,
     ) -> Flight:
         """The next operation of the group, in which this rank hands out `out` and receives `in_`, at most one part for
-        each rank, which may be itself."""
+        each rank, which may be itself; and then adds up `summed`."""
         for rank in sorted({part[0] for part in (*out, *in_)}):
             self._connect(rank)
         try:
-            native = submit_parts(self._executor, kind, count, dtype, root, out, in_)
-        except (IndexError, ValueError) as error:
+            native = submit_parts(self._executor, kind, count, dtype, root, out, in_, summed)
+        except IndexError as error:
             raise Busy("4096 operations are pending; wait for some of them first") from error
+        except ValueError as error:
+            raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
         return self._keep(Flight(native, kind, keeper))

@@ -25,7 +25,7 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives import residence
-from fireflyer.collectives.plan import Plan, check_ranks
+from fireflyer.collectives.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.programs import CONTROL, Link, links
 from fireflyer.collectives.reception import Reception
 from fireflyer.collectives.residence import Neighbour, Resident
@@ -36,7 +36,7 @@ from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
-__all__ = ["Equipment", "Member", "Planner", "Roster", "meet"]
+__all__ = ["Absent", "Equipment", "Member", "Planner", "Roster", "meet"]
 
 _ROSTER_GRACE_NS: Final = 5 * SECOND
 
@@ -45,18 +45,26 @@ Planner = Callable[[tuple[int, ...], tuple[str, ...]], Plan]
 """A plan for ranks on these nodes, whose hosts have these names. Called at rank 0 only. Raises `UsageError`."""
 
 
+class Absent(UsageError):
+    """A rank did not come to the meeting."""
+
+
 class Member(msgspec.Struct, frozen=True):
     """What a rank says of itself."""
 
     node: int
     host: str
     plan: Plan | None = None
+    sums: str | None = None
+    """As it was asked for; None: as the plan says."""
 
 
 class Roster(msgspec.Struct, frozen=True):
     """What rank 0 says of all; with `error`, that there is no group."""
 
     error: str | None
+    absent: bool = False
+    """The error is that a rank did not come."""
     hosts: tuple[str, ...] = ()
     plan: Plan | None = None
 
@@ -139,7 +147,7 @@ class _Meeting:
                 raise Timeout(f"rank 0 did not join within {format_duration(self.timeout_ns)}; see its log") from None
             roster = msgspec.json.decode(data, type=Roster)
         if roster.error is not None:
-            raise UsageError(roster.error)
+            raise (Absent if roster.absent else UsageError)(roster.error)
         return roster
 
     def _collect(self) -> Roster:
@@ -149,10 +157,10 @@ class _Meeting:
         except Timeout:
             present = set(self.store.keys(f"{self.prefix}/rank/"))
             missing = ", ".join(str(rank) for rank, key in enumerate(keys) if key not in present)
-            return Roster(f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log")
+            return Roster(f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True)
         members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=Member) for key in keys]
         try:
-            return Roster(None, tuple(member.host for member in members), _common_plan(members, self.planner))
+            return Roster(None, False, tuple(member.host for member in members), _common_plan(members, self.planner))
         except FireflyerError as error:
             return Roster(error.message)
 
@@ -267,6 +275,7 @@ def meet(
     world_size: int,
     node: int,
     plan: Plan | None,
+    sums: str | None,
     secret: Secret,
     host: str,
     join_timeout_ns: int,
@@ -279,7 +288,7 @@ def meet(
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`, each naming a rank."""
     meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
-    roster = meeting.agree(Member(node, socket.gethostname(), plan))
+    roster = meeting.agree(Member(node, socket.gethostname(), plan, sums))
     if roster.plan is None or len(roster.hosts) != world_size:
         raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
     plan = roster.plan
@@ -309,14 +318,24 @@ def meet(
 def _common_plan(members: list[Member], planner: Planner) -> Plan:
     node_of_rank = tuple(member.node for member in members)
     plans = {rank: member.plan for rank, member in enumerate(members) if member.plan is not None}
+    asked = {rank: member.sums for rank, member in enumerate(members) if member.sums is not None}
+    for rank, sums in asked.items():
+        if sums != asked[min(asked)]:
+            raise UsageError(
+                f"rank {rank} asks for sums={sums!r}, but rank {min(asked)} for sums={asked[min(asked)]!r}"
+            )
+    sums = asked[min(asked)] if asked else BY_NODE
     if not plans:
         check_ranks(node_of_rank)
         first_on = {node: rank for rank, node in reversed(list(enumerate(node_of_rank)))}
-        return planner(node_of_rank, tuple(members[rank].host for _, rank in sorted(first_on.items())))
+        plan = planner(node_of_rank, tuple(members[rank].host for _, rank in sorted(first_on.items())))
+        return msgspec.structs.replace(plan, sums=sums) if asked else plan
     first, plan = next(iter(plans.items()))
     for rank, other in plans.items():
         if other != plan:
             raise UsageError(f"rank {rank} was given another plan than rank {first}; all ranks need the same")
+    if asked and plan.sums != sums:
+        raise UsageError(f"sums={sums!r} is asked for, but the plan has sums={plan.sums!r}; pass make_plan(..., sums=)")
     if plan.node_of_rank != node_of_rank:
         raise UsageError(
             f"the plan is for ranks on nodes {_short(plan.node_of_rank)}, but the group has them on "

@@ -12,6 +12,10 @@ of operation, the element type, the number of elements, and the ranks' data. Wit
    accumulation type;
 3. one rounding to the element type, where the sum is complete. Every rank receives these bits.
 
+A plan with `sums="canonical"` replaces 1 and 2 for allreduce, reduce and reduce_scatter: all ranks in ascending order,
+wherever they sit (`fireflyer.collectives.canonical`). Then every bit of a result depends only on the number of ranks,
+the element type, the operation and the ranks' data.
+
 A job keeps the plan of its first start (`Plan` goes into its checkpoints), so that a resumed run adds in the same
 order. `version` says which rules a plan was made by: 1 had the double binary tree alone and no routes.
 """
@@ -30,10 +34,14 @@ from fireflyer.collectives.trees import Orientation, Tree, check_tree, double_bi
 
 __all__ = [
     "ALGORITHMS",
+    "BY_NODE",
+    "CANONICAL",
+    "CANONICAL_KINDS",
     "DEFAULT_CHUNK_BYTES",
     "DEFAULT_WINDOW",
     "HALVING_DOUBLING",
     "RING",
+    "SUMS",
     "TREE",
     "Orientation",
     "Plan",
@@ -51,6 +59,11 @@ RING: Final = "ring"
 HALVING_DOUBLING: Final = "halving_doubling"
 ALGORITHMS: Final = (TREE, RING, HALVING_DOUBLING)
 """Their positions are their numbers in native code."""
+BY_NODE: Final = "by_node"
+CANONICAL: Final = "canonical"
+SUMS: Final = (BY_NODE, CANONICAL)
+CANONICAL_KINDS: Final = ("allreduce", "reduce", "reduce_scatter")
+"""The operations to which `sums` applies."""
 SUITABLE: Final = {
     "allreduce": ALGORITHMS,
     "barrier": ALGORITHMS,
@@ -113,14 +126,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Rows of one kind stand together, from small sizes to large ones."""
     sockets: int = 1
     """Connections for each edge and lane. Does not change results."""
+    sums: str = BY_NODE
+    """Of `SUMS`: which numbers are added first."""
 
     def __post_init__(self) -> None:
         if self.version not in (1, VERSION):
             raise UsageError(f"plan version {self.version} is not known; this version knows 1 and {VERSION}")
         if self.algorithm != TREE:
             raise UsageError(f"plan algorithm {self.algorithm!r} is not known; this version knows {TREE!r}")
-        if self.version == 1 and (self.node_order or self.routes or self.sockets != 1):
-            raise UsageError("a plan of version 1 has no node_order, routes or sockets")
+        if self.version == 1 and (self.node_order or self.routes or self.sockets != 1 or self.sums != BY_NODE):
+            raise UsageError("a plan of version 1 has no node_order, routes, sockets or sums")
+        if self.sums not in SUMS:
+            raise UsageError(f"sums {self.sums!r} is not known; use one of {', '.join(SUMS)}")
         check_ranks(self.node_of_rank)
         _check_chunk_bytes(self.chunk_bytes)
         if not 2 <= self.window <= MAX_WINDOW or self.window % 2:
@@ -172,7 +189,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The routes with their reasons, a line for each, for people."""
         where = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         lines = [f"{self.world_size} ranks on {where}, {self.window} chunks in flight"]
+        canonical = CANONICAL_KINDS if self.sums == CANONICAL and self.nodes > 1 else ()
+        if canonical:
+            lines.append(f"{', '.join(canonical)}, any size: rank to rank, added in the order of ranks (canonical)")
         for route in self.all_routes():
+            if route.kind in canonical:
+                continue
             sizes = "any size" if route.up_to_bytes is None else f"up to {format_bytes(route.up_to_bytes)}"
             lines.append(f"{route.kind}, {sizes}: chunks of {format_bytes(route.chunk_bytes)}; {route.reason}")
         return "\n".join(lines)
@@ -193,6 +215,7 @@ def make_plan(
     routes: Sequence[Route] | None = None,
     node_order: Sequence[int] | None = None,
     sockets: int = 1,
+    sums: str = BY_NODE,
 ) -> Plan:
     """The plan of a new group. `node_of_rank[r]` is the node of rank r, counted from 0. Kinds of operations that
     `routes` leaves out get the default: the tree, and the ring for reduce_scatter and allgather.
@@ -211,6 +234,7 @@ def make_plan(
         node_order=order,
         routes=tuple(routes or ()),
         sockets=sockets,
+        sums=sums,
     )
     return msgspec.structs.replace(plan, routes=plan.all_routes())
 

@@ -19,6 +19,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, KIB, MIB, format_bytes
 from fireflyer.collectives.cost import FLIGHT_BYTES, SLOT_BYTES, Layout, Speeds, best_chunk_bytes, predict_ns
 from fireflyer.collectives.plan import (
+    BY_NODE,
     DEFAULT_CHUNK_BYTES,
     MAX_WINDOW,
     MIN_CHUNK_BYTES,
@@ -92,6 +93,7 @@ def plan_for(
     routes: Sequence[Route] = (),
     slot_bytes: int = SLOT_BYTES,
     flight_bytes: int = FLIGHT_BYTES,
+    sums: str = BY_NODE,
 ) -> Plan:
     """A plan with routes by predicted time.
 
@@ -107,7 +109,9 @@ def plan_for(
     named = {route.kind for route in routes}
     chosen = choose_routes(speeds, layout, kinds=[kind for kind in SUITABLE if kind not in named], only=only)
     order = zone_order(zones) if zones else None
-    plan = make_plan(node_of_rank, window=layout.window, routes=(*chosen, *routes), node_order=order, sockets=sockets)
+    plan = make_plan(
+        node_of_rank, window=layout.window, routes=(*chosen, *routes), node_order=order, sockets=sockets, sums=sums
+    )
     return msgspec.structs.replace(plan, trees=zone_trees(zones, double_binary_tree)) if zones else plan
 
 

@@ -38,7 +38,8 @@ _NETWORK_NAMESPACE: Final = "/proc/self/ns/net"
 
 
 class C10dStore(Store):
-    """A `torch.distributed` store with the methods and errors of ours. `close` leaves it open: it is torch's."""
+    """A `torch.distributed` store with the methods and errors of ours, but for empty values, which `set_if_missing`
+    replaces. `close` leaves it open: it is torch's."""
 
     def __init__(self, store: TorchStore) -> None:
         self._store = store
@@ -46,6 +47,10 @@ class C10dStore(Store):
     def set(self, key: str, value: bytes) -> None:
         # Bytes are what the binding takes; its annotation says text.
         _calling(self._store.set, key, value)
+
+    def set_if_missing(self, key: str, value: bytes) -> bytes:
+        # Torch takes an empty value for a missing one, on both sides.
+        return bytes(_calling(self._store.compare_set, key, "", value))
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         self.wait([key], timeout_ns)

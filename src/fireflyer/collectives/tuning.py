@@ -86,11 +86,12 @@ def tune(
     `zones[n]` is the zone of node n, `declared` what stands in for the speeds that are not measured, `only` names the
     algorithms to choose from, `kept` is an earlier result. Raises what operations raise, and `UsageError`.
     """
-    if kept is not None and kept.plan.node_of_rank == comm.plan.node_of_rank and kept.zones == tuple(zones):
+    here = (comm.plan.node_of_rank, comm.plan.sums, tuple(zones))
+    if kept is not None and (kept.plan.node_of_rank, kept.plan.sums, kept.zones) == here:
         return kept
     begin_ns = time.monotonic_ns()
     speeds = measure(comm, zones=zones, declared=declared)
-    plan = plan_for(comm.plan.node_of_rank, speeds, zones=zones, only=only)
+    plan = plan_for(comm.plan.node_of_rank, speeds, zones=zones, only=only, sums=comm.plan.sums)
     took = np.array([time.monotonic_ns() - begin_ns])
     comm.broadcast(took, root=0)
     return Tuning(speeds=speeds, plan=plan, zones=tuple(zones), took_ns=int(took[0]))

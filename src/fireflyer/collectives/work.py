@@ -61,7 +61,7 @@ class Work:
             return None
         if self._failed is not None:
             self._failed(failure)
-        message = f"{text}; this communicator cannot be used any more, create a new one"
+        message = f"{text}; this communicator cannot be used any more, create or reform another"
         if kind == 2:
             return UsageError(message)
         if kind == 3:

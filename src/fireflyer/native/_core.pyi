@@ -143,4 +143,5 @@ def submit_parts(
     root: int,
     out: list[tuple[int, int, int]],
     in_: list[tuple[int, int, int]],
+    sum: tuple[str, int, int, list[int]] | None = None,
 ) -> NativeWork: ...

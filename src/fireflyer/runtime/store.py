@@ -40,6 +40,10 @@ class Store(Protocol):
     def set(self, key: str, value: bytes) -> None:
         """Creates or replaces."""
 
+    def set_if_missing(self, key: str, value: bytes) -> bytes:
+        """Creates, unless the key exists; returns the value that it has then. Atomic: of several callers with different
+        values one wins, and all learn the winner's. Repeating it is harmless."""
+
     def get(self, key: str, timeout_ns: int) -> bytes:
         """Waits until the key exists. Raises `Timeout` naming it."""
 
@@ -107,6 +111,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 _SET = Method("store.set", _Set, _Done)
+_SET_IF_MISSING = Method("store.set_if_missing", _Set, _Value)
 _GET = Method("store.get", _Key, _Value)
 _ADD = Method("store.add", _Add, _Number)
 _WAIT = Method("store.wait", _Wait, _Values)
@@ -122,6 +127,7 @@ class StoreService:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
         server.register(_SET, self._set)
+        server.register(_SET_IF_MISSING, self._set_if_missing)
         server.register(_GET, self._get)
         server.register(_ADD, self._add)
         server.register(_WAIT, self._wait)
@@ -146,6 +152,12 @@ class StoreService:
         _check_node(caller)
         self.set(request.key, request.value)
         return _Done()
+
+    async def _set_if_missing(self, request: _Set, caller: Caller) -> _Value:
+        _check_node(caller)
+        held, ready = self._table.set_if_missing(request.key, request.value)
+        self._wake(ready)
+        return _Value(held)
 
     async def _get(self, request: _Key, caller: Caller) -> _Value:
         _check_node(caller)
@@ -197,6 +209,10 @@ class StoreClient(Store):
     def set(self, key: str, value: bytes) -> None:
         self._client.call(_SET, _Set(key, value), _REQUEST_TIMEOUT_NS)
 
+    def set_if_missing(self, key: str, value: bytes) -> bytes:
+        held = self._client.call(_SET_IF_MISSING, _Set(key, value), _REQUEST_TIMEOUT_NS).value
+        return value if held is None else held
+
     def get(self, key: str, timeout_ns: int) -> bytes:
         while (value := self._wait_for([key], timeout_ns)) is None:
             pass  # deleted between its arrival and the answer
@@ -238,6 +254,12 @@ class LocalStore(Store):
     def set(self, key: str, value: bytes) -> None:
         with self._lock:
             self._wake(self._table.set(key, bytes(value)))
+
+    def set_if_missing(self, key: str, value: bytes) -> bytes:
+        with self._lock:
+            held, ready = self._table.set_if_missing(key, bytes(value))
+            self._wake(ready)
+            return held
 
     def get(self, key: str, timeout_ns: int) -> bytes:
         self.wait([key], timeout_ns)

@@ -1,8 +1,8 @@
 """The rendezvous table, without IO: a bounded map of keys to values, and who waits for which keys.
 
 `LocalStore` and `StoreService` both keep one of these. Values of `add` are decimal digits, so that a counter can be
-read with `get` like any other value. A waiter is a number that its owner chooses; `set` and `add` say which waiters
-have become ready, in the order in which they began to wait.
+read with `get` like any other value. A waiter is a number that its owner chooses; `set`, `set_if_missing` and `add` say
+which waiters have become ready, in the order in which they began to wait.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class StoreTable:
         self._total_bytes = grown
         self._values[key] = value
         return [] if old is not None else self._wake(key)
+
+    def set_if_missing(self, key: str, value: bytes) -> tuple[bytes, list[int]]:
+        """What the key holds now, which is `value` only if there was nothing before; the waiters that are ready now."""
+        old = self.get(key)
+        return (value, self.set(key, value)) if old is None else (old, [])
 
     def get(self, key: str) -> bytes | None:
         check_key(key)

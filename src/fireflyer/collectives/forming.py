@@ -1,0 +1,370 @@
+"""How a communicator comes to be: made with others, or the next one of a group that lost ranks or lets others in.
+
+`Formed` is what `Communicator` is besides its operations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Final, NamedTuple, Self
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.collectives.doors import Doors
+from fireflyer.collectives.exchange import RankExchange
+from fireflyer.collectives.meeting import Equipment, Planner, meet
+from fireflyer.collectives.membership import Arrival, Policy, Seats
+from fireflyer.collectives.memory import OwnMemory, all_memory_bytes
+from fireflyer.collectives.plan import SUMS, Plan
+from fireflyer.collectives.reforming import Lineage, follow, new_uid, seek, successor
+from fireflyer.collectives.residence import resident
+from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.seating import Seat, bind_arena, here, mask_text, report, seat_of
+from fireflyer.identity.secrets import Secret
+from fireflyer.native import Executor
+from fireflyer.runtime.store import Store
+from fireflyer.topology import Machine
+
+__all__ = ["DEFAULT_JOIN_TIMEOUT_NS", "DEFAULT_TIMEOUT_NS", "Formed", "Terms"]
+
+DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
+DEFAULT_JOIN_TIMEOUT_NS: Final = 120 * SECOND
+
+
+class Terms(NamedTuple):
+    """What a process brings into a group, and into those that follow from it."""
+
+    node: int
+    secret: Secret
+    host: str
+    timeout_ns: int
+    peer_memory: bool
+    dump_dir: str | None
+    machine: Machine | None
+    """Where its threads are to be placed; None: leave them alone."""
+
+
+class Formed(ABC):
+    """A member of a group."""
+
+    rank: int
+    world_size: int
+    timeout_ns: int
+    plan: Plan
+    _terms: Terms
+    _memory: OwnMemory
+    _lineage: Lineage
+    _suspects: set[int]
+    """Ranks that operations of this group have named as failed."""
+    _exchange: RankExchange
+    _native: Executor
+    _handed_over = False
+    """The memory belongs to the next group."""
+
+    @abstractmethod
+    def __init__(
+        self,
+        rank: int,
+        equipment: Equipment,
+        doors: Doors | None,
+        memory: OwnMemory,
+        terms: Terms,
+        lineage: Lineage,
+        seat: Seat,
+    ) -> None: ...
+
+    @abstractmethod
+    def barrier(self) -> object: ...
+
+    @abstractmethod
+    def abort(self, reason: str) -> None: ...
+
+    @abstractmethod
+    def retire(self) -> None:
+        """Closes it, but for the memory, which the next group takes over."""
+
+    @abstractmethod
+    def _busy(self) -> bool: ...
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        rank: int,
+        world_size: int,
+        node: int,
+        store: Store,
+        secret: Secret,
+        plan: Plan | None = None,
+        sums: str | None = None,
+        name: str = "world",
+        attempt: int = 0,
+        host: str = "127.0.0.1",
+        timeout_ns: int = DEFAULT_TIMEOUT_NS,
+        join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
+        arena_bytes: int | None = None,
+        peer_memory: bool = True,
+        dump_dir: str | None = None,
+        pin: bool = True,
+        machine: Machine | None = None,
+        planner: Planner = default_plan,
+    ) -> Self:
+        """Joins the group `name`; returns when this rank is connected.
+
+        `node` is what the launcher says; ranks of different nodes talk over TCP only. `plan` fixes the order of sums
+        (None: `planner` makes one at rank 0 from the nodes; see `plan_for`). `sums="canonical"` makes results that do
+        not depend on which ranks sit on which node (None: as the plan says, "by_node" where there is none; see `plan`).
+        `host` is the address at which leaders of other nodes reach this process. `timeout_ns` bounds how long a rank
+        may hold the others up, `join_timeout_ns` how long joining takes.
+        `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory; only what is
+        used exists). Without `peer_memory` ranks of a node never read each other's private memory.
+        `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
+        Where the machine has several memory nodes, native threads are kept on processors near the arena; `pin=False`
+        leaves them alone. `machine` is what is known of this machine (None: what its kernel says).
+        Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`.
+        """
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} is not a rank of {world_size}; ranks count from 0")
+        if sums is not None and sums not in SUMS:
+            raise UsageError(f"sums {sums!r} is not known; use one of {', '.join(SUMS)}")
+        memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
+        known = (machine or here()) if pin else None
+        with ExitStack() as undo:
+            undo.callback(memory.release)
+            generation = store.add(f"{_place(attempt, name)}/joined/{rank}", 1)
+            communicator = cls._form(
+                store,
+                Lineage(f"{_place(attempt, name)}/{generation}", 0),
+                rank=rank,
+                world_size=world_size,
+                node=node,
+                plan=plan,
+                sums=sums,
+                terms=Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known),
+                memory=memory,
+                planner=planner,
+                join_timeout_ns=join_timeout_ns,
+            )
+            undo.pop_all()
+            return communicator
+
+    @classmethod
+    def _form(
+        cls,
+        store: Store,
+        lineage: Lineage,
+        *,
+        rank: int,
+        world_size: int,
+        node: int,
+        plan: Plan | None,
+        sums: str | None,
+        terms: Terms,
+        memory: OwnMemory,
+        join_timeout_ns: int,
+        planner: Planner = default_plan,
+    ) -> Self:
+        """Meets the others; `node` is as the plan counts."""
+        prefix = lineage.here
+        with ExitStack() as stack, ExitStack() as undo:
+            doors = None
+            if world_size > 1:
+                doors = Doors(rank=rank, world_size=world_size, host=terms.host, secret=terms.secret, prefix=prefix)
+                undo.callback(doors.close)
+                doors.publish(store)
+            equipment = meet(
+                store,
+                prefix,
+                rank=rank,
+                world_size=world_size,
+                node=node,
+                plan=plan,
+                sums=sums,
+                secret=terms.secret,
+                host=terms.host,
+                join_timeout_ns=join_timeout_ns,
+                timeout_ns=terms.timeout_ns,
+                own=resident(memory.fd, peer_memory=terms.peer_memory, cpus=mask_text(terms.machine)),
+                planner=planner,
+                machine=terms.machine,
+                stack=stack,
+            )
+            masks = [one.cpus for one in equipment.neighbours]
+            seat = seat_of(terms.machine, masks, equipment.plan.ranks_of(equipment.plan.node_of_rank[rank]).index(rank))
+            refused = bind_arena(memory.arena, seat) if memory.arena.used == 0 else ""
+            try:
+                communicator = cls(rank, equipment.duplicate(), doors, memory, terms, lineage, seat)
+            except OSError as error:
+                raise UsageError(
+                    f"cannot map the arenas of {len(equipment.neighbours)} ranks of {memory.arena.bytes} bytes each: "
+                    f"{error}; pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
+                ) from error
+            if doors is not None:
+                undo.callback(communicator.retire)
+                doors.open(store, communicator._exchange.admit, join_timeout_ns)
+            undo.pop_all()
+            if terms.machine is not None:
+                report(rank, seat, [*filter(None, [refused]), *communicator._native.complaints()])
+            return communicator
+
+    @classmethod
+    def join(
+        cls,
+        *,
+        store: Store,
+        secret: Secret,
+        node: int,
+        name: str = "world",
+        attempt: int = 0,
+        host: str = "127.0.0.1",
+        timeout_ns: int = DEFAULT_TIMEOUT_NS,
+        join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
+        arena_bytes: int | None = None,
+        peer_memory: bool = True,
+        dump_dir: str | None = None,
+        pin: bool = True,
+        machine: Machine | None = None,
+    ) -> Self:
+        """Comes into the group `name`, which exists, as a new rank: when its ranks call `reform` the next time.
+
+        Arguments as for `create`; rank, world size and plan are the group's to say. Its ranks learn from `newcomers`
+        that this process waits. Raises `Timeout` where they do not take it in, and as `create` does.
+        """
+        joined = store.get(f"{_place(attempt, name)}/joined/0", join_timeout_ns)
+        lineage = follow(store, f"{_place(attempt, name)}/{int(joined)}")
+        ticket = store.add(f"{lineage.prefix}/tickets", 1)
+        memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
+        terms = Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, (machine or here()) if pin else None)
+        me = Arrival(new_uid(), -1, ticket, node)
+        policy = Policy(1, None, timeout_ns)
+        member = cls._seek(store, lineage, me, 0, policy, None, terms, memory, join_timeout_ns)
+        if member is None:
+            raise UsageError("the group was told that this process leaves")
+        return member
+
+    def reform(
+        self,
+        store: Store,
+        *,
+        min_world_size: int = 1,
+        max_world_size: int | None = None,
+        grace_ns: int | None = None,
+        join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
+        plan: Callable[[tuple[int, ...]], Plan] | None = None,
+    ) -> Self:
+        """The group that follows from this one: those of its ranks that call this too, and processes that `join`.
+
+        To be called by all ranks that are left after a failure, or by all at the same place of the program to let
+        others in or out (`leave`). Closes this communicator. Survivors keep their order and have the lowest ranks.
+        Arrays made by `empty` stay what they are and are registered in the new group; drop this object, so that the
+        memory of lost ranks goes back. Arrays of the operation that broke hold garbage.
+
+        Ranks that the failure has named are waited for for a second, other missing ones for `grace_ns` (None:
+        `timeout_ns`), and until there are `min_world_size` the wait goes on. Of more than `max_world_size` the highest
+        are left out, newcomers first. `plan` makes the plan from the node of each rank, the same on all ranks (None:
+        as this group's, see `reforming.successor`). All ranks pass the same arguments.
+
+        Raises `StaleVersion` where the others have gone on without this process, `Timeout` after `join_timeout_ns`,
+        `UsageError`, `Unreachable`, `PermissionDenied`.
+        """
+        if min_world_size < 1 or (max_world_size is not None and max_world_size < min_world_size):
+            raise UsageError(
+                f"min_world_size {min_world_size} and max_world_size {max_world_size} must be 1 <= min <= max"
+            )
+        policy = Policy(min_world_size, max_world_size, self.timeout_ns if grace_ns is None else grace_ns)
+        if policy.grace_ns < MS or join_timeout_ns < MS:
+            raise UsageError("grace_ns and join_timeout_ns are nanoseconds and at least 1_000_000")
+        member = self._go_on(store, policy, join_timeout_ns, plan, leaves=False)
+        if member is None:
+            raise UsageError(f"rank {self.rank} has left the group")
+        return member
+
+    def leave(self, store: Store) -> None:
+        """Closes this communicator and tells the others, who call `reform`, not to wait for this process."""
+        self._go_on(store, Policy(1, None, self.timeout_ns), DEFAULT_JOIN_TIMEOUT_NS, None, leaves=True)
+
+    def newcomers(self, store: Store) -> int:
+        """How many processes wait to `join` when the group re-forms. Ranks that ask at different times may be told
+        different numbers: share one rank's answer."""
+        return len(store.keys(f"{self._lineage.of(self._lineage.generation + 1)}/waiting/"))
+
+    def _go_on(
+        self,
+        store: Store,
+        policy: Policy,
+        join_timeout_ns: int,
+        plan: Callable[[tuple[int, ...]], Plan] | None,
+        *,
+        leaves: bool,
+    ) -> Self | None:
+        if self._handed_over or not self._memory.shared:
+            raise UsageError("this communicator was closed or re-formed; call reform or leave once, and not close")
+        self._handed_over = True
+        if self._busy():
+            self.abort("the group is re-formed while operations are pending")
+        self.retire()
+        me = Arrival(new_uid(), self.rank, -1, self._terms.node, leaves, tuple(sorted(self._suspects)))
+        plan_of = plan or successor(self.plan)
+        return self._seek(
+            store, self._lineage, me, self.world_size, policy, plan_of, self._terms, self._memory, join_timeout_ns
+        )
+
+    @classmethod
+    def _seek(
+        cls,
+        store: Store,
+        lineage: Lineage,
+        me: Arrival,
+        world_size: int,
+        policy: Policy,
+        plan_of: Callable[[tuple[int, ...]], Plan] | None,
+        terms: Terms,
+        memory: OwnMemory,
+        join_timeout_ns: int,
+    ) -> Self | None:
+        form = partial(cls._sit_down, store, terms, memory)
+        with ExitStack() as undo:
+            undo.callback(memory.release)
+            member = seek(
+                store, lineage, me, world_size, form, policy=policy, plan_of=plan_of, timeout_ns=join_timeout_ns
+            )
+            if member is not None:
+                undo.pop_all()
+            return member
+
+    @classmethod
+    def _sit_down(
+        cls,
+        store: Store,
+        terms: Terms,
+        memory: OwnMemory,
+        lineage: Lineage,
+        seats: Seats,
+        rank: int,
+        timeout_ns: int,
+    ) -> Self:
+        return cls._form(
+            store,
+            lineage,
+            rank=rank,
+            world_size=len(seats.seats),
+            node=seats.plan.node_of_rank[rank],
+            plan=seats.plan,
+            sums=None,
+            terms=terms,
+            memory=memory,
+            join_timeout_ns=timeout_ns,
+        )
+
+
+def _place(attempt: int, name: str) -> str:
+    return f"attempt-{attempt}/collectives/{name}"
+
+
+def _checked_memory(timeout_ns: int, join_timeout_ns: int, arena_bytes: int | None) -> OwnMemory:
+    if timeout_ns < MS or join_timeout_ns < MS:
+        raise UsageError("timeout_ns and join_timeout_ns are nanoseconds and at least 1_000_000")
+    return OwnMemory(all_memory_bytes() if arena_bytes is None else arena_bytes)

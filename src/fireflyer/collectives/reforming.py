@@ -1,0 +1,278 @@
+"""How a group is formed anew from its survivors and newcomers: `membership`'s decisions, carried out over the store.
+
+Everything of a lineage lies under its first group's name in the store:
+
+    generation-G/waiting/TICKET   a newcomer that waits for generation G
+    generation-G/open             a survivor is forming it
+    generation-G/member/PLACE     who has arrived
+    generation-G/seats            the decision; written once, never changed, replaced by a mark when it is old
+    generation-G/...              the meeting of those who are in (see `meeting`)
+
+After the decision the members meet as ranks of any group do, with the job's secret, and confirm that all of them are
+there by a barrier. A rank that dies on the way makes the meeting or the barrier fail; then the others form the next
+generation without it, until the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from fireflyer.base.errors import (
+    Aborted,
+    FireflyerError,
+    PeerFailed,
+    StaleVersion,
+    Timeout,
+    Unreachable,
+    UsageError,
+)
+from fireflyer.base.units import SECOND
+from fireflyer.collectives.meeting import Absent
+from fireflyer.collectives.membership import (
+    Arrival,
+    Arrive,
+    Arrived,
+    Effect,
+    Event,
+    Found,
+    Look,
+    Membership,
+    Opened,
+    Policy,
+    Propose,
+    Proposed,
+    Refused,
+    Seated,
+    Seats,
+    Wait,
+)
+from fireflyer.collectives.plan import Plan, make_plan
+from fireflyer.runtime.store import Store
+
+__all__ = ["Lineage", "Member", "follow", "new_uid", "perform", "seek", "successor"]
+
+logger = logging.getLogger(__name__)
+
+KEPT_GENERATIONS: Final = 8
+"""Of which it can be said why a process was left out."""
+MIN_MEETING_NS: Final = 2 * SECOND
+SKEW_NS: Final = 6 * SECOND
+"""How far apart members notice that their meeting has failed."""
+_GONE: Final = b"gone"
+_T = TypeVar("_T")
+
+
+class Lineage(NamedTuple):
+    """Where a group and those that follow from it stand in the store."""
+
+    prefix: str
+    generation: int
+
+    def of(self, generation: int) -> str:
+        """The prefix of a generation's keys; generation 0 has none of its own."""
+        return f"{self.prefix}/generation-{generation}" if generation else self.prefix
+
+    @property
+    def here(self) -> str:
+        return self.of(self.generation)
+
+
+class Member(Protocol):
+    """What is formed: a communicator."""
+
+    def barrier(self) -> object: ...
+    def retire(self) -> None: ...
+
+
+MemberT = TypeVar("MemberT", bound=Member)
+
+
+def new_uid() -> str:
+    return secrets.token_hex(16)
+
+
+def seek(
+    store: Store,
+    lineage: Lineage,
+    me: Arrival,
+    world_size: int,
+    form: Callable[[Lineage, Seats, int, int], MemberT],
+    *,
+    policy: Policy,
+    plan_of: Callable[[tuple[int, ...]], Plan] | None,
+    timeout_ns: int,
+) -> MemberT | None:
+    """Takes part until this process is a member of a group that is complete; None where it only said that it leaves.
+
+    `lineage` names the generation that `world_size` ranks have formed before. `form(lineage, seats, rank, timeout_ns)`
+    meets the others. `plan_of` None: as the plan of the generation before. Raises `StaleVersion` where the group was
+    formed without this process, `Timeout`, `UsageError`, and what `form` raises, where that is no other rank's failure.
+    """
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    following = plan_of or make_plan
+    while True:
+        machine = Membership(
+            me,
+            generation=lineage.generation + 1,
+            world_size=world_size,
+            policy=policy,
+            plan_of=following,
+            deadline_ns=deadline_ns,
+        )
+        end = _run(store, lineage, machine)
+        if isinstance(end, Refused):
+            if end.error is not None:
+                raise end.error
+            return None
+        lineage = lineage._replace(generation=end.seats.generation)
+        meeting_ns = min(max(1, deadline_ns - time.monotonic_ns()), max(policy.grace_ns, MIN_MEETING_NS))
+        try:
+            return _complete(store, lineage, end, form, meeting_ns)
+        except (Absent, Timeout, Unreachable, PeerFailed, Aborted) as error:
+            if time.monotonic_ns() >= deadline_ns:
+                raise
+            logger.warning("reform=again generation=%d rank=%d reason=%s", lineage.generation, end.rank, error)
+            me = me.survivor(end.rank, _absent(store, lineage, end, error))
+            world_size = len(end.seats.seats)
+            following = plan_of or successor(end.seats.plan)
+            policy = policy.again(SKEW_NS)
+
+
+def follow(store: Store, prefix: str) -> Lineage:
+    """The newest generation of a lineage whose seats are known."""
+    hint = store.try_get(f"{prefix}/latest")
+    lineage = Lineage(prefix, int(hint) if hint is not None and hint.isdigit() else 0)
+    while store.try_get(f"{lineage.of(lineage.generation + 1)}/seats") is not None:
+        lineage = lineage._replace(generation=lineage.generation + 1)
+    return lineage
+
+
+def successor(plan: Plan) -> Callable[[tuple[int, ...]], Plan]:
+    """How a group's plan is carried over to other nodes and ranks: the same kind of sums, chunks, and routes, where the
+    new group can do them."""
+
+    def plan_of(node_of_rank: tuple[int, ...]) -> Plan:
+        def make(chunk_bytes: int, routed: bool) -> Plan:
+            return make_plan(
+                node_of_rank,
+                chunk_bytes=chunk_bytes,
+                window=plan.window,
+                routes=plan.routes if routed else None,
+                sockets=plan.sockets,
+                sums=plan.sums,
+            )
+
+        try:
+            return make(plan.chunk_bytes, routed=True)
+        except UsageError:  # chunks too small for so many ranks
+            return make(plan.chunk_bytes, routed=False)
+
+    return plan_of
+
+
+def perform(store: Store, lineage: Lineage, effect: Wait | Arrive | Look | Propose) -> Event:
+    """Carries out what a `Membership` asks for."""
+    match effect:
+        case Wait(generation, ticket, timeout_ns):
+            store.set(f"{lineage.of(generation)}/waiting/{ticket:08d}", b"waits")
+            try:
+                store.wait([f"{lineage.of(generation)}/open"], timeout_ns)
+            except Timeout:
+                return Opened(False)
+            return Opened(True)
+        case Arrive(generation, arrival):
+            held = store.set_if_missing(
+                f"{lineage.of(generation)}/member/{arrival.place}", msgspec.json.encode(arrival)
+            )
+            if arrival.rank >= 0:
+                store.set(f"{lineage.of(generation)}/open", b"open")
+            return Arrived(_decoded(held, Arrival))
+        case Look(generation, timeout_ns, everybody):
+            try:
+                return Found(_seats(store.get(f"{lineage.of(generation)}/seats", max(1, timeout_ns))))
+            except Timeout:
+                return _found(store, lineage.of(generation)) if everybody else Found(None)
+        case Propose(seats):
+            key = f"{lineage.of(seats.generation)}/seats"
+            return Proposed(_seats(store.set_if_missing(key, msgspec.json.encode(seats))))
+
+
+def _run(store: Store, lineage: Lineage, machine: Membership) -> Seated | Refused:
+    effect: Effect = machine.begin(time.monotonic_ns())
+    while not isinstance(effect, Seated | Refused):
+        event = perform(store, lineage, effect)
+        effect = machine.handle(time.monotonic_ns(), event)
+    return effect
+
+
+def _found(store: Store, prefix: str) -> Found:
+    arrivals = [store.try_get(key) for key in store.keys(f"{prefix}/member/")]
+    waiting = [key.rpartition("/")[2] for key in store.keys(f"{prefix}/waiting/")]
+    return Found(
+        None,
+        tuple(_decoded(arrival, Arrival) for arrival in arrivals if arrival is not None),
+        tuple(int(ticket) for ticket in waiting if ticket.isdigit()),
+    )
+
+
+def _complete(
+    store: Store,
+    lineage: Lineage,
+    end: Seated,
+    form: Callable[[Lineage, Seats, int, int], MemberT],
+    timeout_ns: int,
+) -> MemberT:
+    member = form(lineage, end.seats, end.rank, timeout_ns)
+    try:
+        member.barrier()
+        if end.rank == 0:
+            _tidy(store, lineage)
+    except BaseException:
+        member.retire()
+        raise
+    return member
+
+
+def _tidy(store: Store, lineage: Lineage) -> None:
+    """What nobody needs once a generation is complete. Its seats stay, so that late ones are told that they are late;
+    those of long ago become a mark: a missing key would let them be proposed again."""
+    generation = lineage.generation
+    store.set(f"{lineage.prefix}/latest", str(generation).encode())
+    store.delete_prefix(f"{lineage.here}/waiting/")
+    if generation > 1:
+        for part in ("waiting/", "member/", "rank/", "node/", "door/", "doors", "roster"):
+            store.delete_prefix(f"{lineage.of(generation - 1)}/{part}")
+    if generation > KEPT_GENERATIONS:
+        store.set(f"{lineage.of(generation - KEPT_GENERATIONS)}/seats", _GONE)
+
+
+def _absent(store: Store, lineage: Lineage, end: Seated, error: FireflyerError) -> tuple[int, ...]:
+    """The ranks that did not come to the meeting, or that failed after it."""
+    if isinstance(error, PeerFailed):
+        return (error.rank,) if error.rank >= 0 else ()
+    came = {key.rpartition("/")[2] for key in store.keys(f"{lineage.here}/rank/")}
+    return tuple(rank for rank in range(len(end.seats.seats)) if str(rank) not in came)
+
+
+def _seats(data: bytes) -> Seats:
+    if data == _GONE:
+        raise StaleVersion(
+            "this process has missed more generations of its group than are remembered; to come back, drop the "
+            "communicator and call Communicator.join"
+        )
+    return _decoded(data, Seats)
+
+
+def _decoded(data: bytes, what: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(data, type=what)
+    except msgspec.MsgspecError as error:
+        raise UsageError(
+            f"the store's {what.__name__.lower()} makes no sense ({error}); do all ranks run the same version?"
+        ) from error
