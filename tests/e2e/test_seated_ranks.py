@@ -73,3 +73,13 @@ def test_threads_stay_where_the_program_put_them(tmp_path: Path, mine: tuple[int
                 assert "none of its processors may be used by this process" in event["log"][-1]
             if not mask:
                 assert event["log"] == []
+
+
+@pytest.mark.serial
+def test_ranks_that_the_launcher_has_placed_tell_each_other(tmp_path: Path, mine: tuple[int, int]) -> None:
+    """Each may use one processor, of another memory node than the other's: only together do they see both nodes."""
+    root, masks = described(tmp_path, mine), [[mine[1]], [mine[0]]]
+    with ranks_running(tmp_path / "job", [0, 0], "", module=MODULE, root=root, masks=masks) as ranks:
+        for rank, event in ranks.wait_for("seated").items():
+            assert event["seat"].startswith(f"processors {masks[rank][0]}, arena on memory node {1 - rank} ")
+            assert status_of(event["pid"])["ff-collectives"] == {tuple(masks[rank])}

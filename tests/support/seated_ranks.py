@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 
+import msgspec
 import numpy as np
 
 from fireflyer.collectives import Communicator
@@ -26,9 +27,14 @@ def main() -> None:
     logger = logging.getLogger("fireflyer.collectives.seating")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    root = params["root"]
+    machine = read_machine(RealDisk(), root=f"{root}/sys", status=f"{root}/proc/self/status")
     if params.get("mask") is not None:
         os.sched_setaffinity(0, params["mask"])
-    root = params["root"]
+    if params.get("masks") is not None:
+        mine = params["masks"][arguments["rank"]]
+        os.sched_setaffinity(0, mine)
+        machine = msgspec.structs.replace(machine, allowed_cpus=tuple(mine))
     secret = load_secret(arguments["secret_file"])
     store = StoreClient(arguments["store"], secret)
     with Communicator.create(
@@ -38,7 +44,7 @@ def main() -> None:
         store=store,
         secret=secret,
         timeout_ns=arguments["timeout_ns"],
-        machine=read_machine(RealDisk(), root=f"{root}/sys", status=f"{root}/proc/self/status"),
+        machine=machine,
         pin=params.get("pin", True),
     ) as comm:
         array = comm.empty(100_000)

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.thread_ranks import together
 
-from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives import Communicator, Plan, Route, Speeds, make_plan, plan_for
 from fireflyer.collectives.cost import FLIGHT_BYTES, SLOT_BYTES
@@ -46,6 +46,14 @@ def test_without_a_directory_nothing_is_kept() -> None:
     assert plans.path is None
     assert plans.plan((0, 1), HOSTS) == default_plan((0, 1))
     assert plans.kept() is None
+
+
+def test_a_plan_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "collectives").touch()
+    assert JobPlans(str(tmp_path), "world").plan((0, 1), HOSTS) == default_plan((0, 1))
+    assert "a restart computes it again" in caplog.text
+    with pytest.raises(FireflyerError, match="keep the plan in "):
+        JobPlans(str(tmp_path), "world").keep(KeptPlan(plan=make_plan((0, 1)), measured=Speeds()))
 
 
 def test_names_cannot_leave_the_directory(tmp_path: Path) -> None:
@@ -147,6 +155,7 @@ def test_nonsense_is_refused_when_it_is_read(content: dict[str, Any], text: str)
         msgspec.convert(content, Declaration)
 
 
+@settings(max_examples=30, deadline=None)
 @given(nodes=st.integers(1, 300), ranks=st.integers(1, 64))
 def test_the_default_plan_keeps_the_bounds(nodes: int, ranks: int) -> None:
     plan = default_plan([node for node in range(nodes) for _ in range(ranks)])

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
 from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
@@ -73,7 +73,8 @@ class JobPlans:
         return None if data is None else _decoded(data, KeptPlan, str(self.path))
 
     def plan(self, node_of_rank: tuple[int, ...], host_of_node: tuple[str, ...]) -> Plan:
-        """At rank 0: the plan that was kept, or a new one, kept from now on. Raises `UsageError`, `DataCorruption`."""
+        """At rank 0: the plan that was kept, or a new one, kept from now on where that is possible. Raises
+        `UsageError`, `DataCorruption`."""
         kept = self.kept()
         if kept is not None and kept.plan.node_of_rank == node_of_rank:
             return kept.plan
@@ -84,7 +85,10 @@ class JobPlans:
             plan = default_plan(node_of_rank)
         else:
             plan = declaration.plan(node_of_rank, zones=declaration.zones_of(host_of_node))
-        self.keep(KeptPlan(plan=plan))
+        try:
+            self.keep(KeptPlan(plan=plan))
+        except FireflyerError as error:
+            logger.warning("%s; a restart computes it again from what is declared then", error)
         return plan
 
     def keep(self, kept: KeptPlan) -> None:
@@ -163,7 +167,7 @@ def _read(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise translate_os_error(error, f"read {path}") from error
