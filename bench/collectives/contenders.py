@@ -41,8 +41,10 @@ def node_list(layout: str) -> list[int]:
 
 
 @contextmanager
-def python_ranks(layout: str, module: str = "bench.collectives.rank") -> Iterator[Crew]:
-    """Ranks of ours and of gloo, which have joined neither yet."""
+def python_ranks(
+    layout: str, module: str = "bench.collectives.rank", *, transport: str = "tcp", ucx_tls: str = "tcp"
+) -> Iterator[Crew]:
+    """Ranks of ours and of gloo, which have joined neither yet. `ucx_tls` is what UCX uses where ours uses UCX."""
     nodes = node_list(layout)
     with tempfile.TemporaryDirectory() as directory, _store(directory) as (address, secret_file):
         commands = []
@@ -54,9 +56,10 @@ def python_ranks(layout: str, module: str = "bench.collectives.rank") -> Iterato
                 "store": address,
                 "secret_file": secret_file,
                 "rendezvous": os.path.join(directory, "gloo"),
+                "transport": transport,
             }
             commands.append([sys.executable, "-m", module, "{socket}", json.dumps(arguments)])
-        with Crew(f"ours on {layout}", commands, len(nodes), _ONE_THREAD) as crew:
+        with Crew(f"ours on {layout}", commands, len(nodes), _ONE_THREAD | {"UCX_TLS": ucx_tls}) as crew:
             yield crew
 
 

@@ -55,6 +55,7 @@ def join_ours(arguments: dict[str, Any]) -> Communicator:
             node=arguments["node"],
             store=store,
             secret=secret,
+            transport=arguments["transport"],
         )
     finally:
         store.close()

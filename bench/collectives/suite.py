@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from bench.collectives import allreduce, ddp, gpu, kernels, latency, memory, waiting
+from bench.collectives import allreduce, ddp, gpu, kernels, latency, memory, transports, waiting
 from bench.collectives.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
 from fireflyer.base.units import MIB
@@ -17,6 +17,7 @@ __all__ = ["run"]
 
 _FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
     allreduce.run,
+    transports.run,
     latency.run,
     kernels.run,
     ddp.run,

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "fireflyer/executor.hpp"
+#include "fireflyer/fabric.hpp"
 #include "recorder.hpp"
 
 namespace nb = nanobind;
@@ -60,6 +62,13 @@ ff::OpDescriptor describe(const std::string& kind, std::uint64_t count, const st
   return {0, count, kind_from_name(kind), ff::dtype_from_name(dtype), root, ff::reduce_op_from_name(op)};
 }
 
+ff::Fabric::Key key_from(const nb::bytes& given) {
+  ff::Fabric::Key key;
+  if (given.size() != key.size()) throw std::invalid_argument("a key has " + std::to_string(key.size()) + " bytes");
+  std::copy_n(given.c_str(), key.size(), reinterpret_cast<char*>(key.data()));
+  return key;
+}
+
 }  // namespace
 
 void bind_collectives(nb::module_& m) {
@@ -96,13 +105,28 @@ void bind_collectives(nb::module_& m) {
           },
           nb::arg("size_bytes"));
 
+  nb::class_<ff::Fabric>(m, "Fabric")
+      .def(nb::new_([](const std::string& module_path) {
+             nb::gil_scoped_release released;
+             return ff::load_fabric(module_path);
+           }),
+           nb::arg("module_path"))
+      .def("address", [](const ff::Fabric& self) { const std::string a = self.address(); return nb::bytes(a.data(), a.size()); })
+      .def(
+          "meet",
+          [](ff::Fabric& self, int node, const nb::bytes& address, const nb::bytes& outgoing, const nb::bytes& incoming) {
+            return self.meet(node, {address.c_str(), address.size()}, key_from(outgoing), key_from(incoming));
+          },
+          nb::arg("node"), nb::arg("address"), nb::arg("outgoing"), nb::arg("incoming"));
+
   nb::class_<ff::Executor>(m, "Executor")
       .def(
           "__init__",
           [](ff::Executor* self, int rank, std::vector<int> node_of_rank, std::vector<std::string> labels, std::vector<std::vector<int>> trees,
              std::int64_t timeout_ns, int window_fd, int doorbell_fd, int leader_fd, std::vector<std::pair<int, int>> local_fds,
              const std::vector<std::tuple<int, int, int, int>>& connections, const std::vector<PythonRoute>& routes, const std::vector<PythonProgram>& programs,
-             std::shared_ptr<ff::Arena> arena, const std::vector<std::pair<int, int>>& neighbours, std::vector<int> cpus, std::vector<int> network_cpus) {
+             std::shared_ptr<ff::Arena> arena, const std::vector<std::pair<int, int>>& neighbours, std::vector<int> cpus, std::vector<int> network_cpus,
+             std::shared_ptr<ff::Fabric> fabric) {
             ff::Config config;
             config.group = ff::Group{rank, std::move(node_of_rank), std::move(labels), std::move(trees), timeout_ns};
             for (const auto& route : routes) config.group.routes.push_back(route_from(route));
@@ -113,6 +137,7 @@ void bind_collectives(nb::module_& m) {
             config.local_fds = std::move(local_fds);
             for (const auto& [channel, node, socket, fd] : connections) config.connections.push_back({channel, node, socket, fd});
             config.arena = std::move(arena);
+            config.fabric = std::move(fabric);
             for (const auto& [pid, fd] : neighbours) config.neighbours.push_back({pid, fd});
             config.cpus = std::move(cpus);
             config.network_cpus = std::move(network_cpus);
@@ -122,7 +147,7 @@ void bind_collectives(nb::module_& m) {
           nb::kw_only(), nb::arg("rank"), nb::arg("node_of_rank"), nb::arg("labels"), nb::arg("trees"), nb::arg("timeout_ns"), nb::arg("window_fd"),
           nb::arg("doorbell_fd"), nb::arg("leader_fd"), nb::arg("local_fds"), nb::arg("connections"),
           nb::arg("routes"), nb::arg("programs"), nb::arg("arena").none(), nb::arg("neighbours"),
-          nb::arg("cpus") = std::vector<int>(), nb::arg("network_cpus") = std::vector<int>())
+          nb::arg("cpus") = std::vector<int>(), nb::arg("network_cpus") = std::vector<int>(), nb::arg("fabric").none() = nb::none())
       .def(
           "submit",
           [](ff::Executor& self, const std::string& kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, const std::string& dtype, int root,

@@ -110,7 +110,7 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     spin_ = window_->ranks() <= usable_processors();
     glance_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, longest_glance_ns);
     if (local_ == 0) {
-      network_ = std::make_unique<Network>(group_, *window_, config_.doorbell_fd, config_.local_fds, config_.connections);
+      network_ = std::make_unique<Network>(group_, *window_, config_.doorbell_fd, config_.local_fds, config_.connections, config_.fabric);
       const std::string refused = network_->start(config_.network_cpus);
       if (!refused.empty()) complaints_.push_back("network thread: " + refused);
     }
@@ -445,6 +445,7 @@ void Executor::look_around(Current& current, std::int64_t now_ns) {
 // let go. A rank that is stopped or dead cannot say so, and is not waited for; others do within a block's time.
 void Executor::withdraw(const Current& current) {
   const std::uint64_t mine = current.task.op.seq + 1;
+  if (network_ && group_.nodes() > 1) network_->wait_until_harmless();
   window_->line(local_).withdrawn.store(mine, std::memory_order_release);
   if (group_.nodes() > 1 && !reach_->everywhere()) return;
   const Failure failure = window_->failure();

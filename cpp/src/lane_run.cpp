@@ -421,6 +421,7 @@ bool LaneRun::read_frame(DataLink& link, const Cursor::Frame& frame, char* to, s
     }
   }
   if (link.in_crc != link.in_header.payload_crc) {
+    if (network_.fabric_) network_.look(0);  // data are fetched from the sender's memory, which it takes back when it has failed and said so
     const int leader = network_.group_.leader_of(link.node);
     network_.fail(FailureKind::corruption, leader,
                   "data from " + network_.group_.label(leader) + " arrived with a wrong checksum in " + geometry_->op.name());
@@ -451,6 +452,7 @@ void LaneRun::start_frame(DataLink& link, const Cursor::Frame& frame, const char
   }
   seal(header);
   link.out_ready = true;
+  link.out_counted = false;
   link.out_sent = 0;
 }
 
@@ -470,8 +472,8 @@ bool LaneRun::write_frame(DataLink& link, const Cursor::Frame& frame) {
     const std::ptrdiff_t sent = link.transport->send_some(pieces.data(), count);
     link.wants_out = sent == 0;
     if (sent < 0) broken(link);
+    if (!link.out_counted && (sent > 0 || link.transport->holds())) ++link.started, link.out_counted = true;
     if (sent <= 0) return false;
-    if (link.out_sent == 0) ++link.started;
     link.out_sent += static_cast<std::size_t>(sent);
     network_.moved_bytes_ += static_cast<std::uint64_t>(sent);
   }

@@ -26,8 +26,9 @@ constexpr int backstop = 10;                          // timeouts without any pr
 
 }  // namespace
 
-Network::Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections)
-    : group_(group), window_(window), doorbell_(doorbell_fd), locals_(std::move(local_fds)),
+Network::Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections,
+                 std::shared_ptr<Fabric> fabric)
+    : group_(group), window_(window), doorbell_(doorbell_fd), locals_(std::move(local_fds)), fabric_(std::move(fabric)),
       period_ns_(std::clamp<std::int64_t>(group.timeout_ns / 8, ms, 1000 * ms)) {
   adopt(connections);
   if (group.nodes() == 1) return;
@@ -61,7 +62,8 @@ void Network::adopt(const std::vector<Connection>& connections) {
       link->channel = connection.channel;
       link->node = connection.node;
       link->socket = connection.socket;
-      link->transport = tcp_transport(connection.fd);
+      link->transport = connection.fd < 0 && fabric_ ? fabric_->transport(connection.node, connection.channel, connection.socket) : tcp_transport(connection.fd);
+      if (!link->transport) throw std::invalid_argument("a connection leads to a node that was not met");
       sockets_ = std::max(sockets_, connection.socket + 1);
       data_.push_back(std::move(link));
     }
@@ -101,8 +103,18 @@ DataLink* Network::link_to(int channel, int node, int socket) const {
 Network::~Network() { stop(); }
 
 std::string Network::start(const std::vector<int>& cpus) {
+  harmless_ = false;
   thread_ = std::thread([this] { loop(); });
   return place_thread(thread_, "ff-network", cpus);
+}
+
+void Network::wait_until_harmless() const { harmless_.wait(false); }
+
+// The transports may be reading and writing where the last operation told them to.
+void Network::let_go() {
+  if (fabric_) fabric_->close(!window_.failed());
+  harmless_ = true;
+  harmless_.notify_all();
 }
 
 void Network::post(const Geometry& geometry) {
@@ -132,7 +144,8 @@ void Network::loop() {
   } catch (const std::exception& error) {  // memory, at worst: the others must not wait for this node
     fail(FailureKind::peer_failed, group_.rank, std::string("the network thread of ") + group_.label(group_.rank) + " failed: " + error.what());
   }
-  if (window_.failed()) flood();
+  if (window_.failed()) flood();  // first of all, so that nobody takes the ends of connections for a death
+  let_go();
   farewell();
 }
 
@@ -144,6 +157,7 @@ bool Network::turn() {
     for (const auto& link : controls_) link->heard_ns = now_ns;
   }
   turn_ns_ = now_ns;
+  if (fabric_) fabric_->progress();
   if (!current_ && !take()) return false;
   bool moved = false;
   if (current_) {
@@ -203,8 +217,9 @@ void Network::sleep(std::int64_t now_ns) {
   }
   std::int64_t until_ns = beat_at_ns_;
   if (current_) until_ns = std::min(until_ns, now_ns + std::min<std::int64_t>(50 * ms, period_ns_));
+  if (fabric_ && fabric_->progress() && current_) return;
   window_.announce(window_.network(), wants);
-  const bool ready = window_.met(wants) || window_.failed();
+  const bool ready = window_.met(wants) || window_.failed() || (fabric_ && !fabric_->arm());
   look(ready ? 0 : std::max<std::int64_t>(0, until_ns - monotonic_ns()));
   window_.retract(window_.network());
 }
@@ -217,6 +232,7 @@ void Network::look(std::int64_t timeout_ns) {
   for (const auto& link : data_) {
     if (!link->broken && (link->wants_in || link->wants_out)) entries.push_back(link->transport->interest(link->wants_in, link->wants_out));
   }
+  if (fabric_) entries.push_back({fabric_->descriptor(), POLLIN, 0});
   const timespec limit{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
   if (ppoll(entries.data(), entries.size(), &limit, nullptr) <= 0) return;
   if (entries[0].revents != 0) {

@@ -160,6 +160,7 @@ def main() -> None:
             routes=routes,
             sockets=params.get("sockets", 1),
         )
+    os.environ.update(params.get("environment", {}))
     comm = Communicator.create(
         rank=arguments["rank"],
         world_size=arguments["world_size"],
@@ -170,9 +171,10 @@ def main() -> None:
         host=arguments["host"],
         timeout_ns=arguments["timeout_ns"],
         peer_memory=params.get("peer_memory", True),
+        transport=params.get("transport", "tcp"),
     )
     store.close()
-    say("joined", pid=os.getpid(), at_ns=time.monotonic_ns())
+    say("joined", pid=os.getpid(), at_ns=time.monotonic_ns(), transport=comm.transport)
     SCENARIOS[arguments["scenario"]](comm, params)
     if arguments["scenario"] != "leaving":
         comm.close()

@@ -29,6 +29,7 @@
 namespace ff {
 
 class Exchange;
+class Fabric;
 class Network;
 class Run;
 struct Part;
@@ -63,7 +64,7 @@ struct Connection {
   int channel;  // see program.hpp; control_channel for the control connection of the pair
   int node;     // at the other end
   int socket;   // from 0: which one of this channel and node
-  int fd;
+  int fd;       // of a data connection: -1 where the fabric carries it
 };
 
 struct Config {
@@ -73,6 +74,7 @@ struct Config {
   int leader_fd = -1;                              // of a rank that is not the leader: stream socket to it
   std::vector<std::pair<int, int>> local_fds;      // of the leader: (rank, stream socket) of the others of its node
   std::vector<Connection> connections;             // of the leader: to its neighbours
+  std::shared_ptr<Fabric> fabric;                  // of the leader: carries the data connections that have no descriptor
   std::shared_ptr<Arena> arena;                    // of this rank; may be null
   std::vector<Neighbour> neighbours;               // the ranks of the node, in order; none: only slots serve
   std::vector<int> cpus, network_cpus;             // for the threads; none: wherever the system puts them

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fireflyer/executor.hpp"
+#include "fireflyer/fabric.hpp"
 #include "fireflyer/program.hpp"
 #include "fireflyer/transport.hpp"
 #include "fireflyer/wire.hpp"
@@ -40,6 +41,7 @@ struct DataLink {
   std::uint64_t received = 0;       // whole frames
   bool wants_in = false, wants_out = false;
   Header in_header, out_header;
+  bool out_counted = false;         // in `started`
   std::size_t in_got = 0, out_sent = 0;  // bytes of header and payload so far
   std::uint32_t in_crc = 0;         // of the payload so far
   bool out_ready = false;
@@ -66,11 +68,13 @@ class LaneRun;
 
 class Network {
  public:
-  Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections);
+  Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections,
+          std::shared_ptr<Fabric> fabric = nullptr);
   ~Network();
   std::string start(const std::vector<int>& cpus);  // empty, or why its thread does not run on these
   void post(const Geometry& geometry);  // the leader has entered this operation
   void stop();                          // after everything posted is done; joins
+  void wait_until_harmless() const;     // after a failure: until no caller's memory is read or written any more
   std::uint64_t saturated() const { return saturated_.load(); }  // elements of an fp8 type clipped here so far
 
  private:
@@ -79,6 +83,7 @@ class Network {
   bool take();                          // the next posted operation, if there is one; false when stopping and idle
   bool move();
   void finish();
+  void let_go();
   void sleep(std::int64_t now_ns);
   void look(std::int64_t timeout_ns);   // polls everything and reads what is not data
   void read_control(ControlLink& link);
@@ -103,6 +108,7 @@ class Network {
   const Window& window_;
   int doorbell_;
   std::vector<std::pair<int, int>> locals_;
+  std::shared_ptr<Fabric> fabric_;      // what carries the data; null: each connection by itself
   std::vector<std::unique_ptr<DataLink>> data_;
   std::vector<std::unique_ptr<ControlLink>> controls_;
   int sockets_ = 1;                     // for each channel and neighbour
@@ -123,6 +129,7 @@ class Network {
   std::mutex mutex_;
   std::deque<Geometry> posted_;
   bool stopping_ = false;
+  std::atomic<bool> harmless_{true};
   std::thread thread_;
 
   friend class LaneRun;

@@ -22,6 +22,8 @@ class Transport {
   virtual std::ptrdiff_t send_some(const iovec* pieces, int count) = 0;
   // Bytes that have come; 0 when none have; `broken` at the end of the stream or for good.
   virtual std::ptrdiff_t receive_some(void* into, std::size_t bytes) = 0;
+  // Whether memory of the last offer is being read although `send_some` has counted none of it yet.
+  virtual bool holds() const { return false; }
   // What to poll in order to hear of either; a negative descriptor where there is nothing to wait for.
   virtual pollfd interest(bool in, bool out) const = 0;
   virtual void close() = 0;  // both directions; the other end sees the end of the stream

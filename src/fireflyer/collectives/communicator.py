@@ -103,6 +103,7 @@ class Communicator(Formed):
         self.node = plan.node_of_rank[rank]
         self.nodes = plan.nodes
         self.hosts = equipment.hosts
+        self.transport = equipment.choice.transport
         self.timeout_ns = timeout_ns = terms.timeout_ns
         self._memory = memory
         self._terms = terms
@@ -125,6 +126,7 @@ class Communicator(Formed):
             neighbours=[(one.pid, one.arena_fd) for one in equipment.neighbours],
             cpus=list(seat.cpus),
             network_cpus=list(seat.network_cpus),
+            fabric=equipment.fabric,
         )
         self.seat = seat
         self._box = FlightBox(
@@ -134,6 +136,7 @@ class Communicator(Formed):
             rank=rank,
             labels=equipment.labels,
             timeout_ns=timeout_ns,
+            transport=self.transport,
             directory=terms.dump_dir,
         )
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
@@ -157,6 +160,7 @@ class Communicator(Formed):
         host: str | None = None,
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
+        transport: str = "tcp",
         dump_dir: str | None = None,
     ) -> Communicator:
         """The group of all ranks of a job started by `ff run`; of this process alone when started by hand.
@@ -187,6 +191,7 @@ class Communicator(Formed):
                 host=host or ("127.0.0.1" if env.control is None else _own_address(env.control)),
                 timeout_ns=timeout_ns,
                 join_timeout_ns=join_timeout_ns,
+                transport=transport,
                 dump_dir=env.dump_dir if dump_dir is None else dump_dir,
                 pin=env.pin,
                 planner=plans.plan,

@@ -23,6 +23,7 @@ from fireflyer.collectives.reforming import Lineage, follow, new_uid, seek, succ
 from fireflyer.collectives.residence import resident
 from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.seating import Seat, bind_arena, here, mask_text, report, seat_of
+from fireflyer.collectives.transports import make_offer
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import Executor
 from fireflyer.runtime.store import Store
@@ -45,6 +46,7 @@ class Terms(NamedTuple):
     dump_dir: str | None
     machine: Machine | None
     """Where its threads are to be placed; None: leave them alone."""
+    transport: str = "tcp"
 
 
 class Formed(ABC):
@@ -107,6 +109,7 @@ class Formed(ABC):
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
         arena_bytes: int | None = None,
         peer_memory: bool = True,
+        transport: str = "tcp",
         dump_dir: str | None = None,
         pin: bool = True,
         machine: Machine | None = None,
@@ -114,13 +117,15 @@ class Formed(ABC):
     ) -> Self:
         """Joins the group `name`; returns when this rank is connected.
 
-        `node` is what the launcher says; ranks of different nodes talk over TCP only. `plan` fixes the order of sums
+        `node` is what the launcher says; ranks of different nodes share no memory. `plan` fixes the order of sums
         (None: `planner` makes one at rank 0 from the nodes; see `plan_for`). `sums="canonical"` makes results that do
         not depend on which ranks sit on which node (None: as the plan says, "by_node" where there is none; see `plan`).
         `host` is the address at which leaders of other nodes reach this process. `timeout_ns` bounds how long a rank
         may hold the others up, `join_timeout_ns` how long joining takes.
         `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory; only what is
         used exists). Without `peer_memory` ranks of a node never read each other's private memory.
+        `transport` carries the operations between nodes: "tcp"; "ucx", for RDMA, where UCX is installed and was when
+        this was built; "auto": UCX where every machine has an RDMA device. The attribute says which it became.
         `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
         Where the machine has several memory nodes, native threads are kept on processors near the arena; `pin=False`
         leaves them alone. `machine` is what is known of this machine (None: what its kernel says).
@@ -143,7 +148,7 @@ class Formed(ABC):
                 node=node,
                 plan=plan,
                 sums=sums,
-                terms=Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known),
+                terms=Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport),
                 memory=memory,
                 planner=planner,
                 join_timeout_ns=join_timeout_ns,
@@ -169,6 +174,7 @@ class Formed(ABC):
     ) -> Self:
         """Meets the others; `node` is as the plan counts."""
         prefix = lineage.here
+        offer, fabric = make_offer(terms.transport)
         with ExitStack() as stack, ExitStack() as undo:
             doors = None
             if world_size > 1:
@@ -190,6 +196,8 @@ class Formed(ABC):
                 own=resident(memory.fd, peer_memory=terms.peer_memory, cpus=mask_text(terms.machine)),
                 planner=planner,
                 machine=terms.machine,
+                offer=offer,
+                fabric=fabric,
                 stack=stack,
             )
             masks = [one.cpus for one in equipment.neighbours]
@@ -224,6 +232,7 @@ class Formed(ABC):
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
         arena_bytes: int | None = None,
         peer_memory: bool = True,
+        transport: str = "tcp",
         dump_dir: str | None = None,
         pin: bool = True,
         machine: Machine | None = None,
@@ -237,7 +246,8 @@ class Formed(ABC):
         lineage = follow(store, f"{_place(attempt, name)}/{int(joined)}")
         ticket = store.add(f"{lineage.prefix}/tickets", 1)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
-        terms = Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, (machine or here()) if pin else None)
+        known = (machine or here()) if pin else None
+        terms = Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
         me = Arrival(new_uid(), -1, ticket, node)
         policy = Policy(1, None, timeout_ns)
         member = cls._seek(store, lineage, me, 0, policy, None, terms, memory, join_timeout_ns)

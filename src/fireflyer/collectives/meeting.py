@@ -5,13 +5,15 @@
 2. The leader of a node (its lowest rank) makes the shared memory. The others of the node connect to its Unix socket,
    prove that they hold the secret, and receive the descriptors. The connection stays open: its end is a rank's death.
 3. The leaders listen on TCP. For each pair of neighbours the higher node connects to the lower one: a control
-   connection, and those that `programs.links` names for each lane of each algorithm of the plan.
+   connection, and those that `programs.links` names for each lane of each algorithm of the plan; these are left to UCX
+   where the group uses it (`transports`).
 
 Nothing is sent to, and nothing believed from, a connection that has not authenticated. All waits have one deadline.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -30,14 +32,16 @@ from fireflyer.collectives.programs import CONTROL, Link, links
 from fireflyer.collectives.reception import Reception
 from fireflyer.collectives.residence import Neighbour, Resident
 from fireflyer.collectives.seating import spread_window
+from fireflyer.collectives.transports import Choice, Offer, choose, introduce
 from fireflyer.identity.secrets import Secret
-from fireflyer.native import create_window
+from fireflyer.native import Fabric, create_window
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
 __all__ = ["Absent", "Equipment", "Member", "Planner", "Roster", "meet"]
 
+logger = logging.getLogger(__name__)
 _ROSTER_GRACE_NS: Final = 5 * SECOND
 
 
@@ -57,6 +61,7 @@ class Member(msgspec.Struct, frozen=True):
     plan: Plan | None = None
     sums: str | None = None
     """As it was asked for; None: as the plan says."""
+    offer: Offer = Offer()
 
 
 class Roster(msgspec.Struct, frozen=True):
@@ -67,6 +72,7 @@ class Roster(msgspec.Struct, frozen=True):
     """The error is that a rank did not come."""
     hosts: tuple[str, ...] = ()
     plan: Plan | None = None
+    choice: Choice = Choice()
 
 
 class _Doors(msgspec.Struct, frozen=True):
@@ -89,9 +95,11 @@ class Equipment(NamedTuple):
     leader_fd: int
     local_fds: tuple[tuple[int, int], ...]
     connections: tuple[tuple[int, int, int, int], ...]
-    """Channel, node, socket (see `programs.Link`), descriptor."""
+    """Channel, node, socket (see `programs.Link`), descriptor; -1 where `fabric` carries it."""
     neighbours: tuple[Neighbour, ...]
     """The ranks of the node."""
+    choice: Choice = Choice()
+    fabric: Fabric | None = None
 
     def duplicate(self) -> Equipment:
         """The same with descriptors of its own, for native code to own and close."""
@@ -100,7 +108,7 @@ class Equipment(NamedTuple):
             doorbell_fd=os.dup(self.doorbell_fd),
             leader_fd=os.dup(self.leader_fd) if self.leader_fd >= 0 else -1,
             local_fds=tuple((rank, os.dup(fd)) for rank, fd in self.local_fds),
-            connections=tuple((channel, node, n, os.dup(fd)) for channel, node, n, fd in self.connections),
+            connections=tuple((c, node, n, os.dup(fd) if fd >= 0 else -1) for c, node, n, fd in self.connections),
             neighbours=tuple(one._replace(arena_fd=os.dup(one.arena_fd)) for one in self.neighbours),
         )
 
@@ -160,7 +168,8 @@ class _Meeting:
             return Roster(f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True)
         members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=Member) for key in keys]
         try:
-            return Roster(None, False, tuple(member.host for member in members), _common_plan(members, self.planner))
+            hosts, choice = tuple(member.host for member in members), choose([member.offer for member in members])
+            return Roster(None, False, hosts, _common_plan(members, self.planner), choice)
         except FireflyerError as error:
             return Roster(error.message)
 
@@ -211,8 +220,11 @@ class _Meeting:
 
     # --- between nodes ---
 
-    def connect(self, plan: Plan, node: int, reception: Reception, stack: ExitStack) -> list[tuple[int, int, int, int]]:
-        wanted = links(plan, node)
+    def connect(
+        self, plan: Plan, node: int, reception: Reception, fabric: Fabric | None, stack: ExitStack
+    ) -> list[tuple[int, int, int, int]]:
+        every = links(plan, node)
+        wanted = every if fabric is None else [link for link in every if link.channel == CONTROL]
         made: dict[Link, socket.socket] = {}
         for link in wanted:
             if link.node < node:
@@ -231,7 +243,11 @@ class _Meeting:
             if link.channel == CONTROL:  # data may wait for a rank that is busy; heartbeats never do
                 limit_ms = max(1, 2 * self.user_timeout_ns // MS)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
-        return [(*link, sock.fileno()) for link, sock in made.items()]
+        if fabric is not None:
+            for sock in made.values():
+                sock.settimeout(self.left_ns() / SECOND)
+            introduce(fabric, {link.node: (f"rank {plan.leader_of(link.node)}", made[link]) for link in wanted})
+        return [(*link, made[link].fileno() if link in made else -1) for link in every]
 
     def _dial(self, plan: Plan, node: int, link: Link) -> socket.socket:
         other = link.node
@@ -283,21 +299,30 @@ def meet(
     own: Resident,
     planner: Planner,
     machine: Machine | None,
+    offer: Offer,
+    fabric: Fabric | None,
     stack: ExitStack,
 ) -> Equipment:
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
-    stay. Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`, each naming a rank."""
+    stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
+    `PermissionDenied`, each naming a rank."""
     meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
-    roster = meeting.agree(Member(node, socket.gethostname(), plan, sums))
+    roster = meeting.agree(Member(node, socket.gethostname(), plan, sums, offer))
     if roster.plan is None or len(roster.hosts) != world_size:
         raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
     plan = roster.plan
+    if rank == 0 and offer.transport != "tcp":
+        logger.info("group=%s transport=%s reason=%s", prefix, roster.choice.transport, roster.choice.reason)
     labels = tuple(f"rank {r} (node {plan.node_of_rank[r]}, host {h})" for r, h in enumerate(roster.hosts))
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
         doors = meeting.doors(node, locals_[0])
         window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], own, stack)
-        return Equipment(plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents))
+        return Equipment(
+            plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents), roster.choice
+        )
+    if roster.choice.transport != "ucx" or plan.nodes == 1:
+        fabric = None
     window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
     stack.callback(_close_fd, window_fd)
     spread_window(window_fd, machine)
@@ -309,10 +334,9 @@ def meet(
         outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
         local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
-        connections = meeting.connect(plan, node, outside, stack)
-    return Equipment(
-        plan, labels, roster.hosts, window_fd, doorbell_fd, -1, tuple(local_fds), tuple(connections), tuple(residents)
-    )
+        connections = meeting.connect(plan, node, outside, fabric, stack)
+    found = tuple(local_fds), tuple(connections), tuple(residents)
+    return Equipment(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
 
 
 def _common_plan(members: list[Member], planner: Planner) -> Plan:

@@ -6,10 +6,14 @@ element type is a name: `f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64 i8 u8`. Bad size
 to the bit, is written down in `fireflyer.collectives.kernels`.
 """
 
+import os
+
+from fireflyer.native import _core
 from fireflyer.native._core import (
     Arena,
     Exchange,
     Executor,
+    Fabric,
     NativeWork,
     Recorder,
     RecorderEntry,
@@ -40,6 +44,7 @@ __all__ = [
     "Arena",
     "Exchange",
     "Executor",
+    "Fabric",
     "NativeWork",
     "Recorder",
     "RecorderEntry",
@@ -64,4 +69,10 @@ __all__ = [
     "set_isa",
     "submit_parts",
     "tree_program",
+    "ucx_module",
 ]
+
+
+def ucx_module() -> str:
+    """Where the build puts the module that `Fabric` loads, if it was built."""
+    return os.path.join(os.path.dirname(_core.__file__ or ""), "_ucx.so")

@@ -43,6 +43,7 @@ class FlightBox:
         rank: int,
         labels: tuple[str, ...],
         timeout_ns: int,
+        transport: str,
         directory: str | None,
     ) -> None:
         self._snapshot = snapshot
@@ -51,6 +52,7 @@ class FlightBox:
         self._rank = rank
         self._labels = labels
         self._timeout_ns = timeout_ns
+        self._transport = transport
         self._directory = directory
         self._lock = threading.Lock()
         self._fault: Fault | None = None
@@ -95,6 +97,7 @@ class FlightBox:
             node=node,
             labels={rank: self._labels[rank] for rank in sorted(named) if rank >= 0},
             timeout_ns=self._timeout_ns,
+            transport=self._transport,
             reason=reason,
             fault=self._fault,
             snapshot=self.snapshot(),

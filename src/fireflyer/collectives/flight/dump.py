@@ -162,6 +162,8 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[Rank, Line]
     """For people, of every rank that this one can name: `rank 3 (node 1, host n17)`."""
     timeout_ns: Count
+    transport: Word = "tcp"
+    """What carries data between nodes."""
     reason: Line
     """Why it was written."""
     fault: Fault | None = None
