@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives.torch_cuda import CudaCopies
+from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_group import HfreduceGroup, HfreduceOptions
 from fireflyer.collectives.torch_hooks import HookState, hfreduce_hook
 from fireflyer.collectives.torch_join import communicator_of
@@ -218,7 +219,10 @@ def training(params: dict[str, Any]) -> dict[str, Any]:
     if torch.cuda.device_count() >= dist.get_world_size() > 1:
         nccl = dist.new_group(backend="nccl")
         ways["nccl"] = lambda module: stock(module, nccl)
-    return {way: {name: losses_of(name, wrap, params["steps"]) for name in MODELS} for way, wrap in ways.items()}
+    found = {way: {name: losses_of(name, wrap, params["steps"]) for name in MODELS} for way, wrap in ways.items()}
+    for each in (comm, bare):
+        DeviceCommunicator.of(each).close()
+    return found
 
 
 def losses_of(name: str, wrap: Callable[[nn.Module], nn.Module], steps: int) -> list[float]:

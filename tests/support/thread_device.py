@@ -154,9 +154,10 @@ class ThreadCopies:
             self._before(direction, number)
             for target, source in pairs:
                 half = len(target) // 2  # as a copy that is seen half done
-                target[:half].copy_(source[:half])
-                time.sleep(0)
-                target[half:].copy_(source[half:])
+                with torch.inference_mode(target.is_inference()):
+                    target[:half].copy_(source[:half])
+                    time.sleep(0)
+                    target[half:].copy_(source[half:])
             self.made.append((direction, number))
         finally:
             with self._lock:

@@ -281,6 +281,34 @@ def test_the_callers_stream_orders_operations() -> None:
     assert together_ok(ranks([0, 0], body, before=slow_ups))
 
 
+def test_a_result_comes_after_what_the_caller_still_does_with_the_tensor() -> None:
+    """The stream still reads the old values of a tensor that is received."""
+
+    def body(comm: DeviceCommunicator) -> None:
+        copies: Any = comm.place(torch.device("cpu"))
+        stream = Stream("compute")
+        mine = torch.full((20_000,), float(comm.rank))
+        old: list[torch.Tensor] = []
+        go = threading.Event()
+
+        def read_late() -> None:
+            assert go.wait(30)
+            time.sleep(0.05)
+            old.append(mine.clone())
+
+        with copies.stream(stream):
+            stream.give(read_late)
+            work = comm.broadcast(mine, root=0, async_op=True)
+            go.set()
+            work.wait()
+            copies.here().wait()
+        stream.close()
+        assert set(old[0].tolist()) == {float(comm.rank)}
+        assert set(mine.tolist()) == {0.0}
+
+    assert together_ok(ranks([0, 0], body))
+
+
 def test_a_device_that_fails_fails_the_operation_everywhere_after_its_copies() -> None:
     """... and later ones; pinned memory is given back."""
 
@@ -317,6 +345,14 @@ def test_calls_that_differ_raise_on_all_ranks() -> None:
         return caught.value
 
     assert all(isinstance(error, UsageError | PeerFailed) for error in ranks([0, 0], body))
+
+
+def test_tensors_of_inference_mode_are_taken() -> None:
+    def body(comm: DeviceCommunicator) -> bool:
+        with torch.inference_mode():
+            return long_sum(comm)
+
+    assert ranks([0, 0], body) == [True, True]
 
 
 def test_arguments_are_checked_before_anything_is_started() -> None:

@@ -100,7 +100,7 @@ class CudaCopies:
         _wait_for(torch.cuda.current_stream(self.device), points)
 
     def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
-        with torch.cuda.stream(self._down):
+        with torch.cuda.stream(self._down), torch.inference_mode(array.is_inference()):
             _wait_for(self._down, after)
             begun = self._point(self._down) if self._timed else None
             for at, to, size in moves:
@@ -108,7 +108,7 @@ class CudaCopies:
             return self._ended("down", self._down, moves, begun)
 
     def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
-        with torch.cuda.stream(self._up):
+        with torch.cuda.stream(self._up), torch.inference_mode(array.is_inference()):
             _wait_for(self._up, after)
             begun = self._point(self._up) if self._timed else None
             for to, at, size in moves:

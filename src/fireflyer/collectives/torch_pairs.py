@@ -197,7 +197,8 @@ class PairedSums:
         if job.error is not None:
             return None
         try:
-            return action()
+            with torch.inference_mode(job.flat is not None and job.flat.is_inference()):
+                return action()
         except Exception as error:
             job.fail(error)
             rank = self._circle.pair[0 if self._first else 1]
