@@ -95,7 +95,7 @@ class HfreduceGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Fails every pending and later operation on every rank."""
-        self.communicator.abort("its process group was aborted")
+        self._comm.abort("its process group was aborted")
 
     # --- reductions ---
 
