@@ -14,10 +14,12 @@ from fireflyer.runtime.store import LocalStore
 __all__ = ["together"]
 
 
-def together(nodes: list[int], body: Callable[[Communicator], Any], **options: Any) -> list[Any]:
+def together(
+    nodes: list[int], body: Callable[[Communicator], Any], *, store: LocalStore | None = None, **options: Any
+) -> list[Any]:
     """What `body(communicator)` returned, or the error that it raised, on each of several threads; `nodes` names the
     node of each rank."""
-    store, secret = LocalStore(), new_secret()
+    store, secret = store or LocalStore(), new_secret()
     results: list[Any] = [None] * len(nodes)
     broken: list[BaseException] = []
 

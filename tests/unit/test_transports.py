@@ -18,6 +18,7 @@ from fireflyer.collectives import Communicator, make_plan
 from fireflyer.collectives.flight import decode_dump, find_dumps
 from fireflyer.collectives.transports import Choice, Offer, choose, introduce, make_offer
 from fireflyer.native import Fabric, ucx_module
+from fireflyer.runtime.store import LocalStore
 
 needs_ucx = pytest.mark.skipif(not os.path.exists(ucx_module()), reason="this build has no UCX (Debian: libucx-dev)")
 READY, RDMA = Offer("ucx"), Offer("auto", None, rdma=True)
@@ -149,6 +150,19 @@ def test_sums_over_ucx_have_the_bits_of_sums_over_tcp(
     assert {transport for transport, _ in over_ucx} == {"ucx"}
     assert {transport for transport, _ in over_sockets} == {"tcp"}
     assert {bits for _, bits in over_ucx} == {bits for _, bits in over_sockets}
+
+
+@needs_ucx
+def test_the_group_that_follows_keeps_the_transport(over_tcp: None) -> None:
+    store = LocalStore()
+
+    def body(comm: Communicator) -> tuple[str, float]:
+        with comm.reform(store) as following:
+            array = np.ones(100_000, "f4")
+            following.allreduce(array)
+            return following.transport, float(array[-1])
+
+    assert together([0, 1], body, store=store, transport="ucx") == [("ucx", 2.0), ("ucx", 2.0)]
 
 
 @needs_ucx
