@@ -48,6 +48,7 @@ nb::dict record_to_dict(const ff::RecordView& view) {
   record["progress_ns"] = view.progress_ns;
   record["chunks"] = view.chunks;
   record["chunks_done"] = view.chunks_done;
+  record["chunk_bytes"] = view.chunk_bytes;
   record["saturated"] = view.saturated;
   nb::list samples;
   for (const auto& [chunk, ns] : view.samples) samples.append(nb::make_tuple(chunk, ns));
@@ -95,8 +96,11 @@ void bind_recorder(nb::module_& m) {
   using Entry = ff::Recorder::Entry;
   nb::class_<Entry>(m, "RecorderEntry")
       .def(
-          "route", [](const Entry& entry, const std::string& path, int algorithm, std::uint64_t chunks) { entry.route(path_from_name(path), algorithm, chunks); },
-          nb::arg("path"), nb::arg("algorithm") = 0, nb::arg("chunks") = 0)
+          "route",
+          [](const Entry& entry, const std::string& path, int algorithm, std::uint64_t chunks, std::uint64_t chunk_bytes) {
+            entry.route(path_from_name(path), algorithm, chunks, chunk_bytes);
+          },
+          nb::arg("path"), nb::arg("algorithm") = 0, nb::arg("chunks") = 0, nb::arg("chunk_bytes") = 0)
       .def("started", &Entry::started, nb::arg("now_ns"))
       .def("progress", &Entry::progress, nb::arg("chunks_done"), nb::arg("now_ns"))
       .def("saturated", &Entry::saturated, nb::arg("values"))

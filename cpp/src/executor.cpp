@@ -101,6 +101,7 @@ void Work::finish(const Failure& failure) {
 Executor::Executor(Config config) : config_(std::move(config)), group_(config_.group) {
   try {
     group_.check();
+    for (int number = 0; number < algorithm_count; ++number) algorithms_[static_cast<std::size_t>(number)] = recorder_.algorithm(algorithm_names[number]);
     window_ = std::make_unique<Window>(config_.window_fd, config_.doorbell_fd);
     local_ = group_.local_index(group_.rank);
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
@@ -276,6 +277,7 @@ void Executor::settle(const Current& current) {
 
 Snapshot Executor::flight() {
   Snapshot shot = recorder_.snapshot();
+  if (network_) shot.sightings = network_->sightings();
   for (int local = 0; local < window_->ranks(); ++local) {
     const Line& line = window_->line(local);
     if (local == local_) continue;
@@ -302,9 +304,9 @@ void Executor::begin(Current& current) {
   if (window_->failed()) return;
   task.entry.started(now_ns);
   if (current.small) {
-    task.entry.route(Path::small, 0, 1);
     base_ += flat_chunks;
     current.run = small_run(*scene_, current.geometry, task.in, task.out, turn_++);
+    note_route(current, Path::small);
     window_->enter(local_, current.geometry, Places{});
     return;
   }
@@ -317,7 +319,7 @@ void Executor::begin(Current& current) {
     current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
     if (network_) network_->post(current.geometry);
     current.run = pipeline_run(*scene_, current.geometry, *current.rules, task.in, task.out);
-    task.entry.route(Path::pipeline, 0, current.geometry.chunks);
+    note_route(current, Path::pipeline);
     return;
   }
   window_->enter(local_, current.geometry, places);
@@ -334,14 +336,23 @@ bool Executor::open(Current& current) {
   if (flat(current)) {
     base_ += flat_chunks;
     current.run = flat_run(*scene_, current.geometry, current.task.in, current.task.out);
-    current.task.entry.route(in_arenas(current) ? Path::direct : Path::vm);
+    note_route(current, in_arenas(current) ? Path::direct : Path::vm);
     return true;
   }
   base_ = current.geometry.end;
   current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
   current.run = pipeline_run(*scene_, current.geometry, *current.rules, current.task.in, current.task.out);
-  current.task.entry.route(Path::staged, 0, current.geometry.chunks);
+  note_route(current, Path::staged);
   return true;
+}
+
+// For the record: small and flat operations are not cut as `geometry` says.
+void Executor::note_route(const Current& current, Path path) {
+  const Geometry& geometry = current.geometry;
+  const bool cut = path == Path::staged || path == Path::pipeline;
+  const std::size_t chunk_bytes = cut ? geometry.chunk_elems * geometry.parts * geometry.unit : 0;
+  const int algorithm = path == Path::pipeline ? algorithms_[static_cast<std::size_t>(group_.route(geometry.op).algorithm)] : 0;
+  current.task.entry.route(path, algorithm, current.run->chunks(), chunk_bytes);
 }
 
 bool Executor::flat(const Current& current) const { return reach_->everywhere() || in_arenas(current); }

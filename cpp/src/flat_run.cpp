@@ -57,6 +57,7 @@ class FlatRun final : public Run {
 
   bool finished() const override { return done_; }
   std::uint64_t done_chunks() const override { return blocks_; }
+  std::uint64_t chunks() const override { return (share_.count + block_ - 1) / block_; }
 
   Wants wants() const override {
     Wants wants;

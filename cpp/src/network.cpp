@@ -290,7 +290,12 @@ void Network::read_control(ControlLink& link) {
 bool Network::handle(ControlLink& link, const Header& header, const char* payload) {
   switch (header.type) {
     case FrameType::heartbeat: return handle_heartbeat(link, header, payload);
-    case FrameType::goodbye: link.left = true; return true;
+    case FrameType::goodbye: {
+      link.left = true;
+      const std::lock_guard lock(sightings_mutex_);
+      for (const int rank : group_.ranks_of(link.node)) sightings_[rank].left = true, sightings_[rank].rank = rank;
+      return true;
+    }
     case FrameType::abort: {
       const bool sane = header.kind >= 1 && header.kind <= 4 && header.root >= -1 && header.root < group_.world_size() && header.bytes <= max_failure_text;
       if (!sane) return false;
@@ -313,7 +318,20 @@ bool Network::handle_heartbeat(ControlLink& link, const Header& header, const ch
   std::copy(words.begin() + 1 + static_cast<std::ptrdiff_t>(flows), words.end(), link.entered.begin());
   link.op = descriptor(header);
   link.beat_ns = link.heard_ns;
+  const std::vector<int> ranks = group_.ranks_of(link.node);
+  const std::lock_guard lock(sightings_mutex_);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const std::uint64_t entered = link.entered[i] >> 1;
+    sightings_[ranks[i]] = {ranks[i], entered, entered - ((link.entered[i] & 1) != 0 && entered > 0 ? 1 : 0), false, link.beat_ns};
+  }
   return true;
+}
+
+std::vector<Sighting> Network::sightings() const {
+  const std::lock_guard lock(sightings_mutex_);
+  std::vector<Sighting> all;
+  for (const auto& [rank, sighting] : sightings_) all.push_back(sighting);
+  return all;
 }
 
 void Network::send_control(ControlLink& link, FrameType type, const OpDescriptor& op, const std::string& payload) {

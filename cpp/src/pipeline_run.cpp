@@ -56,7 +56,17 @@ class PipelineRun final : public Run {
     return done && (!lends() || scene_.window.value(counter_reduced) >= geometry_.end) && (geometry_.home == nullptr || network_done());
   }
 
-  std::uint64_t done_chunks() const override { return finished_chunks_; }
+  // Those that this rank has received whole; a rank that receives nothing counts what it has added or handed out.
+  std::uint64_t done_chunks() const override {
+    if (geometry_.home != nullptr) {
+      const std::uint64_t first = geometry_.base >> 1;
+      const std::uint64_t both = scene_.window.value(counter_done0) + scene_.window.value(counter_done1);
+      return std::min(both - std::min(both, 2 * first), geometry_.chunks);
+    }
+    if (rules_.takes(Stage::out, scene_.local)) return finished_chunks_;
+    return std::min(next_[static_cast<std::size_t>(Stage::reduce)] - geometry_.base, geometry_.chunks);
+  }
+  std::uint64_t chunks() const override { return geometry_.chunks; }
 
   Wants wants() const override {
     Wants wants;

@@ -85,7 +85,7 @@ struct Recorder::Slot {
   std::atomic<std::uint64_t> version{0};  // odd: being written; 0: never used
   std::atomic<std::uint64_t> id{0};
   std::atomic<RecordState> state{RecordState::done};
-  std::atomic<std::uint64_t> seq{0}, count{0}, bytes{0}, chunks{0}, chunks_done{0}, saturated{0};
+  std::atomic<std::uint64_t> seq{0}, count{0}, bytes{0}, chunks{0}, chunks_done{0}, chunk_bytes{0}, saturated{0};
   std::atomic<std::int64_t> tag{0}, submitted_ns{0}, started_ns{0}, finished_ns{0}, progress_ns{0};
   std::atomic<OpKind> kind{OpKind::barrier};
   std::atomic<std::int32_t> root{-1}, peer{-1};
@@ -149,6 +149,7 @@ RecordView Recorder::Slot::copy(const std::vector<std::string>& algorithms) cons
   view.progress_ns = get(progress_ns);
   view.chunks = get(chunks);
   view.chunks_done = get(chunks_done);
+  view.chunk_bytes = get(chunk_bytes);
   view.saturated = get(saturated);
   const std::size_t used = std::min<std::size_t>(get(samples), max_samples);
   for (std::size_t i = 0; i < used; ++i) {
@@ -220,7 +221,7 @@ Recorder::Entry Recorder::take(const RecordView& record) {
   put(slot.submitted_ns, record.submitted_ns);
   put(slot.algorithm, std::uint8_t{0});
   put(slot.failure, FailureKind::none);
-  for (auto* field : {&slot.chunks, &slot.chunks_done, &slot.saturated, &slot.next_sample}) put(*field, std::uint64_t{0});
+  for (auto* field : {&slot.chunks, &slot.chunks_done, &slot.chunk_bytes, &slot.saturated, &slot.next_sample}) put(*field, std::uint64_t{0});
   for (auto* field : {&slot.started_ns, &slot.finished_ns, &slot.progress_ns}) put(*field, std::int64_t{0});
   put(slot.samples, std::uint8_t{0});
   put(slot.stride, std::uint64_t{1});
@@ -268,13 +269,14 @@ Snapshot Recorder::snapshot() const {
   return shot;
 }
 
-void Recorder::Entry::route(Path path, int algorithm, std::uint64_t chunks) const {
+void Recorder::Entry::route(Path path, int algorithm, std::uint64_t chunks, std::uint64_t chunk_bytes) const {
   if (slot_ == nullptr) return;
   const std::uint64_t unlocked = slot_->lock();
   if (get(slot_->id) == id_) {
     put(slot_->path, path);
     put(slot_->algorithm, static_cast<std::uint8_t>(algorithm));
     put(slot_->chunks, chunks);
+    put(slot_->chunk_bytes, chunk_bytes);
   }
   slot_->unlock(unlocked);
 }

@@ -39,6 +39,7 @@ class Run {
   virtual bool finished() const = 0;
   virtual Wants wants() const = 0;     // counter values of which any may make a step possible; `never` elsewhere
   virtual std::uint64_t done_chunks() const = 0;
+  virtual std::uint64_t chunks() const { return 1; }  // of this rank
   std::uint64_t saturated() const { return saturated_; }
 
  protected:

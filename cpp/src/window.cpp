@@ -93,6 +93,8 @@ Window::Window(int fd, int doorbell) : doorbell_(doorbell) {
   struct stat info{};
   if (fstat(fd, &info) != 0) raise("cannot examine shared memory");
   const auto total = static_cast<std::size_t>(info.st_size);
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) throw std::runtime_error("a window that can shrink under its users is refused");
   if (total < sizeof(Control)) throw std::runtime_error("shared memory is too small to be a window");
   void* map = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (map == MAP_FAILED) raise("cannot map shared memory");

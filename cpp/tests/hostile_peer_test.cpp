@@ -1,4 +1,5 @@
 // A leader whose neighbour sends garbage: the error names the neighbour's rank, and nothing crashes or hangs.
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -25,9 +26,9 @@ struct Ends {
 };
 
 // Rank 0 is real, on node 0; rank 1 on node 1 is whatever `attack` does with its ends of the connections.
-ff::Failure under_attack(const std::function<void(const Ends&)>& attack) {
+ff::Failure under_attack(const std::function<void(const Ends&)>& attack, std::int64_t timeout_ns = 3 * second) {
   ff::Config config;
-  config.group = ff::Group{0, {0, 1}, {"rank 0", "rank 1"}, {{-1, 0}, {1, -1}}, 3 * second};
+  config.group = ff::Group{0, {0, 1}, {"rank 0", "rank 1"}, {{-1, 0}, {1, -1}}, timeout_ns};
   config.window_fd = ff::Window::create(1, 4, 4096);
   config.doorbell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   Ends theirs{};
@@ -155,12 +156,50 @@ void silence_and_noise() {
   }
 }
 
+// A bug of ours, as seen from another node: the peer lives, is inside the operation, and never sends a frame.
+void a_frame_that_is_never_sent() {
+  const std::int64_t timeout_ns = second / 10;
+  const ff::Failure failure = under_attack(
+      [&](const Ends& ends) {
+        const std::uint64_t words[] = {1, 0, 0, 1 << 1 | 1};  // inside; no frame on either connection; its rank is inside #0
+        const std::string payload(reinterpret_cast<const char*>(words), sizeof words);
+        const ff::Header header = ff::control_header(ff::FrameType::heartbeat, right_op(), payload.data(), payload.size());
+        const std::int64_t until_ns = ff::monotonic_ns() + 30 * second;
+        for (bool listens = true; listens && ff::monotonic_ns() < until_ns; poll(nullptr, 0, 10)) {
+          listens = send(ends.control, &header, sizeof header, MSG_NOSIGNAL) > 0 && send(ends.control, payload.data(), payload.size(), MSG_NOSIGNAL) > 0;
+        }
+      },
+      timeout_ns);
+  expect(failure, ff::FailureKind::peer_failed, "sent nothing in allreduce #0");
+}
+
+// The same inside a node: the other rank has entered, moves its hands, and never says that its chunk is there.
+void a_chunk_that_is_never_copied() {
+  const std::int64_t timeout_ns = second / 10;
+  ff::Config config;
+  config.group = ff::Group{0, {0, 0}, {"rank 0", "rank 1"}, {{-1}, {-1}}, timeout_ns};
+  const int fd = config.window_fd = ff::Window::create(2, 4, 4096);
+  const ff::Window shared(dup(fd));
+  std::vector<float> array(40'000, 1.0F);
+  ff::Executor executor(std::move(config));
+  const ff::OpDescriptor op{0, array.size(), ff::OpKind::allreduce, ff::DType::f32, -1};
+  const auto work = executor.submit(op, array.data(), array.data());
+  shared.enter(1, ff::Geometry(op, 0, 4096, 2), ff::Places{});
+  while (!work->wait(second / 100)) shared.line(1).beat_ns.store(ff::monotonic_ns());
+  const ff::Failure failure = work->failure();
+  executor.close();
+  CHECK(failure.kind == ff::FailureKind::peer_failed);
+  CHECK(failure.text.find("allreduce #0 has made no progress for") != std::string::npos);
+}
+
 }  // namespace
 
 int main() {
   data_frames();
   control_frames();
   silence_and_noise();
+  a_frame_that_is_never_sent();
+  a_chunk_that_is_never_copied();
   std::puts("hostile peer: all well");
   return 0;
 }

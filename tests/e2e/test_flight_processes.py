@@ -137,7 +137,19 @@ def test_dumps_of_a_job_that_is_well(tmp_path: Path, nodes: list[int], peer_memo
         expected = ["pipeline"] if max(nodes) else ["vm", "staged"] if peer_memory else ["staged"]
         assert big
         assert all(record.path in expected for record in big)
-        assert all(record.chunks_done > 0 and record.progress_ns > 0 for record in big)
+        assert all(record.chunks_done == record.chunks > 0 and record.progress_ns > 0 for record in big)
+        cut = [record for record in big if record.path in ("pipeline", "staged")]
+        assert all(
+            record.chunk_bytes * (record.chunks - 1) < record.bytes <= record.chunk_bytes * record.chunks
+            for record in cut
+            if record.bytes
+        )
+        assert all(record.algorithm == ("double_binary_tree" if max(nodes) else "") for record in big)
+        seen = {sighting.rank: sighting.entered for sighting in dump.snapshot.sightings}
+        node = nodes[dump.rank]
+        leads = nodes.index(node) == dump.rank
+        assert set(seen) == {r for r in range(len(nodes)) if r != dump.rank and (leads or nodes[r] == node)}
+        assert all(19 <= entered <= 21 for entered in seen.values())
     assert "missing" not in stock_analysis(tmp_path)
 
 

@@ -134,6 +134,7 @@ class Executor {
   void work_loop();
   void begin(Current& current);
   bool open(Current& current);
+  void note_route(const Current& current, Path path);
   bool flat(const Current& current) const;
   bool in_arenas(const Current& current) const;
   bool drive(Current& current, std::int64_t until_ns);
@@ -158,6 +159,7 @@ class Executor {
   bool spin_ = false;
   std::int64_t glance_ns_ = 0;
   Recorder recorder_;
+  std::array<int, algorithm_count> algorithms_{};  // as the recorder numbers them
   std::unique_ptr<Network> network_;
   std::unique_ptr<Exchange> exchange_;
   std::uint64_t base_ = 0;

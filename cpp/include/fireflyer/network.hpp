@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -75,6 +76,7 @@ class Network {
   void post(const Geometry& geometry);  // the leader has entered this operation
   void stop();                          // after everything posted is done; joins
   void wait_until_harmless() const;     // after a failure: until no caller's memory is read or written any more
+  std::vector<Sighting> sightings() const;  // of the neighbours' ranks, by their last heartbeats
   std::uint64_t saturated() const { return saturated_.load(); }  // elements of an fp8 type clipped here so far
 
  private:
@@ -125,6 +127,9 @@ class Network {
   std::int64_t turn_ns_ = 0;
   std::uint64_t moved_bytes_ = 0;
   std::atomic<std::uint64_t> saturated_{0};
+
+  mutable std::mutex sightings_mutex_;
+  std::map<int, Sighting> sightings_;
 
   std::mutex mutex_;
   std::deque<Geometry> posted_;

@@ -58,6 +58,7 @@ struct RecordView {
   std::int64_t progress_ns = 0;  // when the last chunk was done
   std::uint64_t chunks = 0;      // in all; 0 where unknown
   std::uint64_t chunks_done = 0;
+  std::uint64_t chunk_bytes = 0; // of the array, in each but the last; 0 where unknown
   std::uint64_t saturated = 0;   // values that fp8 could not hold
   std::vector<Sample> samples;   // ascending, evenly thinned
 };
@@ -72,7 +73,7 @@ struct ClockPair {
 struct Sighting {
   std::int32_t rank = -1;
   std::uint64_t entered = 0;   // collectives that it has begun
-  std::uint64_t finished = 0;  // of these, that have ended
+  std::uint64_t finished = 0;  // of these, that have ended; of a rank of another node, at least as many
   bool left = false;           // closed its communicator
   std::int64_t seen_ns = 0;    // CLOCK_MONOTONIC; when that was so
 };
@@ -96,7 +97,7 @@ class Recorder {
     Entry() = default;
     explicit operator bool() const { return slot_ != nullptr; }
     // What became known since `begin`; may be repeated.
-    void route(Path path, int algorithm = 0, std::uint64_t chunks = 0) const;
+    void route(Path path, int algorithm = 0, std::uint64_t chunks = 0, std::uint64_t chunk_bytes = 0) const;
     void started(std::int64_t now_ns) const;
     void progress(std::uint64_t chunks_done, std::int64_t now_ns) const;  // `chunks_done` only grows
     void saturated(std::uint64_t values) const;                           // adds

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final, NamedTuple, Self
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import RankExchange
@@ -210,6 +210,8 @@ class Formed(ABC):
                     f"cannot map the arenas of {len(equipment.neighbours)} ranks of {memory.arena.bytes} bytes each: "
                     f"{error}; pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
                 ) from error
+            except (RuntimeError, ValueError) as error:
+                raise Unreachable(f"what the ranks of node {node} share is refused by rank {rank}: {error}") from error
             if doors is not None:
                 undo.callback(communicator.retire)
                 doors.open(store, communicator._exchange.admit, join_timeout_ns)

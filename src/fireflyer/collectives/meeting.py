@@ -198,7 +198,7 @@ class _Meeting:
         return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], residence.neighbours(everybody, open_)
 
     def join_window(
-        self, doors: _Doors, leader: int, own: Resident, stack: ExitStack
+        self, doors: _Doors, leader: int, ranks: int, own: Resident, stack: ExitStack
     ) -> tuple[int, int, int, list[Neighbour]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
@@ -214,7 +214,7 @@ class _Meeting:
             raise PermissionDenied(f"expected rank {leader} at its Unix socket, found {peer!r}")
         sock.settimeout(self.left_ns() / SECOND)
         residence.send(sock, own, f"rank {leader}")
-        (window_fd, doorbell_fd), everybody = residence.receive_all(sock, f"rank {leader}", stack)
+        (window_fd, doorbell_fd), everybody = residence.receive_all(sock, f"rank {leader}", ranks, stack)
         open_ = residence.agree(sock, f"rank {leader}", own, everybody)
         return window_fd, doorbell_fd, sock.fileno(), residence.neighbours(everybody, open_)
 
@@ -317,7 +317,7 @@ def meet(
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
         doors = meeting.doors(node, locals_[0])
-        window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], own, stack)
+        window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], len(locals_), own, stack)
         return Equipment(
             plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents), roster.choice
         )

@@ -12,11 +12,13 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from fireflyer.base.errors import Unreachable
+from fireflyer.collectives.seating import MAX_MASK_TEXT
 from fireflyer.native import beacon, sees
 
 __all__ = [
@@ -41,11 +43,15 @@ _NO: Final = b"n"
 class Beacon(msgspec.Struct, frozen=True):
     """Where a process has a number by which it is known. `pid` 0: its memory is not to be read."""
 
-    pid: int
-    address: int
-    number: int
-    cpus: str = ""
+    pid: Annotated[int, Meta(ge=0, lt=2**31)]
+    address: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    number: Annotated[int, Meta(ge=0)]
+    cpus: Annotated[str, Meta(max_length=MAX_MASK_TEXT)] = ""
     """The processors on which it may run, as `seating.mask_text`."""
+
+    def __post_init__(self) -> None:
+        if self.number >= 2**64:
+            raise ValueError("the number of a beacon has 64 bits")
 
 
 class Resident(NamedTuple):
@@ -83,10 +89,12 @@ def send_all(sock: socket.socket, window_fds: Sequence[int], residents: Sequence
     _send(sock, [one.beacon for one in residents], [*window_fds, *(one.arena_fd for one in residents)], "a rank")
 
 
-def receive_all(sock: socket.socket, leader: str, stack: ExitStack) -> tuple[tuple[int, int], list[Resident]]:
-    """The window, its doorbell, and all ranks of the node. Raises `Unreachable`."""
-    beacons, fds = _receive(sock, 66, leader, stack)
-    if len(beacons) < 2 or len(fds) != len(beacons) + 2:
+def receive_all(
+    sock: socket.socket, leader: str, ranks: int, stack: ExitStack
+) -> tuple[tuple[int, int], list[Resident]]:
+    """The window, its doorbell, and all `ranks` of the node. Raises `Unreachable`."""
+    beacons, fds = _receive(sock, ranks + 2, leader, stack)
+    if len(beacons) != ranks or len(fds) != ranks + 2:
         raise Unreachable(f"{leader} did not hand over the shared memory; see its log")
     return (fds[0], fds[1]), [Resident(one, fd) for one, fd in zip(beacons, fds[2:], strict=True)]
 

@@ -24,7 +24,7 @@ from fireflyer.topology import (
     read_machine,
 )
 
-__all__ = ["Seat", "bind_arena", "here", "mask_text", "report", "seat_of", "spread_window"]
+__all__ = ["MAX_MASK_TEXT", "Seat", "bind_arena", "here", "mask_text", "report", "seat_of", "spread_window"]
 
 MAX_MASK_TEXT: Final = 512
 """Bytes of a list of processors that a rank tells the others; a longer one counts as that of everybody."""

@@ -73,6 +73,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     path: Word = ""
     """How the bytes travel: small, direct, vm, staged, pipeline, exchange; empty while that is undecided."""
     algorithm: Word = ""
+    """Between nodes: of the plan's algorithms, the one that was chosen for this size."""
     state: State
     failure: Word = ""
     submitted_ns: Count
@@ -81,6 +82,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     progress_ns: Count = 0
     chunks: Count = 0
     chunks_done: Count = 0
+    """On one node: of those that this rank works on itself."""
+    chunk_bytes: Count = 0
     saturated: Count = 0
     """Values that an fp8 type could not hold."""
     samples: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_SAMPLES)] = ()
@@ -118,6 +121,7 @@ class Sighting(msgspec.Struct, frozen=True):
     entered: Count
     """Collectives that it had begun."""
     finished: Count
+    """Of these, that had ended; of a rank of another node, at least as many."""
     left: bool = False
     """It had closed its communicator."""
     seen_ns: Count = 0
