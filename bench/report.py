@@ -61,6 +61,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A figure, or why there is none."""
     bound: Bound | None
     target: str
+    note: str = ""
+    """What else belongs to the case, for people."""
     met: bool | None = None
     """Whether all of the target is; None where there is none, or what it is compared with is missing."""
     verdicts: dict[str, bool | None] = {}
@@ -140,7 +142,8 @@ def _headings(results: Sequence[Result]) -> list[str]:
 
 def _row(result: Result, group: Sequence[Result]) -> list[str]:
     peers, bounded, more = _columns(group)
-    row = [result.case.removeprefix(_group(result) + "/"), _cell(result.ours, result.metric)]
+    case = result.case.removeprefix(_group(result) + "/")
+    row = [f"{case}\n{result.note}" if result.note else case, _cell(result.ours, result.metric)]
     row += [_compared(result.peers.get(name), result) for name in peers]
     if bounded:
         row.append("-" if result.bound is None else _beside(result.bound.value, result))

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from tests.support.namespaces import INTERFACE, Host, Network, enter_namespace
+
 from bench.collectives.crew import Crew, CrewDied
 from bench.collectives.natives import Missing, open_mpi_version, program
 from fireflyer.identity.secrets import new_secret, save_secret
@@ -31,6 +33,7 @@ OPEN_MPI: Final[dict[str, tuple[str, ...]]] = {
 }
 """Options of mpirun; the first three share memory, the last is for layouts whose nodes must not."""
 
+_LOOPBACK: Final = "127.0.0.1"
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -42,11 +45,19 @@ def node_list(layout: str) -> list[int]:
 
 @contextmanager
 def python_ranks(
-    layout: str, module: str = "bench.collectives.rank", *, transport: str = "tcp", ucx_tls: str = "tcp"
+    layout: str,
+    module: str = "bench.collectives.rank",
+    *,
+    transport: str = "tcp",
+    ucx_tls: str = "tcp",
+    network: Network | None = None,
 ) -> Iterator[Crew]:
-    """Ranks of ours and of gloo, which have joined neither yet. `ucx_tls` is what UCX uses where ours uses UCX."""
+    """Ranks of ours and of gloo, which have joined neither yet. `ucx_tls` is what UCX uses where ours uses UCX. Each
+    node is a host of `network`, if there is one."""
     nodes = node_list(layout)
-    with tempfile.TemporaryDirectory() as directory, _store(directory) as (address, secret_file):
+    control = None if network is None else network.control
+    interface = _ONE_THREAD if network is None else _ONE_THREAD | {"GLOO_SOCKET_IFNAME": INTERFACE}
+    with tempfile.TemporaryDirectory() as directory, _store(directory, control) as (address, secret_file):
         commands = []
         for rank, node in enumerate(nodes):
             arguments = {
@@ -57,9 +68,11 @@ def python_ranks(
                 "secret_file": secret_file,
                 "rendezvous": os.path.join(directory, "gloo"),
                 "transport": transport,
+                "host": _LOOPBACK if network is None else network.hosts[node].address,
             }
-            commands.append([sys.executable, "-m", module, "{socket}", json.dumps(arguments)])
-        with Crew(f"ours on {layout}", commands, len(nodes), _ONE_THREAD | {"UCX_TLS": ucx_tls}) as crew:
+            command = [sys.executable, "-m", module, "{socket}", json.dumps(arguments)]
+            commands.append(command if network is None else network.hosts[node].command(command))
+        with Crew(f"ours on {layout}", commands, len(nodes), interface | {"UCX_TLS": ucx_tls}) as crew:
             yield crew
 
 
@@ -85,20 +98,25 @@ def our_native_ranks(ranks: int, stack: ExitStack) -> Crew | str:
         return str(error)
 
 
-def tcp_ring(programs: int, stack: ExitStack) -> Crew | str:
-    """Plain programs on loopback TCP, each connected to the next."""
+def tcp_ring(programs: int, stack: ExitStack, network: Network | None = None) -> Crew | str:
+    """Plain programs on loopback TCP, or on the hosts of a network, each connected to the next."""
+    addresses = [_LOOPBACK] * programs if network is None else [host.address for host in network.hosts]
     try:
-        commands = [[program("tcp_exchange"), "{socket}", str(rank), str(programs)] for rank in range(programs)]
+        commands = [
+            [program("tcp_exchange"), "{socket}", str(rank), str(programs), addresses[rank]] for rank in range(programs)
+        ]
+        if network is not None:
+            commands = [host.command(command) for host, command in zip(network.hosts, commands, strict=True)]
         crew = stack.enter_context(Crew("plain TCP programs", commands, programs, {}))
-        ports = [member.greeting["port"] for member in crew.members]
-        crew.tell_each([("connect", port) for port in [*ports[1:], ports[0]]])
+        doors = [(member.greeting["port"], addresses[member.rank]) for member in crew.members]
+        crew.tell_each([("connect", *door) for door in [*doors[1:], doors[0]]])
         return crew
     except (Missing, CrewDied) as error:
         return str(error)
 
 
 @contextmanager
-def _store(directory: str) -> Iterator[tuple[str, str]]:
+def _store(directory: str, where: Host | None = None) -> Iterator[tuple[str, str]]:
     secret = new_secret()
     secret_file = os.path.join(directory, "secret")
     save_secret(secret, secret_file)
@@ -107,9 +125,11 @@ def _store(directory: str) -> Iterator[tuple[str, str]]:
     thread.start()
 
     async def begin() -> tuple[RpcServer, str]:
+        if where is not None:
+            enter_namespace(where.namespace)
         server = RpcServer(Accepts(secret))
         StoreService(server)
-        return server, str(await server.start("127.0.0.1", 0))
+        return server, str(await server.start(_LOOPBACK if where is None else where.address, 0))
 
     server, address = asyncio.run_coroutine_threadsafe(begin(), loop).result(30)
     try:

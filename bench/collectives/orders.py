@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from fireflyer.collectives import Communicator
+from fireflyer.collectives import Communicator, Plan
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 
@@ -45,7 +45,7 @@ def obey(rank: Obedient) -> None:
     rank.close()
 
 
-def join_ours(arguments: dict[str, Any]) -> Communicator:
+def join_ours(arguments: dict[str, Any], plan: Plan | None = None, name: str = "world") -> Communicator:
     secret = load_secret(arguments["secret_file"])
     store = StoreClient(arguments["store"], secret)
     try:
@@ -56,6 +56,9 @@ def join_ours(arguments: dict[str, Any]) -> Communicator:
             store=store,
             secret=secret,
             transport=arguments["transport"],
+            plan=plan,
+            name=name,
+            host=arguments["host"],
         )
     finally:
         store.close()

@@ -20,7 +20,7 @@ from fireflyer.collectives import Communicator
 
 
 class Rank:
-    orders = ("join", "import_torch", "prepare", "time", "check", "wait")
+    orders: tuple[str, ...] = ("join", "import_torch", "prepare", "time", "check", "wait")
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from bench.collectives import allreduce, ddp, gpu, kernels, latency, memory, transports, waiting
+from bench.collectives import allreduce, ddp, gpu, kernels, latency, memory, network, transports, waiting
 from bench.collectives.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
 from fireflyer.base.units import MIB
@@ -24,6 +24,7 @@ _FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
     waiting.run,
     memory.run,
     gpu.run,
+    network.run,
 )
 
 
@@ -32,7 +33,7 @@ def run(options: Options) -> Suite:
     for result in (result for family in _FAMILIES for result in family(options)):
         print(f"{result.case}: {result.metric} {result.ours.median:.6g}", file=sys.stderr, flush=True)
         results.append(result)
-    return Suite(results=tuple(results), remarks=(_machine(), _versions()))
+    return Suite(results=tuple(results), remarks=(_machine(), _versions(), *filter(None, [network.missing()])))
 
 
 def _machine() -> str:

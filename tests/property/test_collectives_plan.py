@@ -178,3 +178,9 @@ def test_an_order_of_nodes_renames_the_trees(order: list[int]) -> None:
     for tree, unnamed in zip(plan.trees, double_binary_tree(len(order)), strict=True):
         for place, parent in enumerate(unnamed):
             assert tree[order[place]] == (order[parent] if parent >= 0 else -1)
+
+
+def test_more_chunks_are_in_flight_where_they_climb_trees() -> None:
+    assert [make_plan(range(nodes)).window for nodes in (1, 2, 3, 8)] == [4, 4, 8, 8]
+    with pytest.raises(UsageError, match="window 0"):
+        make_plan([0, 1, 2], window=0)

@@ -1,10 +1,11 @@
 // The bound of everything that goes over TCP: plain programs in a ring, each sending BYTES to the next and receiving as
 // many from the one before, at the same time, from one array into another. With two programs they exchange their arrays.
 //
-//   tcp_exchange SOCKET RANK PROGRAMS
+//   tcp_exchange SOCKET RANK PROGRAMS ADDRESS
 //
-// Orders: "connect PORT" (of the next program), "prepare TYPE BYTES", "time threads|poll LOOPS", "check". Two ways are measured, the faster
+// It listens at ADDRESS. Orders: "connect PORT ADDRESS" (of the next program), "prepare TYPE BYTES", "time threads|poll LOOPS", "check". Two ways are measured, the faster
 // one is the bound: a thread that sends beside one that receives, with blocking calls; or one thread that polls.
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -19,8 +20,8 @@ static int rank, programs, next_fd, previous_fd;
 static char *outgoing, *incoming;
 static size_t bytes;
 
-static int listen_anywhere(int *port) {
-  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+static int listen_at(const char *host, int *port) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = inet_addr(host)};
   socklen_t length = sizeof address;
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || listen(fd, 4) != 0) die("listen");
@@ -29,8 +30,8 @@ static int listen_anywhere(int *port) {
   return fd;
 }
 
-static void connect_to(int listener, int port) {
-  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+static void connect_to(int listener, int port, const char *host) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = inet_addr(host)};
   const int on = 1;
   next_fd = socket(AF_INET, SOCK_STREAM, 0);
   if (next_fd < 0 || connect(next_fd, (struct sockaddr *)&address, sizeof address) != 0) die("connect to the next");
@@ -130,14 +131,14 @@ static void check(void) {
 int main(int argc, char **argv) {
   char line[MAX_LINE], *words[MAX_WORDS], more[64];
   int port;
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   rank = atoi(argv[2]);
   programs = atoi(argv[3]);
-  const int listener = listen_anywhere(&port);
+  const int listener = listen_at(argv[4], &port);
   snprintf(more, sizeof more, ", \"port\": %d", port);
   orders_open(argv[1], rank, more);
   while (orders_next(line, words) > 0) {
-    if (strcmp(words[0], "connect") == 0) connect_to(listener, atoi(words[1]));
+    if (strcmp(words[0], "connect") == 0) connect_to(listener, atoi(words[1]), words[2]);
     if (strcmp(words[0], "prepare") == 0) prepare((size_t)strtoull(words[2], NULL, 10));
     if (strcmp(words[0], "time") == 0) measure(words[1], atoi(words[2]));
     if (strcmp(words[0], "check") == 0) check();
