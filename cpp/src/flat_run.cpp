@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::size_t block_bytes = 64 * 1024;  // of each input: so many fit into a core's second-level cache
 constexpr std::size_t page_bytes = 4096;
+// Where inputs and outputs of all ranks come to as much, outputs of their own are written around the caches.
+constexpr std::size_t streamed_bytes = 32 << 20;
 
 struct Free {
   void operator()(char* p) const { std::free(p); }
@@ -27,6 +29,7 @@ class FlatRun final : public Run {
       foreign_ = foreign_ || (r != scene.local && (places_.back().in_arena == never || places_.back().out_arena == never));
     }
     block_ = block_bytes / unit_;
+    stream_ = !foreign_ && 2 * static_cast<std::size_t>(ranks_) * whole_bytes() >= streamed_bytes;
     plan();
     if (foreign_) {
       const std::size_t bytes = block_bytes * (static_cast<std::size_t>(ranks_) + 1);
@@ -67,6 +70,12 @@ class FlatRun final : public Run {
   }
 
  private:
+  // Of one rank's larger array.
+  std::size_t whole_bytes() const {
+    const bool parted = op_.kind == OpKind::reduce_scatter || op_.kind == OpKind::allgather;
+    return op_.count * unit_ * (parted ? static_cast<std::size_t>(ranks_) : 1);
+  }
+
   // What this rank works on: a slice of the array, or all of its part, or nothing.
   void plan() {
     const std::size_t align = std::max<std::size_t>(64, page_bytes / unit_);
@@ -136,7 +145,7 @@ class FlatRun final : public Run {
     }
     if (near == 0) outputs[static_cast<std::size_t>(near++)] = scratch_.get() + static_cast<std::size_t>(ranks_) * block_bytes;
     const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? scene_.group.world_size() : 1);
-    saturated_ += reduce_to_many(outputs.data(), near, inputs.data(), ranks_, elems, op_.dtype, op_.reduce, divisor);
+    saturated_ += reduce_to_many(outputs.data(), near, inputs.data(), ranks_, elems, op_.dtype, op_.reduce, divisor, stream_);
     for (int i = 0; i < far; ++i) {
       const int r = remote[static_cast<std::size_t>(i)];
       if (!scene_.reach.write(r, places_[static_cast<std::size_t>(r)], to, static_cast<const char*>(outputs[0]), elems * unit_)) return lost(r);
@@ -163,6 +172,7 @@ class FlatRun final : public Run {
   int ranks_;
   std::vector<Places> places_;
   bool foreign_ = false;
+  bool stream_ = false;
   std::size_t block_ = 1;
   Slice share_{0, 0};
   std::size_t next_ = 0;

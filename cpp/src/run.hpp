@@ -48,9 +48,28 @@ class Run {
 
 inline constexpr std::uint64_t flat_chunks = 2;  // how many chunk numbers a small or flat operation uses up
 
+// A small operation: everybody writes a letter, and reads those of all.
+class Letters {
+ public:
+  Letters(const Scene& scene, const OpDescriptor& op, const char* in, char* out, std::uint64_t turn)
+      : scene_(&scene), op_(op), unit_(dtype_size(op.dtype)), in_(in), out_(out), turn_(turn) {}
+  void post() const;           // from now on others may read
+  bool arrived();              // all letters are here, and their writers called the same as this rank
+  std::uint64_t read() const;  // once they have: the result into `out`; returns how many elements were clipped
+
+ private:
+  const Scene* scene_;
+  OpDescriptor op_;
+  std::size_t unit_;
+  const char* in_;
+  char* out_;
+  std::uint64_t turn_;
+  int arrived_ = 0;
+};
+
 bool fits_small(const Group& group, const OpDescriptor& op);
 
-std::unique_ptr<Run> small_run(const Scene& scene, const Geometry& geometry, const char* in, char* out, std::uint64_t turn);
+std::unique_ptr<Run> small_run(const Letters& letters, std::uint64_t base);  // of letters of which this rank's is posted
 std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const char* in, char* out);
 std::unique_ptr<Run> pipeline_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out);
 

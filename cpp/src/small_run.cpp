@@ -12,36 +12,21 @@ std::size_t letter_elems(const Group& group, const OpDescriptor& op) {
   return op.kind == OpKind::reduce_scatter ? op.count * static_cast<std::size_t>(group.world_size()) : op.count;
 }
 
+constexpr std::size_t block_bytes = 64;  // a multiple of what any instruction set reduces at a time
+
+bool counts_clipped(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
+
 bool writes_letter(const Group& group, const OpDescriptor& op) {
   return op.kind != OpKind::broadcast || op.root == group.rank;
 }
 
-std::uint64_t kinds_of(const OpDescriptor& op) {
-  return static_cast<std::uint64_t>(op.kind) << 16 | static_cast<std::uint64_t>(op.reduce) << 8 | static_cast<std::uint64_t>(op.dtype);
-}
-
 class SmallRun final : public Run {
  public:
-  SmallRun(const Scene& scene, const Geometry& geometry, const char* in, char* out, std::uint64_t turn)
-      : scene_(scene), geometry_(geometry), in_(in), out_(out), turn_(turn) {
-    Mail& mine = scene_.window.mail(scene_.local, turn_);
-    const OpDescriptor& op = geometry_.op;
-    mine.count = op.count;
-    mine.kinds = kinds_of(op);
-    mine.root = static_cast<std::uint32_t>(op.root);
-    const std::size_t bytes = writes_letter(scene_.group, op) ? letter_elems(scene_.group, op) * geometry_.unit : 0;
-    if (bytes > 0) std::memcpy(mine.payload(), in_, bytes);
-    mine.number.store(turn_ + 1, std::memory_order_release);
-  }
+  SmallRun(const Letters& letters, std::uint64_t base) : letters_(letters), base_(base) {}
 
   bool step() override {
-    if (done_) return false;
-    while (arrived_ < scene_.window.ranks()) {
-      const Mail& theirs = scene_.window.mail(arrived_, turn_);
-      if (theirs.number.load(std::memory_order_acquire) != turn_ + 1 || !agrees(theirs)) return false;  // the executor finds and says why
-      ++arrived_;
-    }
-    read();
+    if (done_ || !letters_.arrived()) return false;
+    saturated_ += letters_.read();
     done_ = true;
     return true;
   }
@@ -52,67 +37,67 @@ class SmallRun final : public Run {
   Wants wants() const override {
     Wants wants;
     wants.fill(never);
-    wants[counter_entered] = geometry_.base + 1;
+    wants[counter_entered] = base_ + 1;
     return wants;
   }
 
  private:
-  bool agrees(const Mail& theirs) const {
-    const OpDescriptor& op = geometry_.op;
-    return theirs.count == op.count && theirs.kinds == kinds_of(op) && theirs.root == static_cast<std::uint32_t>(op.root);
-  }
-
-  const char* letter(int local) const { return scene_.window.mail(local, turn_).payload(); }
-
-  void read() {
-    const OpDescriptor& op = geometry_.op;
-    const int ranks = scene_.window.ranks();
-    const std::size_t bytes = op.count * geometry_.unit;
-    if (op.count == 0 || op.kind == OpKind::barrier) return;
-    if (op.kind == OpKind::broadcast) {
-      if (op.root != scene_.group.rank) std::memcpy(out_, letter(scene_.group.local_index(op.root)), bytes);
-      return;
-    }
-    if (op.kind == OpKind::allgather) {
-      for (int r = 0; r < ranks; ++r) std::memcpy(out_ + static_cast<std::size_t>(scene_.group.local_rank_at(r)) * bytes, letter(r), bytes);
-      return;
-    }
-    if (op.kind == OpKind::reduce && op.root != scene_.group.rank) return;
-    const std::size_t skip = op.kind == OpKind::reduce_scatter ? static_cast<std::size_t>(scene_.group.rank) * bytes : 0;
-    std::array<const void*, max_local_ranks> inputs{};
-    for (int r = 0; r < ranks; ++r) inputs[static_cast<std::size_t>(r)] = letter(r) + skip;
-    const auto divisor = static_cast<std::uint32_t>(op.reduce == ReduceOp::mean ? scene_.group.world_size() : 1);
-    saturated_ += reduce_to(out_, inputs.data(), ranks, op.count, op.dtype, op.reduce, divisor);
-  }
-
-  const Scene& scene_;
-  Geometry geometry_;
-  const char* in_;
-  char* out_;
-  std::uint64_t turn_;
-  int arrived_ = 0;
+  Letters letters_;
+  std::uint64_t base_;
   bool done_ = false;
 };
 
 }  // namespace
 
-bool fits_small(const Group& group, const OpDescriptor& op) {
-  if (group.nodes() > 1) return false;
-  switch (op.kind) {
-    case OpKind::allreduce:
-    case OpKind::reduce:
-    case OpKind::broadcast:
-    case OpKind::barrier:
-    case OpKind::reduce_scatter:
-    case OpKind::allgather: break;
-    default: return false;
-  }
-  const std::size_t limit = mailbox_bytes / dtype_size(op.dtype);
-  return op.count <= limit && letter_elems(group, op) <= limit;
+void Letters::post() const {
+  Mail& mine = scene_->window.mail(scene_->local, turn_);
+  const std::size_t bytes = writes_letter(scene_->group, op_) ? letter_elems(scene_->group, op_) * unit_ : 0;
+  mine.count = op_.count;
+  mine.kinds = call_of(op_);
+  if (bytes > 0) std::memcpy(mine.payload(), in_, bytes);
+  mine.number.store(turn_ + 1, std::memory_order_release);
 }
 
-std::unique_ptr<Run> small_run(const Scene& scene, const Geometry& geometry, const char* in, char* out, std::uint64_t turn) {
-  return std::make_unique<SmallRun>(scene, geometry, in, out, turn);
+bool Letters::arrived() {
+  for (; arrived_ < scene_->window.ranks(); ++arrived_) {
+    const Mail& theirs = scene_->window.mail(arrived_, turn_);
+    if (theirs.number.load(std::memory_order_acquire) != turn_ + 1) return false;
+    if (theirs.count != op_.count || theirs.kinds != call_of(op_)) return false;  // the executor finds and says why
+  }
+  return true;
 }
+
+std::uint64_t Letters::read() const {
+  const Group& group = scene_->group;
+  const int ranks = scene_->window.ranks();
+  const std::size_t bytes = op_.count * unit_;
+  const auto letter = [this](int local) { return scene_->window.mail(local, turn_).payload(); };
+  if (op_.count == 0 || op_.kind == OpKind::barrier) return 0;
+  if (op_.kind == OpKind::broadcast) {
+    if (op_.root != group.rank) std::memcpy(out_, letter(group.local_index(op_.root)), bytes);
+    return 0;
+  }
+  if (op_.kind == OpKind::allgather) {
+    for (int r = 0; r < ranks; ++r) std::memcpy(out_ + static_cast<std::size_t>(group.local_rank_at(r)) * bytes, letter(r), bytes);
+    return 0;
+  }
+  if (op_.kind == OpKind::reduce && op_.root != group.rank) return 0;
+  const std::size_t skip = op_.kind == OpKind::reduce_scatter ? static_cast<std::size_t>(group.rank) * bytes : 0;
+  std::array<const void*, max_local_ranks> inputs;
+  for (int r = 0; r < ranks; ++r) inputs[static_cast<std::size_t>(r)] = letter(r) + skip;
+  const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? group.world_size() : 1);
+  if (bytes >= block_bytes || counts_clipped(op_.dtype)) return reduce_to(out_, inputs.data(), ranks, op_.count, op_.dtype, op_.reduce, divisor);
+  alignas(block_bytes) char block[block_bytes];  // a whole one is reduced faster than a part; what lies behind in a mailbox is of no use, and does no harm
+  reduce_to(block, inputs.data(), ranks, block_bytes / unit_, op_.dtype, op_.reduce, divisor);
+  std::memcpy(out_, block, bytes);
+  return 0;
+}
+
+bool fits_small(const Group& group, const OpDescriptor& op) {
+  if (op.count > mailbox_bytes || group.nodes() > 1 || exchanged(op.kind)) return false;
+  return letter_elems(group, op) * dtype_size(op.dtype) <= mailbox_bytes;
+}
+
+std::unique_ptr<Run> small_run(const Letters& letters, std::uint64_t base) { return std::make_unique<SmallRun>(letters, base); }
 
 }  // namespace ff

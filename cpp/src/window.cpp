@@ -22,8 +22,6 @@ namespace {
 constexpr std::uint64_t window_magic = 0x31574655'48524546ULL;
 constexpr std::size_t page = 4096;
 
-constexpr std::size_t mail_stride = mailbox_bytes + 128;  // starts on a cache line of its own, header and first bytes in one
-
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
 struct Sizes {
@@ -135,6 +133,10 @@ void Window::ring(int index) const {
 
 void Window::advance(int index, Counter which, std::uint64_t to) const {
   line(index).count[which].store(to);
+  ring_for(index, which);
+}
+
+void Window::ring_for(int index, Counter which) const {
   std::uint64_t now = never;
   for (int other = 0; other <= ranks(); ++other) {
     Line& target = line(other);
@@ -142,7 +144,7 @@ void Window::advance(int index, Counter which, std::uint64_t to) const {
     const std::uint64_t wanted = target.wants[which].load(std::memory_order_relaxed);
     if (wanted == never) continue;
     if (now == never) now = value(which);
-    if (now >= wanted) ring(other);
+    if (now >= wanted && target.waiting.exchange(0) != 0) ring(other);  // once is enough
   }
 }
 
@@ -171,15 +173,18 @@ bool Window::wait(int rank, const Wants& wants, std::int64_t timeout_ns) const {
 }
 
 void Window::enter(int rank, const Geometry& geometry, const Places& places) const {
+  enter_quietly(rank, geometry.op, geometry.base, places, monotonic_ns());
+  ring_for(rank, counter_entered);
+}
+
+void Window::enter_quietly(int rank, const OpDescriptor& op, std::uint64_t base, const Places& places, std::int64_t now_ns) const {
   Line& mine = line(rank);
-  const OpDescriptor& op = geometry.op;
-  const std::uint64_t kinds = static_cast<std::uint64_t>(op.kind) << 16 | static_cast<std::uint64_t>(op.reduce) << 8 | static_cast<std::uint64_t>(op.dtype);
-  const std::uint64_t said[7] = {op.count, kinds, static_cast<std::uint32_t>(op.root), places.in, places.out, places.in_arena, places.out_arena};
+  const std::uint64_t said[6] = {op.count, call_of(op), places.in, places.out, places.in_arena, places.out_arena};
   auto& words = mine.signature[op.seq % signature_ring];
   for (std::size_t i = 0; i < words.size(); ++i) words[i].store(said[i], std::memory_order_relaxed);
-  mine.beat_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  mine.beat_ns.store(now_ns, std::memory_order_relaxed);
   mine.entered.store(op.seq + 1, std::memory_order_release);
-  advance(rank, counter_entered, geometry.base + 1);
+  mine.count[counter_entered].store(base + 1);
 }
 
 void Window::leave(int rank, const OpDescriptor& op) const { line(rank).finished.store(op.seq + 1, std::memory_order_release); }
@@ -187,23 +192,19 @@ void Window::leave(int rank, const OpDescriptor& op) const { line(rank).finished
 Places Window::places(int rank, std::uint64_t seq) const {
   const auto& words = line(rank).signature[seq % signature_ring];
   const auto at = [&](std::size_t i) { return words[i].load(std::memory_order_relaxed); };
-  return Places{at(3), at(4), at(5), at(6)};
-}
-
-Mail& Window::mail(int rank, std::uint64_t turn) const {
-  return *reinterpret_cast<Mail*>(mail_ + mail_stride * (2 * static_cast<std::size_t>(rank) + (turn & 1)));
+  return Places{at(2), at(3), at(4), at(5)};
 }
 
 OpDescriptor Window::signature(int rank, std::uint64_t seq) const {
   const auto& words = line(rank).signature[seq % signature_ring];
-  const std::uint64_t kinds = words[1].load(std::memory_order_relaxed);
+  const std::uint64_t call = words[1].load(std::memory_order_relaxed);
   OpDescriptor op;
   op.seq = seq;
   op.count = words[0].load(std::memory_order_relaxed);
-  op.kind = static_cast<OpKind>(kinds >> 16);
-  op.reduce = static_cast<ReduceOp>(kinds >> 8 & 0xff);
-  op.dtype = static_cast<DType>(kinds & 0xff);
-  op.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[2].load(std::memory_order_relaxed)));
+  op.kind = static_cast<OpKind>(call >> 16 & 0xffff);
+  op.reduce = static_cast<ReduceOp>(call >> 8 & 0xff);
+  op.dtype = static_cast<DType>(call & 0xff);
+  op.root = static_cast<std::int32_t>(static_cast<std::uint32_t>(call >> 32));
   return op;
 }
 

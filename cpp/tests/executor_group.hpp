@@ -1,17 +1,22 @@
-// Groups of executors that are threads of one process, over socket pairs.
+// Ranks that are threads of the test: executors of several nodes in one process, joined as `meeting` joins them.
 #pragma once
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
-#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,10 +25,44 @@
 
 inline constexpr std::int64_t second = 1'000'000'000;
 
+using Ranks = std::vector<std::unique_ptr<ff::Executor>>;
+
+enum class Memory { staged, foreign, arenas };  // how the ranks of a node get at each other's arrays
+
+struct Setting {
+  std::vector<int> node_of_rank;
+  std::size_t chunk_bytes = 4096;
+  std::int64_t timeout_ns = 30 * second;
+  Memory memory = Memory::staged;
+  std::size_t arena_bytes = 8 << 20;
+  std::vector<ff::Route> routes = {};
+  std::vector<std::vector<ff::Program>> programs = {};  // of each node
+  int sockets = 1;
+  bool tcp = false;  // between nodes, instead of pairs of Unix sockets
+  std::function<void(std::vector<ff::Config>&)> adapt = {};  // what it changes last
+};
+
 inline std::pair<int, int> pair_of_sockets() {
   int fds[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
   return {fds[0], fds[1]};
+}
+
+inline std::pair<int, int> pair_over_tcp() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), caller = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* at = reinterpret_cast<sockaddr*>(&address);
+  CHECK(bind(listener, at, size) == 0 && listen(listener, 1) == 0 && getsockname(listener, at, &size) == 0);
+  CHECK(connect(caller, at, size) == 0);
+  const int called = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  CHECK(called >= 0);
+  const int on = 1;
+  for (const int fd : {caller, called}) CHECK(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+  close(listener);
+  return {caller, called};
 }
 
 // Trees as `double_binary_tree` of the plan makes them for up to four nodes.
@@ -36,31 +75,56 @@ inline std::vector<std::vector<int>> trees_of(int nodes) {
   }
 }
 
-using Ranks = std::vector<std::unique_ptr<ff::Executor>>;
-
-enum class Memory { staged, foreign, arenas };  // how the ranks of a node get at each other's arrays
-
-inline void introduce(std::vector<ff::Config>& configs, const std::vector<int>& ranks, Memory memory) {
+inline void introduce(std::vector<ff::Config>& configs, const std::vector<int>& ranks, const Setting& setting) {
   std::vector<int> fds;
   for (const int rank : ranks) {
-    fds.push_back(ff::Arena::create(8 << 20));
+    fds.push_back(ff::Arena::create(setting.arena_bytes));
     configs[static_cast<std::size_t>(rank)].arena = std::make_shared<ff::Arena>(fds.back());
   }
-  const int pid = memory == Memory::foreign && ff::sees(ff::beacon()) ? getpid() : 0;
+  const int pid = setting.memory == Memory::foreign && ff::sees(ff::beacon()) ? getpid() : 0;
   for (const int rank : ranks) {
     for (const int fd : fds) configs[static_cast<std::size_t>(rank)].neighbours.push_back({pid, dup(fd)});
   }
   for (const int fd : fds) close(fd);
 }
 
-inline Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeout_ns, std::size_t chunk_bytes, Memory memory = Memory::staged,
-                        std::vector<std::shared_ptr<ff::Arena>>* arenas = nullptr, const std::function<void(std::vector<ff::Config>&)>& adapt = {}) {
+// The connections between nodes that the trees and the programs need.
+inline void link(std::vector<ff::Config>& configs, const ff::Group& group, const Setting& setting) {
+  std::set<std::tuple<int, int, int>> wanted;  // channel, lower node, higher node
+  const auto want = [&](int channel, int a, int b) {
+    wanted.insert({channel, std::min(a, b), std::max(a, b)});
+    wanted.insert({ff::control_channel, std::min(a, b), std::max(a, b)});
+  };
+  for (int tree = 0; tree < ff::lanes; ++tree) {
+    for (int node = 0; node < group.nodes(); ++node) {
+      const int parent = group.trees[static_cast<std::size_t>(tree)][static_cast<std::size_t>(node)];
+      if (parent >= 0) want(tree, node, parent);
+    }
+  }
+  for (std::size_t node = 0; node < setting.programs.size(); ++node) {
+    for (const ff::Program& program : setting.programs[node]) {
+      for (const ff::Step& step : program.steps) {
+        if (step.peer >= 0) want(program.channel, static_cast<int>(node), step.peer);
+      }
+    }
+  }
+  for (const auto& [channel, a, b] : wanted) {
+    for (int socket = 0; socket < (channel == ff::control_channel ? 1 : setting.sockets); ++socket) {
+      const auto [x, y] = setting.tcp ? pair_over_tcp() : pair_of_sockets();
+      configs[static_cast<std::size_t>(group.leader_of(a))].connections.push_back({channel, b, socket, x});
+      configs[static_cast<std::size_t>(group.leader_of(b))].connections.push_back({channel, a, socket, y});
+    }
+  }
+}
+
+inline std::vector<ff::Config> configs_of(const Setting& setting) {
   ff::Group group;
-  group.node_of_rank = node_of_rank;
-  group.timeout_ns = timeout_ns;
-  for (std::size_t r = 0; r < node_of_rank.size(); ++r) group.labels.push_back("rank " + std::to_string(r));
+  group.node_of_rank = setting.node_of_rank;
+  group.timeout_ns = setting.timeout_ns;
+  for (std::size_t r = 0; r < setting.node_of_rank.size(); ++r) group.labels.push_back("rank " + std::to_string(r));
   group.trees = trees_of(group.nodes());
-  std::vector<ff::Config> configs(node_of_rank.size());
+  group.routes = setting.routes;
+  std::vector<ff::Config> configs(setting.node_of_rank.size());
   for (std::size_t r = 0; r < configs.size(); ++r) {
     configs[r].group = group;
     configs[r].group.rank = static_cast<int>(r);
@@ -68,9 +132,10 @@ inline Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeo
   for (int node = 0; node < group.nodes(); ++node) {
     const std::vector<int> ranks = group.ranks_of(node);
     auto& leader = configs[static_cast<std::size_t>(ranks[0])];
-    leader.window_fd = ff::Window::create(static_cast<int>(ranks.size()), 4, chunk_bytes);
+    if (!setting.programs.empty()) leader.group.programs = setting.programs[static_cast<std::size_t>(node)];
+    leader.window_fd = ff::Window::create(static_cast<int>(ranks.size()), 4, setting.chunk_bytes);
     leader.doorbell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (memory != Memory::staged) introduce(configs, ranks, memory);
+    if (setting.memory != Memory::staged) introduce(configs, ranks, setting);
     for (std::size_t i = 1; i < ranks.size(); ++i) {
       auto& other = configs[static_cast<std::size_t>(ranks[i])];
       const auto [mine, theirs] = pair_of_sockets();
@@ -80,23 +145,13 @@ inline Ranks make_group(const std::vector<int>& node_of_rank, std::int64_t timeo
       other.doorbell_fd = dup(leader.doorbell_fd);
     }
   }
-  const auto link = [&](int channel, int a, int b) {
-    const auto [x, y] = pair_of_sockets();
-    configs[static_cast<std::size_t>(group.leader_of(a))].connections.push_back({channel, b, 0, x});
-    configs[static_cast<std::size_t>(group.leader_of(b))].connections.push_back({channel, a, 0, y});
-  };
-  std::map<std::pair<int, int>, bool> controlled;
-  for (int tree = 0; tree < 2; ++tree) {
-    for (int node = 0; node < group.nodes(); ++node) {
-      const int parent = group.trees[static_cast<std::size_t>(tree)][static_cast<std::size_t>(node)];
-      if (parent < 0) continue;
-      link(tree, node, parent);
-      bool& known = controlled[std::pair(std::min(node, parent), std::max(node, parent))];
-      if (!known) link(ff::control_channel, node, parent);
-      known = true;
-    }
-  }
-  if (adapt) adapt(configs);
+  link(configs, group, setting);
+  return configs;
+}
+
+inline Ranks make_group(const Setting& setting, std::vector<std::shared_ptr<ff::Arena>>* arenas = nullptr) {
+  std::vector<ff::Config> configs = configs_of(setting);
+  if (setting.adapt) setting.adapt(configs);
   Ranks ranks;
   for (auto& config : configs) {
     if (arenas != nullptr) arenas->push_back(config.arena);

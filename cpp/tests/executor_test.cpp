@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -17,7 +18,7 @@
 namespace {
 
 void sums_are_right(const std::vector<int>& nodes) {
-  Ranks ranks = make_group(nodes, 30 * second, 4096);
+  Ranks ranks = make_group({.node_of_rank = nodes});
   const auto world = static_cast<std::int64_t>(ranks.size());
   for (const std::size_t count : {0, 1, 511, 512, 513, 20'000}) {
     std::vector<std::vector<std::int64_t>> sum, reduced, copied;
@@ -48,7 +49,7 @@ void sums_are_right(const std::vector<int>& nodes) {
 
 // Nobody sleeps until the next glance over something that could be done: that would be right, but slow.
 void wakeups_are_not_lost(const std::vector<int>& nodes) {
-  Ranks ranks = make_group(nodes, 30 * second, 4096);
+  Ranks ranks = make_group({.node_of_rank = nodes});
   std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(200'000, 1.0F));
   for (int round = 0; round < 10; ++round) {
     std::vector<std::shared_ptr<ff::Work>> works;
@@ -62,9 +63,38 @@ void wakeups_are_not_lost(const std::vector<int>& nodes) {
   close_all(ranks);
 }
 
+// The same where small operations keep a caller waiting until it sleeps.
+void sleepers_over_small_operations_are_woken() {
+  constexpr std::int64_t longer_than_polling_ns = 300'000;
+  Ranks ranks = make_group({.node_of_rank = {0, 0, 0}});
+  const auto body = [&](std::size_t rank) {
+    for (std::uint64_t round = 0; round < 30; ++round) {
+      if (rank == round % ranks.size()) {  // comes when the others have been there for a while
+        const auto all_there = [&] {
+          const ff::Snapshot shot = ranks[rank]->flight();
+          return std::all_of(shot.sightings.begin(), shot.sightings.end(), [&](const ff::Sighting& other) { return other.entered > round; });
+        };
+        while (!all_there()) std::this_thread::yield();
+        for (const std::int64_t until_ns = ff::monotonic_ns() + longer_than_polling_ns; ff::monotonic_ns() < until_ns;) std::this_thread::yield();
+      }
+      float value = 1.0F;
+      const auto work = ranks[rank]->call({0, 1, ff::OpKind::allreduce, ff::DType::f32, -1}, &value, &value, -1);
+      if (work) expect_well(*work);
+      CHECK(value == 3.0F);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < ranks.size(); ++r) threads.emplace_back(body, r);
+  for (auto& thread : threads) thread.join();
+  std::uint64_t unrung = 0;
+  for (const auto& rank : ranks) unrung += rank->stats().unrung;
+  CHECK(unrung <= 3);
+  close_all(ranks);
+}
+
 // Descriptor numbers are used again at once: what a closed executor still touched would belong to somebody else.
 void nothing_is_touched_after_close() {
-  Ranks ranks = make_group({0, 1}, 30 * second, 4096);
+  Ranks ranks = make_group({.node_of_rank = {0, 1}});
   close_all(ranks);
   std::vector<int> pipes;
   for (int i = 0; i < 32; ++i) {
@@ -80,7 +110,7 @@ void nothing_is_touched_after_close() {
 }
 
 void a_missing_rank_is_named(const std::vector<int>& nodes, int missing) {
-  Ranks ranks = make_group(nodes, second / 2, 4096);
+  Ranks ranks = make_group({.node_of_rank = nodes, .timeout_ns = second / 2});
   std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(10'000, 1.0F));
   std::vector<std::shared_ptr<ff::Work>> works;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -97,7 +127,7 @@ void a_missing_rank_is_named(const std::vector<int>& nodes, int missing) {
 }
 
 void a_rank_that_left_is_named(const std::vector<int>& nodes, int leaver) {
-  Ranks ranks = make_group(nodes, 30 * second, 4096);
+  Ranks ranks = make_group({.node_of_rank = nodes});
   ranks[static_cast<std::size_t>(leaver)]->close();
   std::vector<float> array(10'000, 1.0F);
   std::vector<std::shared_ptr<ff::Work>> works;
@@ -115,7 +145,7 @@ void a_rank_that_left_is_named(const std::vector<int>& nodes, int leaver) {
 // Every rank in a thread of its own, which works on small and large sums itself.
 void callers_do_the_work(const std::vector<int>& nodes, Memory memory) {
   std::vector<std::shared_ptr<ff::Arena>> arenas;
-  Ranks ranks = make_group(nodes, 30 * second, 4096, memory, &arenas);
+  Ranks ranks = make_group({.node_of_rank = nodes, .memory = memory}, &arenas);
   const auto world = static_cast<int>(ranks.size());
   const auto body = [&](int rank) {
     ff::Executor& executor = *ranks[static_cast<std::size_t>(rank)];
@@ -158,6 +188,62 @@ void callers_do_the_work(const std::vector<int>& nodes, Memory memory) {
   close_all(ranks);
 }
 
+// Small operations that are over at once are kept apart from the others: what is told of both is one list.
+void records_are_in_the_order_of_calls() {
+  constexpr std::uint64_t operations = 3000;
+  Ranks ranks = make_group({.node_of_rank = {0, 0}});
+  const auto body = [&](ff::Executor& executor) {
+    std::vector<float> array(40'000, 1.0F);
+    for (std::uint64_t i = 0; i < operations; ++i) {
+      const std::size_t count = i % 100 == 99 ? array.size() : 3;
+      const ff::OpDescriptor op{0, count, ff::OpKind::broadcast, ff::DType::f32, 0};
+      const auto work = i % 7 == 0 ? executor.submit(op, array.data(), array.data()) : executor.call(op, array.data(), array.data(), -1);
+      if (work) expect_well(*work);
+    }
+  };
+  std::thread other(body, std::ref(*ranks[1]));
+  body(*ranks[0]);
+  other.join();
+  for (const auto& rank : ranks) {
+    const ff::Snapshot shot = rank->flight();
+    CHECK(shot.submitted == operations && shot.finished == operations && shot.records.size() >= 1000);
+    CHECK(shot.records.back().op.seq == operations - 1 && shot.records.back().id == operations - 1);
+    std::uint64_t large = 0;
+    for (std::size_t i = 0; i < shot.records.size(); ++i) {
+      const ff::RecordView& record = shot.records[i];
+      CHECK(i == 0 || (record.id == shot.records[i - 1].id + 1 && record.op.seq > shot.records[i - 1].op.seq));
+      CHECK(record.state == ff::RecordState::done && record.finished_ns >= record.started_ns && record.started_ns >= record.submitted_ns);
+      CHECK((record.path == ff::Path::small) == (record.op.count == 3) && record.bytes == 4 * record.op.count);
+      large += record.path != ff::Path::small;
+    }
+    CHECK(large > 0);
+    const ff::Stats stats = rank->stats();
+    CHECK(stats.operations[static_cast<std::size_t>(ff::OpKind::broadcast)] == operations);
+    CHECK(stats.bytes == 4 * (3 * (operations - operations / 100) + 40'000 * (operations / 100)));
+    CHECK(stats.in_flight_ns > 0);
+  }
+  close_all(ranks);
+}
+
+// Large results apart from the arrays are written around the caches, from and to any place.
+void large_results_are_right() {
+  constexpr std::size_t count = (9 << 18) + 7;
+  std::vector<std::shared_ptr<ff::Arena>> arenas;
+  Ranks ranks = make_group({.node_of_rank = {0, 0}, .memory = Memory::arenas, .arena_bytes = 32 << 20}, &arenas);
+  const auto body = [&](std::size_t rank) {
+    auto* in = reinterpret_cast<std::int32_t*>(arenas[rank]->allocate(count * 4));
+    auto* out = reinterpret_cast<std::int32_t*>(arenas[rank]->allocate(count * 4 + 64)) + 3 + rank;
+    std::iota(in, in + count, static_cast<std::int32_t>(rank));
+    const auto work = ranks[rank]->call({0, count, ff::OpKind::allreduce, ff::DType::i32, -1}, in, out, -1);
+    if (work) expect_well(*work);
+    for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<std::int32_t>(2 * i + 1));
+  };
+  std::thread other(body, 1);
+  body(0);
+  other.join();
+  close_all(ranks);
+}
+
 void an_arena_gives_and_takes() {
   const int fd = ff::Arena::create(16 << 20);
   ff::Arena arena(fd);
@@ -184,7 +270,7 @@ void an_arena_gives_and_takes() {
 }
 
 void an_abort_is_heard_by_all(const std::vector<int>& nodes) {
-  Ranks ranks = make_group(nodes, 30 * second, 4096);
+  Ranks ranks = make_group({.node_of_rank = nodes});
   std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(100'000, 1.0F));
   std::vector<std::shared_ptr<ff::Work>> works;
   for (std::size_t r = 1; r < ranks.size(); ++r) works.push_back(ranks[r]->submit({0, arrays[r].size(), ff::OpKind::allreduce, ff::DType::f32, -1}, arrays[r].data(), arrays[r].data()));
@@ -205,6 +291,9 @@ int main() {
   for (const auto& nodes : layouts) {
     for (const Memory memory : {Memory::staged, Memory::foreign, Memory::arenas}) callers_do_the_work(nodes, memory);
   }
+  sleepers_over_small_operations_are_woken();
+  records_are_in_the_order_of_calls();
+  large_results_are_right();
   an_arena_gives_and_takes();
   nothing_is_touched_after_close();
   a_missing_rank_is_named({0, 0, 0}, 0);
@@ -214,7 +303,7 @@ int main() {
   a_rank_that_left_is_named({0, 0}, 1);
   a_rank_that_left_is_named({0, 1, 2}, 2);
   an_abort_is_heard_by_all({0, 0, 1, 1});
-  a_failed_operation_lets_go_of_its_array([] { return make_group({0, 1}, 30 * second, 262144); });
+  a_failed_operation_lets_go_of_its_array([] { return make_group({.node_of_rank = {0, 1}, .chunk_bytes = 262144}); });
   std::puts("executor: all well");
   return 0;
 }

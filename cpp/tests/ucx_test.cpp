@@ -224,7 +224,7 @@ void use_ucx(std::vector<ff::Config>& configs) {
 }
 
 Ranks ucx_group(const std::vector<int>& nodes, std::int64_t timeout_ns, std::size_t chunk_bytes) {
-  return make_group(nodes, timeout_ns, chunk_bytes, Memory::staged, nullptr, use_ucx);
+  return make_group({.node_of_rank = nodes, .chunk_bytes = chunk_bytes, .timeout_ns = timeout_ns, .adapt = use_ucx});
 }
 
 void sums_are_right(const std::vector<int>& nodes, std::size_t chunk_bytes) {

@@ -24,6 +24,7 @@
 #include "fireflyer/group.hpp"
 #include "fireflyer/reach.hpp"
 #include "fireflyer/recorder.hpp"
+#include "fireflyer/small_log.hpp"
 #include "fireflyer/window.hpp"
 
 namespace ff {
@@ -84,7 +85,7 @@ struct Stats {
   std::uint64_t bytes = 0;         // of caller's arrays, finished operations
   std::int64_t in_flight_ns = 0;   // time in which at least one operation was pending
   std::array<std::uint64_t, op_kind_count> operations{};  // finished ones, indexed by OpKind
-  std::uint64_t saturated = 0;     // elements of results that were clipped (fp8)
+  std::uint64_t saturated = 0;     // elements of results that were clipped here (fp8)
   std::uint64_t unrung = 0;        // sleeps over work that nobody rang for; 0 but on a machine that stalls
 };
 
@@ -130,6 +131,8 @@ class Executor {
   struct Current;  // the operation under way
 
   void admit(Task& task, std::uint64_t bytes);  // under the lock
+  void enqueue(Task task);                      // under the lock
+  std::unique_ptr<Current> call_small(const OpDescriptor& what, const char* in, char* out);
   void check(const OpDescriptor& op) const;
   void work_loop();
   void begin(Current& current);
@@ -158,8 +161,12 @@ class Executor {
   int local_ = 0;
   bool spin_ = false;
   std::int64_t glance_ns_ = 0;
+  bool spins() const { return spin_ && crowded_ == 0; }
+  int crowded_ = 0;  // operations to come in which polling is of no use
+  std::int64_t yield_from_ns_ = 0;  // before that, waiting does not begin with yielding
   Recorder recorder_;
   std::array<int, algorithm_count> algorithms_{};  // as the recorder numbers them
+  SmallLog log_;  // of what never was pending
   std::unique_ptr<Network> network_;
   std::unique_ptr<Exchange> exchange_;
   std::uint64_t base_ = 0;

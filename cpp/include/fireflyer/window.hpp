@@ -34,6 +34,7 @@ inline constexpr std::uint32_t max_slots = 32;
 inline constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
 inline constexpr std::size_t mailbox_bytes = 64 * 1024;
+inline constexpr std::size_t mail_stride = mailbox_bytes + 128;  // each begins a cache line, which holds header and first bytes
 
 enum Counter : int { counter_entered, counter_in, counter_reduced, counter_out, counter_done0, counter_done1, counter_freed0, counter_freed1, counters };
 
@@ -48,10 +49,15 @@ struct Places {
 struct Mail {
   std::atomic<std::uint64_t> number;  // 1 + number of the operation, once the rest may be read
   std::uint64_t count;
-  std::uint64_t kinds;
-  std::uint64_t root;
+  std::uint64_t kinds;                // see call_of
   char* payload() { return reinterpret_cast<char*>(this + 1); }
 };
+
+// What a rank calls, but for the number of elements, in one word.
+constexpr std::uint64_t call_of(const OpDescriptor& op) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(op.root)) << 32 | static_cast<std::uint64_t>(op.kind) << 16 |
+         static_cast<std::uint64_t>(op.reduce) << 8 | static_cast<std::uint64_t>(op.dtype);
+}
 
 struct alignas(128) Line {
   std::array<std::atomic<std::uint64_t>, counters> count;  // of a rank: entered to out; of the network: the others
@@ -65,7 +71,7 @@ struct alignas(128) Line {
   alignas(128) std::atomic<std::uint32_t> waiting;
   std::atomic<std::uint32_t> bell;
   std::array<std::atomic<std::uint64_t>, counters> wants;
-  alignas(128) std::array<std::array<std::atomic<std::uint64_t>, 7>, signature_ring> signature;
+  alignas(128) std::array<std::array<std::atomic<std::uint64_t>, 6>, signature_ring> signature;
 };
 
 struct Control {
@@ -103,16 +109,19 @@ class Window {
 
   std::uint64_t value(Counter which) const;  // of a rank counter: the least over all ranks
   void advance(int index, Counter which, std::uint64_t to) const;  // sets a counter of one's own line and rings
+  void ring_for(int index, Counter which) const;  // whoever sleeps until that counter is where it is now
   bool wait(int rank, const Wants& wants, std::int64_t timeout_ns) const;  // until one of the wants may hold; false: time is up
   bool met(const Wants& wants) const;        // any of them
   void announce(int index, const Wants& wants) const;  // for the network thread, which sleeps in poll()
   void retract(int index) const;
 
   void enter(int rank, const Geometry& geometry, const Places& places) const;
+  // The same, but rings for nobody: `ring_for` is to follow, when all others have entered at the latest.
+  void enter_quietly(int rank, const OpDescriptor& op, std::uint64_t base, const Places& places, std::int64_t now_ns) const;
   void leave(int rank, const OpDescriptor& op) const;
   OpDescriptor signature(int rank, std::uint64_t seq) const;  // what that rank said when it entered
   Places places(int rank, std::uint64_t seq) const;
-  Mail& mail(int rank, std::uint64_t turn) const;
+  Mail& mail(int rank, std::uint64_t turn) const { return *reinterpret_cast<Mail*>(mail_ + mail_stride * (2 * static_cast<std::size_t>(rank) + (turn & 1))); }
 
   bool fail(const Failure& failure) const;   // the first one wins and is returned to all; wakes everybody
   bool failed() const { return control_->failed.load(std::memory_order_acquire) == 2; }

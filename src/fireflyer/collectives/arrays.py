@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fireflyer.base.errors import UsageError
+from fireflyer.native import address_of
 
 __all__ = ["DTYPES", "FlatArray", "carrier_of", "check_apart", "flatten"]
 
@@ -39,6 +40,14 @@ _OF_NUMPY: Final = {
     "uint8": "u8",
 }
 _OF_TORCH: Final = _OF_NUMPY | {"bfloat16": "bf16", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
+_NUMPY_TYPES: Final = {np.dtype(name): own for name, own in _OF_NUMPY.items()}
+"""What needs no thought. NumPy takes microseconds to say what a type is called."""
+_torch_names: dict[object, str] = {}
+"""Of the element types that have been seen."""
+_TENSOR_HAS: Final = ("data_ptr", "numel", "element_size", "is_contiguous", "device", "is_neg", "is_conj")
+_MOST_TENSOR_TYPES: Final = 64
+_tensor_types: set[type] = set()
+"""Classes that have been found to have all of these."""
 _CARRIERS: Final = {"bf16": "uint16", "f8e4m3": "uint8", "f8e5m2": "uint8"}
 _BYTES: Final = "u8"  # what is only copied travels as bytes
 
@@ -75,10 +84,27 @@ def flatten(array: Any, dtype: str | None, *, sums: bool, writes: bool = True) -
     Raises `UsageError` where it is no contiguous array in CPU memory of a known type.
     """
     if isinstance(array, np.ndarray):
+        own = _NUMPY_TYPES.get(array.dtype)
+        flags = array.flags
+        if own is not None and dtype is None and flags.c_contiguous and (flags.writeable or not writes):
+            address = address_of(array)
+            if address:
+                return FlatArray(address, array.size, own, array)
         return _numpy(array, dtype, sums, writes)
-    if all(hasattr(array, name) for name in ("data_ptr", "numel", "element_size", "is_contiguous", "device")):
+    if _is_tensor(array):
         return _tensor(array, dtype, sums)
     raise UsageError(f"cannot reduce a {type(array).__name__}; pass a NumPy array or a CPU tensor")
+
+
+def _is_tensor(array: Any) -> bool:
+    kind = type(array)
+    if kind in _tensor_types:
+        return True
+    if not all(hasattr(array, name) for name in _TENSOR_HAS):
+        return False
+    if len(_tensor_types) < _MOST_TENSOR_TYPES:
+        _tensor_types.add(kind)
+    return True
 
 
 def _numpy(array: np.ndarray[Any, Any], dtype: str | None, sums: bool, writes: bool) -> FlatArray:
@@ -91,12 +117,12 @@ def _numpy(array: np.ndarray[Any, Any], dtype: str | None, sums: bool, writes: b
             "the array holds Python objects, which are addresses in this process; pass an array of numbers"
         )
     name = array.dtype.name if array.dtype.isnative else str(array.dtype)
-    address = array.ctypes.data
+    address = address_of(array) or array.ctypes.data  # some types do not go with the buffer protocol
     return _describe(address, array.size, array.itemsize, name, _OF_NUMPY.get(name), dtype, sums, array)
 
 
 def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
-    if str(tensor.device) != "cpu":
+    if not getattr(tensor, "is_cpu", False) and str(tensor.device) != "cpu":
         raise UsageError(
             f"the tensor is on {tensor.device}; a Communicator works in CPU memory: pass tensor.cpu(), or use "
             "fireflyer.collectives.torch_devices.DeviceCommunicator"
@@ -107,7 +133,10 @@ def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
         raise UsageError(
             "the tensor is a view that negates what is in memory; pass tensor.resolve_neg().resolve_conj()"
         )
-    name = str(tensor.dtype).removeprefix("torch.")
+    dtype_of = tensor.dtype
+    name = _torch_names.get(dtype_of)
+    if name is None:
+        name = _torch_names[dtype_of] = str(dtype_of).removeprefix("torch.")
     size = int(tensor.element_size())
     return _describe(int(tensor.data_ptr()), int(tensor.numel()), size, name, _OF_TORCH.get(name), dtype, sums, tensor)
 
