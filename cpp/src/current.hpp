@@ -18,6 +18,7 @@ struct Executor::Current {
   std::int64_t glance_at_ns = 0;
   std::uint64_t verified = 0;     // a bit for each local rank whose call is known to be the same; `never`: all
   bool small = false;
+  bool shared = false;            // others write into this rank's arrays
   bool rung = true;
   std::uint64_t unrung = 0;
   Failure failure;

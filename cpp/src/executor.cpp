@@ -322,14 +322,13 @@ void Executor::begin(Current& current) {
     window_->enter(local_, current.geometry, places);
     current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
     if (network_) network_->post(current.geometry);
-    current.run = pipeline_run(*scene_, current.geometry, *current.rules, task.in, task.out);
-    note_route(current, Path::pipeline);
+    if (!may_pool(task.op)) start_pipeline(current, Path::pipeline);
     return;
   }
   window_->enter(local_, current.geometry, places);
 }
 
-// On one node: once all have said what they call and where their arrays are, everybody comes to the same choice.
+// Once all of the node have said what they call and where their arrays are, everybody comes to the same choice.
 bool Executor::open(Current& current) {
   if (window_->value(counter_entered) <= current.geometry.base) return false;
   if (const auto failure = mismatch(current.task.op, current.verified)) {
@@ -337,17 +336,36 @@ bool Executor::open(Current& current) {
     return true;
   }
   if (current.verified != never) return false;
+  if (group_.nodes() > 1) {
+    if (!in_arenas(current)) {
+      start_pipeline(current, Path::pipeline);
+      return true;
+    }
+    current.run = pool_run(*scene_, current.geometry, *current.rules);
+    current.shared = true;
+    note_route(current, Path::pipeline);
+    return true;
+  }
   if (flat(current)) {
     base_ += flat_chunks;
+    for (const Counter which : {counter_reduced, counter_out}) window_->raise_pool(which, base_);
     current.run = flat_run(*scene_, current.geometry, current.task.in, current.task.out);
     note_route(current, in_arenas(current) ? Path::direct : Path::vm);
     return true;
   }
   base_ = current.geometry.end;
   current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
-  current.run = pipeline_run(*scene_, current.geometry, *current.rules, current.task.in, current.task.out);
-  note_route(current, Path::staged);
+  start_pipeline(current, Path::staged);
   return true;
+}
+
+// Whether all ranks of this node come to the same decision only when they know where the others' arrays are.
+bool Executor::may_pool(const OpDescriptor& op) const { return op.kind == OpKind::allreduce && window_->ranks() > 1; }
+
+void Executor::start_pipeline(Current& current, Path path) {
+  for (const Counter which : {counter_reduced, counter_out}) window_->raise_pool(which, current.geometry.end);
+  current.run = pipeline_run(*scene_, current.geometry, *current.rules, current.task.in, current.task.out);
+  note_route(current, path);
 }
 
 // For the record: small and flat operations are not cut as `geometry` says.
@@ -476,7 +494,7 @@ void Executor::withdraw(const Current& current) {
   const std::uint64_t mine = current.task.op.seq + 1;
   if (network_ && group_.nodes() > 1) network_->wait_until_harmless();
   window_->line(local_).withdrawn.store(mine, std::memory_order_release);
-  if (group_.nodes() > 1 && !reach_->everywhere()) return;
+  if (group_.nodes() > 1 && !current.shared && !reach_->everywhere()) return;
   const Failure failure = window_->failure();
   const std::int64_t until_ns = monotonic_ns() + std::min(withdrawal_ns, group_.timeout_ns);
   for (int local = 0; local < window_->ranks(); ++local) {

@@ -3,6 +3,7 @@
 //
 //   small     one node, a few KiB: every rank puts its array into a mailbox and reads those of the others
 //   flat      one node, all arrays reachable: every rank sums its slice of the whole arrays where they lie
+//   pool      several nodes, an allreduce of arrays in arenas: any rank of the node does what is to be done
 //   pipeline  several nodes, or arrays that others cannot reach: chunk by chunk through the slots of the window
 #pragma once
 
@@ -71,6 +72,7 @@ bool fits_small(const Group& group, const OpDescriptor& op);
 
 std::unique_ptr<Run> small_run(const Letters& letters, std::uint64_t base);  // of letters of which this rank's is posted
 std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const char* in, char* out);
+std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules);
 std::unique_ptr<Run> pipeline_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out);
 
 }  // namespace ff

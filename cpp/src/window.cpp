@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::uint64_t window_magic = 0x31574655'48524546ULL;
 constexpr std::size_t page = 4096;
+constexpr int nobody = -1;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -117,7 +118,15 @@ std::uint64_t Window::value(Counter which) const {
   if (which >= counter_done0) return line(network()).count[which].load();
   std::uint64_t least = never;
   for (int r = 0; r < ranks(); ++r) least = std::min(least, line(r).count[which].load());
-  return least;
+  return which == counter_reduced || which == counter_out ? std::min(least, pool_value(which)) : least;
+}
+
+void Window::raise_pool(Counter which, std::uint64_t to) const {
+  std::atomic<std::uint64_t>& count = line(network()).count[which];
+  std::uint64_t now = count.load();
+  while (now < to) {
+    if (count.compare_exchange_weak(now, to)) return ring_for(nobody, which);
+  }
 }
 
 void Window::ring(int index) const {
@@ -136,11 +145,11 @@ void Window::advance(int index, Counter which, std::uint64_t to) const {
   ring_for(index, which);
 }
 
-void Window::ring_for(int index, Counter which) const {
+void Window::ring_for(int self, Counter which) const {
   std::uint64_t now = never;
   for (int other = 0; other <= ranks(); ++other) {
     Line& target = line(other);
-    if (other == index || target.waiting.load() == 0) continue;
+    if (other == self || target.waiting.load() == 0) continue;
     const std::uint64_t wanted = target.wants[which].load(std::memory_order_relaxed);
     if (wanted == never) continue;
     if (now == never) now = value(which);

@@ -48,12 +48,19 @@ void sums_are_right(const std::vector<int>& nodes) {
 }
 
 // Nobody sleeps until the next glance over something that could be done: that would be right, but slow.
-void wakeups_are_not_lost(const std::vector<int>& nodes) {
-  Ranks ranks = make_group({.node_of_rank = nodes});
-  std::vector<std::vector<float>> arrays(ranks.size(), std::vector<float>(200'000, 1.0F));
+void wakeups_are_not_lost(const std::vector<int>& nodes, Memory memory) {
+  constexpr std::size_t count = 200'000;
+  std::vector<std::shared_ptr<ff::Arena>> arenas;
+  Ranks ranks = make_group({.node_of_rank = nodes, .memory = memory}, &arenas);
+  std::vector<std::vector<float>> owned(ranks.size(), std::vector<float>(memory == Memory::arenas ? 0 : count));
+  std::vector<float*> arrays;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    arrays.push_back(memory == Memory::arenas ? reinterpret_cast<float*>(arenas[r]->allocate(count * 4)) : owned[r].data());
+    std::fill(arrays[r], arrays[r] + count, 1.0F);
+  }
   for (int round = 0; round < 10; ++round) {
     std::vector<std::shared_ptr<ff::Work>> works;
-    for (std::size_t r = 0; r < ranks.size(); ++r) works.push_back(ranks[r]->submit({0, arrays[r].size(), ff::OpKind::allreduce, ff::DType::f32, -1}, arrays[r].data(), arrays[r].data()));
+    for (std::size_t r = 0; r < ranks.size(); ++r) works.push_back(ranks[r]->submit({0, count, ff::OpKind::allreduce, ff::DType::f32, -1}, arrays[r], arrays[r]));
     for (const auto& work : works) expect_well(*work);
   }
   std::uint64_t unrung = 0;
@@ -287,7 +294,9 @@ void an_abort_is_heard_by_all(const std::vector<int>& nodes) {
 int main() {
   const std::vector<std::vector<int>> layouts{{0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 1, 2, 3}};
   for (const auto& nodes : layouts) sums_are_right(nodes);
-  for (const auto& nodes : layouts) wakeups_are_not_lost(nodes);
+  for (const auto& nodes : layouts) {
+    for (const Memory memory : {Memory::staged, Memory::arenas}) wakeups_are_not_lost(nodes, memory);
+  }
   for (const auto& nodes : layouts) {
     for (const Memory memory : {Memory::staged, Memory::foreign, Memory::arenas}) callers_do_the_work(nodes, memory);
   }

@@ -90,6 +90,23 @@ def test_a_stopped_rank_is_named_by_all_others_in_time(layout: str, victim: int,
 
 
 @pytest.mark.parametrize(
+    ("victim", "sign"),
+    [
+        (1, signal.SIGSTOP),
+        pytest.param(0, signal.SIGKILL, marks=SLOW),
+        pytest.param(2, signal.SIGSTOP, marks=SLOW),
+        pytest.param(3, signal.SIGKILL, marks=SLOW),
+    ],
+)
+def test_a_rank_that_ends_while_others_work_for_it_is_named(victim: int, sign: signal.Signals, tmp_path: Path) -> None:
+    nodes, others = LAYOUTS["2x2"], [rank for rank in range(4) if rank != victim]
+    with ranks_running(tmp_path, nodes, "endless", timeout_ns=TIMEOUT_NS, count=LARGE, registered=True) as ranks:
+        in_full_swing(ranks, nodes)
+        at = ranks.send_signal(victim, sign)
+        all_name(ranks, victim, others, at, DEATH_LIMIT_S if sign == signal.SIGKILL else HANG_LIMIT_S)
+
+
+@pytest.mark.parametrize(
     ("algorithm", "sign"),
     [
         ("ring", signal.SIGKILL),

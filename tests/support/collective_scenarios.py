@@ -67,7 +67,7 @@ def summing(comm: Communicator, params: dict[str, Any]) -> None:
 
 def endless(comm: Communicator, params: dict[str, Any]) -> None:
     """Allreduces until one fails; a rank named in `late` stops calling after `late_after` of them, but lives on."""
-    array = np.ones(params["count"], "f4")
+    array = comm.empty(params["count"]) if params.get("registered") else np.ones(params["count"], "f4")
     if params.get("forks") and os.fork() == 0:
         os.read(0, 1)  # ends with the test, not with its parent
         os._exit(0)

@@ -139,6 +139,8 @@ class Executor {
   bool open(Current& current);
   void note_route(const Current& current, Path path);
   bool flat(const Current& current) const;
+  bool may_pool(const OpDescriptor& op) const;
+  void start_pipeline(Current& current, Path path);
   bool in_arenas(const Current& current) const;
   bool drive(Current& current, std::int64_t until_ns);
   bool advance(Current& current);

@@ -60,7 +60,7 @@ constexpr std::uint64_t call_of(const OpDescriptor& op) {
 }
 
 struct alignas(128) Line {
-  std::array<std::atomic<std::uint64_t>, counters> count;  // of a rank: entered to out; of the network: the others
+  std::array<std::atomic<std::uint64_t>, counters> count;  // of a rank: entered to out; of the network: the others, and the pools'
   std::atomic<std::uint64_t> entered;                      // operations begun
   std::atomic<std::uint64_t> finished;                     // operations ended
   std::atomic<std::uint32_t> left;                         // closed its communicator in good order
@@ -74,6 +74,14 @@ struct alignas(128) Line {
   alignas(128) std::array<std::array<std::atomic<std::uint64_t>, 6>, signature_ring> signature;
 };
 
+// Pieces of work that any rank of the node may take: `next` counts them through the life of a communicator. Of the chunk in
+// a slot: how many pieces are done, and 1 + its number once all are. See pool_run.
+struct alignas(128) Pool {
+  std::atomic<std::uint64_t> next;
+  std::array<std::atomic<std::uint32_t>, max_slots> done;
+  std::array<std::atomic<std::uint64_t>, max_slots> complete;
+};
+
 struct Control {
   std::uint64_t magic;
   std::uint32_t local_ranks;
@@ -85,6 +93,7 @@ struct Control {
   std::atomic<std::int32_t> failure_culprit;
   std::atomic<std::uint64_t> failure_seq;
   char failure_text[max_failure_text];
+  Pool pools[2];                                   // of sums, of copies out
   alignas(128) Line lines[max_local_ranks + 1];    // the last one in use (index local_ranks) is the network's
 };
 
@@ -107,9 +116,12 @@ class Window {
   char* acc(std::uint64_t chunk) const { return slot(chunk) + static_cast<std::size_t>(ranks()) * stride_; }
   char* result(std::uint64_t chunk) const { return slot(chunk) + static_cast<std::size_t>(ranks() + 1) * stride_; }
 
-  std::uint64_t value(Counter which) const;  // of a rank counter: the least over all ranks
+  std::uint64_t value(Counter which) const;  // of a rank counter: the least over all ranks and the pool
   void advance(int index, Counter which, std::uint64_t to) const;  // sets a counter of one's own line and rings
-  void ring_for(int index, Counter which) const;  // whoever sleeps until that counter is where it is now
+  void ring_for(int self, Counter which) const;  // whoever else sleeps until that counter is where it is now
+  Pool& pool(Counter which) const { return control_->pools[which == counter_reduced ? 0 : 1]; }
+  std::uint64_t pool_value(Counter which) const { return line(network()).count[which].load(); }  // of counter_reduced, counter_out
+  void raise_pool(Counter which, std::uint64_t to) const;  // never lowers it; rings
   bool wait(int rank, const Wants& wants, std::int64_t timeout_ns) const;  // until one of the wants may hold; false: time is up
   bool met(const Wants& wants) const;        // any of them
   void announce(int index, const Wants& wants) const;  // for the network thread, which sleeps in poll()
