@@ -1,6 +1,7 @@
 #include "fireflyer/exchange.hpp"
 
 #include <linux/sockios.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>
@@ -295,6 +296,7 @@ void Exchange::give_credit(Peer& peer, std::uint64_t bytes) {
 }
 
 void Exchange::fail(int culprit, const std::string& text) {
+  for (const std::int64_t until_ns = monotonic_ns() + grace_ns; !window_.failed() && monotonic_ns() < until_ns;) poll(nullptr, 0, 1);
   const std::lock_guard lock(mutex_);
   fail_with(FailureKind::peer_failed, culprit, current_ ? current_->seq : 0, text);
   settle();

@@ -13,6 +13,8 @@
 
 namespace ff {
 
+inline constexpr std::int64_t grace_ns = 250'000'000;  // for whoever watches lives to explain a broken or refused connection
+
 struct Flow;
 
 struct OutFrame {

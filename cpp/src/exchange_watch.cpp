@@ -11,9 +11,8 @@
 namespace ff {
 namespace {
 
-constexpr std::int64_t grace_ns = 250'000'000;  // for whoever watches lives to explain a broken connection
-constexpr int backstop = 10;                    // timeouts without any progress that nothing else explains
-constexpr int cycle_rounds = 2;                 // a chain must close as often before it counts: a culprit may be found yet
+constexpr int backstop = 10;     // timeouts without any progress that nothing else explains
+constexpr int cycle_rounds = 2;  // a chain must close as often before it counts: a culprit may be found yet
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
