@@ -68,6 +68,22 @@ def test_a_rank_killed_in_backward_is_named_in_the_others_backward(nodes: list[i
     assert survivors == [{"error": "PeerFailed", "rank": 2}] * 2
 
 
+@pytest.mark.serial
+@pytest.mark.parametrize("model", ["gpt", pytest.param("vgg", marks=pytest.mark.slow)])
+def test_sums_are_hidden_under_the_backward_pass_unless_one_bucket_waits_for_its_end(
+    model: str, tmp_path: Path
+) -> None:
+    in_many = run_ranks(tmp_path / "many", [0, 0], "overlap", model=model, bucket_bytes=20_000, steps=10)
+    in_one = run_ranks(tmp_path / "one", [0, 0], "overlap", model=model, bucket_bytes=1 << 30, steps=10)
+    for many, one in zip(in_many, in_one, strict=True):
+        assert many is not None
+        assert one is not None
+        assert (many["buckets"] > 3, one["buckets"]) == (True, 1)
+        assert min(each[what] for each in (many, one) for what in ("communication_ns", "computing_ns")) > 0
+        assert many["share"] > 0.01, many
+        assert one["share"] == 0.0, one
+
+
 def test_the_scenario_overlaps_at_all() -> None:
     """Guards the scenario of these tests: its buckets are many, and the first fills early in the backward pass."""
     model = DistributedDataParallel(network(seed=0), ThreadCommunicator(ThreadWorld(1), 0), bucket_bytes=100 * 1024)

@@ -7,9 +7,11 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
+from tests.support.torch_training import MODELS
 from torch import nn
 
 from fireflyer.base.errors import PeerFailed
@@ -18,6 +20,7 @@ from fireflyer.collectives import Communicator
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 from fireflyer.training import DistributedDataParallel
+from fireflyer.training.overlap import Interval, overlap_of
 
 WIDTH = 192
 LAYERS = 6
@@ -80,14 +83,37 @@ def train_once(comm: Communicator, params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def overlap(comm: Communicator, params: dict[str, Any]) -> dict[str, Any]:
+    """The share of the time of allreduces that was hidden under the backward passes, by the flight recorder."""
+    make, loss_of_model = MODELS[params["model"]]
+    torch.manual_seed(3)
+    model = DistributedDataParallel(make(), comm, bucket_bytes=params["bucket_bytes"])
+    passes: list[Interval] = []
+    since_ns = 0
+    for step in range(params["steps"] + 1):
+        if step == 1:  # the first one is slow in its own ways
+            since_ns = time.monotonic_ns()
+        model.zero_grad()
+        loss_of_model(model, step, slice(comm.rank, None, comm.world_size)).backward()  # type: ignore[no-untyped-call]
+        assert model.last_pass is not None
+        passes += [model.last_pass] if step else []
+    found = overlap_of(comm.records().records, passes, since_ns=since_ns)
+    return {
+        "buckets": len(model.buckets),
+        "share": found.hidden_share,
+        "communication_ns": found.communication_ns,
+        "computing_ns": found.computing_ns,
+    }
+
+
 def lose_a_rank(comm: Communicator, params: dict[str, Any]) -> dict[str, Any]:
     """The last rank dies in the middle of a backward pass, after its first allreduces were started."""
     model = DistributedDataParallel(network(seed=0), comm, bucket_bytes=100 * KIB)
-    loss_of(model, 0, my_part(comm.rank, comm.world_size)).backward()
-    if comm.rank == comm.world_size - 1:
-        first = next(iter(model.parameters()))
-        first.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[no-untyped-call]
     try:
+        loss_of(model, 0, my_part(comm.rank, comm.world_size)).backward()  # which the victim may leave before others
+        if comm.rank == comm.world_size - 1:
+            first = next(iter(model.parameters()))
+            first.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[no-untyped-call]
         loss_of(model, 1, my_part(comm.rank, comm.world_size)).backward()
     except PeerFailed as error:
         return {"error": type(error).__name__, "rank": error.rank}
@@ -108,7 +134,9 @@ def main() -> None:
         timeout_ns=20 * SECOND,
     )
     store.close()
-    result = {"train": train, "lose_a_rank": lose_a_rank}[arguments["scenario"]](comm, arguments["params"])
+    result = {"train": train, "overlap": overlap, "lose_a_rank": lose_a_rank}[arguments["scenario"]](
+        comm, arguments["params"]
+    )
     if result.get("error") is None:
         comm.close()
     print(json.dumps(result), flush=True)

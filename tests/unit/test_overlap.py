@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
-from fireflyer.training.overlap import Interval, intervals_of, measure_overlap
+from fireflyer.collectives.flight import Record
+from fireflyer.collectives.flight.dump import State
+from fireflyer.training.overlap import Interval, intervals_of, measure_overlap, overlap_of
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], sum(pair))), max_size=8
@@ -51,3 +53,21 @@ def test_an_interval_that_ends_before_it_starts_is_refused() -> None:
 def test_records_without_an_end_are_left_out() -> None:
     records: list[dict[str, int | None]] = [{"a": 3, "b": 9}, {"a": 5, "b": None}, {"a": 5}]
     assert intervals_of(records, start="a", end="b") == [(3, 9)]
+
+
+def test_allreduces_that_ended_count_from_their_start() -> None:
+    def record(kind: str, state: State, submitted: int, started: int, finished: int) -> Record:
+        return Record(
+            id=0, seq=0, kind=kind, dtype="f32", state=state, submitted_ns=submitted, started_ns=started,
+            finished_ns=finished,
+        )  # fmt: skip
+
+    records = [
+        record("allreduce", "done", 1, 2, 9),  # asked for too early
+        record("allreduce", "done", 10, 12, 20),
+        record("broadcast", "done", 12, 14, 40),
+        record("allreduce", "failed", 12, 14, 40),
+        record("allreduce", "running", 12, 14, 0),
+    ]
+    found = overlap_of(records, [(10, 16)], since_ns=10)
+    assert (found.communication_ns, found.hidden_ns, found.computing_ns) == (8, 4, 6)

@@ -15,6 +15,7 @@ from fireflyer.base.units import MIB
 from fireflyer.collectives.compression import Compression
 from fireflyer.collectives.torch_devices import reaching
 from fireflyer.training.communication import Communicator
+from fireflyer.training.overlap import Interval
 from fireflyer.training.reducer import GradientReducer, ReducerStats, in_backward
 from fireflyer.training.replicas import broadcast_tensors, describe_tensor, verify_same_description
 
@@ -67,7 +68,7 @@ class DistributedDataParallel(torch.nn.Module):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
         compression: Compression | None = None,
-        now_ns: Callable[[], int] = time.perf_counter_ns,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__()
         if not isinstance(module, torch.nn.Module):
@@ -122,6 +123,12 @@ class DistributedDataParallel(torch.nn.Module):
     def stats(self) -> ReducerStats:
         """Bytes reduced and how far the sums ran beside the backward pass, since construction."""
         return self._reducer.stats()
+
+    @property
+    def last_pass(self) -> Interval | None:
+        """When the last backward pass that averaged was computing: (start, last gradient) in nanoseconds of `now_ns`,
+        by default those of `Communicator.records()`; None before the first. For `overlap.overlap_of`."""
+        return self._reducer.last_pass
 
     @property
     def buckets(self) -> list[tuple[str, ...]]:

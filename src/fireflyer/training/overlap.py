@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fireflyer.base.errors import UsageError
+from fireflyer.collectives.flight import Record
 
-__all__ = ["Interval", "Overlap", "intervals_of", "measure_overlap"]
+__all__ = ["Interval", "Overlap", "intervals_of", "measure_overlap", "overlap_of"]
 
 Interval = tuple[int, int]
 
@@ -45,6 +46,19 @@ def measure_overlap(communication: Iterable[Interval], computing: Iterable[Inter
     """
     first, second = _union(communication), _union(computing)
     return Overlap(_length(first), _length(_common(first, second)), _length(second))
+
+
+def overlap_of(records: Iterable[Record], backward: Iterable[Interval], *, since_ns: int = 0) -> Overlap:
+    """The share of the allreduces of a communicator under its backward passes.
+
+    `records` are those of `Communicator.records()`; counted are allreduces that ended well and were asked for at
+    `since_ns` or later. `backward` holds (start, last gradient ready) of each pass, on the same clock
+    (`time.monotonic_ns`): `DistributedDataParallel.last_pass` after each `backward()`. An allreduce counts from when
+    this rank entered it until it ended, so waiting for a slower rank is communication too. Raises `UsageError` as
+    `measure_overlap`.
+    """
+    done = [r for r in records if r.kind == "allreduce" and r.state == "done" and r.submitted_ns >= since_ns]
+    return measure_overlap([(record.started_ns, record.finished_ns) for record in done], backward)
 
 
 def intervals_of(records: Sequence[Mapping[str, Any]], *, start: str, end: str) -> list[Interval]:

@@ -41,6 +41,7 @@ from fireflyer.collectives.torch_tensors import tensor_in
 from fireflyer.training.bucket_work import BucketWork, start_mean
 from fireflyer.training.buckets import Bucket, plan_buckets
 from fireflyer.training.communication import Communicator
+from fireflyer.training.overlap import Interval
 
 __all__ = ["GradientReducer", "ReducerStats", "in_backward"]
 
@@ -110,7 +111,7 @@ class GradientReducer:
         bucket_bytes: int,
         find_unused_parameters: bool,
         compression: Compression | None = None,
-        now_ns: Callable[[], int] = time.perf_counter_ns,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         _check_parameters(parameters)
         self.enabled = True
@@ -123,6 +124,8 @@ class GradientReducer:
         self._started = 0  # buckets whose allreduce was started in this pass
         self._flight = _Flight()
         self._stats = ReducerStats()
+        self.last_pass: Interval | None = None
+        """From the begin of the last pass to its last gradient so far."""
         weakref.finalize(self, _remove, self._install_hooks())
 
     @property
@@ -146,6 +149,8 @@ class GradientReducer:
         self._buckets[-1].flat[-1] = 0
         self._started = 0
         self._active = True
+        now_ns = self._now_ns()
+        self.last_pass = (now_ns, now_ns)
 
     def check_no_pass_broke_off(self) -> None:
         """Called between passes. Raises `UsageError` if a pass ended by an exception after other ranks took part."""
@@ -178,7 +183,10 @@ class GradientReducer:
             )
         with torch.no_grad():
             bucket.arrive(slot)
-        self._flight.look(self._now_ns())
+        now_ns = self._now_ns()
+        if self.last_pass is not None:
+            self.last_pass = (self.last_pass[0], now_ns)
+        self._flight.look(now_ns)
         while self._started < len(self._buckets) and self._buckets[self._started].missing == 0:
             self._start_next()
 
