@@ -50,7 +50,9 @@ def test_threads_of_each_rank_run_near_its_memory(tmp_path: Path, mine: tuple[in
             names = NATIVE if rank == 0 else NATIVE - {"ff-network"}
             assert names <= set(threads)
             assert all(threads[name] == {(mine[rank],)} for name in names)
-            assert mine in threads.get("python", set()) | threads.get("python3", set()), "the program's own threads are left alone"
+            assert mine in threads.get("python", set()) | threads.get("python3", set()), (
+                "the program's own threads are left alone"
+            )
             placed = f"rank {rank}: processors {mine[rank]}, arena on memory node {rank}"
             assert event["log"][-1 if rank == 0 else 0].startswith(f"INFO {placed}")
             if rank == 1 and not Path("/sys/devices/system/node/node1").exists():
