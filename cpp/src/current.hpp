@@ -17,6 +17,7 @@ struct Executor::Current {
   Watch watch;
   std::int64_t glance_at_ns = 0;
   std::uint64_t verified = 0;     // a bit for each local rank whose call is known to be the same; `never`: all
+  bool begun = false;
   bool small = false;
   bool shared = false;            // others write into this rank's arrays
   bool rung = true;

@@ -149,12 +149,12 @@ void Exchange::add(std::unique_ptr<Flow> flow) {
   Peer& peer = peers_[flow->rank];
   Flow& added = *flow;
   const std::int64_t now_ns = monotonic_ns();
+  if (!failing_) start();  // may throw: before anything is remembered
   added.moved_ns = now_ns;
   if (pending_++ == 0) glance_at_ns_ = looked_ns_ = now_ns;
   activity_ns_ = now_ns;
   (added.sends ? peer.sends : peer.receives)[key_of(added.op)] = std::move(flow);
   if (failing_) return;
-  start();
   if (added.sends) {
     announce(peer, added);
     if (ExchangeLink* out = peer.out) flush(*out);
@@ -181,6 +181,7 @@ void Exchange::announce(Peer& peer, Flow& flow) {
   } else if (peer.out->local) {
     frame.header.place = reinterpret_cast<std::uintptr_t>(flow.data);
   }
+  flow.offered = !whole;
   flow.link = peer.out;
   peer.out->push(std::move(frame));
 }

@@ -98,8 +98,9 @@ bool Exchange::begin_message(ExchangeLink& link) {
   if (key.first && current_ && header.number <= current_->seq) {
     Flow expected;
     expected.rank = link.rank;
-    expected.op = *current_;
-    if (header.number == current_->seq) fits(expected, header);
+    expected.op = header.number == current_->seq ? *current_ : window_.signature(local_, header.number);
+    const bool known = header.number + signature_ring / 2 > current_->seq;
+    if (known && (header.number == current_->seq || expected.op != descriptor(header))) fits(expected, header);
     return false;
   }
   if (peer.arrivals.size() >= max_arrivals || peer.arrivals.count(key) != 0) return false;
@@ -148,7 +149,7 @@ bool Exchange::end_frame(ExchangeLink& link) {
       const auto found = peer.sends.find(key);
       if (found == peer.sends.end()) return false;
       Flow& flow = *found->second;
-      if (flow.link != &link || flow.going || flow.bytes == 0 || header.place > flow.bytes) return false;
+      if (flow.link != &link || !flow.offered || flow.going || flow.bytes == 0 || header.place > flow.bytes) return false;
       if (header.type == ExchangeFrame::taken) {
         finish(flow);
         return true;
@@ -239,6 +240,10 @@ void Exchange::pull() {
     header.place = flow.moved;
     flow.going = true;
   } else {
+    if (window_.failed()) {  // its sender may have got its array back, and have changed it
+      failing_ = true;
+      return;
+    }
     flow.moved += piece;
     flow.moved_ns = monotonic_ns();
     if (flow.moved < flow.bytes) return pulls_.push_back(&flow);

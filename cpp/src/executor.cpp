@@ -96,6 +96,10 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
     exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_, config_.cpus);
     reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.neighbours);
+    for (auto& neighbour : config_.neighbours) {  // mapped by now
+      if (neighbour.arena_fd >= 0) ::close(neighbour.arena_fd);
+      neighbour.arena_fd = -1;
+    }
     scene_ = std::make_unique<Scene>(Scene{group_, *window_, *reach_, local_});
     spin_ = window_->ranks() <= usable_processors();
     glance_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, longest_glance_ns);
@@ -164,9 +168,8 @@ std::shared_ptr<Work> Executor::call(const OpDescriptor& op, const void* in, voi
     admit(current->task, sizes_of(op, group_.world_size()).first);
     running_ = true;
     lock.unlock();
-    begin(*current);
   }
-  const bool over = drive(*current, patience_ns < 0 ? -1 : monotonic_ns() + patience_ns);
+  const bool over = carry_on(*current, patience_ns < 0 ? -1 : monotonic_ns() + patience_ns);
   if (!over || current->failure.kind != FailureKind::none) current->task.work = std::make_shared<Work>();
   const std::shared_ptr<Work> work = current->task.work;
   if (over) settle(*current);
@@ -246,12 +249,23 @@ void Executor::work_loop() {
     if (current->task.parts) {
       current->failure = run_parts(current->task).value_or(Failure{});
     } else {
-      if (current->geometry.end == 0) begin(*current);
-      drive(*current, -1);
+      carry_on(*current, -1);
     }
     settle(*current);
     const std::lock_guard lock(mutex_);
     running_ = false;
+  }
+}
+
+// True: it is over.
+bool Executor::carry_on(Current& current, std::int64_t until_ns) {
+  try {
+    if (!current.begun) begin(current);
+    current.begun = true;
+    return drive(current, until_ns);
+  } catch (const std::bad_alloc&) {
+    window_->fail(Failure{FailureKind::peer_failed, group_.rank, current.task.op.seq, group_.label(group_.rank) + " has no memory left for " + current.task.op.name()});
+    return drive(current, -1);
   }
 }
 
@@ -499,7 +513,7 @@ void Executor::withdraw(const Current& current) {
   const std::int64_t until_ns = monotonic_ns() + std::min(withdrawal_ns, group_.timeout_ns);
   for (int local = 0; local < window_->ranks(); ++local) {
     const Line& line = window_->line(local);
-    if (group_.local_rank_at(local) == failure.culprit) continue;
+    if (failure.kind == FailureKind::peer_failed && group_.local_rank_at(local) == failure.culprit) continue;
     const auto inside = [&] { return line.entered.load() == mine && line.finished.load() < mine && line.withdrawn.load() < mine; };
     while (inside() && monotonic_ns() < until_ns) sched_yield();
   }

@@ -46,7 +46,7 @@ std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what
   current->geometry.base = base_;
   current->geometry.end = base_ += flat_chunks;
   current->run = small_run(letters, current->geometry.base);
-  current->small = true;
+  current->begun = current->small = true;
   current->watch.restart(now_ns);
   current->glance_at_ns = now_ns + glance_ns_;
   pending_ = 1;

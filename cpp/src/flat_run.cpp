@@ -143,6 +143,7 @@ class FlatRun final : public Run {
       if (output != nullptr) outputs[static_cast<std::size_t>(near++)] = output;
       else remote[static_cast<std::size_t>(far++)] = r;
     }
+    if (near == 0 && !scratch_) return lost(remote[0]);
     if (near == 0) outputs[static_cast<std::size_t>(near++)] = scratch_.get() + static_cast<std::size_t>(ranks_) * block_bytes;
     const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? scene_.group.world_size() : 1);
     saturated_ += reduce_to_many(outputs.data(), near, inputs.data(), ranks_, elems, op_.dtype, op_.reduce, divisor, stream_);

@@ -226,6 +226,7 @@ void LaneRun::open() {
   }
   if (filled_ < entered_) {
     const std::uint64_t reduced = network_.window_.value(counter_reduced);
+    if (network_.window_.failed()) return;  // what was counted may be no sum: its rank could not read another
     for (; filled_ < entered_ && reduced > number(filled_); ++filled_) release(filled_, false);
   }
   while (opened_ < entered_ && (sums_ ? opened_ < filled_ : rules_->holds(rules_->needs(Stage::reduce, number(opened_))))) release(opened_++, true);

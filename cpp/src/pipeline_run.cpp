@@ -41,6 +41,7 @@ class PipelineRun final : public Run {
       std::uint64_t& chunk = next(stage);
       if (chunk >= geometry_.end || !rules_.holds(rules_.needs(stage, chunk))) continue;
       perform(stage, chunk);
+      if (scene_.window.failed()) return true;
       ++chunk;
       if (stage == Stage::out) ++finished_chunks_;
       if (chunk == geometry_.base + geometry_.chunks) chunk = geometry_.end;

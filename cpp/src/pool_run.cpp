@@ -80,6 +80,7 @@ class PoolRun final : public Run {
     const std::uint64_t chunk = piece / ranks;
     const Slice slice = slice_of(geometry_.elems(chunk), ranks_, static_cast<int>(piece % ranks), slice_align);
     if (slice.count > 0) stage == Stage::reduce ? sum(chunk, slice) : spread(chunk, slice);
+    if (scene_.window.failed()) return true;
     Line& line = scene_.window.line(scene_.local);
     line.moved.store(line.moved.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     complete(pool, counter_of(stage), chunk);

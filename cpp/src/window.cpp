@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 
 #include "fireflyer/placement.hpp"
@@ -41,6 +42,35 @@ bool futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected, std::i
 
 void futex_wake(std::atomic<std::uint32_t>* word) {
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+// Bytes of the character that begins here; 0 where there is none of valid UTF-8.
+std::size_t character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const std::size_t length = byte(0) < 0x80 ? 1 : byte(0) >> 5 == 6 ? 2 : byte(0) >> 4 == 14 ? 3 : byte(0) >> 3 == 30 ? 4 : 0;
+  if (length == 0 || length > text.size()) return 0;
+  std::uint32_t code = length == 1 ? byte(0) : byte(0) & (0x7fU >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    if (byte(i) >> 6 != 2) return 0;
+    code = code << 6 | (byte(i) & 0x3fU);
+  }
+  constexpr std::array<std::uint32_t, 5> least{0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  return code >= least[length] && code < 0x110000 && !surrogate ? length : 0;
+}
+
+// What was said, fit to be shown: valid UTF-8 without control characters, cut between two characters.
+std::string one_line(std::string_view text) {
+  std::string line;
+  while (!text.empty()) {
+    const std::size_t length = character(text), taken = std::max<std::size_t>(length, 1);
+    const bool shown = length > 1 || (length == 1 && text[0] >= ' ' && text[0] != 0x7f);
+    if (line.size() + (shown ? taken : 1) >= max_failure_text) break;
+    if (shown) line += text.substr(0, taken);
+    else line += text[0] == '\n' ? ' ' : '?';
+    text.remove_prefix(taken);
+  }
+  return line;
 }
 
 }  // namespace
@@ -226,9 +256,9 @@ bool Window::fail(const Failure& failure) const {
   control_->failure_kind.store(static_cast<std::uint32_t>(failure.kind));
   control_->failure_culprit.store(failure.culprit);
   control_->failure_seq.store(failure.seq);
-  const std::size_t length = std::min(failure.text.size(), max_failure_text - 1);
-  std::memcpy(control_->failure_text, failure.text.data(), length);
-  control_->failure_text[length] = '\0';
+  const std::string text = one_line(failure.text);
+  std::memcpy(control_->failure_text, text.data(), text.size());
+  control_->failure_text[text.size()] = '\0';
   control_->failed.store(2, std::memory_order_release);
   for (int index = 0; index <= ranks(); ++index) ring(index);
   return true;

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fireflyer.base.errors import FireflyerError, PeerFailed, Timeout, UsageError
+from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives import Communicator, make_plan
@@ -158,6 +161,55 @@ def test_work_is_asynchronous_and_keeps_its_array_alive() -> None:
             return stats.operations["allreduce"], float(last[0])
 
     assert together([0, 0], body) == [(21, 2.0), (21, 2.0)]
+
+
+def test_an_interrupted_call_keeps_its_array_until_the_operation_is_over() -> None:
+    store, secret, interrupted = LocalStore(), new_secret(), threading.Event()
+    late: list[float] = []
+
+    def follow() -> None:
+        with Communicator.create(rank=1, world_size=2, node=0, store=store, secret=secret) as comm:
+            interrupted.wait()
+            array = np.ones(300_000, "f4")
+            comm.allreduce(array)
+            late.append(float(array[-1]))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Communicator.create(rank=0, world_size=2, node=0, store=store, secret=secret) as comm:
+            array = np.ones(300_000, "f4")
+            alive = weakref.ref(array)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)  # while the caller works on it itself
+            with pytest.raises(KeyboardInterrupt) as caught:
+                comm.allreduce(array)
+            del array, caught
+            gc.collect()
+            assert alive() is not None
+            interrupted.set()
+    finally:
+        interrupted.set()
+        follower.join()
+        signal.signal(signal.SIGALRM, before)
+    assert late == [2.0]
+
+
+def test_what_is_said_at_the_end_arrives_as_text_whatever_it_was() -> None:
+    def body(rank: int, arguments: dict[str, Any]) -> str:
+        with Communicator.create(**arguments) as comm:
+            if rank == 0:
+                comm.abort("a\n\x07" + "é" * 300)
+            with pytest.raises(Aborted) as raised:
+                comm.barrier()
+            return str(raised.value)
+
+    first, second = together([0, 1], body)
+    assert "a ?éé" in first
+    assert "a ?éé" in second
 
 
 def test_waiting_has_its_own_limit_and_the_operation_goes_on() -> None:

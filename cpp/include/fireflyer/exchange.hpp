@@ -55,6 +55,7 @@ struct Flow {
   std::shared_ptr<Work> work;
   std::shared_ptr<std::size_t> left;  // flows that the work still waits for
   ExchangeLink* link = nullptr;       // on which it was offered
+  bool offered = false;               // not sent as a whole
   bool going = false;                 // segments may come or go
   std::uint64_t address = 0;          // in the sender's memory, where it is read from there
   std::uint64_t moved = 0;

@@ -139,6 +139,7 @@ class Executor {
   bool open(Current& current);
   void note_route(const Current& current, Path path);
   bool flat(const Current& current) const;
+  bool carry_on(Current& current, std::int64_t until_ns);
   bool may_pool(const OpDescriptor& op) const;
   void start_pipeline(Current& current, Path path);
   bool in_arenas(const Current& current) const;

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.base.errors import Busy, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS
 from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, check_apart, flatten
@@ -145,8 +145,11 @@ class Communicator(Formed):
         self._canonical_turn = threading.Lock()
         self._lock = threading.Lock()
         self._pending: deque[Work] = deque()
+        self._held: dict[
+            int, object
+        ] = {}  # arrays of operations that are being begun, or whose callers were interrupted
         self.attached: object = None  # what lives as long as this: `torch_devices.DeviceCommunicator`
-        self._finalizer = weakref.finalize(self, _give_up, self._native, self._exchange, self._pending)
+        self._finalizer = weakref.finalize(self, _give_up, self._native, self._exchange, self._pending, self._held)
         _open.add(self)
 
     @classmethod
@@ -355,6 +358,7 @@ class Communicator(Formed):
         self._finalizer.detach()
         _open.discard(self)
         self._pending.clear()
+        self._held.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -366,7 +370,7 @@ class Communicator(Formed):
 
     def _busy(self) -> bool:
         with self._lock:
-            return self._exchange.busy() or any(not work.done() for work in self._pending)
+            return bool(self._held) or self._exchange.busy() or any(not work.done() for work in self._pending)
 
     def _fly(self, flight: Flight, async_op: bool) -> Work:
         work = Work(flight.native, flight.name, flight.keeper, self._failed)
@@ -423,6 +427,20 @@ class Communicator(Formed):
             return self._fly(flight._replace(name=kind), async_op)
         what = (kind, source.address, target.address, count, source.dtype, root, op)
         keeper = (source.keeper, target.keeper)
+        # Ctrl-C may end this thread's part anywhere; native threads go on with the arrays.
+        self._held[id(keeper)] = keeper
+        try:
+            work = self._start(what, keeper, async_op)
+        except FireflyerError:
+            del self._held[id(keeper)]
+            raise
+        del self._held[id(keeper)]
+        if not async_op:
+            work.wait()
+        return work
+
+    def _start(self, what: tuple[str, int, int, int, str, int, str], keeper: object, async_op: bool) -> Work:
+        kind, _, _, count, dtype, _, _ = what
         try:
             if async_op:
                 with self._lock:
@@ -436,14 +454,13 @@ class Communicator(Formed):
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
         except ValueError as error:
-            raise UsageError(f"{kind} of {count} {source.dtype}: {error}") from None
+            raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
         if native is None:
             return _DONE
         work = Work(native, kind, keeper, self._failed)
         with self._lock:
             self._forget_finished()
             self._pending.append(work)
-        work.wait()
         return work
 
     def _failed(self, failure: tuple[int, int, int, str]) -> None:
@@ -479,14 +496,16 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _give_up(native: Executor, exchange: RankExchange, pending: deque[Work]) -> None:
-    """The communicator was dropped, or the interpreter ends. `pending` keeps the arrays until no thread uses them."""
-    if exchange.busy() or any(not work.done() for work in pending):
+def _give_up(native: Executor, exchange: RankExchange, pending: deque[Work], held: dict[int, object]) -> None:
+    """The communicator was dropped, or the interpreter ends. `pending` and `held` keep the arrays until no thread uses
+    them."""
+    if held or exchange.busy() or any(not work.done() for work in pending):
         native.abort("the process ends or has dropped its communicator with operations pending")
     exchange.shut()
     native.close()
     exchange.close()
     pending.clear()
+    held.clear()
 
 
 def _own_address(control: str) -> str:

@@ -11,6 +11,7 @@ import queue
 import select
 import socket
 import threading
+import time
 from typing import Final, Self
 
 from fireflyer.base.errors import FireflyerError
@@ -71,13 +72,14 @@ class Reception:
         self.close()
 
     def _accept(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._listener, self._awake], [], [])
-            if self._awake in ready:
-                return
+        poll, listener = select.poll(), self._listener.fileno()  # select() knows no descriptors beyond 1023
+        poll.register(listener, select.POLLIN)
+        poll.register(self._awake, select.POLLIN)
+        while [fd for fd, _ in poll.poll()] == [listener]:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # it has gone again
+            except OSError:  # it has gone again, or there are no descriptors left
+                time.sleep(0.001)
                 continue
             sock.setblocking(True)
             thread = threading.Thread(target=self._shake_hands, args=(sock,), name="ff-handshake")

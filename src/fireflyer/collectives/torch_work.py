@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from fireflyer.base.errors import FireflyerError, PeerFailed, Timeout
+from fireflyer.base.errors import PeerFailed, Timeout
 from fireflyer.base.units import MS, format_duration
 from fireflyer.collectives.copies import Copies, Point
 
@@ -120,13 +120,13 @@ class GroupWork(dist.Work):
                 work.wait(None if deadline_ns is None else max(0, deadline_ns - time.monotonic_ns()))
         except Timeout:
             return False
-        except FireflyerError as error:
+        except Exception as error:  # of a device, too; it must reach those who wait, not end the completer's thread
             self._end(error)
         else:
             self._end(None)
         return True
 
-    def _end(self, error: FireflyerError | None) -> None:
+    def _end(self, error: Exception | None) -> None:
         with self._lock:
             if self._ended:
                 return
