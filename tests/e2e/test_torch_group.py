@@ -74,7 +74,8 @@ tensor = torch.full((1000,), float(dist.get_rank() + 1))
 dist.all_reduce(tensor)
 dist.all_reduce(tensor, group=half)
 dist.destroy_process_group()
-print("SUM", tensor[0].item(), "file" if os.environ.get("FF_SECRET_FILE") else "store")
+secret = "file" if os.environ.get("FF_SECRET_FILE") else "store"
+os.write(1, f"SUM {tensor[0].item()} {secret}\\n".encode())  # one write: torchrun gives both ranks one pipe
 """
 
 
