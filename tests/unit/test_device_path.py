@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from tests.support.thread_device import Stream, ThreadCopies
 from tests.support.thread_ranks import together
 
-from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, UsageError
-from fireflyer.base.units import MIB
+from fireflyer.base.errors import Aborted, Busy, FireflyerError, PeerFailed, UsageError
+from fireflyer.base.units import MIB, SECOND
 from fireflyer.collectives import Communicator, device_engine, pieces, torch_cuda
 from fireflyer.collectives.device_engine import DeviceEngine
 from fireflyer.collectives.torch_devices import DeviceCommunicator, reaching
@@ -333,6 +334,53 @@ def test_a_device_that_fails_fails_the_operation_everywhere_after_its_copies() -
     assert isinstance(first[0], Aborted)
     assert "failed on the device of rank 1: uncorrectable error" in str(first[0])
     assert "uncorrectable error" in str(second[0])
+
+
+def test_a_rank_without_room_for_more_operations_leaves_out_no_piece() -> None:
+    """Rank 0 has as many operations pending as it may have while rank 1 has none: only one of them is told `Busy`."""
+    found_full = threading.Event()
+    pending: list[int] = []
+
+    def fill(communicator: Communicator) -> list[Any]:
+        works: list[Any] = []
+        try:
+            while True:
+                works.append(communicator.allreduce(np.ones(1), async_op=True))
+        except Busy:
+            pending.append(len(works))
+        return works
+
+    def body(comm: DeviceCommunicator) -> tuple[bool, bool]:
+        communicator, mine = comm.communicator, values(20_000, torch.float32, comm.rank)
+        if comm.rank == 0:
+            works = fill(communicator)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(communicator, "allreduce", telling_of(Busy, found_full, communicator.allreduce))
+                work = comm.allreduce(mine, async_op=True)
+                assert found_full.wait(30)
+                work.wait(60 * SECOND)
+        else:
+            assert found_full.wait(30)
+            works = [communicator.allreduce(np.ones(1), async_op=True) for _ in range(pending[0])]
+            comm.allreduce(mine)
+        for work in works:
+            work.wait()
+        return torch.equal(mine, total(20_000, torch.float32, 2)), long_sum(comm)
+
+    assert ranks([0, 0], body) == [(True, True), (True, True)]
+
+
+def telling_of(kind: type[BaseException], happened: threading.Event, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which sets `happened` when it raises a `kind`."""
+
+    def telling(*arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options)
+        except kind:
+            happened.set()
+            raise
+
+    return telling
 
 
 def test_calls_that_differ_raise_on_all_ranks() -> None:

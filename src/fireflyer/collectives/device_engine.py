@@ -12,6 +12,9 @@ device itself can wait for it, and the host need not. Until then the job keeps i
 ranks. Those of jobs are started later than they were called, so every other operation on the same communicator must
 `drain` first: wait until all operations of earlier jobs were started.
 
+*Room.* A communicator takes a bounded number of pending operations, and how many are pending differs between ranks. Who
+calls an operation is told `Busy`; a job that was called has its place in the order, and waits for room.
+
 *Failure.* A job with an error takes part no more, but it is ended only when its copies have: then its arrays may go. An
 error that is not the communicator's own (a device that fails) aborts it, since the other ranks would wait.
 """
@@ -25,7 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from fireflyer.base.errors import Aborted, FireflyerError, InvariantViolation, Timeout, UsageError
+from fireflyer.base.errors import Aborted, Busy, FireflyerError, InvariantViolation, Timeout, UsageError
 from fireflyer.base.units import MIB, format_duration
 from fireflyer.collectives.copies import Copies, HostMemory, Point
 from fireflyer.collectives.pieces import Piece
@@ -36,6 +39,8 @@ __all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "
 SLOT_BYTES: Final = 8 * MIB
 SLOTS: Final = 4
 """One on its way down, one being summed, one on its way up, and one so that none waits for another's end."""
+_ROOM_PATIENCE_S: Final = 0.001
+"""How long until an operation is started again for which the communicator had no room."""
 
 
 class Running(Protocol):
@@ -250,10 +255,11 @@ class DeviceEngine:
             if lower is not None:
                 self._guarded(lower, self._lower)
                 passed = self._stages.lower
-            else:
-                assert submit is not None  # noqa: S101 - one of both is what was waited for
+            elif submit is not None:
                 self._guarded(submit, self._submit)
                 passed = self._stages.submit
+            else:
+                continue
             with self._changed:
                 passed()
                 self._changed.notify_all()
@@ -300,8 +306,19 @@ class DeviceEngine:
         arrived = self._arrived[slot]
         if arrived is not None:
             arrived.wait()
-        if job.error is None:
-            self._running[slot] = job.run(self._arrays[slot], job.pieces[step.piece])
+        self._running[slot] = self._started(job, slot, job.pieces[step.piece])
+
+    def _started(self, job: Job, slot: int, piece: Piece) -> Running | None:
+        """None if the job has failed, or will in `drop`. Other ranks may have had room for the piece where this one has
+        not yet: it is never left out, or all later operations of the ranks would be one apart."""
+        while job.error is None:
+            try:
+                return job.run(self._arrays[slot], piece)
+            except Busy:
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._stopped, _ROOM_PATIENCE_S):
+                        return None
+        return None
 
     def _lift(self, step: Step[Job]) -> None:
         job, slot = step.job, step.slot
