@@ -13,6 +13,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "exchange_link.hpp"
 #include "fireflyer/executor.hpp"
@@ -343,8 +344,8 @@ void Exchange::shut_descriptors() {
   for (auto& [rank, peer] : peers_) {
     for (auto& link : peer.links) link->shut();
   }
-  if (wake_fd_ >= 0) ::close(wake_fd_);
-  wake_fd_ = -1;
+  const int waking = std::exchange(wake_fd_, -1);  // forgotten first, as the executor's are
+  if (waking >= 0) ::close(waking);
 }
 
 // Last words are lost where a connection is closed over data that nobody read; so they are seen out first.

@@ -25,8 +25,8 @@ ExchangeLink::ExchangeLink(int rank_, int fd_) : rank(rank_), fd(fd_), local(fal
 ExchangeLink::~ExchangeLink() { shut(); }
 
 void ExchangeLink::shut() {
-  if (fd >= 0) ::close(fd);
-  fd = -1;
+  const int closing = std::exchange(fd, -1);
+  if (closing >= 0) ::close(closing);
 }
 
 void ExchangeLink::push(OutFrame frame) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "current.hpp"
 #include "fireflyer/exchange.hpp"
@@ -210,15 +211,16 @@ void Executor::abandon() {
 }
 
 void Executor::close_descriptors() {
-  const auto shut = [](int fd) {
-    if (fd >= 0) ::close(fd);
+  const auto shut = [](int& fd) {  // forgotten first: the child of a fork while this runs must not close what has that number by then
+    const int closing = std::exchange(fd, -1);
+    if (closing >= 0) ::close(closing);
   };
   shut(config_.window_fd);
   shut(config_.doorbell_fd);
   shut(config_.leader_fd);
-  for (const auto& [rank, fd] : config_.local_fds) shut(fd);
-  for (const auto& connection : config_.connections) shut(connection.fd);
-  for (const auto& neighbour : config_.neighbours) shut(neighbour.arena_fd);
+  for (auto& [rank, fd] : config_.local_fds) shut(fd);
+  for (auto& connection : config_.connections) shut(connection.fd);
+  for (auto& neighbour : config_.neighbours) shut(neighbour.arena_fd);
 }
 
 Stats Executor::stats() {

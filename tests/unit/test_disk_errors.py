@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import socket
 from pathlib import Path
 
 import pytest
+from tests.support.descriptors import only_free
 
 from fireflyer.base.errors import (
     Busy,
@@ -120,14 +120,7 @@ def test_too_many_open_files_says_so(tmp_path: Path) -> None:
         for number in range(64):
             held.append(disk.create(str(tmp_path / str(number))))  # noqa: PERF401
 
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = {int(fd) for fd in os.listdir("/proc/self/fd")}
-    eighth_free = [fd for fd in range(len(used) + 8) if fd not in used][7]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (eighth_free, limits[1]))
-    try:
-        with pytest.raises(Busy, match="ulimit -n"):
-            open_many()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for file in held:
-            file.close()
+    with only_free(7), pytest.raises(Busy, match="ulimit -n"):
+        open_many()
+    for file in held:
+        file.close()

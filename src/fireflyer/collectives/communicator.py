@@ -109,6 +109,7 @@ class Communicator(Formed):
         self._terms = terms
         self._lineage = lineage
         self._suspects: set[int] = set()
+        self._given_up = False
         self._native = Executor(
             rank=rank,
             node_of_rank=list(plan.node_of_rank),
@@ -352,6 +353,8 @@ class Communicator(Formed):
             self._memory.release()
 
     def retire(self) -> None:
+        if self._given_up:  # nothing of it is here any more, but locks that nobody will give back
+            return
         self._exchange.shut()
         self._native.close()
         self._exchange.close()
@@ -369,6 +372,8 @@ class Communicator(Formed):
         self.close()
 
     def _busy(self) -> bool:
+        if self._given_up:
+            return False
         with self._lock:
             return bool(self._held) or self._exchange.busy() or any(not work.done() for work in self._pending)
 
@@ -474,12 +479,14 @@ class Communicator(Formed):
             self._pending.popleft()
 
     def abandon_after_fork(self) -> None:
-        """Called by itself in the child of a fork: gives up the child's copies of the parent's connections."""
+        """Called by itself in the child of a fork: gives up the child's copies of the parent's connections. Another
+        thread of the parent may have been closing this."""
+        _abandoned.append(self._native)  # first: whatever fails below, it is not destroyed
         self._finalizer.detach()
+        self._given_up = True
         self._native.abandon()
         self._exchange.abandon()
         self._memory.release()
-        _abandoned.append(self._native)
 
 
 _DONE: Final = Work(None, "operation", None)
@@ -488,9 +495,10 @@ _abandoned: list[Executor] = []  # their threads do not exist, so they must neve
 
 
 def _after_fork_in_child() -> None:
-    for communicator in list(_open):
-        communicator.abandon_after_fork()
+    found = list(_open)
     _open.clear()
+    for communicator in found:
+        communicator.abandon_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

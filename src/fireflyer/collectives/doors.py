@@ -8,17 +8,20 @@ turned away), and each has `GUEST_TIMEOUT_NS`. Nothing is believed of a guest be
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import select
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from typing import Final, Protocol
 
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
 from fireflyer.identity.handshake import (
     LENGTH_BYTES,
@@ -33,7 +36,7 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 
-__all__ = ["GUEST_TIMEOUT_NS", "MAX_GUESTS", "Door", "Doors"]
+__all__ = ["GUEST_TIMEOUT_NS", "MAX_GUESTS", "Door", "Doors", "listen"]
 
 MAX_GUESTS: Final = 128
 GUEST_TIMEOUT_NS: Final = 10 * SECOND
@@ -47,6 +50,24 @@ class Door(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
     unix: str
+
+
+def listen(host: str, stack: ExitStack, *, backlog: int) -> tuple[socket.socket, socket.socket, Door]:
+    """A Unix socket with a random name and a TCP socket with a free port at `host`, closed with `stack`.
+
+    Raises `UsageError` when `host` is no address of this machine, `Busy` when the process may open no more files."""
+    name = f"fireflyer-{secrets.token_hex(16)}"
+    try:
+        unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+        unix.bind(f"\0{name}")
+        unix.listen(backlog)
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        tcp = stack.enter_context(socket.create_server((host, 0), family=family, backlog=backlog))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise translate_os_error(error, f"listen on host {host!r}") from error
+        raise UsageError(f"cannot listen on host {host!r}: {error}; pass an address of this machine") from error
+    return unix, tcp, Door(host, tcp.getsockname()[1], name)
 
 
 class Admit(Protocol):
@@ -105,7 +126,7 @@ class Doors:
     """The listeners of one rank. `publish`, then (when the group has met) `open`, then `dial`; `close` at the end."""
 
     def __init__(self, *, rank: int, world_size: int, host: str, secret: Secret, prefix: str) -> None:
-        """Raises `UsageError` when `host` is no address of this machine."""
+        """Raises as `listen` does."""
         self._rank = rank
         self._world_size = world_size
         self._secret = secret
@@ -115,21 +136,15 @@ class Doors:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._hearing = threading.Lock()
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        unix = f"fireflyer-{secrets.token_hex(16)}"
-        self._unix = socket.socket(socket.AF_UNIX)
-        try:
-            self._unix.bind(f"\0{unix}")
-            self._unix.listen(_BACKLOG)
-            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-            self._tcp = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            self._unix.close()
-            os.close(self._alarm)
-            raise UsageError(f"cannot listen on host {host!r}: {error}; pass an address of this machine") from error
+        with ExitStack() as undo:
+            self._unix, self._tcp, self.own = listen(host, undo, backlog=_BACKLOG)
+            try:
+                self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            except OSError as error:
+                raise translate_os_error(error, f"open the door of rank {rank}") from error
+            undo.pop_all()
         self._unix.setblocking(False)
         self._tcp.setblocking(False)
-        self.own = Door(host, self._tcp.getsockname()[1], unix)
 
     def publish(self, store: Store) -> None:
         """To be called before the group meets."""
@@ -189,14 +204,18 @@ class Doors:
         self.abandon()
 
     def abandon(self) -> None:
-        """Gives up this process's descriptors; in the child of a fork, where the thread does not exist."""
+        """Gives up this process's descriptors; in the child of a fork, where the thread does not exist. Idempotent, and
+        may find them closed half: the parent may have been closing them when it forked."""
         self._closing = True
         for guest in self._guests.values():
             guest.sock.close()
         self._guests.clear()
         self._unix.close()
         self._tcp.close()
-        os.close(self._alarm)
+        # forgotten first: a number that was closed may be somebody else's by now
+        alarm, self._alarm = self._alarm, -1
+        if alarm >= 0:
+            os.close(alarm)
 
     @property
     def _purpose(self) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -25,8 +24,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives import residence
+from fireflyer.collectives.doors import Door, listen
 from fireflyer.collectives.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.programs import CONTROL, Link, links
 from fireflyer.collectives.reception import Reception
@@ -43,6 +44,7 @@ __all__ = ["Absent", "Equipment", "Member", "Planner", "Roster", "meet"]
 
 logger = logging.getLogger(__name__)
 _ROSTER_GRACE_NS: Final = 5 * SECOND
+_BACKLOG: Final = 64
 
 
 Planner = Callable[[tuple[int, ...], tuple[str, ...]], Plan]
@@ -75,14 +77,6 @@ class Roster(msgspec.Struct, frozen=True):
     choice: Choice = Choice()
 
 
-class _Doors(msgspec.Struct, frozen=True):
-    """Where a leader listens."""
-
-    host: str
-    port: int
-    unix: str
-
-
 class Equipment(NamedTuple):
     """What the native executor needs."""
 
@@ -102,15 +96,30 @@ class Equipment(NamedTuple):
     fabric: Fabric | None = None
 
     def duplicate(self) -> Equipment:
-        """The same with descriptors of its own, for native code to own and close."""
-        return self._replace(
-            window_fd=os.dup(self.window_fd),
-            doorbell_fd=os.dup(self.doorbell_fd),
-            leader_fd=os.dup(self.leader_fd) if self.leader_fd >= 0 else -1,
-            local_fds=tuple((rank, os.dup(fd)) for rank, fd in self.local_fds),
-            connections=tuple((c, node, n, os.dup(fd) if fd >= 0 else -1) for c, node, n, fd in self.connections),
-            neighbours=tuple(one._replace(arena_fd=os.dup(one.arena_fd)) for one in self.neighbours),
-        )
+        """The same with descriptors of its own, for native code to own and close. Raises `Busy` where the process may
+        not have as many; then it has none of them."""
+        with ExitStack() as undo:
+
+            def own(fd: int) -> int:
+                if fd < 0:
+                    return -1
+                copy = os.dup(fd)
+                undo.callback(os.close, copy)
+                return copy
+
+            try:
+                copies = self._replace(
+                    window_fd=own(self.window_fd),
+                    doorbell_fd=own(self.doorbell_fd),
+                    leader_fd=own(self.leader_fd),
+                    local_fds=tuple((rank, own(fd)) for rank, fd in self.local_fds),
+                    connections=tuple((c, node, n, own(fd)) for c, node, n, fd in self.connections),
+                    neighbours=tuple(one._replace(arena_fd=own(one.arena_fd)) for one in self.neighbours),
+                )
+            except OSError as error:
+                raise translate_os_error(error, f"keep the connections of {len(self.labels)} ranks open") from error
+            undo.pop_all()
+            return copies
 
 
 class _Meeting:
@@ -198,7 +207,7 @@ class _Meeting:
         return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], residence.neighbours(everybody, open_)
 
     def join_window(
-        self, doors: _Doors, leader: int, ranks: int, own: Resident, stack: ExitStack
+        self, doors: Door, leader: int, ranks: int, own: Resident, stack: ExitStack
     ) -> tuple[int, int, int, list[Neighbour]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
@@ -268,9 +277,9 @@ class _Meeting:
             raise
         return sock
 
-    def doors(self, node: int, leader: int) -> _Doors:
+    def doors(self, node: int, leader: int) -> Door:
         try:
-            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=_Doors)
+            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=Door)
         except Timeout:
             raise Timeout(
                 f"rank {leader}, which leads node {node}, did not say where it listens; see its log"
@@ -324,12 +333,12 @@ def meet(
     if roster.choice.transport != "ucx" or plan.nodes == 1:
         fabric = None
     window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
-    stack.callback(_close_fd, window_fd)
+    stack.callback(os.close, window_fd)
     spread_window(window_fd, machine)
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    stack.callback(_close_fd, doorbell_fd)
+    stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, doors = _open_doors(host, listening)
+        unix, tcp, doors = listen(host, listening, backlog=_BACKLOG)
         inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
@@ -377,22 +386,5 @@ def _name(link: Link, node: int) -> str:
     return f"node {node} link {link.channel}.{link.socket}"
 
 
-def _open_doors(host: str, stack: ExitStack) -> tuple[socket.socket, socket.socket, _Doors]:
-    unix = stack.enter_context(socket.socket(socket.AF_UNIX))
-    name = f"fireflyer-{secrets.token_hex(16)}"
-    unix.bind(f"\0{name}")
-    unix.listen(64)
-    try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        tcp = stack.enter_context(socket.create_server((host, 0), family=family, backlog=64))
-    except OSError as error:
-        raise UsageError(f"cannot listen on host {host!r}: {error}; pass an address of this machine") from error
-    return unix, tcp, _Doors(host, tcp.getsockname()[1], name)
-
-
 def _missing(wanted: tuple[int, ...], found: dict[int, socket.socket]) -> str:
     return "rank " + ", ".join(str(rank) for rank in wanted if rank not in found)
-
-
-def _close_fd(fd: int) -> None:
-    os.close(fd)

@@ -1,0 +1,135 @@
+"""Descriptors of a group: none is left where there are too few, and none is closed twice where a process forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.support.descriptors import only_free, open_descriptors
+from tests.support.thread_ranks import together
+
+from fireflyer.base.errors import Busy
+from fireflyer.collectives import Communicator, communicator, make_plan
+from fireflyer.collectives.doors import Doors
+from fireflyer.collectives.exchange import RankExchange
+from fireflyer.collectives.meeting import Equipment
+from fireflyer.collectives.residence import Neighbour
+from fireflyer.identity.secrets import new_secret
+
+MANY = 64
+
+
+@contextmanager
+def one_descriptor() -> Iterator[int]:
+    fd = os.eventfd(0, os.EFD_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def equipment(fd: int) -> Equipment:
+    """What the leader of one of two nodes has, where each descriptor is `fd`: seven of them."""
+    plan = make_plan([0, 0, 1])
+    names = ("rank 0", "rank 1", "rank 2")
+    connections = ((0, 1, 0, fd), (1, 1, 0, fd), (2, 1, 0, -1))
+    return Equipment(plan, names, names, fd, fd, -1, ((1, fd),), connections, (Neighbour(0, fd, ""),) * 2)
+
+
+def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
+    with one_descriptor() as fd:
+        before = open_descriptors()
+        for free in range(7):
+            with only_free(free), pytest.raises(Busy, match="ulimit -n") as caught:
+                equipment(fd).duplicate()
+            assert "\n" not in str(caught.value)
+            assert open_descriptors() == before
+        with only_free(7):
+            copies = equipment(fd).duplicate()
+        mine = [copies.window_fd, copies.doorbell_fd, *(fd for _, fd in copies.local_fds)]
+        mine += [fd for _, _, _, fd in copies.connections if fd >= 0] + [one.arena_fd for one in copies.neighbours]
+        assert open_descriptors() == before | set(mine)
+        assert len(set(mine)) == 7
+        assert copies.leader_fd == copies.connections[2][3] == -1
+        for copy in mine:
+            os.close(copy)
+
+
+@pytest.mark.parametrize("free", [0, 1, 2])
+def test_doors_that_cannot_be_made_leave_nothing_open(free: int) -> None:
+    before = open_descriptors()
+    with only_free(free), pytest.raises(Busy, match="ulimit -n"):
+        Doors(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
+    assert open_descriptors() == before
+
+
+def test_doors_that_are_closed_own_no_number_any_more() -> None:
+    doors = Doors(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
+    doors.close()
+    others = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(MANY)]
+    doors.abandon()
+    for fd in others:
+        os.close(fd)
+
+
+def test_a_fork_while_a_group_is_being_closed_closes_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has closed its descriptors, and is still known as open: the parent has other files of these numbers."""
+    statuses: list[int] = []
+    leave = RankExchange.close
+
+    def fork_in_between(self: RankExchange) -> None:
+        leave(self)
+        if self.rank != 0:
+            return
+        others = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(MANY)]
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_complaints_of_child(others))
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        for fd in others:
+            os.close(fd)
+
+    monkeypatch.setattr(RankExchange, "close", fork_in_between)
+    together([0, 0, 1], lambda comm: None)
+    assert statuses == [0]
+
+
+def _complaints_of_child(others: list[int]) -> int:
+    """How many of the descriptors are not open, or 200 if a communicator would be destroyed here."""
+    if not communicator._abandoned:
+        return 200
+    missing = 0
+    for fd in others:
+        try:
+            os.fstat(fd)
+        except OSError:
+            missing += 1
+    return missing
+
+
+def test_the_child_of_a_fork_may_close_what_it_cannot_use() -> None:
+    """... also where another thread was busy with it: locks of the parent's threads are never given back."""
+    statuses: list[int] = []
+    done = threading.Event()
+
+    def body(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            assert done.wait(30)
+            return
+        with comm._lock:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)  # the end of one that waits
+                comm.__exit__(KeyError, KeyError(), None)
+                comm.close()
+                os._exit(0)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        done.set()
+
+    assert together([0, 0], body) == [None, None]
+    assert statuses == [0]
