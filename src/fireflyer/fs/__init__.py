@@ -1,0 +1,1 @@
+"""3FS: a strongly consistent, replicated chunk store, and the file system on it."""

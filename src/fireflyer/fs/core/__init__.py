@@ -1,0 +1,1 @@
+"""The decisions of the chunk store: who may do what until when, and what a replica does with an update. Pure."""
