@@ -70,7 +70,8 @@ with Communicator.from_environment(env) as comm:
     x = np.random.default_rng(env.rank).standard_normal(300_000).astype(np.float32)
     comm.allreduce(x)
     sums = x.view(np.uint32).astype(np.uint64).sum()
-    print(json.dumps({"plan": msgspec.to_builtins(comm.plan), "sums": int(sums)}), flush=True)
+    said = {"plan": msgspec.to_builtins(comm.plan), "sums": int(sums), "asked": comm._terms.transport}
+    print(json.dumps(said), flush=True)
     comm.barrier()
 if env.attempt == 0 and env.rank == 0:
     sys.exit(7)
@@ -88,11 +89,13 @@ def test_a_restart_sums_alike_by_the_plan_that_the_job_keeps(tmp_path: Path, tun
         devices="cpu",
         topology=msgspec.json.encode(Declaration(zones=(0, 0, 1), algorithms=("ring",), window=8)),
         tune=tune,
+        transport="auto",
     )
     job = run(spec)
     assert (job.result.exit_code, job.result.attempts) == (0, 2)
     said = [json.loads(text) for rank in range(3) for text in job.texts(rank)]
     assert len(said) == 6
+    assert said[0]["asked"] == "auto"
     assert all(each == said[0] for each in said)
     plan = msgspec.convert(said[0]["plan"], Plan)
     assert plan.window == 8

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.launch import TRANSPORTS, RankEnvironment
 
 
 @given(nodes=st.integers(1, 5), per_node=st.integers(1, 8), data=st.data())
@@ -25,6 +25,7 @@ def test_what_the_launcher_writes_the_rank_reads(nodes: int, per_node: int, data
         max_restarts=9,
         job="j",
         control=data.draw(st.none() | st.just("127.0.0.1:1")),
+        transport=data.draw(st.none() | st.sampled_from(TRANSPORTS)),
     )
     assert RankEnvironment.from_mapping(env.to_mapping()) == env
 
@@ -42,6 +43,11 @@ def test_plain_torchrun_gives_the_number_of_nodes_by_division() -> None:
 def test_a_variable_that_is_not_a_number_is_named() -> None:
     with pytest.raises(UsageError, match="RANK='two' is not an integer"):
         RankEnvironment.from_mapping({"RANK": "two"})
+
+
+def test_a_transport_that_is_not_known_is_named() -> None:
+    with pytest.raises(UsageError, match="FF_TRANSPORT='rdma' is not known; use one of tcp, ucx, auto"):
+        RankEnvironment.from_mapping({"FF_TRANSPORT": "rdma"})
 
 
 def test_a_rank_outside_the_world_is_refused() -> None:

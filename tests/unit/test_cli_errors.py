@@ -50,6 +50,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (["run", "--nodes", "0", "train.py"], "'--nodes': 0 is not in the range"),
         (["run", "--nodes"], "Option '--nodes' requires an argument"),
         (["run", "--devices", "tpu", "train.py"], "'tpu' is not one of"),
+        (["run", "--transport", "rdma", "train.py"], "'rdma' is not one of 'tcp', 'ucx', 'auto'"),
         (["run", "--master-port", "70000", "train.py"], "70000 is not in the range"),
         (["run", "trian.py"], "script 'trian.py' does not exist; did you mean 'train.py'?"),
         (["run", "no/such/file.py"], "give the path of a Python file, -m for a module, --no-python for a program"),

@@ -6,15 +6,18 @@ import os
 import socket
 import struct
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.thread_ranks import together
+from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub lists what is public by other means
 
 from fireflyer.base.errors import Unreachable, UsageError
-from fireflyer.collectives import Communicator, make_plan
+from fireflyer.base.launch import RankEnvironment
+from fireflyer.collectives import Communicator, make_plan, torch_join
 from fireflyer.collectives.flight import decode_dump, find_dumps
 from fireflyer.collectives.transports import Choice, Offer, choose, introduce, make_offer
 from fireflyer.native import Fabric, ucx_module
@@ -163,6 +166,54 @@ def test_the_group_that_follows_keeps_the_transport(over_tcp: None) -> None:
             return following.transport, float(array[-1])
 
     assert together([0, 1], body, store=store, transport="ucx") == [("ucx", 2.0), ("ucx", 2.0)]
+
+
+def asked_for(env: RankEnvironment, **options: Any) -> str:
+    """What a group alone in the world uses, or the first words of the reason why it cannot."""
+    try:
+        with Communicator.from_environment(env, **options) as comm:
+            return comm.transport
+    except UsageError as error:
+        return str(error)
+
+
+def test_the_launcher_says_what_is_used_where_the_program_does_not() -> None:
+    env = RankEnvironment(transport="ucx")
+    assert asked_for(env) == "ucx" or "cannot use transport 'ucx'" in asked_for(env)
+    assert asked_for(env, transport="tcp") == asked_for(RankEnvironment()) == "tcp"
+    assert "transport '' is not known" in asked_for(env, transport="")
+
+
+@pytest.mark.parametrize(
+    ("options", "inherited", "variable", "expected"),
+    [
+        (None, None, None, "tcp"),
+        (None, None, "auto", "auto"),
+        (None, "tcp", "auto", "tcp"),
+        ("auto", "tcp", "ucx", "auto"),
+    ],
+)
+def test_a_group_of_torch_asks_for_what_its_options_its_world_or_the_launcher_say(
+    options: str | None, inherited: str | None, variable: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("FF_TRANSPORT", variable)
+    joined = torch_join.join(
+        HashStore(),
+        rank=0,
+        world_size=1,
+        name="alone",
+        timeout=timedelta(seconds=30),
+        options=torch_join.HfreduceOptions(transport=options),
+        transport=inherited,
+    )
+    joined.communicator.close()
+    assert (joined.transport, joined.communicator._terms.transport) == (expected, expected)
+
+
+def test_options_of_a_torch_group_refuse_an_unknown_transport() -> None:
+    with pytest.raises(UsageError, match="transport 'rdma' is not known; use one of tcp, ucx, auto"):
+        torch_join.HfreduceOptions(transport="rdma")
 
 
 @needs_ucx

@@ -11,7 +11,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DUMPS_NAME", "PLANS_NAME", "TOPOLOGY_NAME", "RankEnvironment"]
+__all__ = ["DUMPS_NAME", "PLANS_NAME", "TOPOLOGY_NAME", "TRANSPORTS", "RankEnvironment"]
 
 DUMPS_NAME = "flight"
 """The directory of dumps in the directory of a run."""
@@ -19,6 +19,8 @@ TOPOLOGY_NAME = "topology.json"
 """What was declared about the network, there."""
 PLANS_NAME = "collectives"
 """The directory of plans that groups of the job keep, there."""
+TRANSPORTS = ("tcp", "ucx", "auto")
+"""What collectives may be asked to use between nodes, see `fireflyer.collectives.transports`."""
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Measure the network before the first plan is made (FF_TUNE=1)."""
     pin: bool = True
     """Keep native threads near their memory, where there are several memory nodes (FF_PIN=0: do not)."""
+    transport: str | None = None
+    """What collectives use between nodes, one of `TRANSPORTS` (FF_TRANSPORT). None: nothing is asked for."""
 
     @property
     def dump_dir(self) -> str | None:
@@ -72,6 +76,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_RUN_DIR": self.run_dir,
             "FF_TUNE": "1" if self.tune else None,
             "FF_PIN": None if self.pin else "0",
+            "FF_TRANSPORT": self.transport,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -94,6 +99,11 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(f"environment variable {name}={text!r} is neither 0 nor 1")
             return text == "1"
 
+        transport = environ.get("FF_TRANSPORT")
+        if transport is not None and transport not in TRANSPORTS:
+            raise UsageError(
+                f"environment variable FF_TRANSPORT={transport!r} is not known; use one of {', '.join(TRANSPORTS)}"
+            )
         world_size = integer("WORLD_SIZE", 1)
         local_world_size = integer("LOCAL_WORLD_SIZE", world_size)
         env = cls(
@@ -113,6 +123,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             run_dir=environ.get("FF_RUN_DIR"),
             tune=switch("FF_TUNE", False),
             pin=switch("FF_PIN", True),
+            transport=transport,
         )
         if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:
             raise UsageError(

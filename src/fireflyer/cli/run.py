@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.base.launch import DUMPS_NAME
+from fireflyer.base.launch import DUMPS_NAME, TRANSPORTS
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.topology_file import topology_json
 
@@ -127,6 +127,12 @@ def _default_run_dir(name: str) -> str:
 )
 @click.option("--tune", is_flag=True, help="Let the ranks measure the network first; restarts use what was measured.")
 @click.option(
+    "--transport",
+    type=click.Choice(TRANSPORTS),
+    help="What collectives use between nodes; ucx: RDMA, see docs/how-to/ucx.md; auto: ucx where every machine has an "
+    "RDMA device.  [default: FF_TRANSPORT, else tcp]",
+)
+@click.option(
     "--inject",
     metavar="FAULT",
     multiple=True,
@@ -150,6 +156,7 @@ def command(
     no_python: bool,
     topology: str | None,
     tune: bool,
+    transport: Literal["tcp", "ucx", "auto"] | None,
     inject: tuple[str, ...],
     quiet: bool,
     script: str,
@@ -185,6 +192,7 @@ def command(
         devices=devices,
         topology=b"" if topology is None else topology_json(topology, nodes=nodes),
         tune=tune,
+        transport=transport,
         inject=tuple(parse_fault(text) for text in inject),
     )
     return _run(spec, quiet=quiet)

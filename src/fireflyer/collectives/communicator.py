@@ -164,15 +164,15 @@ class Communicator(Formed):
         host: str | None = None,
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
-        transport: str = "tcp",
+        transport: str | None = None,
         dump_dir: str | None = None,
     ) -> Communicator:
         """The group of all ranks of a job started by `ff run`; of this process alone when started by hand.
 
         `plan` None: that of an earlier attempt of the run, or a new one, for the network that `ff run --topology` has
-        declared or `ff run --tune` lets the ranks measure (see `job`). `host`
-        defaults to the address from which this machine reaches the launcher, `dump_dir` to `flight` in the directory of
-        the run. Raises as `create` does.
+        declared or `ff run --tune` lets the ranks measure (see `job`). `host` defaults to the address from which this
+        machine reaches the launcher, `transport` to what `ff run --transport` or FF_TRANSPORT says, "tcp" where nothing
+        does, `dump_dir` to `flight` in the directory of the run. Raises as `create` does.
         """
         from fireflyer.collectives.job import JobPlans, tuned  # tuning needs communicators itself
 
@@ -195,7 +195,7 @@ class Communicator(Formed):
                 host=host or ("127.0.0.1" if env.control is None else _own_address(env.control)),
                 timeout_ns=timeout_ns,
                 join_timeout_ns=join_timeout_ns,
-                transport=transport,
+                transport=(env.transport or "tcp") if transport is None else transport,
                 dump_dir=env.dump_dir if dump_dir is None else dump_dir,
                 pin=env.pin,
                 planner=plans.plan,

@@ -298,6 +298,7 @@ def _create(backend: Any, options: Any) -> HfreduceGroup:
         raise UsageError(f"pg_options is a {type(options).__name__}; the hfreduce backend takes HfreduceOptions")
     world = dist.group.WORLD
     ranks = list(backend.global_ranks_in_group)
+    whole = world.joined if isinstance(world, HfreduceGroup) and ranks else None
     joined = join(
         backend.store,
         rank=backend.group_rank,
@@ -305,7 +306,8 @@ def _create(backend: Any, options: Any) -> HfreduceGroup:
         name=f"torch-{backend.group_id}",
         timeout=backend.timeout,
         options=options or HfreduceOptions(),
-        places=world.joined.places.part(ranks) if isinstance(world, HfreduceGroup) and ranks else None,
+        places=None if whole is None else whole.places.part(ranks),
+        transport=None if whole is None else whole.transport,
     )
     return HfreduceGroup(joined)
 

@@ -20,6 +20,7 @@ from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import pair_on_cuda
 from fireflyer.collectives.torch_store import C10dStore, Places, agree_on_places, own_address
+from fireflyer.collectives.transports import check_transport
 from fireflyer.runtime.environment import read_environment
 
 __all__ = ["HfreduceOptions", "Joined", "communicator_of", "join"]
@@ -34,6 +35,8 @@ class HfreduceOptions:
     `node`: the node of this rank (default GROUP_RANK, and always the machine on which it runs). `host`: the address at
     which other nodes reach this one (default: that from which it reaches MASTER_ADDR). `plan` fixes the order of sums
     (default: what the job keeps, see `job`; for a part of its ranks a new one).
+    `transport` carries the operations between nodes: "tcp", "ucx" or "auto", the same on all ranks (default: that of
+    the world for a part of it, else `ff run --transport` or FF_TRANSPORT, else "tcp"; see docs/how-to/ucx.md).
     `nvlink_pairs`: pairs of ranks whose GPUs are bridged; all ranks, the same everywhere. Each rank's GPU is then its
     current CUDA device when the group is made.
     """
@@ -44,8 +47,13 @@ class HfreduceOptions:
         node: int | None = None,
         host: str | None = None,
         plan: Plan | None = None,
+        transport: str | None = None,
         nvlink_pairs: Sequence[tuple[int, int]] = (),
     ) -> None:
+        """Raises `UsageError` where there is no such transport."""
+        if transport is not None:
+            check_transport(transport)
+        self.transport = transport
         self.nvlink_pairs = tuple(nvlink_pairs)
         self.node = node
         self.host = host
@@ -55,6 +63,8 @@ class HfreduceOptions:
 class Joined(NamedTuple):
     communicator: Communicator
     places: Places
+    transport: str
+    """As it was asked for; parts of the group ask for the same."""
 
 
 def join(
@@ -66,13 +76,16 @@ def join(
     timeout: timedelta,
     options: HfreduceOptions,
     places: Places | None = None,
+    transport: str | None = None,
 ) -> Joined:
-    """Collective over the ranks of `store`. `places`: what a larger group, of which this is a part, agreed on."""
+    """Collective over the ranks of `store`. `places`: what a larger group, of which this is a part, agreed on.
+    `transport`: what that asked for."""
     env = read_environment()
     ours = C10dStore(store)
     timeout_ns = max(MS, int(timeout / timedelta(microseconds=1)) * _MICROSECOND_NS)
     if places is None:
         places = agree_on_places(ours, env, rank=rank, world_size=world_size, node=options.node, timeout_ns=timeout_ns)
+    asked = options.transport or transport or env.transport or "tcp"
     create = partial(
         Communicator.create,
         store=ours,
@@ -82,6 +95,7 @@ def join(
         timeout_ns=timeout_ns,
         join_timeout_ns=timeout_ns,
         pin=env.pin,
+        transport=asked,
     )
     whole = world_size == env.world_size  # what was declared for the job fits no part of it
     communicator = create(
@@ -94,7 +108,7 @@ def join(
     )
     if options.nvlink_pairs:
         pair_on_cuda(DeviceCommunicator.of(communicator), options.nvlink_pairs, create)
-    return Joined(communicator, places)
+    return Joined(communicator, places, asked)
 
 
 def communicator_of(

@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fireflyer.base.errors import Unreachable, UsageError
+from fireflyer.base.launch import TRANSPORTS
 from fireflyer.native import Fabric, ucx_module
 
-__all__ = ["TRANSPORTS", "Choice", "Offer", "Prepared", "choose", "introduce", "make_offer"]
+__all__ = ["TRANSPORTS", "Choice", "Offer", "Prepared", "check_transport", "choose", "introduce", "make_offer"]
 
-TRANSPORTS: Final = ("tcp", "ucx", "auto")
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 KEY_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
@@ -66,10 +66,15 @@ class Prepared(NamedTuple):
     fabric: Fabric | None
 
 
-def make_offer(transport: str, *, module_path: str | None = None, devices: str = _RDMA_DEVICES) -> Prepared:
-    """Loads UCX unless `transport` is "tcp". Raises `UsageError` where there is no such transport."""
+def check_transport(transport: str) -> None:
+    """Raises `UsageError` where there is none of this name."""
     if transport not in TRANSPORTS:
         raise UsageError(f"transport {transport!r} is not known; use one of {', '.join(TRANSPORTS)}")
+
+
+def make_offer(transport: str, *, module_path: str | None = None, devices: str = _RDMA_DEVICES) -> Prepared:
+    """Loads UCX unless `transport` is "tcp". Raises `UsageError` where there is no such transport."""
+    check_transport(transport)
     if transport == "tcp":
         return Prepared(Offer(), None)
     path = ucx_module() if module_path is None else module_path

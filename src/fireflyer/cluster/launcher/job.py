@@ -255,6 +255,7 @@ class Job:
             secret_file=self._secret_file,
             run_dir=os.path.abspath(spec.run_dir),
             tune=spec.tune,
+            transport=spec.transport,
         )
         return {**self._defaults(), **spec.env, **env.to_mapping()}
 

@@ -104,6 +104,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What was declared about the network, as JSON, for the ranks' collectives; empty: nothing."""
     tune: bool = False
     """The ranks measure the network before they plan their collectives."""
+    transport: Literal["tcp", "ucx", "auto"] | None = None
+    """What their collectives use between nodes. None: what the environment says, else TCP."""
     inject: tuple[Fault, ...] = ()
     timeouts: Timeouts = Timeouts()
 
