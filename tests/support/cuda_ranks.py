@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from tests.support.torch_training import MODELS
+from tests.support.torch_values import NUMBERS, scattered
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -31,16 +32,6 @@ from fireflyer.collectives.torch_join import communicator_of
 from fireflyer.training import DistributedDataParallel as OurDdp
 
 SIZES = (0, 1, 1000, 3_000_017)
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-]
 OPS = {
     "sum": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
@@ -63,12 +54,12 @@ def world() -> HfreduceGroup:
 
 
 def values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return (((torch.arange(count) + 977 * seed) * 2654435761 >> 13) % 2 + 1).to(dtype)
+    return scattered(count, dtype, seed, least=1, most=2)
 
 
 def reductions(params: dict[str, Any]) -> None:
     """Every type, operation and size, beside the same group in host memory."""
-    for dtype in DTYPES:
+    for dtype in NUMBERS:
         for name, op in OPS.items():
             if name == "mean" and not dtype.is_floating_point:
                 continue

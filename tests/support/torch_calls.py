@@ -12,22 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.support.torch_values import NUMBERS
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 __all__ = ["COLLECTIVES", "EXCHANGES", "SCENARIOS"]
 
-NUMBERS = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 ANY = [*NUMBERS, torch.bool, torch.complex64]
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7,), (3, 5), (2, 3, 4), (40_001,)]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.thread_device import ThreadCopies
 from tests.support.thread_ranks import together
+from tests.support.torch_values import scattered
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB
@@ -64,8 +65,7 @@ def raised(results: list[Any]) -> None:
 
 
 def values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """1 or 2, and no two pieces are alike."""
-    return (((torch.arange(count) + 977 * seed) * 2654435761 >> 13) % 2 + 1).to(dtype)
+    return scattered(count, dtype, seed, least=1, most=2)
 
 
 @given(elements=st.integers(0, 5000), place=st.integers(1, 700))

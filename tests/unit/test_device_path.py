@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.thread_device import Stream, ThreadCopies
 from tests.support.thread_ranks import together
+from tests.support.torch_values import NUMBERS, scattered
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, PeerFailed, UsageError
 from fireflyer.base.units import MIB, SECOND
@@ -23,16 +24,6 @@ from fireflyer.collectives import Communicator, device_engine, pieces, torch_cud
 from fireflyer.collectives.device_engine import DeviceEngine
 from fireflyer.collectives.torch_devices import DeviceCommunicator, reaching
 
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 ARENA_BYTES = 64 * MIB
 
@@ -70,8 +61,7 @@ def ranks(
 
 
 def values(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """From 0 to 3, and no two pieces are alike."""
-    return (((torch.arange(count) + 977 * seed) * 2654435761 >> 13) % 4).to(torch.float32).to(dtype)
+    return scattered(count, dtype, seed, least=0, most=3)
 
 
 def total(count: int, dtype: torch.dtype, world: int) -> torch.Tensor:
@@ -83,7 +73,7 @@ def test_every_operation_gives_what_it_gives_in_host_memory(nodes: list[int]) ->
     world = len(nodes)
 
     def body(comm: DeviceCommunicator) -> None:
-        for dtype in [*DTYPES, *FLOAT8]:
+        for dtype in [*NUMBERS, *FLOAT8]:
             for count in (0, 5001):
                 mine, expected = values(count, dtype, comm.rank), total(count, dtype, world)
                 out = torch.zeros_like(mine)
@@ -381,6 +371,17 @@ def telling_of(kind: type[BaseException], happened: threading.Event, call: Calla
             raise
 
     return telling
+
+
+def test_what_cannot_be_started_gives_its_memory_back() -> None:
+    def body(comm: DeviceCommunicator) -> int:
+        for _ in range(3):
+            with pytest.raises(UsageError, match="cannot send to or from itself"):
+                comm.send(torch.ones(100), to=comm.rank)
+        copies: Any = comm.place(torch.device("cpu"))
+        return len(copies.pinned)
+
+    assert ranks([0, 0], body) == [1, 1]
 
 
 def test_calls_that_differ_raise_on_all_ranks() -> None:

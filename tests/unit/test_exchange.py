@@ -21,6 +21,7 @@ from fireflyer.collectives.exchange import RankExchange
 
 LAYOUTS = [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0], [0, 1, 2], [0, 0, 0, 1]]
 SIZES = [0, 1, 1000, 16_383, 16_384, 70_000, 600_000]  # of float32: short, the border at 64 KiB, several segments
+pairs = pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
 layouts = pytest.mark.parametrize("nodes", LAYOUTS, ids=lambda nodes: "".join(map(str, nodes)))
 
 
@@ -222,7 +223,7 @@ UNLIKE: dict[str, tuple[Callable[[Communicator], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("what", UNLIKE)
-@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+@pairs
 def test_unlike_calls_are_told_to_both_ranks_with_both_calls(nodes: list[int], what: str) -> None:
     call, words = UNLIKE[what]
 
@@ -266,7 +267,7 @@ def test_a_message_that_nobody_waits_for_may_take_longer_than_the_timeout() -> N
     assert together([0, 0], body, timeout_ns=300 * MS) == [1, 0]
 
 
-@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+@pairs
 def test_a_message_and_a_sum_that_wait_for_each_other_are_told_as_a_deadlock(nodes: list[int]) -> None:
     def body(comm: Communicator) -> None:
         if comm.rank == 0:
@@ -293,7 +294,7 @@ def test_abort_ends_messages_too(nodes: list[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
+@pairs
 def test_more_than_two_gigabytes(nodes: list[int]) -> None:
     size = 2**31 + 4099
 
@@ -310,7 +311,8 @@ def test_more_than_two_gigabytes(nodes: list[int]) -> None:
     assert together(nodes, body, timeout_ns=60 * SECOND) == [None, None]
 
 
-def test_a_short_message_outlives_the_communicator_that_sent_it() -> None:
+def received_when_the_sender_had_closed(nodes: list[int]) -> float:
+    """The sum of a message of 10 000 ones."""
     closed = threading.Event()
 
     def body(comm: Communicator) -> float:
@@ -324,13 +326,21 @@ def test_a_short_message_outlives_the_communicator_that_sent_it() -> None:
             comm.recv(got, source=0)
         return float(got.sum())
 
-    assert together([0, 0], body) == [0, 10_000]
-    closed.clear()
-    assert together([0, 1], body) == [0, 10_000]
+    _, total = together(nodes, body)
+    assert isinstance(total, float), total
+    return total
 
 
-def test_a_message_of_a_rank_that_came_and_left_before_it_was_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed, refused = threading.Event(), threading.Event()
+@pairs
+def test_a_short_message_outlives_the_communicator_that_sent_it(nodes: list[int]) -> None:
+    assert received_when_the_sender_had_closed(nodes) == 10_000
+
+
+@pairs
+def test_a_message_of_a_rank_that_came_and_left_before_it_was_let_in(
+    nodes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
     admit, dial = RankExchange.admit, Doors.dial
 
     def admit_late(self: RankExchange, rank: int, fd: int) -> None:
@@ -346,22 +356,7 @@ def test_a_message_of_a_rank_that_came_and_left_before_it_was_let_in(monkeypatch
 
     monkeypatch.setattr(RankExchange, "admit", admit_late)
     monkeypatch.setattr(Doors, "dial", dial_in_vain)
-
-    def body(comm: Communicator) -> float:
-        got = np.zeros(10_000, "f4")
-        if comm.rank == 0:
-            comm.send(np.ones(10_000, "f4"), to=1)
-            comm.close()
-            closed.set()
-        else:
-            assert closed.wait(30)
-            comm.recv(got, source=0)
-        return float(got.sum())
-
-    assert together([0, 0], body) == [0, 10_000]
-    closed.clear()
-    refused.clear()
-    assert together([0, 1], body) == [0, 10_000]
+    assert received_when_the_sender_had_closed(nodes) == 10_000
 
 
 def test_nothing_is_left_behind() -> None:

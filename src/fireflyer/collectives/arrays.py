@@ -70,6 +70,12 @@ def carrier_of(dtype: str) -> str:
     return _CARRIERS[dtype]
 
 
+def check_rank(name: str, rank: int, world_size: int) -> None:
+    """Raises `UsageError` unless the argument `name` is a rank of the group."""
+    if not 0 <= rank < world_size:
+        raise UsageError(f"{name} {rank} is not a rank; the group has ranks 0 to {world_size - 1}")
+
+
 def check_apart(one: FlatArray, other: FlatArray) -> None:
     """Raises `UsageError` where the two have memory in common."""
     ends = [flat.address + flat.elements * DTYPES[flat.dtype] for flat in (one, other)]

@@ -12,7 +12,6 @@ Bounds on how long that takes are in docs/design/0002-collectives.md.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import weakref
 from collections import deque
@@ -26,7 +25,7 @@ import numpy.typing as npt
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS
-from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, check_apart, flatten
+from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, check_apart, check_rank, flatten
 from fireflyer.collectives.canonical import CanonicalSums
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
@@ -41,7 +40,7 @@ from fireflyer.collectives.seating import Seat
 from fireflyer.collectives.work import Work
 from fireflyer.identity.secrets import load_secret, new_secret
 from fireflyer.native import Executor
-from fireflyer.runtime.address import Address
+from fireflyer.runtime.address import Address, own_address_towards
 from fireflyer.runtime.store import open_store
 
 __all__ = ["Communicator", "Stats", "Work"]
@@ -232,7 +231,7 @@ class Communicator(Formed):
         async_op: bool = False,
     ) -> Work:
         """As `allreduce`, but only rank `root` receives the result; the arrays of the others stay as they are."""
-        root = self._checked_root(root)
+        check_rank("root", root, self.world_size)
         if root == self.rank:
             source, target = self._pair(array, out, dtype, sums=True)
         else:
@@ -241,7 +240,7 @@ class Communicator(Formed):
 
     def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Work:
         """Replaces `array` by that of rank `root`. Any element type; size and type must be the same on all ranks."""
-        root = self._checked_root(root)
+        check_rank("root", root, self.world_size)
         flat = flatten(array, None, sums=False, writes=root != self.rank)
         return self._submit("broadcast", flat, flat, flat.elements, root=root, async_op=async_op)
 
@@ -383,11 +382,6 @@ class Communicator(Formed):
             work.wait()
         return work
 
-    def _checked_root(self, root: int) -> int:
-        if not 0 <= root < self.world_size:
-            raise UsageError(f"root {root} is not a rank; the group has ranks 0 to {self.world_size - 1}")
-        return root
-
     def _pair(self, array: Any, out: Any, dtype: str | None, *, sums: bool) -> tuple[FlatArray, FlatArray]:
         """Where to read and where to write."""
         if out is None:
@@ -517,12 +511,8 @@ def _give_up(native: Executor, exchange: RankExchange, pending: deque[Work], hel
 
 
 def _own_address(control: str) -> str:
-    """The address of this machine from which packets to `host:port` leave. Sends nothing."""
     address = Address.parse(control)
     try:
-        family, kind, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
+        return own_address_towards(address.host, address.port)
     except OSError as error:
         raise UsageError(f"cannot find the way to the launcher at {control}: {error}; pass host=") from error

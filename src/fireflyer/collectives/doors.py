@@ -23,6 +23,7 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
+from fireflyer.collectives.reception import ACCEPT_PAUSE_S
 from fireflyer.identity.handshake import (
     LENGTH_BYTES,
     NONCE_BYTES,
@@ -249,7 +250,7 @@ class Doors:
         try:
             sock, _ = listener.accept()
         except OSError:  # it has gone again, or there is no descriptor left for it
-            time.sleep(0.001)
+            time.sleep(ACCEPT_PAUSE_S)
             return
         if len(self._guests) >= MAX_GUESTS:
             self._turn_away(next(iter(self._guests)), poll)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
-from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, flatten
+from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
@@ -82,7 +82,7 @@ class RankExchange:
         return self.start("all_to_all", 0, source.dtype, -1, outgoing, incoming, (array, out))
 
     def gather(self, array: Any, root: int, out: Any) -> Flight:
-        self._check_rank("root", root)
+        check_rank("root", root, self.world_size)
         source = flatten(array, None, sums=False, writes=False)
         mine = _part(root, source)
         if root != self.rank:
@@ -92,7 +92,7 @@ class RankExchange:
         return self.start("gather", source.elements, source.dtype, root, [mine], incoming, (array, out))
 
     def scatter(self, out: Any, root: int, array: Any) -> Flight:
-        self._check_rank("root", root)
+        check_rank("root", root, self.world_size)
         target = flatten(out, None, sums=False)
         mine = _part(root, target)
         if root != self.rank:
@@ -155,7 +155,7 @@ class RankExchange:
     # --- what they are made of ---
 
     def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> Flight:
-        self._check_rank("to" if name == "send" else "source", peer)
+        check_rank("to" if name == "send" else "source", peer, self.world_size)
         if peer == self.rank:
             raise UsageError(f"rank {peer} cannot {name} to or from itself; copy the array")
         if not 0 <= tag <= MAX_TAG:
@@ -212,10 +212,6 @@ class RankExchange:
         else:
             reason = f"{error.strerror or error}; has it ended?"
         self._native.fail(culprit, f"rank {rank} cannot be reached by rank {self.rank}: {reason}")
-
-    def _check_rank(self, what: str, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise UsageError(f"{what} {rank} is not a rank; the group has ranks 0 to {self.world_size - 1}")
 
     def _split(self, name: str, array: Any, splits: Sequence[int] | None, argument: str) -> list[int]:
         world, size = self.world_size, _size(array)

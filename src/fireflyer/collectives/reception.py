@@ -19,10 +19,12 @@ from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.sockets import authenticate_server
 
-__all__ = ["Reception"]
+__all__ = ["ACCEPT_PAUSE_S", "Reception"]
 
 HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 MAX_HANDSHAKES: Final = 128
+ACCEPT_PAUSE_S: Final = 0.001
+"""Who knocks and cannot be let in stays at the door, and `poll` returns at once: this keeps a thread from spinning."""
 
 
 class Reception:
@@ -79,7 +81,7 @@ class Reception:
             try:
                 sock, _ = self._listener.accept()
             except OSError:  # it has gone again, or there are no descriptors left
-                time.sleep(0.001)
+                time.sleep(ACCEPT_PAUSE_S)
                 continue
             sock.setblocking(True)
             thread = threading.Thread(target=self._shake_hands, args=(sock,), name="ff-handshake")

@@ -20,6 +20,7 @@ from msgspec import Meta
 from fireflyer.base.errors import Unreachable
 from fireflyer.collectives.seating import MAX_MASK_TEXT
 from fireflyer.native import beacon, sees
+from fireflyer.runtime.sockets import receive_exactly
 
 __all__ = [
     "Neighbour",
@@ -153,21 +154,11 @@ def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> 
         head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, max_fds)
         for fd in fds:
             stack.callback(os.close, fd)
-        while 0 < len(head) < _LENGTH.size:
-            head += _some(sock, _LENGTH.size - len(head))
+        if head:
+            head += receive_exactly(sock, _LENGTH.size - len(head))
         (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
             raise Unreachable(f"{peer} sent {length} bytes about its memory; do all ranks run the same version?")
-        body = b""
-        while len(body) < length:
-            body += _some(sock, length - len(body))
-        return msgspec.json.decode(body, type=list[Beacon]), fds
+        return msgspec.json.decode(receive_exactly(sock, length), type=list[Beacon]), fds
     except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
         raise Unreachable(f"{peer} did not hand over its memory ({error}); see its log") from error
-
-
-def _some(sock: socket.socket, count: int) -> bytes:
-    data = sock.recv(count)
-    if not data:
-        raise EOFError("the connection ended")
-    return data

@@ -30,7 +30,7 @@ class CudaPoint:
 
     def __init__(self, stream: torch.cuda.Stream, *, timed: bool = False) -> None:
         # `blocking`: a host thread that waits sleeps instead of polling
-        self.event = torch.cuda.Event(enable_timing=timed, blocking=True)  # type: ignore[no-untyped-call]
+        self.event = torch.cuda.Event(enable_timing=timed, blocking=True)  # type: ignore[no-untyped-call]  # torch lacks annotations
         self.event.record(stream)
 
     def wait(self) -> None:
@@ -72,7 +72,7 @@ class PinnedMemory:
 
 
 def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch lacks annotations
 
 
 def _unpin(address: int, _array: object, pinned: bool) -> None:
@@ -89,9 +89,9 @@ class CudaCopies:
         self.devices = [self.device]
         self.copies_made: list[TimedCopy] = []
         self._timed = timed
-        self._down = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._up = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._down = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
+        self._up = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
+        self._aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
 
     def here(self) -> Point:
         return self._point(torch.cuda.current_stream(self.device))

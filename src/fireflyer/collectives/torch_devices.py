@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import torch
 
-from fireflyer.base.errors import UsageError
-from fireflyer.collectives.arrays import DTYPES, carrier_of
+from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.collectives.arrays import DTYPES, carrier_of, check_rank
 from fireflyer.collectives.communicator import OPS, Communicator
 from fireflyer.collectives.copies import Copies
 from fireflyer.collectives.device_engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, Job, Running
@@ -106,7 +106,7 @@ class DeviceCommunicator:
         target = array if out is None else out
         _check_alike(array, target)
         name = _check_op(array, dtype, op)
-        self._check_root(root)
+        check_rank("root", root, self.world_size)
 
         def run(slot: Any, piece: Piece) -> Running:
             part = _part(slot, piece.source, name)
@@ -117,7 +117,7 @@ class DeviceCommunicator:
     def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Running:
         if not on_device(array):
             return self._host().broadcast(array, root=root, async_op=async_op)
-        self._check_root(root)
+        check_rank("root", root, self.world_size)
 
         def run(slot: Any, piece: Piece) -> Running:
             return self.communicator.broadcast(_part(slot, piece.source), root=root, async_op=True)
@@ -299,25 +299,26 @@ class DeviceCommunicator:
         async_op: bool,
     ) -> WholeWork:
         """Copies `source` down, starts the operation, and copies up to `target` when somebody waits."""
-        given = source if source is not None else target
-        if not on_device(given) or any(t is not None and t.device != given.device for t in (source, target)):  # type: ignore[union-attr]
+        given = [tensor for tensor in (source, target) if tensor is not None]
+        if not given or any(not on_device(tensor) or tensor.device != given[0].device for tensor in given):
             raise UsageError("the tensors of an operation are on several devices; pass tensors of one")
-        place = self.place(given.device)  # type: ignore[union-attr]
+        place = self.place(given[0].device)
         down = None if source is None else self._blocks.take(bytes_in(source), place)
         up = None if target is None else self._blocks.take(bytes_in(target), place)
         called = place.here()
         if source is not None and down is not None:
             place.guard([source])
             place.down(bytes_of(source), down.tensor, all_of(source), [called]).wait()
-        running = run(None if down is None else down.array, None if up is None else up.array)
+        try:
+            running = run(None if down is None else down.array, None if up is None else up.array)
+        except FireflyerError:  # nothing was started
+            for block in filter(None, (down, up)):
+                self._blocks.give(block, None)
+            raise
         work = WholeWork(running, place, self._blocks, down, up, target, called)
         if not async_op:
             work.wait()
         return work
-
-    def _check_root(self, root: int) -> None:
-        if not 0 <= root < self.world_size:
-            raise UsageError(f"root {root} is not a rank; the group has ranks 0 to {self.world_size - 1}")
 
     def _check_parts(self, whole_name: str, whole: Any, part_name: str, part: Any) -> None:
         if not on_device(whole) or not on_device(part):

@@ -43,7 +43,7 @@ class HfreduceGroup(dist.ProcessGroup):
 
     def __init__(self, joined: Joined) -> None:
         communicator = joined.communicator
-        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]
+        super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the stub lacks it
         self.communicator = communicator
         self.joined = joined
         self._comm = DeviceCommunicator.of(communicator)
@@ -53,19 +53,19 @@ class HfreduceGroup(dist.ProcessGroup):
 
     # --- what torch wants to know ---
 
-    def getBackendName(self) -> str:  # noqa: N802 - the names in C++
+    def getBackendName(self) -> str:  # noqa: N802 - as C++ calls it
         return BACKEND
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:  # noqa: N802 - as C++ calls it
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:  # noqa: N802 - as C++ calls it
         self._name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:  # noqa: N802 - as C++ calls it
         return self._description
 
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802 - as C++ calls it
         self._description = description
 
     @property
@@ -250,7 +250,11 @@ class HfreduceGroup(dist.ProcessGroup):
         calls.add(self._comm.barrier)
         return calls.start(self._completer, [])
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
+    def monitored_barrier(
+        self,
+        timeout: timedelta | None = None,
+        wait_all_ranks: bool = False,  # noqa: ARG002 - torch passes it; here an error names every rank that is missing
+    ) -> None:
         """Every error of every operation names the rank that is missing; this is the barrier with a time limit."""
         opts = dist.BarrierOptions()
         opts.asyncOp = False

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but the stub does not say so
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.communicator import Communicator

@@ -108,7 +108,7 @@ def cuda_outboxes(pair: Communicator, *, device: torch.device, place_bytes: int 
 
 
 def _card_of(tensor: torch.Tensor) -> _Card:
-    _, fields = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    _, fields = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch lacks annotations
     _, _, _, tensor_offset, _, _, device, *rest, needs_event = fields
     handle, storage_bytes, storage_offset_bytes, _, counter, counter_offset, event = rest
     return _Card(
@@ -131,7 +131,7 @@ def _tensor_of(card: _Card) -> torch.Tensor:
         raise UsageError(
             f"the partner's GPU {card.device} is not visible here; let both ranks see both (CUDA_VISIBLE_DEVICES)"
         )
-    tensor: Any = reductions.rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
+    tensor: Any = reductions.rebuild_cuda_tensor(  # type: ignore[no-untyped-call]  # torch lacks annotations
         torch.Tensor,
         torch.Size([card.elements]),
         (1,),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -98,6 +99,11 @@ class _Sum(Outcome):
         self.flat: torch.Tensor | None = flat
         self.op = op
         self.pieces = pieces
+
+    def cut(self, half: Half) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's part of a piece, and the partner's."""
+        assert self.flat is not None  # noqa: S101 - it is there until the job has ended
+        return self.flat[half.begin : half.end], self.flat[half.other_begin : half.other_end]
 
 
 class _Piece(NamedTuple):
@@ -179,7 +185,7 @@ class PairedSums:
     def _reduce_all(self) -> None:
         while (job := self._jobs.get()) is not None:
             for number, half in enumerate(job.pieces):
-                running = self._attempt(job, lambda half=half: self._reduce(job, half))  # type: ignore[misc]
+                running = self._attempt(job, partial(self._reduce, job, half))
                 self._shown.put(_Piece(job, half, number == len(job.pieces) - 1, running))
         self._shown.put(None)
 
@@ -187,7 +193,7 @@ class PairedSums:
         while (piece := self._shown.get()) is not None:
             job, half, running = piece.job, piece.half, piece.running
             if running is not None:
-                self._attempt(job, lambda: self._return(job, half, running))  # noqa: B023 - called at once
+                self._attempt(job, partial(self._return, job, half, running))
             if piece.last:
                 job.end()
                 job.flat = None
@@ -207,10 +213,8 @@ class PairedSums:
 
     def _reduce(self, job: _Sum, half: Half) -> Running:
         """Step 1, and the start of step 2."""
-        flat = job.flat
-        assert flat is not None  # noqa: S101 - it is there until the job has ended
         place = self._place_before
-        mine, other = flat[half.begin : half.end], flat[half.other_begin : half.other_end]
+        mine, other = job.cut(half)
         with place.aside():
             place.follow([job.called])
             shown = self._show(0, other, mine, self._circle.before, place)
@@ -223,10 +227,8 @@ class PairedSums:
 
     def _return(self, job: _Sum, half: Half, running: Running) -> None:
         """The end of step 2, and step 3."""
-        flat = job.flat
-        assert flat is not None  # noqa: S101 - it is there until the job has ended
         place = self._place_after
-        mine, other = flat[half.begin : half.end], flat[half.other_begin : half.other_end]
+        mine, other = job.cut(half)
         with place.aside():
             self._of_world(self._circle.lane_ranks, running.wait)
             shown = self._show(1, mine, other, self._circle.after, place)

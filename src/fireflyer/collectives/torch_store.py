@@ -26,6 +26,7 @@ from fireflyer.base.errors import Timeout, Unreachable, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.secrets import Secret, load_secret, new_secret
+from fireflyer.runtime.address import own_address_towards
 from fireflyer.runtime.store import Store
 
 __all__ = ["C10dStore", "Places", "agree_on_places", "number_nodes", "own_address"]
@@ -174,12 +175,7 @@ def _machine() -> str:
 def own_address(env: RankEnvironment) -> str:
     """The address of this machine from which packets to the world's master leave. Sends nothing."""
     try:
-        family, kind, _, _, target = socket.getaddrinfo(env.master_addr, env.master_port or 1, type=socket.SOCK_DGRAM)[
-            0
-        ]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
+        return own_address_towards(env.master_addr, env.master_port or 1)
     except OSError as error:
         raise UsageError(
             f"cannot find the way to MASTER_ADDR={env.master_addr}: {error}; pass pg_options=HfreduceOptions(host=...)"

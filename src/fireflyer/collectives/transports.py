@@ -22,6 +22,7 @@ import msgspec
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.launch import TRANSPORTS
 from fireflyer.native import Fabric, ucx_module
+from fireflyer.runtime.sockets import receive_exactly
 
 __all__ = ["TRANSPORTS", "Choice", "Offer", "Prepared", "check_transport", "choose", "introduce", "make_offer"]
 
@@ -129,10 +130,10 @@ def introduce(fabric: Fabric, neighbours: Mapping[int, tuple[str, socket.socket]
             raise Unreachable(f"{name} broke off: {error}; see its log") from error
     for node, (name, sock) in neighbours.items():
         try:
-            (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+            (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size))
             if length > MAX_MESSAGE_BYTES:
                 raise ValueError(f"{length} bytes are too many")
-            theirs = msgspec.json.decode(_exactly(sock, length), type=_Introduction)
+            theirs = msgspec.json.decode(receive_exactly(sock, length), type=_Introduction)
             where, outgoing = base64.b64decode(theirs.address, validate=True), bytes.fromhex(theirs.key)
             problem = fabric.meet(node, where, outgoing, keys[node])
         except (OSError, EOFError, ValueError) as error:
@@ -141,16 +142,6 @@ def introduce(fabric: Fabric, neighbours: Mapping[int, tuple[str, socket.socket]
             raise Unreachable(
                 f"UCX finds no way to {name}: {problem}; see UCX_TLS and UCX_NET_DEVICES, or use transport 'tcp'"
             )
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = sock.recv(count - len(data))
-        if not more:
-            raise EOFError("the connection ended")
-        data += more
-    return data
 
 
 def _has_entries(directory: str) -> bool:

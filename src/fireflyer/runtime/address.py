@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from typing import NamedTuple
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["Address"]
+__all__ = ["Address", "own_address_towards"]
 
 
 class Address(NamedTuple):
@@ -29,3 +30,11 @@ class Address(NamedTuple):
         if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
             raise UsageError(f"address {text!r} is not understood; write it like 10.0.0.1:7000 or [fd00::1]:7000")
         return cls(host, int(port))
+
+
+def own_address_towards(host: str, port: int) -> str:
+    """The address of this machine from which packets to that one leave. Sends nothing. Raises `OSError`."""
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

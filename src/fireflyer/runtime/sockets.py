@@ -31,7 +31,7 @@ from fireflyer.identity.handshake import (
 )
 from fireflyer.identity.secrets import Secret
 
-__all__ = ["authenticate_client", "authenticate_server"]
+__all__ = ["authenticate_client", "authenticate_server", "receive_exactly"]
 
 
 def authenticate_client(sock: socket.socket, secret: Secret, identity: str, purpose: str, timeout_ns: int) -> str:
@@ -72,6 +72,17 @@ def authenticate_server(
             raise
         peer.send(verdict)
         return session.peer
+
+
+def receive_exactly(sock: socket.socket, count: int) -> bytes:
+    """`count` bytes from a blocking socket. Raises `EOFError` where it ends before, and `OSError`."""
+    data = bytearray()
+    while len(data) < count:
+        more = sock.recv(count - len(data))
+        if not more:
+            raise EOFError("the connection ended")
+        data += more
+    return bytes(data)
 
 
 class _Conversation:

@@ -152,20 +152,19 @@ class Evidence:
         return next((facts.calls[seq] for facts in self.ranks if seq in facts.calls), None)
 
     def wall_ns(self, rank: int, monotonic_ns: int) -> int:
-        dump = self.ranks[rank].dump
-        assert dump is not None  # noqa: S101
-        return dump.wall_ns(monotonic_ns)
+        return self._dump_of(rank).wall_ns(monotonic_ns)
 
     def dumped_ns(self, rank: int) -> int:
-        dump = self.ranks[rank].dump
-        assert dump is not None  # noqa: S101
-        return dump.snapshot.realtime_ns
+        return self._dump_of(rank).snapshot.realtime_ns
 
     def waited_ns(self, rank: int, record: Record) -> int:
         """How long the rank has been, or was, inside an operation."""
+        return (record.finished_ns or self._dump_of(rank).snapshot.monotonic_ns) - record.started_ns
+
+    def _dump_of(self, rank: int) -> Dump:
         dump = self.ranks[rank].dump
-        assert dump is not None  # noqa: S101
-        return (record.finished_ns or dump.snapshot.monotonic_ns) - record.started_ns
+        assert dump is not None  # noqa: S101 - times are asked for of ranks with records, and those come from dumps
+        return dump
 
 
 def call_name(seq: int, record: Record | None) -> str:
