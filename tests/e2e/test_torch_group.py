@@ -64,6 +64,10 @@ def test_after_a_failure_every_operation_of_the_group_fails_and_others_go_on() -
         assert rank["other_group"] == 2
 
 
+def test_a_part_asks_for_the_transport_of_its_world() -> None:
+    assert [rank["asked_of_a_part"] for rank in found()] == ["auto", "auto"]
+
+
 JOB = """
 import torch, torch.distributed as dist
 import fireflyer.collectives.torch_group

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import fireflyer.collectives.torch_group  # noqa: F401 - registers the backend
+from fireflyer.collectives.torch_group import HfreduceGroup, HfreduceOptions
 
 MORE: dict[str, Callable[[int], bool]] = {}
 REFUSED: dict[str, Callable[[int], object]] = {}
@@ -126,12 +126,14 @@ def wrong_options(rank: int) -> object:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("hfreduce", timeout=timedelta(seconds=30))
+    dist.init_process_group("hfreduce", timeout=timedelta(seconds=30), pg_options=HfreduceOptions(transport="auto"))
     rank = dist.get_rank()
     results: dict[str, Any] = {name: function(rank) for name, function in MORE.items()}
     for name, function in REFUSED.items():
         results[name] = message(lambda function=function: function(rank))  # type: ignore[misc]
     other = dist.new_group([0, 1])
+    assert isinstance(other, HfreduceGroup)
+    results["asked_of_a_part"] = other.joined.transport
     broken = dist.new_group([0, 1])
     results["mismatch"] = message(
         lambda: (

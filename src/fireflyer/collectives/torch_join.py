@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -17,6 +17,7 @@ from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.job import JobPlans
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.torch_bridges import find_pairs
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import pair_on_cuda
 from fireflyer.collectives.torch_store import C10dStore, Places, agree_on_places, own_address
@@ -26,6 +27,7 @@ from fireflyer.runtime.environment import read_environment
 __all__ = ["HfreduceOptions", "Joined", "communicator_of", "join"]
 
 _MICROSECOND_NS: Final = 1000
+_AUTO: Final = "auto"
 DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
 
 
@@ -38,7 +40,7 @@ class HfreduceOptions:
     `transport` carries the operations between nodes: "tcp", "ucx" or "auto", the same on all ranks (default: that of
     the world for a part of it, else `ff run --transport` or FF_TRANSPORT, else "tcp"; see docs/how-to/ucx.md).
     `nvlink_pairs`: pairs of ranks whose GPUs are bridged; all ranks, the same everywhere. Each rank's GPU is then its
-    current CUDA device when the group is made.
+    current CUDA device when the group is made. "auto" asks the driver, and goes without pairs where it names none.
     """
 
     def __init__(
@@ -48,13 +50,15 @@ class HfreduceOptions:
         host: str | None = None,
         plan: Plan | None = None,
         transport: str | None = None,
-        nvlink_pairs: Sequence[tuple[int, int]] = (),
+        nvlink_pairs: Sequence[tuple[int, int]] | Literal["auto"] = (),
     ) -> None:
-        """Raises `UsageError` where there is no such transport."""
+        """Raises `UsageError` where a name is not known."""
+        if isinstance(nvlink_pairs, str) and nvlink_pairs != _AUTO:
+            raise UsageError(f"nvlink_pairs {nvlink_pairs!r} is not known; give pairs of ranks, or {_AUTO!r}")
         if transport is not None:
             check_transport(transport)
         self.transport = transport
-        self.nvlink_pairs = tuple(nvlink_pairs)
+        self.nvlink_pairs = nvlink_pairs if isinstance(nvlink_pairs, str) else tuple(nvlink_pairs)
         self.node = node
         self.host = host
         self.plan = plan
@@ -106,8 +110,10 @@ def join(
         name=name,
         planner=JobPlans(env.run_dir, f"torch-{name}").plan if whole else default_plan,
     )
-    if options.nvlink_pairs:
-        pair_on_cuda(DeviceCommunicator.of(communicator), options.nvlink_pairs, create)
+    wish = options.nvlink_pairs
+    pairs = find_pairs(communicator).pairs if isinstance(wish, str) else wish
+    if pairs:
+        pair_on_cuda(DeviceCommunicator.of(communicator), pairs, create)
     return Joined(communicator, places, asked)
 
 

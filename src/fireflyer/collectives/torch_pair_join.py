@@ -19,6 +19,7 @@ from torch.multiprocessing import reductions
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.copies import Copies
+from fireflyer.collectives.torch_bridges import gpu_name
 from fireflyer.collectives.torch_cuda import CudaCopies
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pairs import OUTBOX_BYTES, Circle, Outboxes, PairedSums
@@ -112,7 +113,7 @@ def _card_of(tensor: torch.Tensor) -> _Card:
     _, _, _, tensor_offset, _, _, device, *rest, needs_event = fields
     handle, storage_bytes, storage_offset_bytes, _, counter, counter_offset, event = rest
     return _Card(
-        device=_uuid(device),
+        device=gpu_name(device),
         elements=tensor.numel(),
         tensor_offset=tensor_offset,
         handle=handle,
@@ -126,7 +127,7 @@ def _card_of(tensor: torch.Tensor) -> _Card:
 
 
 def _tensor_of(card: _Card) -> torch.Tensor:
-    found = [index for index in range(torch.cuda.device_count()) if _uuid(index) == card.device]
+    found = [index for index in range(torch.cuda.device_count()) if gpu_name(index) == card.device]
     if not found:
         raise UsageError(
             f"the partner's GPU {card.device} is not visible here; let both ranks see both (CUDA_VISIBLE_DEVICES)"
@@ -150,7 +151,3 @@ def _tensor_of(card: _Card) -> torch.Tensor:
     )
     mapped: torch.Tensor = tensor
     return mapped
-
-
-def _uuid(device: int) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid)
