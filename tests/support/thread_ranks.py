@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fireflyer.base.errors import FireflyerError
+import numpy as np
+
+from fireflyer.base.errors import Busy, FireflyerError
 from fireflyer.collectives import Communicator
+from fireflyer.collectives.work import Work
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
-__all__ = ["together"]
+__all__ = ["fill_queue", "telling_of", "together"]
 
 
 def together(
@@ -42,3 +45,26 @@ def together(
     if broken:
         raise broken[0]
     return results
+
+
+def fill_queue(comm: Communicator) -> list[Work]:
+    """As many small sums as may be pending on this rank; the others must make them too."""
+    works: list[Work] = []
+    try:
+        while True:
+            works.append(comm.allreduce(np.ones(1), async_op=True))
+    except Busy:
+        return works
+
+
+def telling_of(kind: type[BaseException], happened: threading.Event, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which sets `happened` when it raises a `kind`."""
+
+    def telling(*arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options)
+        except kind:
+            happened.set()
+            raise
+
+    return telling

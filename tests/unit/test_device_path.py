@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.thread_device import Stream, ThreadCopies
-from tests.support.thread_ranks import together
+from tests.support.thread_ranks import fill_queue, telling_of, together
 from tests.support.torch_values import NUMBERS, scattered
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, PeerFailed, UsageError
@@ -331,19 +331,11 @@ def test_a_rank_without_room_for_more_operations_leaves_out_no_piece() -> None:
     found_full = threading.Event()
     pending: list[int] = []
 
-    def fill(communicator: Communicator) -> list[Any]:
-        works: list[Any] = []
-        try:
-            while True:
-                works.append(communicator.allreduce(np.ones(1), async_op=True))
-        except Busy:
-            pending.append(len(works))
-        return works
-
     def body(comm: DeviceCommunicator) -> tuple[bool, bool]:
         communicator, mine = comm.communicator, values(20_000, torch.float32, comm.rank)
         if comm.rank == 0:
-            works = fill(communicator)
+            works = fill_queue(communicator)
+            pending.append(len(works))
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(communicator, "allreduce", telling_of(Busy, found_full, communicator.allreduce))
                 work = comm.allreduce(mine, async_op=True)
@@ -358,19 +350,6 @@ def test_a_rank_without_room_for_more_operations_leaves_out_no_piece() -> None:
         return torch.equal(mine, total(20_000, torch.float32, 2)), long_sum(comm)
 
     assert ranks([0, 0], body) == [(True, True), (True, True)]
-
-
-def telling_of(kind: type[BaseException], happened: threading.Event, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which sets `happened` when it raises a `kind`."""
-
-    def telling(*arguments: Any, **options: Any) -> Any:
-        try:
-            return call(*arguments, **options)
-        except kind:
-            happened.set()
-            raise
-
-    return telling
 
 
 def test_what_cannot_be_started_gives_its_memory_back() -> None:

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.errors import UsageError
+from fireflyer.collectives.work import when_there_is_room
 from fireflyer.native import dequantize_fp8_blocks, quantize_fp8_blocks, reduce_to_accum, round_from_accum
 
 __all__ = ["Bf16", "Codec", "CompressedMean", "Compression", "Fp8Blocks"]
@@ -277,7 +279,8 @@ class _Exchanged(_Bucket):
                 self._mean += term
             self._mean /= np.float32(self._comm.world_size)
         self._encode(self._mean, self._payload, self.residuals.get("mean"))
-        self._works = [self._comm.allgather(self._gathered, self._own, async_op=True)]
+        spread = partial(self._comm.allgather, self._gathered, self._own, async_op=True)
+        self._works = [when_there_is_room(spread)]  # all ranks have begun
         return self._works
 
     def finish(self) -> None:

@@ -33,14 +33,13 @@ from fireflyer.base.units import MIB, format_duration
 from fireflyer.collectives.copies import Copies, HostMemory, Point
 from fireflyer.collectives.pieces import Piece
 from fireflyer.collectives.stages import Stages, Step
+from fireflyer.collectives.work import ROOM_PAUSE_S
 
 __all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "Outcome", "Running"]
 
 SLOT_BYTES: Final = 8 * MIB
 SLOTS: Final = 4
 """One on its way down, one being summed, one on its way up, and one so that none waits for another's end."""
-_ROOM_PATIENCE_S: Final = 0.001
-"""How long until an operation is started again for which the communicator had no room."""
 
 
 class Running(Protocol):
@@ -316,7 +315,7 @@ class DeviceEngine:
                 return job.run(self._arrays[slot], piece)
             except Busy:
                 with self._changed:
-                    if self._changed.wait_for(lambda: self._stopped, _ROOM_PATIENCE_S):
+                    if self._changed.wait_for(lambda: self._stopped, ROOM_PAUSE_S):
                         return None
         return None
 

@@ -12,6 +12,7 @@ import torch
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives.torch_tensors import as_flat
 from fireflyer.collectives.torch_work import Completer, GroupWork, Pending
+from fireflyer.collectives.work import when_there_is_room
 
 __all__ = ["Calls"]
 
@@ -50,13 +51,19 @@ class Calls:
         self._operations.append(partial(operation, *arguments, **options))
 
     def start(self, completer: Completer, outputs: Any, *, ordered: bool = True, source: int = -1) -> GroupWork:
-        """The work of all operations. One that cannot be started any more makes it a work that has failed."""
+        """The work of all operations. One that cannot be started any more makes it a work that has failed.
+
+        Programs of torch know no `Busy`, and one rank alone must leave nothing out: what is `ordered` waits for room.
+        Messages do not, whose room may depend on what this thread does next.
+        """
         works: list[Pending] = []
         failure: FireflyerError | None = None
         try:
             # What the caller waits for anyway runs in its own thread, which is the fastest way for small messages.
             async_op = self._asynchronous or self._limit_ns > 0
-            works.extend(operation(async_op=async_op) for operation in self._operations)
+            for operation in self._operations:
+                start = partial(operation, async_op=async_op)
+                works.append(when_there_is_room(start) if ordered else start())
         except FireflyerError as error:
             failure = error
         work = GroupWork(

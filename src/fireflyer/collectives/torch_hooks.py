@@ -20,6 +20,7 @@ from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.compression import CompressedMean, Compression
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_work import Completer, GroupWork, Pending, Promise
+from fireflyer.collectives.work import when_there_is_room
 
 __all__ = ["HookState", "hfreduce_hook"]
 
@@ -57,8 +58,8 @@ class HookState:
         return future
 
     def _plain(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        comm = self._comm
-        return self._started(lambda: [comm.allreduce(flat, op="mean", async_op=True)], flat).get_future()
+        start = partial(self._comm.allreduce, flat, op="mean", async_op=True)
+        return self._started(lambda: [when_there_is_room(start)], flat).get_future()
 
     def _compressed(
         self, bucket: GradBucket, flat: torch.Tensor, compression: Compression

@@ -1,18 +1,34 @@
-"""An operation under way, and the errors with which one ends."""
+"""An operation under way, the errors with which one ends, and what to do where there is no room for another."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
-from fireflyer.base.errors import Aborted, DataCorruption, FireflyerError, PeerFailed, Timeout, UsageError
+from fireflyer.base.errors import Aborted, Busy, DataCorruption, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, format_duration
 from fireflyer.native import NativeWork
 
-__all__ = ["Work"]
+__all__ = ["ROOM_PAUSE_S", "Work", "when_there_is_room"]
 
+ROOM_PAUSE_S: Final = 0.001
+"""Until an operation is started again for which the communicator had no room: nobody tells when there is some."""
 _SIGNAL_CHECK_NS: Final = 100 * MS
+_T = TypeVar("_T")
+
+
+def when_there_is_room(start: Callable[[], _T]) -> _T:
+    """Starts the next operation of the group, in its turn, also where too many are pending.
+
+    For callers who cannot leave it out when they are told `Busy`: others may have had room for it. What is pending
+    ends, well or not, unless it is a message that the caller itself is to answer.
+    """
+    while True:
+        try:
+            return start()
+        except Busy:
+            time.sleep(ROOM_PAUSE_S)
 
 
 class Work:
