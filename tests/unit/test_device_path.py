@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -410,6 +412,31 @@ def test_the_end_of_a_communicator_ends_its_threads() -> None:
     engines = together([0, 0], body, arena_bytes=ARENA_BYTES)
     gc.collect()
     assert [engine() for engine in engines] == [None, None]
+
+
+def test_the_child_of_a_fork_ends_though_its_parent_had_copies_under_way() -> None:
+    statuses: list[int] = []
+    forked = threading.Event()
+
+    def wait_for_fork(_direction: str, _number: int) -> None:
+        assert forked.wait(30)
+
+    def body(comm: DeviceCommunicator) -> bool:
+        mine = values(20_000, torch.float32, comm.rank)
+        work = comm.allreduce(mine, async_op=True)
+        if comm.rank == 0:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)  # the end of one that waits
+                comm.close()
+                os._exit(int(comm._dropper is None or comm._dropper.alive))
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            forked.set()
+        work.wait()
+        return torch.equal(mine, total(20_000, torch.float32, 2))
+
+    assert ranks([0, 0], body, before=wait_for_fork) == [True, True]
+    assert statuses == [0]
 
 
 def test_only_known_devices_are_reached() -> None:

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -78,6 +78,12 @@ class Stats(NamedTuple):
     """Elements of fp8 results that did not fit and were clipped to the largest number."""
     operations: dict[str, int]
     """Finished ones, by kind."""
+
+
+class Attached(Protocol):
+    """What lives as long as a communicator, and works with it: `torch_devices.DeviceCommunicator`."""
+
+    def abandon_after_fork(self) -> None: ...
 
 
 class Communicator(Formed):
@@ -148,7 +154,7 @@ class Communicator(Formed):
         self._held: dict[
             int, object
         ] = {}  # arrays of operations that are being begun, or whose callers were interrupted
-        self.attached: object = None  # what lives as long as this: `torch_devices.DeviceCommunicator`
+        self.attached: Attached | None = None
         self._finalizer = weakref.finalize(self, _give_up, self._native, self._exchange, self._pending, self._held)
         _open.add(self)
 
@@ -478,6 +484,8 @@ class Communicator(Formed):
         _abandoned.append(self._native)  # first: whatever fails below, it is not destroyed
         self._finalizer.detach()
         self._given_up = True
+        if self.attached is not None:
+            self.attached.abandon_after_fork()
         self._native.abandon()
         self._exchange.abandon()
         self._memory.release()

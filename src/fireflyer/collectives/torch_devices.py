@@ -37,6 +37,8 @@ _INTEGERS: Final = ("i8", "i32", "i64", "u8")
 
 
 _attaching: Final = threading.Lock()
+_abandoned: Final[list[object]] = []
+"""Of the parent of this process. Never destroyed: the device is the parent's, and so are the copies under way."""
 
 
 class DeviceCommunicator:
@@ -56,6 +58,7 @@ class DeviceCommunicator:
         self._lock = threading.Lock()
         self._places: dict[torch.device, Copies] = {}
         self._engine: DeviceEngine | None = None
+        self._dropper: weakref.finalize[..., DeviceCommunicator] | None = None
         self._blocks = Blocks(communicator)
         self._closed = False
 
@@ -245,6 +248,18 @@ class DeviceCommunicator:
         self.communicator.close()
         self._blocks.clear()
 
+    def abandon_after_fork(self) -> None:
+        """In the child of a fork, where no thread of it exists, and nobody gives back the locks that they held."""
+        self._closed = True
+        if self._dropper is not None:
+            self._dropper.detach()
+        if self.pairs is not None:
+            self.pairs.abandon()
+        _abandoned.append((self._engine, self.pairs, self._blocks))
+        self._lock = threading.Lock()
+        self._engine = self.pairs = None
+        self._blocks = Blocks(self.communicator)
+
     # --- what they are made of ---
 
     def _host(self) -> Communicator:
@@ -261,7 +276,7 @@ class DeviceCommunicator:
                 self._engine = DeviceEngine(
                     self.communicator, place, slot_bytes=self._slot_bytes, slots=self._slots, watch=self.watch
                 )
-                weakref.finalize(self, _drop, self._engine, weakref.ref(self.communicator))
+                self._dropper = weakref.finalize(self, _drop, self._engine, weakref.ref(self.communicator))
             return self._engine
 
     def _pieces(

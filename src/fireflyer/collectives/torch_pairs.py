@@ -175,6 +175,11 @@ class PairedSums:
         for communicator in (self._circle.lane, self._circle.before, self._circle.after):
             communicator.close()
 
+    def abandon(self) -> None:
+        """In the child of a fork, where the threads do not exist."""
+        self._closed = True
+        atexit.unregister(self._end)
+
     def _end(self) -> None:
         """The interpreter ends; nobody waits for pending sums any more."""
         self.abort("the process ends")

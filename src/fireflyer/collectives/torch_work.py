@@ -16,6 +16,7 @@ thread that is alive when the interpreter ends may abort the process, so threads
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -296,3 +297,4 @@ def _stop_all() -> None:
 
 
 atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_alive.clear)  # their threads do not exist there
