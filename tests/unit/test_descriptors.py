@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -13,11 +14,11 @@ from tests.support.descriptors import only_free, open_descriptors
 from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import Busy
-from fireflyer.collectives import Communicator, communicator, make_plan
+from fireflyer.collectives import Communicator, communicator, make_plan, residence
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import RankExchange
 from fireflyer.collectives.meeting import Equipment
-from fireflyer.collectives.residence import Neighbour
+from fireflyer.collectives.residence import Neighbour, Resident
 from fireflyer.identity.secrets import new_secret
 
 MANY = 64
@@ -98,17 +99,36 @@ def test_a_fork_while_a_group_is_being_closed_closes_nothing_of_others(monkeypat
     assert statuses == [0]
 
 
+def test_a_fork_while_a_group_is_formed_keeps_no_connection_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[int] = []
+    decide = residence.decide
+
+    def fork_first(others: Mapping[str, socket.socket], own: Resident, residents: Sequence[Resident]) -> bool:
+        found = [sock.fileno() for sock in others.values()]
+        pid = os.fork()
+        if pid == 0:
+            os._exit(sum(is_open(fd) for fd in found))
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return decide(others, own, residents)
+
+    monkeypatch.setattr(residence, "decide", fork_first)
+    assert together([0, 0, 0], lambda comm: comm.world_size) == [3] * 3
+    assert statuses == [0]
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 def _complaints_of_child(others: list[int]) -> int:
     """How many of the descriptors are not open, or 200 if a communicator would be destroyed here."""
     if not communicator._abandoned:
         return 200
-    missing = 0
-    for fd in others:
-        try:
-            os.fstat(fd)
-        except OSError:
-            missing += 1
-    return missing
+    return sum(not is_open(fd) for fd in others)
 
 
 def test_the_child_of_a_fork_may_close_what_it_cannot_use() -> None:

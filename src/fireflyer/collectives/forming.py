@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final, NamedTuple, Self
 
@@ -175,11 +176,12 @@ class Formed(ABC):
         """Meets the others; `node` is as the plan counts."""
         prefix = lineage.here
         offer, fabric = make_offer(terms.transport)
-        with ExitStack() as stack, ExitStack() as undo:
+        with _under_way() as meeting, ExitStack() as undo:
             doors = None
             if world_size > 1:
                 doors = Doors(rank=rank, world_size=world_size, host=terms.host, secret=terms.secret, prefix=prefix)
                 undo.callback(doors.close)
+                meeting.doors = doors
                 doors.publish(store)
             equipment = meet(
                 store,
@@ -198,7 +200,7 @@ class Formed(ABC):
                 machine=terms.machine,
                 offer=offer,
                 fabric=fabric,
-                stack=stack,
+                stack=meeting.stack,
             )
             masks = [one.cpus for one in equipment.neighbours]
             seat = seat_of(terms.machine, masks, equipment.plan.ranks_of(equipment.plan.node_of_rank[rank]).index(rank))
@@ -370,6 +372,43 @@ class Formed(ABC):
             memory=memory,
             join_timeout_ns=timeout_ns,
         )
+
+
+class _Meeting:
+    """Descriptors of a group that is being formed. A child that is forked meanwhile must not keep them: the others
+    would not see that this process has died."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.doors: Doors | None = None
+
+    def abandon(self) -> None:
+        self.stack.close()
+        if self.doors is not None:
+            self.doors.abandon()
+
+
+@contextmanager
+def _under_way() -> Iterator[_Meeting]:
+    meeting = _Meeting()
+    _meetings.append(meeting)
+    try:
+        with meeting.stack:
+            yield meeting
+    finally:
+        _meetings.remove(meeting)
+
+
+_meetings: Final[list[_Meeting]] = []
+
+
+def _after_fork_in_child() -> None:
+    for meeting in _meetings:
+        meeting.abandon()
+    _meetings.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _place(attempt: int, name: str) -> str:

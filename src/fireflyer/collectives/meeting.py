@@ -338,7 +338,7 @@ def meet(
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, doors = listen(host, listening, backlog=_BACKLOG)
+        unix, tcp, doors = listen(host, stack, backlog=_BACKLOG)
         inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
