@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
 
 # Whoever runs the tests in the background may have them ignore Ctrl-C, and what they start would inherit that: some
 # tests interrupt what they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One for all tests, which take tables of their own in it; not durable."""
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL on this machine; install the package postgresql")
+    with running_postgres(programs) as server:
+        yield server

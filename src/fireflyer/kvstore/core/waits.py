@@ -1,0 +1,86 @@
+"""Time and chance of the engines, as arguments.
+
+Real engines are given `fireflyer.kvstore.waits.LoopWaits`. In the simulation `SteppedWaits` hands every pause and every
+sleep to whoever drives the coroutine, so the same bodies run there without asyncio:
+
+    engine = MemoryEngine(store, waits=SteppedWaits(node.clock.now_ns, random.randrange))
+    node.spawn(steps(engine.transact(body)))       each step yields a delay in nanoseconds, or None for a short one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Final, Protocol, TypeVar
+
+from fireflyer.base.units import MS
+
+__all__ = ["MAX_ATTEMPTS", "DeadlinePassed", "SteppedWaits", "Waits", "backoff_ns", "steps"]
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS: Final = 64
+FIRST_BACKOFF_NS: Final = 2 * MS
+MAX_BACKOFF_NS: Final = 500 * MS
+
+
+class DeadlinePassed(Exception):
+    """Out of `Waits.limit`: what stood inside has been cancelled."""
+
+
+class Waits(Protocol):
+    def now_ns(self) -> int: ...
+
+    def below(self, bound: int) -> int:
+        """A random integer, 0 <= n < bound."""
+
+    async def sleep(self, delay_ns: int) -> None: ...
+
+    async def pause(self) -> None:
+        """Before an operation of an engine that does not wait by itself: others may run."""
+
+    def limit(self, deadline_ns: int) -> AbstractAsyncContextManager[None]:
+        """Cancels what stands inside when the time has come, and raises `DeadlinePassed`."""
+
+
+def backoff_ns(attempt: int, below: Callable[[int], int]) -> int:
+    """How long to wait after attempt 1, 2, ... has failed: anything up to a bound that doubles, so that those who
+    collided once do not collide again."""
+    return below(min(FIRST_BACKOFF_NS << min(attempt - 1, 16), MAX_BACKOFF_NS)) + 1
+
+
+class _Step:
+    def __init__(self, delay_ns: int | None) -> None:
+        self._delay_ns = delay_ns
+
+    def __await__(self) -> Generator[int | None, None, None]:
+        yield self._delay_ns
+
+
+class SteppedWaits(Waits):
+    """Deadlines are found by the transaction itself, at its next operation."""
+
+    def __init__(self, now_ns: Callable[[], int], below: Callable[[int], int]) -> None:
+        self._now_ns = now_ns
+        self._below = below
+
+    def now_ns(self) -> int:
+        return self._now_ns()
+
+    def below(self, bound: int) -> int:
+        return self._below(bound)
+
+    async def sleep(self, delay_ns: int) -> None:
+        await _Step(delay_ns)
+
+    async def pause(self) -> None:
+        await _Step(None)
+
+    def limit(self, deadline_ns: int) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+
+def steps(work: Awaitable[T]) -> Generator[int | None, None, T]:
+    """Runs a coroutine that waits for nothing but `SteppedWaits`."""
+    waiting: Generator[Any, None, T] = work.__await__()
+    return (yield from waiting)

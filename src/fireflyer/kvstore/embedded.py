@@ -1,0 +1,210 @@
+"""The embedded engine: a directory of this machine, owned by this process (`lmdb_file`).
+
+    loop thread     begin: a snapshot of what is committed, and its version; reads straight from the mapped file
+                    commit: conflict sets and writes are queued, a future waits
+    writer thread   takes all that has queued up, asks the resolver in order, writes those that may commit in one
+                    LMDB transaction, syncs once, then answers all of them
+
+So versions are assigned in the order of the queue, the file shows whole batches only, and nobody is told before
+the sync. The resolver belongs to the writer thread alone. It begins anew with the process: so do all transactions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from fireflyer.base.errors import Busy, FireflyerError, NoSpace, PermanentError
+from fireflyer.base.units import MIB
+from fireflyer.kvstore.core.conflicts import Conflicts
+from fireflyer.kvstore.core.keys import KeyRange, Page
+from fireflyer.kvstore.core.overlay import Mutations
+from fireflyer.kvstore.core.resolver import Resolver
+from fireflyer.kvstore.core.waits import Waits
+from fireflyer.kvstore.engine import AttemptingEngine
+from fireflyer.kvstore.errors import Conflict
+from fireflyer.kvstore.lmdb_file import MAP_BYTES, LmdbFile, LmdbSnapshot
+from fireflyer.kvstore.transaction import Source
+from fireflyer.kvstore.waits import LoopWaits
+
+__all__ = ["EmbeddedEngine"]
+
+MAX_BATCH_COMMITS: Final = 1024
+MAX_BATCH_BYTES: Final = 32 * MIB
+MAX_QUEUED_COMMITS: Final = 16384
+MAX_QUEUED_BYTES: Final = 256 * MIB
+
+
+class _Commit(NamedTuple):
+    read_version: int
+    reads: Conflicts
+    mutations: Mutations
+    bytes_counted: int
+    done: asyncio.Future[None]
+
+
+class EmbeddedEngine(AttemptingEngine):
+    """Made in the loop in which it lives; opening blocks for some milliseconds. Errors: see `LmdbFile`."""
+
+    def __init__(self, path: str, *, waits: Waits | None = None, map_bytes: int = MAP_BYTES) -> None:
+        super().__init__(waits or LoopWaits())
+        self._loop = asyncio.get_running_loop()
+        self._file = LmdbFile(path, map_bytes=map_bytes)
+        self._writer = _Writer(self._file, self._answer)
+        self._queued_commits = 0
+        self._queued_bytes = 0
+        self._writer.start()
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.stop()
+        await asyncio.to_thread(self._writer.join)
+        self._file.close()
+
+    async def _begin(self, *, read_only: bool) -> Source:  # noqa: ARG002
+        return _EmbeddedSource(self._file.snapshot(), self._submit)
+
+    def _submit(self, read_version: int, reads: Conflicts, mutations: Mutations) -> asyncio.Future[None]:
+        if self._closed:
+            raise PermanentError(f"key-value store {self.path} was closed before the commit")
+        counted = mutations.bytes_counted
+        if self._queued_commits >= MAX_QUEUED_COMMITS or self._queued_bytes + counted > MAX_QUEUED_BYTES:
+            raise Busy(f"{self._queued_commits} commits wait for the disk already")
+        self._queued_commits += 1
+        self._queued_bytes += counted
+        commit = _Commit(read_version, reads, mutations, counted, self._loop.create_future())
+        self._writer.put(commit)
+        return commit.done
+
+    def _answer(self, answers: list[tuple[_Commit, FireflyerError | None]]) -> None:
+        """In the writer's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._answered, answers)
+
+    def _answered(self, answers: list[tuple[_Commit, FireflyerError | None]]) -> None:
+        for commit, error in answers:
+            self._queued_commits -= 1
+            self._queued_bytes -= commit.bytes_counted
+            if commit.done.done():  # cancelled
+                continue
+            if error is None:
+                commit.done.set_result(None)
+            else:
+                commit.done.set_exception(error)
+
+
+class _EmbeddedSource(Source):
+    def __init__(
+        self,
+        snapshot: LmdbSnapshot,
+        submit: Callable[[int, Conflicts, Mutations], asyncio.Future[None]],
+    ) -> None:
+        self._snapshot = snapshot
+        self._submit = submit
+        self._sent = False
+
+    @property
+    def commit_sent(self) -> bool:
+        return self._sent
+
+    async def get(self, key: bytes) -> bytes | None:
+        return self._snapshot.get(key)
+
+    async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
+        return self._snapshot.scan(wanted, limit, reverse=reverse)
+
+    async def conflict_with(self, conflicts: Conflicts) -> None:
+        """They are among the reads of `commit`."""
+
+    async def commit(self, reads: Conflicts, mutations: Mutations) -> None:
+        version = self._snapshot.version
+        self._snapshot.close()
+        if mutations.empty:
+            return
+        done = self._submit(version, reads, mutations)
+        self._sent = True
+        await done
+
+    async def end(self, error: BaseException | None) -> None:  # noqa: ARG002
+        self._snapshot.close()
+
+
+class _Writer(threading.Thread):
+    """See the module's text. Daemonic: a process that ends without `close` does so as after a crash, which is safe."""
+
+    def __init__(self, file: LmdbFile, answer: Callable[[list[tuple[_Commit, FireflyerError | None]]], None]) -> None:
+        super().__init__(name="kvstore-writer", daemon=True)
+        self._file = file
+        self._answer = answer
+        self._queue: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        snapshot = file.snapshot()
+        self._stored_version = snapshot.version
+        snapshot.close()
+        self._resolver = Resolver(self._stored_version)
+        self._broken: FireflyerError | None = None
+
+    def put(self, commit: _Commit) -> None:
+        self._queue.put(commit)
+
+    def stop(self) -> None:
+        """What is queued is still written."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            batch = [first]
+            batch_bytes = first.bytes_counted
+            going_on = True
+            while len(batch) < MAX_BATCH_COMMITS and batch_bytes < MAX_BATCH_BYTES:
+                try:
+                    commit = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if commit is None:
+                    going_on = False
+                    break
+                batch.append(commit)
+                batch_bytes += commit.bytes_counted
+            self._answer(self._write(batch))
+            if not going_on:
+                return
+
+    def _write(self, batch: list[_Commit]) -> list[tuple[_Commit, FireflyerError | None]]:
+        if self._broken is not None:
+            return [(commit, self._broken) for commit in batch]
+        answers: list[tuple[_Commit, FireflyerError | None]] = []
+        accepted: list[_Commit] = []
+        for commit in batch:
+            refusal = self._resolver.refusal(commit.read_version, commit.reads)
+            if refusal is None:
+                self._resolver.add(self._resolver.version + 1, commit.mutations.conflicts())
+                accepted.append(commit)
+            else:
+                answers.append((commit, Conflict(f"transaction not committed: {refusal}; run it again", retry_ns=0)))
+        failure = self._store([commit.mutations for commit in accepted]) if accepted else None
+        return answers + [(commit, failure) for commit in accepted]
+
+    def _store(self, batch: list[Mutations]) -> FireflyerError | None:
+        try:
+            self._file.write(self._resolver.version, batch)
+        except NoSpace as error:
+            # Nobody has seen these versions. With them in the window, who reads what they wrote could never commit.
+            self._resolver = Resolver(self._stored_version)
+            return error
+        except Exception as error:
+            # What the kernel could not write may be gone from its cache: no later sync would tell.
+            cause = error.message if isinstance(error, FireflyerError) else f"{type(error).__name__}: {error}"
+            self._broken = PermanentError(f"{cause}; it accepts no more commits until it is opened again")
+            return self._broken
+        self._stored_version = self._resolver.version
+        return None

@@ -1,0 +1,256 @@
+"""The engine on PostgreSQL, for several processes on several machines: one table of keys and values.
+
+An attempt takes a connection of the pool and reads in a SERIALIZABLE transaction; its snapshot is taken by its first
+read. Its writes are sent at the end, then COMMIT. The server refuses one of those whose reads and writes cross (40001),
+or that wait for each other (40P01): `Conflict`. bytea is ordered bytewise whatever the locale.
+
+A connection is used again only after COMMIT or ROLLBACK was answered. Whatever ends an attempt otherwise (a broken
+connection, a deadline, a cancelled task) closes it, and the server rolls back.
+
+The server takes its predicate locks on what a plan reads. A sequential scan would lock the table, so our sessions
+plan without it; the table keeps room in its pages, so that replacing a value need not touch the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import asyncpg
+
+from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.kvstore.core.conflicts import Conflicts
+from fireflyer.kvstore.core.keys import ATTEMPT_LIMIT_NS, MAX_PAGE_BYTES, Item, KeyRange, Page
+from fireflyer.kvstore.core.overlay import Mutations
+from fireflyer.kvstore.core.waits import Waits
+from fireflyer.kvstore.engine import AttemptingEngine
+from fireflyer.kvstore.errors import CommitUnknown, Conflict
+from fireflyer.kvstore.postgres_errors import translate
+from fireflyer.kvstore.transaction import Source
+from fireflyer.kvstore.waits import LoopWaits
+
+__all__ = ["DEFAULT_TABLE", "MAX_CONNECTIONS", "PostgresEngine"]
+
+T = TypeVar("T")
+
+DEFAULT_TABLE: Final = "fireflyer_kv"
+MAX_CONNECTIONS: Final = 16
+"""Of one engine; attempts beyond them wait for one."""
+CONNECT_TIMEOUT_NS: Final = 5 * SECOND
+ROLLBACK_TIMEOUT_NS: Final = SECOND
+IDLE_CONNECTION_NS: Final = 300 * SECOND
+_TABLE_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,48}")
+_SCHEMA_LOCK: Final = 0x6666_6B76
+"""Of pg_advisory_xact_lock: who creates the table."""
+_SESSION: Final = {
+    "application_name": "fireflyer",
+    "statement_timeout": str(ATTEMPT_LIMIT_NS // MS),
+    "idle_in_transaction_session_timeout": str(2 * ATTEMPT_LIMIT_NS // MS),
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+}
+
+
+class _Statements:
+    """SQL for one table; its name has been checked."""
+
+    def __init__(self, table: str) -> None:
+        self.create = (
+            f"CREATE TABLE IF NOT EXISTS {table} (key bytea PRIMARY KEY, value bytea NOT NULL) WITH (fillfactor = 80)"
+        )
+        self.check = f"SELECT key, value FROM {table} LIMIT 0"
+        self.get = f"SELECT value FROM {table} WHERE key = $1"
+        self.touch = f"SELECT count(*) FROM {table} WHERE key = ANY($1::bytea[])"
+        self.write = (
+            f"INSERT INTO {table} (key, value) SELECT * FROM unnest($1::bytea[], $2::bytea[]) "
+            "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        )
+        self.clear = f"DELETE FROM {table} WHERE key = ANY($1::bytea[])"
+        self._table = table
+
+    def bounded(self, verb: str, wanted: KeyRange) -> tuple[str, list[bytes]]:
+        """`verb ... WHERE` the key is in the range. Two shapes, so that each has an index condition as its plan."""
+        if wanted.end is None:
+            return f"{verb} FROM {self._table} WHERE key >= $1", [wanted.begin]
+        return f"{verb} FROM {self._table} WHERE key >= $1 AND key < $2", [wanted.begin, wanted.end]
+
+    def scan(self, wanted: KeyRange, *, reverse: bool) -> tuple[str, list[bytes]]:
+        """The bytes before a row decide whether it is sent: lengths are known without reading values."""
+        order = "DESC" if reverse else "ASC"
+        running = f"sum(octet_length(value)) OVER (ORDER BY key {order} ROWS UNBOUNDED PRECEDING)"
+        inner, bounds = self.bounded(f"SELECT key, value, {running} - octet_length(value) AS before", wanted)
+        number = len(bounds) + 1
+        page = f"{inner} ORDER BY key {order} LIMIT ${number}"
+        return f"SELECT key, value FROM ({page}) AS page WHERE before < {MAX_PAGE_BYTES} ORDER BY key {order}", bounds
+
+
+class PostgresEngine(AttemptingEngine):
+    """Made by `PostgresEngine.connect`."""
+
+    def __init__(self, pool: Any, statements: _Statements, waits: Waits) -> None:
+        super().__init__(waits)
+        self._pool = pool
+        self._statements = statements
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        table: str = DEFAULT_TABLE,
+        max_connections: int = MAX_CONNECTIONS,
+        waits: Waits | None = None,
+    ) -> PostgresEngine:
+        """`url` as libpq understands it, also with several hosts. Creates the table if it is missing.
+        Raises `Disconnected`, `PermissionDenied`, `NotFound` (no such database), `UsageError`."""
+        if _TABLE_NAME.fullmatch(table) is None:
+            raise UsageError(f"table {table!r}: use lower case letters, digits and _, at most 49")
+        if max_connections < 1:
+            raise UsageError(f"max_connections {max_connections}: at least 1")
+        statements = _Statements(table)
+        try:
+            pool = asyncpg.create_pool(
+                url,
+                min_size=0,
+                max_size=max_connections,
+                max_inactive_connection_lifetime=IDLE_CONNECTION_NS / SECOND,
+                timeout=CONNECT_TIMEOUT_NS / SECOND,
+                reset=_left_clean,
+                server_settings=_SESSION,
+            )
+        except (ValueError, asyncpg.InterfaceError) as error:
+            raise UsageError(f"PostgreSQL URL not understood: {error}") from error
+        engine = cls(pool, statements, waits or LoopWaits())
+        try:
+            await pool
+            await engine._prepare(table)
+        except BaseException as error:
+            pool.terminate()
+            if isinstance(error, Exception):
+                raise translate(error, "connect") from error
+            raise
+        return engine
+
+    async def _prepare(self, table: str) -> None:
+        async with self._pool.acquire() as connection, connection.transaction():
+            if await connection.fetchval("SELECT to_regclass($1)::text", table) is None:
+                await connection.execute(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+                await connection.execute(self._statements.create)
+            try:
+                statement = await connection.prepare(self._statements.check)
+            except asyncpg.UndefinedColumnError:
+                types = []
+            else:
+                types = [attribute.type.name for attribute in statement.get_attributes()]
+            if types != ["bytea", "bytea"]:
+                raise UsageError(f"PostgreSQL table {table} is none of ours: it needs (key bytea, value bytea)")
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(ATTEMPT_LIMIT_NS / SECOND):
+                await self._pool.close()
+        except Exception:  # the server is gone, or an attempt hangs
+            self._pool.terminate()
+
+    async def _begin(self, *, read_only: bool) -> Source:
+        try:
+            connection = await self._pool.acquire()
+        except Exception as error:
+            raise translate(error, "connect") from error
+        return _PostgresSource(self._pool, connection, self._statements, read_only=read_only)
+
+
+async def _left_clean(_connection: object) -> None:
+    """Instead of the pool's own reset, a round trip: attempts leave no state in their sessions."""
+
+
+class _PostgresSource(Source):
+    def __init__(self, pool: Any, connection: Any, statements: _Statements, *, read_only: bool) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._statements = statements
+        self._mode = "READ ONLY" if read_only else "READ WRITE"
+        self._one_at_a_time = asyncio.Lock()
+        self._open = False
+        self._sent = False
+
+    @property
+    def commit_sent(self) -> bool:
+        return self._sent
+
+    async def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = await self._do("read", lambda: self._connection.fetchval(self._statements.get, key))
+        return value
+
+    async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
+        query, bounds = self._statements.scan(wanted, reverse=reverse)
+        rows = await self._do("read", lambda: self._connection.fetch(query, *bounds, limit + 1))
+        items: list[Item] = [(row[0], row[1]) for row in rows[:limit]]
+        cut = sum(len(value) for _, value in items) >= MAX_PAGE_BYTES
+        return Page(items, len(rows) > limit or cut)
+
+    async def conflict_with(self, conflicts: Conflicts) -> None:
+        if conflicts.points:
+            points = list(conflicts.points)
+            await self._do("read", lambda: self._connection.fetchval(self._statements.touch, points))
+        for wanted in conflicts.ranges:
+            query, bounds = self._statements.bounded("SELECT count(*)", wanted)
+            await self._do("read", self._call(self._connection.fetchval, query, bounds))
+
+    async def commit(self, reads: Conflicts, mutations: Mutations) -> None:  # noqa: ARG002
+        for cleared in mutations.cleared:
+            query, bounds = self._statements.bounded("DELETE", cleared)
+            await self._do("write", self._call(self._connection.execute, query, bounds))
+        written = [(key, value) for key, value in mutations.writes if value is not None]
+        if written:
+            keys, values = [key for key, _ in written], [value for _, value in written]
+            await self._do("write", self._call(self._connection.execute, self._statements.write, [keys, values]))
+        if gone := [key for key, value in mutations.writes if value is None]:
+            await self._do("write", self._call(self._connection.execute, self._statements.clear, [gone]))
+        if not self._open:
+            return  # neither read nor wrote
+        self._sent = not mutations.empty
+        answer = await self._do("commit", lambda: self._connection.execute("COMMIT"))
+        self._open = False
+        self._sent = False
+        if answer != "COMMIT":
+            raise Conflict(f"PostgreSQL, commit: the server answered {answer}; run it again", retry_ns=0)
+
+    async def end(self, error: BaseException | None) -> None:
+        if self._open and (self._sent or not isinstance(error, Exception) or not await self._rolled_back()):
+            self._connection.terminate()
+        await self._pool.release(self._connection)
+
+    async def _rolled_back(self) -> bool:
+        try:
+            async with asyncio.timeout(ROLLBACK_TIMEOUT_NS / SECOND):
+                await self._connection.execute("ROLLBACK")
+        except Exception:  # it is of no use any more, whatever it was
+            return False
+        return True
+
+    def _call(
+        self, method: Callable[..., Awaitable[T]], query: str, arguments: list[Any]
+    ) -> Callable[[], Awaitable[T]]:
+        return lambda: method(query, *arguments)
+
+    async def _do(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        async with self._one_at_a_time:
+            try:
+                if not self._open:
+                    self._open = True
+                    await self._connection.execute(f"BEGIN ISOLATION LEVEL SERIALIZABLE {self._mode}")
+                return await call()
+            except FireflyerError:
+                raise
+            except Exception as error:
+                translated = translate(error, what, committing=self._sent)
+                self._sent = isinstance(translated, CommitUnknown)
+                raise translated from error

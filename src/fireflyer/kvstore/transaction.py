@@ -1,0 +1,239 @@
+"""One attempt of a transaction, the same for all engines.
+
+An engine brings a `Source`: reads at a snapshot, and a commit. The attempt keeps the writes (`core.overlay`) and what
+it conflicts with (`core.conflicts`), lays its writes over its reads, and checks limits and the deadline.
+
+    open ──body──> committing ──> ended
+      └── any error of the source or over a limit: failed, and every later call raises the same error
+
+Failed is final even where the body swallows the error: a transaction that has lost a read must not commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from fireflyer.base.errors import Aborted, UsageError
+from fireflyer.base.units import format_bytes
+from fireflyer.kvstore.api import Reader, Transaction
+from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
+from fireflyer.kvstore.core.keys import (
+    MAX_ENTRIES,
+    MAX_PAGE_BYTES,
+    MAX_PAGE_ITEMS,
+    MAX_TRANSACTION_BYTES,
+    Item,
+    KeyRange,
+    Page,
+    checked_key,
+    checked_range,
+    checked_value,
+    key_after,
+)
+from fireflyer.kvstore.core.overlay import Mutations, Overlay
+from fireflyer.kvstore.errors import TransactionTimeout
+
+__all__ = ["Attempt", "Source"]
+
+_ASK_AT_LEAST = 64
+"""Items asked of the source where own writes may hide some of them."""
+
+
+class Source(Protocol):
+    """A snapshot of the store. Its reads begin it at the latest."""
+
+    async def get(self, key: bytes) -> bytes | None: ...
+
+    async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
+        """Up to `limit` items and about `MAX_PAGE_BYTES`, but at least one if there is any."""
+
+    async def conflict_with(self, conflicts: Conflicts) -> None:
+        """Reads that were asked for explicitly, before `commit`; for sources whose store has to see them."""
+
+    async def commit(self, reads: Conflicts, mutations: Mutations) -> None: ...
+
+    @property
+    def commit_sent(self) -> bool:
+        """Whether it may have committed although `commit` has not returned."""
+
+    async def end(self, error: BaseException | None) -> None:
+        """Always called, once, at the end. Must not wait when `error` is not an `Exception` (it was cancelled)."""
+
+
+class Attempt(Transaction):
+    """See the module's text."""
+
+    def __init__(self, source: Source, now_ns: Callable[[], int], deadline_ns: int, *, read_only: bool) -> None:
+        self._source = source
+        self._now_ns = now_ns
+        self._deadline_ns = deadline_ns
+        self._read_only = read_only
+        self._overlay = Overlay()
+        self._reads = Gathering()
+        self._asked = Gathering()
+        self._failure: Exception | None = None
+        self._ended = False
+        self._snapshot = _SnapshotReader(self)
+
+    @property
+    def snapshot(self) -> Reader:
+        return self._snapshot
+
+    async def get(self, key: bytes) -> bytes | None:
+        return await self._get(checked_key(key), conflict=True)
+
+    async def get_range(
+        self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False
+    ) -> Page:
+        return await self._range(checked_range(begin, end), limit, reverse=reverse, conflict=True)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._writable()
+        self._overlay.write(checked_key(key), checked_value(key, value))
+        self._check_size()
+
+    def clear(self, key: bytes) -> None:
+        self._writable()
+        self._overlay.write(checked_key(key), None)
+        self._check_size()
+
+    def clear_range(self, begin: bytes, end: bytes | None) -> None:
+        self._writable()
+        self._overlay.clear_range(checked_range(begin, end))
+        self._check_size()
+
+    def add_read_conflict(self, begin: bytes, end: bytes | None = None) -> None:
+        self._writable()
+        asked = KeyRange(checked_key(begin), key_after(begin)) if end is None else checked_range(begin, end)
+        for gathering in (self._reads, self._asked):
+            if end is None:
+                gathering.add_point(begin)
+            else:
+                gathering.add_range(asked)
+        self._check_size()
+
+    async def commit(self) -> None:
+        """Once; after it nothing but `end`."""
+        self._usable()
+        mutations = self._overlay.mutations()
+        try:
+            if not mutations.empty and self._asked.entries:
+                await self._source.conflict_with(self._asked.normal())
+            await self._source.commit(self._reads.normal(), mutations)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._ended = True
+
+    async def end(self, error: BaseException | None) -> None:
+        self._ended = True
+        await self._source.end(error)
+
+    @property
+    def commit_sent(self) -> bool:
+        return self._source.commit_sent
+
+    async def _get(self, key: bytes, *, conflict: bool) -> bytes | None:
+        self._usable()
+        known, value = self._overlay.find(key)
+        if known:
+            return value
+        if conflict:
+            self._reads.add_point(key)
+            self._check_size()
+        try:
+            return await self._source.get(key)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    async def _range(self, wanted: KeyRange, limit: int, *, reverse: bool, conflict: bool) -> Page:
+        self._usable()
+        if not 1 <= limit <= MAX_PAGE_ITEMS:
+            raise UsageError(f"limit {limit} of a range; 1 to {MAX_PAGE_ITEMS} are allowed")
+        if wanted.empty:
+            return Page([], False)
+        try:
+            page = await self._read_through(wanted, limit, reverse=reverse)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if conflict:
+            self._reads.add_range(_looked_at(wanted, page, reverse=reverse))
+            self._check_size()
+        return page
+
+    async def _read_through(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
+        items: list[Item] = []
+        bytes_read = 0
+        rest = wanted
+        while True:
+            left = limit - len(items)
+            ask = min(MAX_PAGE_ITEMS, max(left, _ASK_AT_LEAST)) if self._overlay.entries else left
+            page = await self._source.scan(rest, ask, reverse=reverse)
+            covered = _looked_at(rest, page, reverse=reverse)
+            for item in self._overlay.through(page.items, covered, reverse=reverse):
+                if len(items) == limit or bytes_read >= MAX_PAGE_BYTES:
+                    return Page(items, True)
+                items.append(item)
+                bytes_read += len(item[0]) + len(item[1])
+            if not page.more:
+                return Page(items, False)
+            if len(items) == limit:
+                return Page(items, True)
+            # There are bounds: the page has a last item, so `covered` ends with it.
+            rest = KeyRange(rest.begin, covered.begin) if reverse else KeyRange(covered.end or b"", rest.end)
+
+    def _fail(self, error: BaseException) -> None:
+        cancelled = Aborted("an operation of this transaction was cancelled, so it cannot go on")
+        self._failure = error if isinstance(error, Exception) else cancelled
+
+    def _writable(self) -> None:
+        self._usable()
+        if self._read_only:
+            raise UsageError("this transaction only reads; use Engine.transact to write")
+
+    def _usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._ended:
+            raise UsageError("this transaction has ended; a body may use its transaction only while it runs")
+        if self._now_ns() > self._deadline_ns:
+            self._failure = TransactionTimeout("the transaction was open for too long; nothing of it happened")
+            raise self._failure
+
+    def _check_size(self) -> None:
+        entries = max(self._overlay.entries, self._reads.entries)
+        counted = self._overlay.bytes_counted + self._reads.bytes_counted
+        if entries > MAX_ENTRIES:
+            self._failure = UsageError(f"a transaction of over {MAX_ENTRIES} entries; split it")
+            raise self._failure
+        if counted > MAX_TRANSACTION_BYTES:
+            allowed = format_bytes(MAX_TRANSACTION_BYTES)
+            self._failure = UsageError(
+                f"a transaction of {format_bytes(counted)}; at most {allowed} are allowed, split it"
+            )
+            raise self._failure
+
+
+def _looked_at(wanted: KeyRange, page: Page, *, reverse: bool) -> KeyRange:
+    """The part of `wanted` that `page` tells all about."""
+    if not page.more:
+        return wanted
+    last = page.items[-1][0]
+    return KeyRange(last, wanted.end) if reverse else KeyRange(wanted.begin, key_after(last))
+
+
+class _SnapshotReader(Reader):
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    async def get(self, key: bytes) -> bytes | None:
+        return await self._attempt._get(checked_key(key), conflict=False)  # noqa: SLF001
+
+    async def get_range(
+        self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False
+    ) -> Page:
+        wanted = checked_range(begin, end)
+        return await self._attempt._range(wanted, limit, reverse=reverse, conflict=False)  # noqa: SLF001
