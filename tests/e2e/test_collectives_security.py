@@ -30,6 +30,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.support.forked import NUMPY, Forked
@@ -97,12 +98,13 @@ class Job:
             self.results[rank] = error
 
     def door(self, rank: int) -> Door:
-        raw = json.loads(self.store.get(f"{PREFIX}/door/{rank}", 30 * SECOND))
-        return Door(*raw)
+        return self._published(f"door/{rank}")
 
     def leader_door(self, node: int) -> Door:
-        raw = json.loads(self.store.get(f"{PREFIX}/node/{node}", 30 * SECOND))
-        return Door(raw["host"], raw["port"], raw["unix"])
+        return self._published(f"node/{node}")
+
+    def _published(self, key: str) -> Door:
+        return msgspec.json.decode(self.store.get(f"{PREFIX}/{key}", 30 * SECOND), type=Door)
 
     def finish(self) -> list[Any]:
         self.last_may_come.set()

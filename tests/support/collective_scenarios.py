@@ -18,6 +18,7 @@ from tests.support.namespaces import enter_namespace
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator, Plan, Route, make_plan
+from fireflyer.collectives.doors import Door
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 
@@ -129,9 +130,9 @@ class DivertedStore(StoreClient):
 
     def set(self, key: str, value: bytes) -> None:
         if "/node/" in key and self.proxy_port is not None:
-            doors = json.loads(value)
-            say("listening", port=doors["port"])
-            value = json.dumps(doors | {"port": self.proxy_port}).encode()
+            door = msgspec.json.decode(value, type=Door)
+            say("listening", port=door.port)
+            value = msgspec.json.encode(msgspec.structs.replace(door, port=self.proxy_port))
         super().set(key, value)
 
 
