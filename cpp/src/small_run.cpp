@@ -86,7 +86,10 @@ std::uint64_t Letters::read() const {
   std::array<const void*, max_local_ranks> inputs;
   for (int r = 0; r < ranks; ++r) inputs[static_cast<std::size_t>(r)] = letter(r) + skip;
   const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? group.world_size() : 1);
-  if (bytes >= block_bytes || counts_clipped(op_.dtype)) return reduce_to(out_, inputs.data(), ranks, op_.count, op_.dtype, op_.reduce, divisor);
+  if (bytes >= block_bytes || counts_clipped(op_.dtype)) {
+    const std::uint64_t clipped = reduce_to(out_, inputs.data(), ranks, op_.count, op_.dtype, op_.reduce, divisor);
+    return op_.kind == OpKind::allreduce && scene_->local != 0 ? 0 : clipped;  // what everybody works out is counted once
+  }
   alignas(block_bytes) char block[block_bytes];  // a whole one is reduced faster than a part; what lies behind in a mailbox is of no use, and does no harm
   reduce_to(block, inputs.data(), ranks, block_bytes / unit_, op_.dtype, op_.reduce, divisor);
   std::memcpy(out_, block, bytes);

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.fp8_overflow import expected_clipped, overflows
 from tests.support.rank_processes import ranks_running
 
 LAYOUTS = {
@@ -63,6 +64,32 @@ def test_every_operation_with_every_size_and_memory(layout: str, peer_memory: bo
 @pytest.mark.parametrize("layout", ["2+1", "5x1"])
 def test_the_other_algorithms_agree_as_well(layout: str, algorithm: str, tmp_path: Path) -> None:
     all_agree(tmp_path, layout, kinds=["allreduce"], rounds=2, algorithm=algorithm, sockets=3)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("layout", "params"),
+    [
+        pytest.param("1x4", {}, id="1x4"),
+        pytest.param("2+1", {"algorithm": "ring"}, id="2+1-ring"),
+        pytest.param("1x4", {"peer_memory": False}, id="1x4-staged", marks=SLOW),
+        pytest.param("2x2", {}, id="2x2", marks=SLOW),
+        pytest.param("interleaved", {"peer_memory": False}, id="interleaved-staged", marks=SLOW),
+        pytest.param("5x1", {"algorithm": "halving_doubling"}, id="5x1-halving_doubling", marks=SLOW),
+        pytest.param("3x1", {}, id="3x1", marks=SLOW),
+    ],
+)
+def test_every_fp8_number_that_does_not_fit_is_counted_once(
+    layout: str, params: dict[str, Any], tmp_path: Path
+) -> None:
+    nodes, counts = LAYOUTS[layout], [64, 9973, 70_001]  # on one node: in mailboxes, and not
+    params = {"counts": counts, "plan_nodes": nodes, **SMALL_PLAN, **params}
+    with ranks_running(tmp_path, nodes, "overflowing", **params) as ranks:
+        results = ranks.wait_for("result")
+        assert ranks.exit_codes() == [0] * len(nodes)
+    expected = [expected_clipped(call, len(nodes)) for call in overflows(counts, len(nodes))]
+    assert [sum(each) for each in zip(*(event["clipped"] for event in results.values()), strict=True)] == expected
+    assert sum(expected) > 100_000
 
 
 @pytest.mark.serial

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from tests.support import exchange_scenarios
 from tests.support.collective_calls import DTYPES, KINDS, Begun, Call, agrees, all_calls, begin, data_of
+from tests.support.fp8_overflow import count_clipped, overflows
 from tests.support.namespaces import enter_namespace
 
 from fireflyer.base.errors import FireflyerError
@@ -51,6 +52,12 @@ def correctness(comm: Communicator, params: dict[str, Any]) -> None:
     finish()
     comm.barrier()
     say("result", digest=bits.hexdigest(), operations=sum(comm.stats().operations.values()))
+
+
+def overflowing(comm: Communicator, params: dict[str, Any]) -> None:
+    """Every way to add up fp8 numbers that often do not fit; says how many of each this rank has counted."""
+    calls = overflows(params["counts"], comm.world_size)
+    say("result", clipped=[count_clipped(comm, call) for call in calls])
 
 
 def summing(comm: Communicator, params: dict[str, Any]) -> None:
@@ -124,11 +131,16 @@ def leaving(comm: Communicator, params: dict[str, Any]) -> None:
 
 
 class DivertedStore(StoreClient):
-    """Publishes a proxy's port in place of the one at which this node listens, and says the true one."""
+    """Publishes a proxy's port in place of the one at which this node, or this rank, listens, and says the true one."""
 
     proxy_port: int | None = None
+    door_port: int | None = None
 
     def set(self, key: str, value: bytes) -> None:
+        if "/door/" in key and self.door_port is not None:
+            host, port, unix = json.loads(value)
+            say("door", port=port)
+            value = json.dumps([host, self.door_port, unix]).encode()
         if "/node/" in key and self.proxy_port is not None:
             door = msgspec.json.decode(value, type=Door)
             say("listening", port=door.port)
@@ -137,7 +149,7 @@ class DivertedStore(StoreClient):
 
 
 SCENARIOS: dict[str, Callable[[Communicator, dict[str, Any]], None]] = {
-    function.__name__: function for function in (correctness, summing, endless, aborting, leaving)
+    function.__name__: function for function in (correctness, overflowing, summing, endless, aborting, leaving)
 } | exchange_scenarios.SCENARIOS
 
 

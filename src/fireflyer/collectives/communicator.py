@@ -75,7 +75,9 @@ class Stats(NamedTuple):
     in_flight_ns: int
     """Time in which at least one operation was pending."""
     saturated: int
-    """Elements of fp8 results that did not fit and were clipped to the largest number."""
+    """Elements of fp8 results that this rank has rounded, or its node's network for it, and that did not fit: `f8e4m3`
+    clipped to the largest number, finite ones of `f8e5m2` that became infinite. Over all ranks each element of a result
+    is counted once, though every rank has it."""
     operations: dict[str, int]
     """Finished ones, by kind."""
 
@@ -468,11 +470,11 @@ class Communicator(Formed):
             self._pending.append(work)
         return work
 
-    def _failed(self, failure: tuple[int, int, int, str]) -> None:
+    def _failed(self, failure: tuple[int, int, int, str]) -> str:
         kind, culprit, _, _ = failure
         if kind == _PEER_FAILED:
             self._suspects.add(culprit)
-        self._box.failed(failure)
+        return self._box.failed(failure)
 
     def _forget_finished(self) -> None:
         while self._pending and self._pending[0].done():
