@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,15 @@ class Ranks:
         self._changed = threading.Condition()
         self._readers: list[threading.Thread] = []
 
-    def start(self, arguments: dict[str, Any], module: str = "tests.support.collective_scenarios") -> None:
-        process = Forked(module, json.dumps(arguments), imports=NUMPY)
+    def start(
+        self,
+        arguments: dict[str, Any],
+        module: str = "tests.support.collective_scenarios",
+        *,
+        imports: tuple[str, ...] = NUMPY,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        process = Forked(module, json.dumps(arguments), imports=imports, env=env)
         self.processes.append(process)
         self._events.append([])
         reader = threading.Thread(target=self._read, args=(process, self._events[-1]))

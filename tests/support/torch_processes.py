@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.support.forked import TORCH, Forked
+from tests.support.rank_processes import Ranks
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["Ended", "run_torch_ranks"]
+__all__ = ["Ended", "run_torch_ranks", "torch_ranks_running"]
 
 
 class Ended(NamedTuple):
@@ -40,6 +42,19 @@ def run_torch_ranks(module: str, nodes: Sequence[int], *, limit_s: float = 100, 
         Ended(process.wait(), json.loads(output.splitlines()[-1]) if output.strip() else None, errors)
         for process, (output, errors) in zip(processes, outputs, strict=True)
     ]
+
+
+@contextmanager
+def torch_ranks_running(module: str, nodes: Sequence[int], **arguments: Any) -> Iterator[Ranks]:
+    """The same, of ranks that say events while they run; none survives the block."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ranks = Ranks()
+    try:
+        for rank in range(len(nodes)):
+            ranks.start(arguments, module, imports=TORCH, env=_environment(rank, nodes, store.port))
+        yield ranks
+    finally:
+        ranks.close()
 
 
 def _environment(rank: int, nodes: Sequence[int], port: int) -> dict[str, str]:

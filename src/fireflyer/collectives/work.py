@@ -39,9 +39,10 @@ class Work:
         native: NativeWork | None,
         name: str,
         keeper: object,
-        failed: Callable[[tuple[int, int, int, str]], None] | None = None,
+        failed: Callable[[tuple[int, int, int, str]], str] | None = None,
     ) -> None:
-        """`native` None: it is done, and well. `failed` is told of a failure before it is raised."""
+        """`native` None: it is done, and well. `failed` is told of a failure before it is raised, and says how far
+        the operation came, if that is known."""
         self._native = native
         self._name = name
         self._keeper = keeper
@@ -75,8 +76,9 @@ class Work:
         kind, culprit, _, text = failure
         if kind == 0:
             return None
-        if self._failed is not None:
-            self._failed(failure)
+        came = self._failed(failure) if self._failed is not None else ""
+        if came and kind != 2:  # calls that do not fit moved nothing
+            text = f"{text}; {came}"
         message = f"{text}; this communicator cannot be used any more, create or reform another"
         if kind == 2:
             return UsageError(message)

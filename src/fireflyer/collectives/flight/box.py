@@ -56,24 +56,32 @@ class FlightBox:
         self._directory = directory
         self._lock = threading.Lock()
         self._fault: Fault | None = None
+        self._came = ""
 
     def snapshot(self) -> Snapshot:
         return snapshot_from_native(self._snapshot())
 
-    def failed(self, failure: tuple[int, int, int, str]) -> None:
-        """To be told what an operation failed with, (kind, culprit, seq, text), any number of times. Never raises."""
+    def failed(self, failure: tuple[int, int, int, str]) -> str:
+        """To be told what an operation failed with, (kind, culprit, seq, text), any number of times. How far the
+        operation of that number came on this rank, for people; empty where nothing can be said. Never raises."""
         with self._lock:
-            if self._fault is not None:
-                return
-            self._fault = fault_from_native(failure)
-            if self._fault is None or self._directory is None:
-                return
-            try:
-                path = write_dump(self._directory, self._dump("an operation failed"))
-            except FireflyerError as error:
-                logger.warning("flight_dump=failed rank=%d error=%s", self._rank, error)
-            else:
-                logger.info("flight_dump=%s rank=%d", path, self._rank)
+            if self._fault is None:
+                self._first(failure)
+            return self._came
+
+    def _first(self, failure: tuple[int, int, int, str]) -> None:
+        self._fault = fault_from_native(failure)
+        if self._fault is None:
+            return
+        self._came = _how_far(self.snapshot(), self._fault.seq)
+        if self._directory is None:
+            return
+        try:
+            path = write_dump(self._directory, self._dump("an operation failed"))
+        except FireflyerError as error:
+            logger.warning("flight_dump=failed rank=%d error=%s", self._rank, error)
+        else:
+            logger.info("flight_dump=%s rank=%d", path, self._rank)
 
     def write(self, directory: str | None, reason: str) -> str | None:
         """Dumps now into `directory` (None: the one that dumps of failures go to) and returns the path; None where
@@ -102,3 +110,10 @@ class FlightBox:
             fault=self._fault,
             snapshot=self.snapshot(),
         )
+
+
+def _how_far(snapshot: Snapshot, seq: int) -> str:
+    for record in snapshot.records:
+        if record.seq == seq and not record.message and record.inside and record.chunks:
+            return f"{record.kind} #{seq} came to {record.chunks_done} of {record.chunks} chunks here"
+    return ""
