@@ -67,11 +67,33 @@ Enum from_name(const std::string& name, int count, Name name_of, const char* wha
 ff::FailureKind failure_from_name(const std::string& name) { return from_name<ff::FailureKind>(name, 5, failure_name, "failure"); }
 ff::Path path_from_name(const std::string& name) { return from_name<ff::Path>(name, 7, ff::path_name, "path"); }
 
+nb::dict link_to_dict(const ff::LinkEnd& end) {
+  nb::dict link;
+  link["rank"] = end.rank;
+  link["channel"] = end.channel;
+  link["socket"] = end.socket;
+  link["at_ns"] = end.at_ns;
+  link["sent"] = end.sent;
+  link["sent_ns"] = end.sent_ns;
+  link["blocked_since_ns"] = end.blocked_since_ns;
+  link["unacknowledged"] = end.unacknowledged;
+  link["retransmits"] = end.retransmits;
+  link["received"] = end.received;
+  link["awaiting_since_ns"] = end.awaiting_since_ns;
+  link["unread"] = end.unread;
+  link["frames_sent"] = end.frames_sent;
+  link["frames_received"] = end.frames_received;
+  link["frames_announced"] = end.frames_announced;
+  link["announced_ns"] = end.announced_ns;
+  link["broken"] = end.broken;
+  return link;
+}
+
 }  // namespace
 
 nb::dict snapshot_to_dict(const ff::Snapshot& snapshot) {
   nb::dict result;
-  nb::list records, sightings;
+  nb::list records, sightings, links;
   for (const auto& view : snapshot.records) records.append(record_to_dict(view));
   for (const auto& seen : snapshot.sightings) {
     nb::dict sighting;
@@ -82,6 +104,7 @@ nb::dict snapshot_to_dict(const ff::Snapshot& snapshot) {
     sighting["seen_ns"] = seen.seen_ns;
     sightings.append(sighting);
   }
+  for (const auto& end : snapshot.links) links.append(link_to_dict(end));
   result["records"] = records;
   result["monotonic_ns"] = snapshot.clock.monotonic_ns;
   result["realtime_ns"] = snapshot.clock.realtime_ns;
@@ -89,6 +112,7 @@ nb::dict snapshot_to_dict(const ff::Snapshot& snapshot) {
   result["finished"] = snapshot.finished;
   result["dropped"] = snapshot.dropped;
   result["sightings"] = sightings;
+  result["links"] = links;
   return result;
 }
 

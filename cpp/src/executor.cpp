@@ -290,7 +290,7 @@ void Executor::settle(const Current& current) {
 
 Snapshot Executor::flight() {
   Snapshot shot = recorder_.snapshot();
-  if (network_) shot.sightings = network_->sightings();
+  if (network_) shot.sightings = network_->sightings(), shot.links = network_->links();
   {
     const std::lock_guard lock(mutex_);
     log_.add_to(shot);

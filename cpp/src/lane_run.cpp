@@ -406,11 +406,13 @@ bool LaneRun::read_frame(DataLink& link, const Cursor::Frame& frame, char* to, s
     const std::ptrdiff_t got = link.transport->receive_some(into, (head ? sizeof(Header) : sizeof(Header) + bytes) - link.in_got);
     if (got == 0) return false;
     if (got < 0) {
+      link.why = link.transport->reason();
       broken(link);
       return false;
     }
     link.in_got += static_cast<std::size_t>(got);
     link.moved_ns = monotonic_ns();
+    link.received_bytes += static_cast<std::uint64_t>(got);
     network_.moved_bytes_ += static_cast<std::uint64_t>(got);
     if (!head) link.in_crc = crc32c(link.in_crc, into, static_cast<std::size_t>(got));
     if (head && link.in_got == sizeof(Header)) {
@@ -472,10 +474,14 @@ bool LaneRun::write_frame(DataLink& link, const Cursor::Frame& frame) {
     if (payload_sent < bytes) pieces[static_cast<std::size_t>(count++)] = {from + payload_sent, bytes - payload_sent};
     const std::ptrdiff_t sent = link.transport->send_some(pieces.data(), count);
     link.wants_out = sent == 0;
-    if (sent < 0) broken(link);
+    if (sent == 0 && link.blocked_ns == 0) link.blocked_ns = monotonic_ns();
+    if (sent < 0) link.why = link.transport->reason(), broken(link);
     if (!link.out_counted && (sent > 0 || link.transport->holds())) ++link.started, link.out_counted = true;
     if (sent <= 0) return false;
     link.out_sent += static_cast<std::size_t>(sent);
+    link.sent_bytes += static_cast<std::uint64_t>(sent);
+    link.sent_ns = monotonic_ns();
+    link.blocked_ns = 0;
     network_.moved_bytes_ += static_cast<std::uint64_t>(sent);
   }
   link.out_ready = false;

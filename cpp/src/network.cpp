@@ -144,6 +144,7 @@ void Network::loop() {
   } catch (const std::exception& error) {  // memory, at worst: the others must not wait for this node
     fail(FailureKind::peer_failed, group_.rank, std::string("the network thread of ") + group_.label(group_.rank) + " failed: " + error.what());
   }
+  note_links(monotonic_ns());
   if (window_.failed()) flood();  // first of all, so that nobody takes the ends of connections for a death
   let_go();
   farewell();
@@ -168,6 +169,7 @@ bool Network::turn() {
     look_at_ns_ = now_ns + look_period_ns;
     if (moved) look(0);
     watch(now_ns);
+    if (now_ns >= links_at_ns_) note_links(now_ns);
   }
   if (now_ns >= beat_at_ns_) {
     beat_at_ns_ = now_ns + period_ns_;
@@ -264,10 +266,12 @@ void Network::read_control(ControlLink& link) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
       link.gone = true;
-      if (!link.left && !window_.failed()) fail_node(link.node, "died" + during() + ": its connection broke");
+      link.why = got == 0 ? "closed by the other end" : std::strerror(errno);
+      if (!link.left && !window_.failed()) fail_node(link.node, "died, or was cut off" + during() + ": its connection" + to_here() + " broke (" + link.why + ")");
       return;
     }
     link.heard_ns = monotonic_ns();
+    link.received_bytes += static_cast<std::uint64_t>(got);
     link.in.append(buffer, static_cast<std::size_t>(got));
     while (link.in.size() >= sizeof(Header)) {
       Header header;
@@ -279,10 +283,12 @@ void Network::read_control(ControlLink& link) {
       if (!wrong && !handle(link, header, link.in.data() + sizeof header)) wrong = "sent a control frame that makes no sense";
       if (wrong) {
         link.gone = true;
+        link.why = *wrong;
         fail_node(link.node, *wrong);
         return;
       }
       link.in.erase(0, sizeof header + header.bytes);
+      ++link.received_frames;
     }
   }
 }
@@ -340,6 +346,7 @@ void Network::send_control(ControlLink& link, FrameType type, const OpDescriptor
   const Header header = control_header(type, op, payload.data(), payload.size());
   link.out.append(reinterpret_cast<const char*>(&header), sizeof header);
   link.out += payload;
+  ++link.sent_frames;
   flush(link);
 }
 
@@ -349,6 +356,8 @@ void Network::flush(ControlLink& link) {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) link.out.clear();  // reading will say what happened
     if (sent <= 0) return;
+    link.sent_bytes += static_cast<std::uint64_t>(sent);
+    link.sent_ns = monotonic_ns();
     link.out.erase(0, static_cast<std::size_t>(sent));
   }
 }
@@ -423,9 +432,9 @@ void Network::watch_data(std::int64_t now_ns) {
       if (data.broken && control->left) {
         fail_node(data.node, "closed its communicator" + during());
       } else if (data.broken && now_ns - data.broken_ns > grace_ns) {
-        fail_node(data.node, "broke its connection" + during());
+        fail_node(data.node, "broke its connection" + to_here() + during() + (data.why.empty() ? "" : " (" + data.why + ")"));
       } else if (data.wants_in && control->started[flow] > data.received && now_ns - data.moved_ns > group_.timeout_ns) {
-        fail_node(data.node, "is alive, but what it sent" + during() + " has not arrived for " + seconds(now_ns - data.moved_ns) + ": half-open connection");
+        fail_node(data.node, "is alive, but what it sent" + to_here() + during() + " has not arrived for " + seconds(now_ns - data.moved_ns) + ": half-open connection");
       }
     }
   }
@@ -433,7 +442,7 @@ void Network::watch_data(std::int64_t now_ns) {
 
 void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns) {
   if (link.gone) return;
-  if (now_ns - link.heard_ns > group_.timeout_ns) return fail_node(link.node, "gave no sign of life for " + seconds(now_ns - link.heard_ns) + during());
+  if (now_ns - link.heard_ns > group_.timeout_ns) return fail_node(link.node, "gave no sign of life" + to_here() + " for " + seconds(now_ns - link.heard_ns) + during());
   if (link.in_op && link.op.seq == current_->op.seq && link.op != current_->op) {
     return fail(FailureKind::usage, -1,
                 "node " + std::to_string(link.node) + " runs " + link.op.describe() + ", but node " + std::to_string(group_.node()) + " runs " + current_->op.describe() +
@@ -448,6 +457,8 @@ void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::in
     }
   }
 }
+
+std::string Network::to_here() const { return " to " + group_.label(group_.rank); }
 
 std::string Network::during() const { return current_ ? " during " + current_->op.name() : ""; }
 

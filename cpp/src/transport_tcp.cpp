@@ -1,6 +1,11 @@
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "fireflyer/transport.hpp"
 
@@ -26,7 +31,10 @@ class Tcp final : public Transport {
     for (;;) {
       const ssize_t got = recv(fd_, into, bytes, MSG_DONTWAIT);
       if (got > 0) return got;
-      if (got == 0) return broken;
+      if (got == 0) {
+        error_ = 0;
+        return broken;
+      }
       if (errno != EINTR) return later();
     }
   }
@@ -35,15 +43,35 @@ class Tcp final : public Transport {
     return {in || out ? fd_ : -1, static_cast<short>((in ? POLLIN : 0) | (out ? POLLOUT : 0)), 0};
   }
 
+  Backlog backlog() const override { return tcp_backlog(fd_); }
+
+  std::string reason() const override { return error_ == 0 ? "closed by the other end" : std::strerror(error_); }
+
   void close() override { shutdown(fd_, SHUT_RDWR); }
 
  private:
-  static std::ptrdiff_t later() { return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : broken; }
+  std::ptrdiff_t later() {
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
+    error_ = errno;
+    return broken;
+  }
 
   int fd_;
+  int error_ = 0;
 };
 
 }  // namespace
+
+Backlog tcp_backlog(int fd) {
+  Backlog backlog;
+  int bytes = 0;
+  if (ioctl(fd, SIOCOUTQ, &bytes) == 0) backlog.unacknowledged = bytes;
+  if (ioctl(fd, SIOCINQ, &bytes) == 0) backlog.unread = bytes;
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0) backlog.retransmits = info.tcpi_retransmits;
+  return backlog;
+}
 
 std::unique_ptr<Transport> tcp_transport(int fd) { return std::make_unique<Tcp>(fd); }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -51,6 +52,8 @@ def test_a_rank_that_is_killed_or_stopped_is_named(
         for event in ranks.wait_for("failed", others, limit_s=limit_s + 20).values():
             assert (event["type"], event["culprit"]) == ("PeerFailed", victim), event
             assert f"rank {victim} (node " in event["message"], event
+            if kind in ("allgather", "reduce_scatter"):  # or the barrier that follows
+                assert re.search(r"[a-z_]+ #\d+ came to \d+ of \d+ chunks here", event["message"]), event
             assert event["at"] - at < limit_s, event
 
 
@@ -140,7 +143,7 @@ def test_a_dropped_connection_of_an_all_to_all_is_named_by_both_ends(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_dumps_of_bytes_that_stopped_on_a_connection_name_an_end_of_it(tmp_path: Path) -> None:
+def test_the_dumps_of_bytes_that_stopped_on_a_connection_name_its_ends(tmp_path: Path) -> None:
     """Only data connections freeze; heartbeats go on, so that each end says that the other's bytes do not arrive."""
     proxy, nodes = Proxy(), [0, 0, 1]
     try:
@@ -162,8 +165,8 @@ def test_the_dumps_of_bytes_that_stopped_on_a_connection_name_an_end_of_it(tmp_p
     finally:
         proxy.close()
     assert all(row.dump for row in verdict.table)
-    (culprit,) = verdict.culprits
-    assert culprit.rank in (0, 2), verdict  # the ends of the connection, never rank 1
-    assert culprit.rank in {event["culprit"] for event in failed.values()}
-    assert verdict.kind == "stalled", verdict
+    ends = {0, 2}  # of the connection, never rank 1
+    assert {culprit.rank for culprit in verdict.culprits} == ends, verdict
+    assert {event["culprit"] for event in failed.values()} <= ends
+    assert verdict.kind == "link", verdict
     assert any("half-open connection" in line for line in (verdict.summary, *verdict.evidence)), verdict

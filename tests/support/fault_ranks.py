@@ -33,6 +33,10 @@ def call(comm: Communicator, kind: str, count: int, dtype: str = "f4", root: int
         comm.allgather(whole, part)
     elif kind == "all_to_all":
         comm.all_to_all(np.empty_like(whole), whole)
+    elif kind == "send":  # a ring of messages, and nothing else
+        sent = comm.send(part, to=(comm.rank + 1) % comm.world_size, async_op=True)
+        comm.recv(np.empty_like(part), source=(comm.rank - 1) % comm.world_size)
+        sent.wait()
     elif kind == "gather":
         comm.gather(part, root=root, out=whole if mine else None)
     elif kind == "scatter":
@@ -57,6 +61,7 @@ def main() -> None:
     secret = load_secret(arguments["secret_file"])
     store = DivertedStore(arguments["store"], secret)
     store.proxy_port = params.get("proxies", {}).get(str(arguments["node"]))
+    store.door_port = params.get("doors", {}).get(str(arguments["rank"]))
     comm = Communicator.create(
         rank=arguments["rank"],
         world_size=arguments["world_size"],

@@ -1,12 +1,27 @@
-"""A TCP proxy that can turn every connection through it into a half-open one: still there, but nothing arrives."""
+"""A TCP proxy that does to connections what networks do to them: lets them freeze, swallows bytes, resets, closes."""
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
+import struct
 import threading
+from collections.abc import Container
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-__all__ = ["Proxy"]
+__all__ = ["Blow", "End", "Proxy"]
+
+Blow: TypeAlias = Literal["freeze", "swallow", "reset", "finish"]
+"""Forward nothing more; take bytes and forward none; end both halves with an RST; or with a FIN."""
+End: TypeAlias = Literal["client", "server"]
+_ALL: Final = range(1 << 16)
+
+
+class _Strike(NamedTuple):
+    blow: Blow
+    numbers: Container[int]
+    towards: End | None
 
 
 class Proxy:
@@ -14,8 +29,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._target = 0
-        self._frozen = threading.Event()
-        self._spared = 0
+        self._strike: _Strike | None = None
         self._stopping = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -29,8 +43,12 @@ class Proxy:
 
     def freeze(self, *, spare: int = 0) -> None:
         """From now on nothing is forwarded, but on the first `spare` connections; none is closed."""
-        self._spared = spare
-        self._frozen.set()
+        self.strike("freeze", range(spare, _ALL.stop))
+
+    def strike(self, blow: Blow, numbers: Container[int] = _ALL, towards: End | None = None) -> None:
+        """Once: what befalls the connections of these numbers, in the order in which they were made. `towards`: only
+        what goes to that end, for "freeze" and "swallow"."""
+        self._strike = _Strike(blow, numbers, towards)
 
     def close(self) -> None:
         self._stopping.set()
@@ -55,26 +73,44 @@ class Proxy:
             thread.start()
             self._threads.append(thread)
 
-    def _is_frozen(self, number: int) -> bool:
-        return self._frozen.is_set() and number >= self._spared
+    def _struck(self, number: int) -> _Strike | None:
+        strike = self._strike
+        return strike if strike is not None and number in strike.numbers else None
 
     def _forward(self, number: int, client: socket.socket, server: socket.socket) -> None:
-        other = {client: server, server: client}
+        other, name = {client: server, server: client}, {client: "client", server: "server"}
         with selectors.DefaultSelector() as selector:
             for sock in other:
                 selector.register(sock, selectors.EVENT_READ)
-            while not self._stopping.is_set() and not self._is_frozen(number):
-                for key, _ in selector.select(0.1):
+            while not self._stopping.is_set() and selector.get_map():
+                ready = selector.select(0.1)
+                strike = self._struck(number)
+                if strike is not None and strike.blow in ("reset", "finish"):
+                    _end(client, server, reset=strike.blow == "reset")
+                    return
+                for key, _ in ready:
                     source = key.fileobj
                     assert isinstance(source, socket.socket)
-                    if self._is_frozen(number):
-                        break
+                    hit = strike is not None and strike.towards in (None, name[other[source]])
+                    if hit and strike is not None and strike.blow == "freeze":
+                        selector.unregister(source)
+                        continue
                     try:
                         data = source.recv(1 << 16)
                         if not data:
-                            other[source].shutdown(socket.SHUT_WR)
                             selector.unregister(source)
-                        else:
+                            other[source].shutdown(socket.SHUT_WR)
+                        elif not hit:
                             other[source].sendall(data)
                     except OSError:
                         return
+
+
+def _end(*ends: socket.socket, reset: bool) -> None:
+    for sock in ends:
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        else:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)

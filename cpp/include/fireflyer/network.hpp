@@ -37,6 +37,10 @@ struct DataLink {
   std::unique_ptr<Transport> transport;
   bool broken = false;              // end of stream or an error
   std::int64_t broken_ns = 0;
+  std::string why;                  // it is broken, where the transport says so
+  std::uint64_t sent_bytes = 0, received_bytes = 0;
+  std::int64_t sent_ns = 0;         // the last time that the transport took something
+  std::int64_t blocked_ns = 0;      // since when it takes nothing of a frame; 0 where it does
   std::int64_t moved_ns = 0;        // last time that something was received, or that receiving became possible
   std::uint64_t started = 0;        // frames of which at least a byte has been handed to the transport
   std::uint64_t received = 0;       // whole frames
@@ -57,6 +61,9 @@ struct ControlLink {
   bool gone = false;                // end of stream
   std::int64_t heard_ns = 0;
   std::int64_t beat_ns = 0;         // when the last heartbeat came
+  std::string why;                  // it is gone
+  std::uint64_t sent_bytes = 0, received_bytes = 0, sent_frames = 0, received_frames = 0;
+  std::int64_t sent_ns = 0;
   std::string in, out;
   OpDescriptor op;                  // of the last heartbeat
   bool in_op = false;
@@ -77,6 +84,7 @@ class Network {
   void stop();                          // after everything posted is done; joins
   void wait_until_harmless() const;     // after a failure: until no caller's memory is read or written any more
   std::vector<Sighting> sightings() const;  // of the neighbours' ranks, by their last heartbeats
+  std::vector<LinkEnd> links() const;          // of all connections; at most a heartbeat's period old
   std::uint64_t saturated() const { return saturated_.load(); }  // elements of an fp8 type clipped here so far
 
  private:
@@ -101,6 +109,8 @@ class Network {
   void watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns);
   void fail(FailureKind kind, int culprit, const std::string& text);
   void fail_node(int node, const std::string& what);
+  void note_links(std::int64_t now_ns);
+  std::string to_here() const;          // " to rank 0 (node 0, host n17)": which end of a connection this is
   void adopt(const std::vector<Connection>& connections);
   void require(Algorithm algorithm, int lane);  // that all connections are there; throws std::invalid_argument
   DataLink* link_to(int channel, int node, int socket) const;  // nullptr where there is none
@@ -130,6 +140,9 @@ class Network {
 
   mutable std::mutex sightings_mutex_;
   std::map<int, Sighting> sightings_;
+  std::int64_t links_at_ns_ = 0;
+  mutable std::mutex links_mutex_;
+  std::vector<LinkEnd> links_;
 
   std::mutex mutex_;
   std::deque<Geometry> posted_;

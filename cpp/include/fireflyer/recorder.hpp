@@ -78,6 +78,27 @@ struct Sighting {
   std::int64_t seen_ns = 0;    // CLOCK_MONOTONIC; when that was so
 };
 
+// This rank's end of a connection to a neighbouring node, at `at_ns`: which way bytes went, and what holds them up.
+struct LinkEnd {
+  std::int32_t rank = -1;            // the other end: the leader of its node
+  int channel = -1;                  // -1: control
+  int socket = 0;
+  std::int64_t at_ns = 0;
+  std::uint64_t sent = 0;            // bytes that the transport took; those of a header included
+  std::int64_t sent_ns = 0;          // when it took the last ones
+  std::int64_t blocked_since_ns = 0; // since when there are bytes that it does not take; 0: there are none
+  std::int64_t unacknowledged = -1;  // of `sent`, bytes that the other system has not confirmed; -1: unknown
+  std::int64_t retransmits = -1;     // how often in a row they have been sent again in vain; -1: unknown
+  std::uint64_t received = 0;        // bytes that were read
+  std::int64_t awaiting_since_ns = 0;  // since when nothing came although more was awaited; 0: nothing is
+  std::int64_t unread = -1;          // bytes that lie ready to be read; -1: unknown
+  std::uint64_t frames_sent = 0;     // begun
+  std::uint64_t frames_received = 0; // whole
+  std::uint64_t frames_announced = 0;  // that the other end had begun, by its last heartbeat
+  std::int64_t announced_ns = 0;     // when that came
+  std::string broken;                // why it is of no use any more; empty where it is
+};
+
 struct Snapshot {
   std::vector<RecordView> records;  // ascending id
   ClockPair clock;
@@ -85,6 +106,7 @@ struct Snapshot {
   std::uint64_t finished = 0;   // collectives: one more than the highest seq that ended well
   std::uint64_t dropped = 0;    // operations that found no record
   std::vector<Sighting> sightings;  // for the owner of the recorder to fill in
+  std::vector<LinkEnd> links;       // likewise
 };
 
 class Recorder {

@@ -9,9 +9,18 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
 
 namespace ff {
+
+// Bytes between the transport and the other end of its connection; -1 where that is unknown.
+struct Backlog {
+  std::int64_t unacknowledged = -1;  // sent, and not confirmed by the other system
+  std::int64_t retransmits = -1;     // how often in a row they have been sent again in vain
+  std::int64_t unread = -1;          // come, and not yet received
+};
 
 class Transport {
  public:
@@ -26,9 +35,14 @@ class Transport {
   virtual bool holds() const { return false; }
   // What to poll in order to hear of either; a negative descriptor where there is nothing to wait for.
   virtual pollfd interest(bool in, bool out) const = 0;
+  // What the system knows of it, for the flight recorder.
+  virtual Backlog backlog() const { return {}; }
+  // After `broken`: why, for people; empty where nobody knows.
+  virtual std::string reason() const { return ""; }
   virtual void close() = 0;  // both directions; the other end sees the end of the stream
 };
 
 std::unique_ptr<Transport> tcp_transport(int fd);  // borrows the descriptor
+Backlog tcp_backlog(int fd);
 
 }  // namespace ff

@@ -69,6 +69,7 @@ def _print_json(verdicts: list[Verdict]) -> None:
             "culprits": [culprit._asdict() for culprit in verdict.culprits],
             "evidence": verdict.evidence,
             "ranks": [row._asdict() for row in verdict.table],
+            "links": [link._asdict() for link in verdict.links],
             "stragglers": [each._asdict() for each in verdict.stragglers],
         }
         for verdict in verdicts

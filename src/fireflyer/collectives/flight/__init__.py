@@ -8,6 +8,7 @@ from fireflyer.collectives.flight.box import FlightBox
 from fireflyer.collectives.flight.dump import (
     Dump,
     Fault,
+    LinkEnd,
     Record,
     Sighting,
     Snapshot,
@@ -19,16 +20,19 @@ from fireflyer.collectives.flight.dump import (
 )
 from fireflyer.collectives.flight.explain import Culprit, RankRow, Verdict, explain
 from fireflyer.collectives.flight.files import dump_path, find_dumps, read_dumps, write_dump
+from fireflyer.collectives.flight.links import StoppedLink
 
 __all__ = [
     "Culprit",
     "Dump",
     "Fault",
     "FlightBox",
+    "LinkEnd",
     "RankRow",
     "Record",
     "Sighting",
     "Snapshot",
+    "StoppedLink",
     "Verdict",
     "decode_dump",
     "dump_path",

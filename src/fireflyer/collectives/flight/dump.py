@@ -25,6 +25,7 @@ __all__ = [
     "MAX_DUMP_BYTES",
     "Dump",
     "Fault",
+    "LinkEnd",
     "Record",
     "Sighting",
     "Snapshot",
@@ -40,6 +41,7 @@ MAX_DUMP_BYTES: Final = 32 << 20
 MAX_RECORDS: Final = 1 << 16
 MAX_SAMPLES: Final = 64
 MAX_RANKS: Final = 1 << 16
+MAX_LINKS: Final = 1 << 12
 _CODES: Final = {1: "peer_failed", 2: "usage", 3: "aborted", 4: "data_corruption"}
 
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202f\u2066-\u2069]*\Z"
@@ -127,6 +129,43 @@ class Sighting(msgspec.Struct, frozen=True):
     seen_ns: Count = 0
 
 
+class LinkEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A leader's end of a connection to another node at `at_ns`; a count of -1 is unknown."""
+
+    rank: Rank
+    """The other end: the leader of its node."""
+    channel: Signed
+    """-1 for the control connection; otherwise, with `socket`, which of the data connections, alike at both ends."""
+    socket: Count = 0
+    at_ns: Count
+    sent: Count = 0
+    """Bytes that the transport took."""
+    sent_ns: Count = 0
+    """When it took the last ones."""
+    blocked_since_ns: Count = 0
+    """Since when there have been bytes that it does not take; 0 where there are none."""
+    unacknowledged: Signed = -1
+    """Of those sent, bytes that the other system has not confirmed."""
+    retransmits: Signed = -1
+    """How often in a row these have been sent again in vain."""
+    received: Count = 0
+    """Bytes that were read."""
+    awaiting_since_ns: Count = 0
+    """Since when nothing has come although it is awaited; 0 where nothing is."""
+    unread: Signed = -1
+    """Bytes that have come and were not read."""
+    frames_sent: Count = 0
+    """Begun."""
+    frames_received: Count = 0
+    """Whole ones."""
+    frames_announced: Count = 0
+    """That the other end had begun, by its last heartbeat."""
+    announced_ns: Count = 0
+    """When that came."""
+    broken: Line = ""
+    """Why it is of no use any more."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a recorder at one instant."""
 
@@ -140,6 +179,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One more than the highest number of a collective that ended well."""
     dropped: Count = 0
     sightings: Annotated[tuple[Sighting, ...], Meta(max_length=MAX_RANKS)] = ()
+    links: Annotated[tuple[LinkEnd, ...], Meta(max_length=MAX_LINKS)] = ()
+    """Of a leader."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -179,6 +220,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.labels) > self.world_size:
             raise ValueError(f"{len(self.labels)} labels are too many for {self.world_size} ranks")
         named = [sighting.rank for sighting in self.snapshot.sightings]
+        named += [link.rank for link in self.snapshot.links]
         if self.fault is not None:
             named.append(self.fault.rank)
         for record in self.snapshot.records:

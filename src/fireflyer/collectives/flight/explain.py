@@ -9,6 +9,9 @@ Pure and deterministic. What is looked for, in this order; the first that is fou
    one that is least far; a message waits for the other end. Following that, the ranks that are waited for and wait for
    nobody are to blame; where there are none, the ranks in a circle are.
 
+Where the ends of a connection between nodes show that bytes got lost between two ranks that live (`links`), that is the
+verdict instead of 2 and 3: neither rank is to blame, both are named.
+
 Nobody is blamed for waiting. A rank without a dump is a suspect, named as such: it may have died, or its dump was not
 collected; it is certain only where the others raised that it failed.
 """
@@ -22,15 +25,17 @@ from fireflyer.base.units import format_duration
 from fireflyer.collectives.flight.dump import Dump, Fault
 from fireflyer.collectives.flight.evidence import Evidence, Presence, call_name
 from fireflyer.collectives.flight.lateness import Lateness, measure_lateness
+from fireflyer.collectives.flight.links import StoppedLink, find_stopped_links
 from fireflyer.collectives.flight.mismatch import Mismatch, find_mismatch
 from fireflyer.collectives.flight.waiting import Wait, find_circle, find_waits
 
 __all__ = ["Culprit", "Kind", "RankRow", "Verdict", "explain"]
 
 Kind: TypeAlias = Literal[
-    "nothing", "mismatch", "absent", "stalled", "gone", "deadlock", "aborted", "corrupted", "undecided"
+    "nothing", "mismatch", "absent", "stalled", "gone", "link", "deadlock", "aborted", "corrupted", "undecided"
 ]
 MAX_EVIDENCE: Final = 12
+MAX_LINK_LINES: Final = 4
 
 
 class Culprit(NamedTuple):
@@ -70,6 +75,8 @@ class Verdict(NamedTuple):
     evidence: tuple[str, ...]
     table: tuple[RankRow, ...]
     stragglers: tuple[Lateness, ...]
+    links: tuple[StoppedLink, ...] = ()
+    """Directions of connections between nodes in which bytes stopped."""
 
     @property
     def decided(self) -> bool:
@@ -81,10 +88,12 @@ def explain(dumps: Sequence[Dump]) -> Verdict:
     evidence = Evidence(dumps)
     seq = evidence.stuck()
     waits = find_waits(evidence)
+    links = find_stopped_links(evidence)
     fault = _first_fault(evidence)
     raised = fault is not None and fault.code == "usage"  # then a rank of another node may still have been one behind
     found = (
         _from_mismatch(evidence, find_mismatch(evidence, upto=None if raised else seq))
+        or _from_links(evidence, fault, links)
         or _from_fault(evidence, seq, fault, waits)
         or _from_waits(evidence, seq, waits)
         or ("nothing", _all_well(evidence), (), ())
@@ -93,7 +102,13 @@ def explain(dumps: Sequence[Dump]) -> Verdict:
     late = measure_lateness(evidence)
     stragglers = tuple(each for each in late if each.straggler)
     shown = tuple(wait for wait in waits if wait.targets or kind == "undecided")
-    notes = [*lines, *_wait_lines(evidence, shown), *_raised_lines(evidence), *_missing_lines(evidence)]
+    notes = [
+        *lines,
+        *_link_lines(links, kind, culprits),
+        *_wait_lines(evidence, shown),
+        *_raised_lines(evidence),
+        *_missing_lines(evidence),
+    ]
     notes += [
         f"{evidence.ranks[each.rank].label} came last to {each.last} of {each.operations} collectives, "
         f"{format_duration(each.median_ns)} late in the median"
@@ -102,7 +117,7 @@ def explain(dumps: Sequence[Dump]) -> Verdict:
     unique = tuple(dict.fromkeys(notes))
     cut = (f"... and {len(unique) - MAX_EVIDENCE} more",) if len(unique) > MAX_EVIDENCE else ()
     table = _table(evidence, waits, {each.rank: each.median_ns for each in late})
-    return Verdict(evidence.group, kind, summary, culprits, unique[:MAX_EVIDENCE] + cut, table, stragglers)
+    return Verdict(evidence.group, kind, summary, culprits, unique[:MAX_EVIDENCE] + cut, table, stragglers, links)
 
 
 _Found: TypeAlias = tuple[Kind, str, tuple[Culprit, ...], tuple[str, ...]]
@@ -124,6 +139,29 @@ def _from_mismatch(evidence: Evidence, mismatch: Mismatch | None) -> _Found | No
         return None
     culprits = tuple(_culprit(evidence, rank, mismatch.why, mismatch.certain) for rank in mismatch.culprits)
     return "mismatch", mismatch.summary, culprits, mismatch.lines
+
+
+def _from_links(evidence: Evidence, fault: Fault | None, links: tuple[StoppedLink, ...]) -> _Found | None:
+    """Bytes that got lost between two ranks that left dumps, where nobody raised something else."""
+    if fault is not None and fault.code != "peer_failed":
+        return None
+    for link in links:
+        ends = (link.sender, link.receiver)
+        alive = all(evidence.ranks[rank].dump is not None for rank in ends)
+        if link.side == "network" and alive and (fault is None or fault.rank in ends):
+            culprits = tuple(_culprit(evidence, rank, f"is an end of {link.connection}", False) for rank in ends)
+            raised = () if fault is None else (f"raised: {fault.text}",)
+            return "link", link.text, culprits, raised
+    return None
+
+
+def _link_lines(links: tuple[StoppedLink, ...], kind: Kind, culprits: tuple[Culprit, ...]) -> list[str]:
+    """What a sender never sent is told of those who are blamed; the others waited themselves."""
+    if kind in ("nothing", "mismatch", "aborted"):
+        return []
+    blamed = {culprit.rank for culprit in culprits}
+    told = [link.text for link in links if link.side != "sender" or link.sender in blamed or kind == "undecided"]
+    return told[:MAX_LINK_LINES]
 
 
 def _from_fault(evidence: Evidence, seq: int | None, fault: Fault | None, waits: tuple[Wait, ...]) -> _Found | None:
