@@ -137,14 +137,11 @@ class DivertedStore(StoreClient):
     door_port: int | None = None
 
     def set(self, key: str, value: bytes) -> None:
-        if "/door/" in key and self.door_port is not None:
-            host, port, unix = json.loads(value)
-            say("door", port=port)
-            value = json.dumps([host, self.door_port, unix]).encode()
-        if "/node/" in key and self.proxy_port is not None:
-            door = msgspec.json.decode(value, type=Door)
-            say("listening", port=door.port)
-            value = msgspec.json.encode(msgspec.structs.replace(door, port=self.proxy_port))
+        for place, event, proxy_port in (("/door/", "door", self.door_port), ("/node/", "listening", self.proxy_port)):
+            if place in key and proxy_port is not None:
+                door = msgspec.json.decode(value, type=Door)
+                say(event, port=door.port)
+                value = msgspec.json.encode(msgspec.structs.replace(door, port=proxy_port))
         super().set(key, value)
 
 
