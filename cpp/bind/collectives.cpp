@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,6 +24,18 @@ namespace nb = nanobind;
 namespace {
 
 using Released = nb::call_guard<nb::gil_scoped_release>;
+
+// What the system refuses is an OSError with its errno, as everywhere in Python. To be called with the GIL.
+template <typename Call>
+auto with_os_errors(Call call) {
+  try {
+    return call();
+  } catch (const std::system_error& error) {
+    const nb::object value = nb::steal(PyObject_CallFunction(PyExc_OSError, "is", error.code().value(), error.what()));
+    if (value.is_valid()) PyErr_SetObject(PyExc_OSError, value.ptr());
+    throw nb::python_error();
+  }
+}
 
 using PythonStep = std::tuple<int, int, std::uint32_t, std::uint32_t, std::uint32_t, std::vector<std::uint32_t>>;
 using PythonProgram = std::tuple<std::string, int, int, std::uint32_t, std::uint32_t, std::vector<PythonStep>>;
@@ -98,8 +111,8 @@ void bind_collectives(nb::module_& m) {
           Released());
 
   nb::class_<ff::Arena>(m, "Arena")
-      .def(nb::new_([](int fd) { return std::make_shared<ff::Arena>(fd); }), nb::arg("fd"))
-      .def_static("create", &ff::Arena::create, nb::arg("size_bytes"))
+      .def(nb::new_([](int fd) { return with_os_errors([&] { return std::make_shared<ff::Arena>(fd); }); }), nb::arg("fd"))
+      .def_static("create", [](std::size_t bytes) { return with_os_errors([&] { return ff::Arena::create(bytes); }); }, nb::arg("size_bytes"))
       .def_prop_ro("bytes", &ff::Arena::bytes)
       .def_prop_ro("used", &ff::Arena::used)
       .def("prefer_node", &ff::Arena::prefer_node, nb::arg("node"))
@@ -155,8 +168,10 @@ void bind_collectives(nb::module_& m) {
             for (const auto& [pid, fd] : neighbours) config.neighbours.push_back({pid, fd});
             config.cpus = std::move(cpus);
             config.network_cpus = std::move(network_cpus);
-            nb::gil_scoped_release released;
-            new (self) ff::Executor(std::move(config));
+            with_os_errors([&] {
+              nb::gil_scoped_release released;
+              new (self) ff::Executor(std::move(config));
+            });
           },
           nb::kw_only(), nb::arg("rank"), nb::arg("node_of_rank"), nb::arg("labels"), nb::arg("trees"), nb::arg("timeout_ns"), nb::arg("window_fd"),
           nb::arg("doorbell_fd"), nb::arg("leader_fd"), nb::arg("local_fds"), nb::arg("connections"),
@@ -193,7 +208,10 @@ void bind_collectives(nb::module_& m) {
           },
           Released());
 
-  m.def("create_window", &ff::Window::create, nb::arg("local_ranks"), nb::arg("slots"), nb::arg("chunk_bytes"));
+  m.def(
+      "create_window",
+      [](int local_ranks, std::uint32_t slots, std::size_t chunk_bytes) { return with_os_errors([&] { return ff::Window::create(local_ranks, slots, chunk_bytes); }); },
+      nb::arg("local_ranks"), nb::arg("slots"), nb::arg("chunk_bytes"));
   m.def("interleave_window", &ff::Window::interleave, nb::arg("fd"), nb::arg("nodes"));
   m.def("beacon", [] {
     const ff::Beacon b = ff::beacon();

@@ -13,13 +13,15 @@ import pytest
 from tests.support.descriptors import only_free, open_descriptors
 from tests.support.thread_ranks import together
 
-from fireflyer.base.errors import Busy
+from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives import Communicator, communicator, make_plan, residence
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import RankExchange
 from fireflyer.collectives.meeting import Equipment
+from fireflyer.collectives.memory import OwnMemory
 from fireflyer.collectives.residence import Neighbour, Resident
 from fireflyer.identity.secrets import new_secret
+from fireflyer.runtime.store import LocalStore
 
 MANY = 64
 
@@ -66,6 +68,32 @@ def test_doors_that_cannot_be_made_leave_nothing_open(free: int) -> None:
     with only_free(free), pytest.raises(Busy, match="ulimit -n"):
         Doors(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
     assert open_descriptors() == before
+
+
+def refusal_with(free: int) -> str | None:
+    """Of a group of one rank, where only so many descriptors are left."""
+    try:
+        with only_free(free):
+            Communicator.create(rank=0, world_size=1, node=0, store=LocalStore(), secret=new_secret()).close()
+    except FireflyerError as error:
+        return str(error)
+    return None
+
+
+def test_a_group_for_which_there_are_too_few_descriptors_is_told_so_and_leaves_nothing_open() -> None:
+    assert refusal_with(MANY) is None  # what is opened once is open from now on
+    before = open_descriptors()
+    refusals = [refusal_with(free) for free in range(16)]
+    assert open_descriptors() == before
+    told = [refusal for refusal in refusals if refusal is not None]
+    assert 5 < len(told) < 16
+    assert refusals[: len(told)] == told
+    assert all("ulimit -n" in refusal and "\n" not in refusal for refusal in told), told
+
+
+def test_an_arena_that_does_not_fit_is_told() -> None:
+    with pytest.raises(UsageError, match=r"cannot map an arena of 140737488355328 bytes: .*pass a smaller arena_bytes"):
+        OwnMemory(2**47)
 
 
 def test_doors_that_are_closed_own_no_number_any_more() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple, Self
 
 from fireflyer.base.errors import Unreachable, UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import RankExchange
@@ -130,7 +132,7 @@ class Formed(ABC):
         `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
         Where the machine has several memory nodes, native threads are kept on processors near the arena; `pin=False`
         leaves them alone. `machine` is what is known of this machine (None: what its kernel says).
-        Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`.
+        Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`; `Busy` where no more files may be opened.
         """
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not a rank of {world_size}; ranks count from 0")
@@ -208,6 +210,8 @@ class Formed(ABC):
             try:
                 communicator = cls(rank, equipment.duplicate(), doors, memory, terms, lineage, seat)
             except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise translate_os_error(error, "make use of what the ranks share") from error
                 raise UsageError(
                     f"cannot map the arenas of {len(equipment.neighbours)} ranks of {memory.arena.bytes} bytes each: "
                     f"{error}; pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"

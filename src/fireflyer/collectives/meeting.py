@@ -314,8 +314,28 @@ def meet(
 ) -> Equipment:
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
-    `PermissionDenied`, each naming a rank."""
+    `PermissionDenied`, each naming a rank, and what a system says that has no more of something."""
     meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
+    try:
+        return _met(meeting, node, plan, sums, own, machine, offer, fabric, stack)
+    except FireflyerError:  # some are OSErrors, too
+        raise
+    except OSError as error:  # what a peer does has other errors: this process may open no more files, or the like
+        raise translate_os_error(error, f"meet the other ranks as rank {rank}") from error
+
+
+def _met(
+    meeting: _Meeting,
+    node: int,
+    plan: Plan | None,
+    sums: str | None,
+    own: Resident,
+    machine: Machine | None,
+    offer: Offer,
+    fabric: Fabric | None,
+    stack: ExitStack,
+) -> Equipment:
+    store, prefix, rank, world_size = meeting.store, meeting.prefix, meeting.rank, meeting.world_size
     roster = meeting.agree(Member(node, socket.gethostname(), plan, sums, offer))
     if roster.plan is None or len(roster.hosts) != world_size:
         raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
@@ -338,7 +358,7 @@ def meet(
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, doors = listen(host, stack, backlog=_BACKLOG)
+        unix, tcp, doors = listen(meeting.host, stack, backlog=_BACKLOG)
         inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))

@@ -6,10 +6,12 @@ registered. Arrays keep the mapping alive; this object keeps the descriptor by w
 
 from __future__ import annotations
 
+import errno
 import os
 import weakref
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.native import Arena
 
 __all__ = ["OwnMemory", "all_memory_bytes"]
@@ -19,12 +21,14 @@ class OwnMemory:
     """Until `release`, or until it is collected, others can be let in."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Raises `UsageError`."""
+        """Raises `UsageError`, `Busy` when the process may open no more files."""
         if size_bytes < 0:
             raise UsageError(f"arena_bytes {size_bytes} must not be negative")
         try:
             self.fd = Arena.create(size_bytes)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise translate_os_error(error, f"make an arena of {size_bytes} bytes") from error
             raise UsageError(
                 f"cannot make an arena of {size_bytes} bytes: {error}; pass a smaller arena_bytes"
             ) from error
