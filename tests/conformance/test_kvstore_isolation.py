@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.support.histories import explained, random_plans, run_interleaved
 from tests.support.kvstores import KINDS, Opened, Place, place_of, put, values
 from tests.support.loops import on_loop
 
@@ -239,3 +240,17 @@ async def test_a_conflict_is_raised_when_attempts_run_out_and_says_how_many(plac
 
         with pytest.raises(Conflict, match=r"given up after \d+ attempt"):
             await kv.transact(never, timeout_ns=SECOND // 5)
+
+
+@on_loop
+async def test_random_histories_have_a_serial_order(place: Place) -> None:
+    histories = {"memory": 300, "embedded": 30, "postgres": 40}[place.kind]
+    refused = 0
+    async with await place.open() as kv:
+        for seed in range(histories):
+            chance = random.Random(seed)
+            before = await values(kv)
+            ran = await run_interleaved(kv, random_plans(chance), chance)
+            assert explained(ran, before, await values(kv)), f"seed {seed}: {ran}"
+            refused += sum(not record.committed for record in ran)
+    assert refused > histories // 10, "too few conflicts to mean anything"

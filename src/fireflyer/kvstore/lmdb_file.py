@@ -30,7 +30,7 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.base.units import GIB
+from fireflyer.base.units import GIB, MIB
 from fireflyer.kvstore.core.keys import MAX_PAGE_BYTES, Item, KeyRange, Page, shown
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.runtime.disk import RealDisk
@@ -41,6 +41,9 @@ MAP_BYTES: Final = 1024 * GIB
 """Address space, not memory or disk: the store can grow to it without moving under its readers."""
 LEAST_MAP_BYTES: Final = GIB
 MAX_READERS: Final = 4096
+RESERVE_BYTES: Final = 4 * MIB
+"""Of the file, beyond what records take: see `LmdbFile._reserve`."""
+GROWTH_BYTES: Final = 4 * MIB
 _FORMAT: Final = b"fireflyer kvstore 1"
 _CRC_BYTES: Final = 4
 
@@ -51,6 +54,7 @@ class LmdbFile:
 
     def __init__(self, path: str, *, map_bytes: int = MAP_BYTES) -> None:
         self.path = os.path.abspath(path)
+        self._data = os.path.join(self.path, "data.mdb")
         disk = RealDisk()
         with contextlib.suppress(Exists):
             disk.mkdir(self.path)
@@ -73,7 +77,7 @@ class LmdbFile:
     def _prepare(self) -> None:
         with _translated(f"open key-value store {self.path}"):
             pages, page_bytes = self._env.info()["last_pgno"] + 1, self._env.stat()["psize"]
-            file_bytes = os.stat(os.path.join(self.path, "data.mdb")).st_size
+            file_bytes = os.stat(self._data).st_size
             if file_bytes and file_bytes < pages * page_bytes:  # reading behind the end would kill the process
                 raise DataCorruption(f"key-value store {self.path}: its file is cut off; restore a backup")
             self._records = self._env.open_db(b"records")
@@ -99,7 +103,50 @@ class LmdbFile:
 
     def write(self, version: int, batch: Sequence[Mutations]) -> None:
         """All of `batch`, in order, or nothing; durable. Raises `NoSpace`, and whatever the disk says."""
-        with _translated(f"write key-value store {self.path}"), self._env.begin(write=True) as txn:
+        what = f"write key-value store {self.path}"
+        try:
+            with _translated(what):
+                self._write(version, batch)
+        except PermanentError as error:
+            wanted_bytes = sum(mutations.bytes_counted for mutations in batch)
+            if (cause := self._without_room(error, wanted_bytes)) is not None:
+                raise translate_os_error(cause, what) from error
+            raise
+
+    def _without_room(self, error: PermanentError, wanted_bytes: int) -> OSError | None:
+        """LMDB calls it EIO when the kernel took only a part of a write, as it does where room ends. Then it does not
+        let us have more room either, and says why."""
+        if not isinstance(error.__cause__, lmdb.Error) or error.__cause__.code != errno.EIO:
+            return None
+        try:
+            self._grow(wanted_bytes + RESERVE_BYTES)
+        except OSError as cause:
+            return cause
+        return None
+
+    def _grow(self, added_bytes: int) -> None:
+        fd = os.open(self._data, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, os.fstat(fd).st_size, added_bytes)
+        finally:
+            os.close(fd)
+
+    def _reserve(self, txn: lmdb.Transaction[bytes], batch: Sequence[Mutations]) -> None:
+        """Room for `batch`, and `RESERVE_BYTES` more: to clear keys takes new pages first, and must go on on a full
+        disk. So what adds nothing needs no reserve."""
+        adding = [mutations for mutations in batch if any(value for _, value in mutations.writes)]
+        if not adding:
+            return
+        wanted_bytes = 2 * sum(mutations.bytes_counted for mutations in adding) + RESERVE_BYTES
+        stat = txn.stat(self._records)
+        live_bytes = (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) * stat["psize"]
+        room_bytes = os.stat(self._data).st_size - live_bytes
+        if room_bytes < wanted_bytes:
+            self._grow(wanted_bytes - room_bytes + GROWTH_BYTES)
+
+    def _write(self, version: int, batch: Sequence[Mutations]) -> None:
+        with self._env.begin(write=True) as txn:
+            self._reserve(txn, batch)
             for mutations in batch:
                 for cleared in mutations.cleared:
                     self._clear(txn, cleared)

@@ -1,0 +1,259 @@
+"""What only the engine in memory shows: exact conflict sets, injected faults, and running in the simulated world."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+from tests.support.kvstores import Opened, put, values
+from tests.support.loops import on_loop
+
+from fireflyer import kvstore
+from fireflyer.base.errors import PermanentError, UsageError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.kvstore import (
+    Attempted,
+    CommitFault,
+    CommitUnknown,
+    Conflict,
+    Disconnected,
+    KeyRange,
+    MemoryEngine,
+    MemoryStore,
+    SteppedWaits,
+    Transaction,
+    TransactionTimeout,
+    Waits,
+    steps,
+    transact_once,
+)
+from fireflyer.kvstore.core.conflicts import Conflicts
+from fireflyer.kvstore.core.keys import EVERYTHING, MAX_ENTRIES
+from fireflyer.kvstore.core.overlay import Mutations
+from fireflyer.kvstore.core.waits import MAX_ATTEMPTS, MAX_BACKOFF_NS, backoff_ns
+from fireflyer.kvstore.transaction import Attempt
+from fireflyer.sim.world import SimNode, World
+
+
+@on_loop
+async def test_the_exact_conflict_set_of_a_transaction_can_be_asserted() -> None:
+    attempts: list[Attempted] = []
+    async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
+        await put(kv, a=b"1", b=b"1", c=b"1", d=b"1")
+
+        async def body(tx: Transaction) -> None:
+            await tx.get(b"a")
+            await tx.get(b"missing")
+            await tx.snapshot.get(b"b")
+            await tx.get_range(b"b", b"z", limit=2)
+            await tx.get_range(b"x", b"z", reverse=True)
+            tx.add_read_conflict(b"lock")
+            tx.set(b"w", b"1")
+            assert await tx.get(b"w") == b"1"
+            tx.clear_range(b"t", b"v")
+            tx.clear(b"u")
+
+        await kv.transact(body)
+    last = attempts[-1]
+    assert last.reads == Conflicts((b"a", b"lock", b"missing"), (KeyRange(b"b", b"c\0"), KeyRange(b"x", b"z")))
+    assert last.writes == Conflicts((b"w",), (KeyRange(b"t", b"v"),))
+    assert (last.read_version, last.version, last.refusal) == (1, 2, None)
+
+
+@on_loop
+async def test_a_backward_range_cut_by_its_limit_conflicts_from_its_last_item_on() -> None:
+    attempts: list[Attempted] = []
+    async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
+        await put(kv, a=b"1", b=b"1", c=b"1")
+        async with kv.transaction() as tx:
+            assert (await tx.get_range(b"", b"x", limit=2, reverse=True)).more
+            tx.set(b"w", b"")
+    assert attempts[-1].reads.ranges == (KeyRange(b"b", b"x"),)
+
+
+@on_loop
+async def test_a_refusal_says_which_key() -> None:
+    async with MemoryEngine() as kv:
+        side = Opened(kv)
+        tx = await side.begin()
+        tx.set(b"w", await tx.get(b"a") or b"")
+        await put(kv, a=b"1")
+        with pytest.raises(Conflict, match=r"b'a' was written since; run it again"):
+            await side.commit()
+
+
+@on_loop
+async def test_a_transaction_older_than_the_window_is_refused_as_transient() -> None:
+    async with MemoryEngine(MemoryStore(window_entries=3)) as kv:
+        side, reading = Opened(kv), Opened(kv)
+        tx, reader = await side.begin(), await reading.begin()
+        await tx.get(b"a")
+        tx.set(b"w", b"")
+        for i in range(5):
+            await put(kv, **{f"k{i}": b""})
+        with pytest.raises(Conflict, match="conflicts are known from"):
+            await side.commit()
+        with pytest.raises(Conflict, match="no longer kept"):
+            await reader.get(b"a")
+        await reading.abandon()
+
+
+def test_history_outside_the_window_is_forgotten() -> None:
+    store = MemoryStore(window_entries=10)
+    for i in range(1000):
+        store.commit(store.version, Conflicts(), Mutations(writes=((b"%d" % (i % 3), b"v" if i % 2 else None),)))
+    for i in range(20):
+        store.commit(store.version, Conflicts(), Mutations(writes=((b"x", None), (b"%d" % (i % 3), None))))
+    kept = sum(len(history) for history in store._histories.values())
+    assert kept <= 14
+    assert store.scan(store.version, EVERYTHING).items == []
+
+
+class _Faults:
+    def __init__(self, *faults: CommitFault) -> None:
+        self._left = list(faults)
+
+    def __call__(self) -> CommitFault:
+        return self._left.pop(0) if self._left else CommitFault.NONE
+
+
+async def _take(tx: Transaction) -> bytes:
+    number = b"%d" % (int(await tx.get(b"counter") or b"0") + 1)
+    tx.set(b"counter", number)
+    return number
+
+
+@pytest.mark.parametrize("fault", [CommitFault.UNKNOWN_DONE, CommitFault.UNKNOWN_LOST])
+@on_loop
+async def test_an_unknown_outcome_is_raised_unless_repeating_is_harmless(fault: CommitFault) -> None:
+    async with MemoryEngine(faults=_Faults(fault)) as kv:
+        with pytest.raises(CommitUnknown):
+            await kv.transact(_take)
+        assert await values(kv) == ({b"counter": b"1"} if fault is CommitFault.UNKNOWN_DONE else {})
+    async with MemoryEngine(faults=_Faults(fault)) as kv:
+        await put(kv, a=b"1")
+        assert await values(kv) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("fault", [CommitFault.UNKNOWN_DONE, CommitFault.UNKNOWN_LOST])
+@on_loop
+async def test_a_marker_makes_it_once_whatever_became_of_unknown_commits(fault: CommitFault) -> None:
+    async with MemoryEngine(faults=_Faults(fault, CommitFault.DISCONNECTED, fault)) as kv:
+        for expected in (b"1", b"2"):
+            assert await transact_once(kv, _take, marker=b"marker " + expected) == expected
+        assert (await values(kv))[b"counter"] == b"2"
+
+
+@on_loop
+async def test_doubt_is_not_forgotten_when_later_attempts_fail_for_sure() -> None:
+    faults = _Faults(CommitFault.UNKNOWN_LOST, *[CommitFault.CONFLICT] * MAX_ATTEMPTS)
+    async with MemoryEngine(faults=faults) as kv:
+        with pytest.raises(CommitUnknown, match="one of them may have happened"):
+            await kv.transact(_take, idempotent=True, timeout_ns=SECOND // 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(CommitFault.CONFLICT, Conflict), (CommitFault.DISCONNECTED, Disconnected)]
+)
+@on_loop
+async def test_conflicts_and_broken_connections_are_retried_and_bounded(
+    fault: CommitFault, error: type[Exception]
+) -> None:
+    async with MemoryEngine(faults=_Faults(fault, fault, fault)) as kv:
+        assert await kv.transact(_take) == b"1"
+    world = World(1)
+    waits = SteppedWaits(lambda: world.now_ns, world.random.randrange)
+    kv = MemoryEngine(faults=lambda: fault, waits=waits)
+    with pytest.raises(error, match=f"given up after {MAX_ATTEMPTS} attempts"):
+        list(steps(kv.transact(_take, timeout_ns=1000 * SECOND)))
+
+
+def test_backoff_is_random_and_bounded() -> None:
+    delays = [[backoff_ns(attempt, random.Random(seed).randrange) for seed in range(50)] for attempt in (1, 5, 1000)]
+    for each in delays:
+        assert len(set(each)) > 25
+    assert max(delays[0]) <= 2 * MS
+    assert max(delays[1]) <= 32 * MS
+    assert 0 < min(delays[2]) < max(delays[2]) <= MAX_BACKOFF_NS
+
+
+def _waits(node: SimNode) -> Waits:
+    return SteppedWaits(node.clock.now_ns, node.world.fork_random(node.name).randrange)
+
+
+def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() -> None:
+    """Several nodes count in one store, whose commits fail in every way; each counts exactly once per request."""
+
+    def history(seed: int) -> tuple[bytes, dict[bytes, bytes]]:
+        world = World(seed)
+        store = MemoryStore()
+
+        def boot(node: SimNode) -> None:
+            chance = world.fork_random(f"{node.name} faults")
+            faults = list(CommitFault)
+            kv = MemoryEngine(store, waits=_waits(node), faults=lambda: chance.choice(faults))
+
+            async def work() -> None:
+                for request in range(10):
+                    marker = f"done/{node.name}/{request}".encode()
+                    number = await transact_once(kv, _take, marker=marker, timeout_ns=3600 * SECOND)
+                    world.record("took", node.name, number)
+
+            node.spawn(steps(work()))
+
+        for name in ("a", "b", "c"):
+            world.node(name, boot)
+        world.run()
+        return world.trace.to_bytes(), dict(store.scan(store.version, EVERYTHING).items)
+
+    for seed in range(5):
+        trace, state = history(seed)
+        assert state.pop(b"counter") == b"30"
+        assert sorted(map(int, state.values())) == list(range(1, 31))
+        assert history(seed)[0] == trace
+
+
+def test_a_deadline_in_the_simulated_world_is_found_at_the_next_operation() -> None:
+    world = World(1)
+    kv = MemoryEngine(waits=SteppedWaits(lambda: world.now_ns, world.random.randrange))
+
+    async def body(tx: Transaction) -> None:
+        tx.set(b"a", b"1")
+        world.now_ns += SECOND
+        await tx.get(b"b")
+
+    with pytest.raises(TransactionTimeout, match="nothing of it happened"):
+        list(steps(kv.transact(body, timeout_ns=MS)))
+
+
+@on_loop
+async def test_the_number_of_entries_of_a_transaction_is_bounded() -> None:
+    async with MemoryEngine() as kv:
+        source = await kv._begin(read_only=False)
+        attempt = Attempt(source, lambda: 0, 1, read_only=False)
+        for i in range(MAX_ENTRIES):
+            attempt.clear(b"%d" % i)
+        with pytest.raises(UsageError, match=f"over {MAX_ENTRIES} entries; split it"):
+            attempt.clear(b"one more")
+        with pytest.raises(UsageError, match="split it"):
+            await attempt.commit()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "memory", "memory:x", "embedded:relative", "embedded:", "mysql://root:hunter2@host/x", "postgresql:x"]
+)
+@on_loop
+async def test_a_url_that_is_not_understood_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(UsageError, match=r"write memory:, embedded:/absolute/path or postgresql://") as caught:
+        await kvstore.open(url)
+    assert "hunter2" not in str(caught.value)
+
+
+@on_loop
+async def test_a_missing_driver_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    monkeypatch.delitem(sys.modules, "fireflyer.kvstore.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "fireflyer.kvstore.postgres_errors", raising=False)
+    with pytest.raises(PermanentError, match=r"pip install 'fireflyer\[postgres\]'"):
+        await kvstore.open("postgresql://nobody@nowhere/x")
