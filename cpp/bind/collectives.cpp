@@ -152,7 +152,7 @@ void bind_collectives(nb::module_& m) {
           [](ff::Executor* self, int rank, std::vector<int> node_of_rank, std::vector<std::string> labels, std::vector<std::vector<int>> trees,
              std::int64_t timeout_ns, int window_fd, int doorbell_fd, int leader_fd, std::vector<std::pair<int, int>> local_fds,
              const std::vector<std::tuple<int, int, int, int>>& connections, const std::vector<PythonRoute>& routes, const std::vector<PythonProgram>& programs,
-             std::shared_ptr<ff::Arena> arena, const std::vector<std::pair<int, int>>& neighbours, std::vector<int> cpus, std::vector<int> network_cpus,
+             std::shared_ptr<ff::Arena> arena, const std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, int>>& neighbours, std::vector<int> cpus, std::vector<int> network_cpus,
              std::shared_ptr<ff::Fabric> fabric) {
             ff::Config config;
             config.group = ff::Group{rank, std::move(node_of_rank), std::move(labels), std::move(trees), timeout_ns};
@@ -165,7 +165,7 @@ void bind_collectives(nb::module_& m) {
             for (const auto& [channel, node, socket, fd] : connections) config.connections.push_back({channel, node, socket, fd});
             config.arena = std::move(arena);
             config.fabric = std::move(fabric);
-            for (const auto& [pid, fd] : neighbours) config.neighbours.push_back({pid, fd});
+            for (const auto& [pid, address, number, fd] : neighbours) config.neighbours.push_back({{pid, address, number}, fd});
             config.cpus = std::move(cpus);
             config.network_cpus = std::move(network_cpus);
             with_os_errors([&] {
@@ -213,6 +213,7 @@ void bind_collectives(nb::module_& m) {
       [](int local_ranks, std::uint32_t slots, std::size_t chunk_bytes) { return with_os_errors([&] { return ff::Window::create(local_ranks, slots, chunk_bytes); }); },
       nb::arg("local_ranks"), nb::arg("slots"), nb::arg("chunk_bytes"));
   m.def("interleave_window", &ff::Window::interleave, nb::arg("fd"), nb::arg("nodes"));
+  nb::class_<ff::OpenMemory>(m, "OpenMemory").def(nb::init<>()).def("close", &ff::OpenMemory::close);
   m.def("beacon", [] {
     const ff::Beacon b = ff::beacon();
     return std::make_tuple(b.pid, b.address, b.number);

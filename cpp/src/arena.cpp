@@ -11,6 +11,7 @@
 #include <new>
 #include <stdexcept>
 #include <system_error>
+#include <tuple>
 
 #include "fireflyer/placement.hpp"
 
@@ -23,7 +24,32 @@ constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
+// A memory file, as one process has mapped it. A forked child has its parent's objects, but not their mappings.
+using Identity = std::tuple<pid_t, dev_t, ino_t>;
+
+struct Mapped {
+  std::mutex mutex;
+  std::map<Identity, std::weak_ptr<Arena>> arenas;
+};
+
+Mapped& mapped() {
+  static Mapped all;
+  return all;
+}
+
 }  // namespace
+
+std::shared_ptr<Arena> Arena::shared(int fd) {
+  struct stat info{};
+  if (fstat(fd, &info) != 0) raise("cannot examine an arena");
+  Mapped& all = mapped();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.arenas, [](const auto& entry) { return entry.second.expired(); });  // its number may be another file's by now
+  std::weak_ptr<Arena>& known = all.arenas[{getpid(), info.st_dev, info.st_ino}];
+  std::shared_ptr<Arena> arena = known.lock();
+  if (!arena) known = arena = std::make_shared<Arena>(fd);
+  return arena;
+}
 
 int Arena::create(std::size_t bytes) {
   const int fd = memfd_create("fireflyer-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -59,6 +85,11 @@ std::string Arena::prefer_node(int node) { return ff::prefer_node(base_, bytes_,
 bool Arena::holds(const void* address, std::size_t bytes) const {
   const auto* at = static_cast<const char*>(address);
   return at >= base_ && bytes <= bytes_ && static_cast<std::size_t>(at - base_) <= bytes_ - bytes;
+}
+
+char* Arena::at(std::uint64_t start, std::uint64_t offset, std::size_t bytes) const {
+  if (start > bytes_ || offset > bytes_ - start || bytes > bytes_ - start - offset) return nullptr;
+  return base_ + start + offset;
 }
 
 char* Arena::allocate(std::size_t bytes) {

@@ -12,6 +12,7 @@ namespace ff {
 struct Executor::Current {
   Task task;
   Geometry geometry;
+  Places mine;                    // where this rank's arrays lie
   std::unique_ptr<Rules> rules;
   std::unique_ptr<Run> run;       // null while the others are awaited to choose it
   Watch watch;

@@ -30,8 +30,8 @@ constexpr std::size_t max_links = 4;             // with one peer: at most one t
 
 }  // namespace
 
-Exchange::Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder, std::vector<int> cpus)
-    : group_(group), window_(window), leader_fd_(leader_fd), recorder_(recorder), cpus_(std::move(cpus)), local_(group.local_index(group.rank)),
+Exchange::Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder, std::vector<int> cpus, bool reads_memory)
+    : group_(group), window_(window), leader_fd_(leader_fd), recorder_(recorder), cpus_(std::move(cpus)), reads_memory_(reads_memory), local_(group.local_index(group.rank)),
       period_ns_(std::clamp<std::int64_t>(group.timeout_ns / 8, ms, 1000 * ms)) {
   if (getrandom(&token_, sizeof token_, 0) != sizeof token_) throw std::system_error(errno, std::generic_category(), "cannot get random bytes");
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -179,7 +179,7 @@ void Exchange::announce(Peer& peer, Flow& flow) {
     frame.header.size = static_cast<std::uint32_t>(flow.bytes);
     frame.data = flow.data;
     frame.flow = &flow;
-  } else if (peer.out->local) {
+  } else if (peer.out->local && reads_memory_) {
     frame.header.place = reinterpret_cast<std::uintptr_t>(flow.data);
   }
   flow.offered = !whole;

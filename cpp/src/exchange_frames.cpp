@@ -16,7 +16,7 @@ constexpr std::size_t max_arrivals = credit_bytes / message_cost + 4096;
 }  // namespace
 
 void Exchange::greet(ExchangeLink& link) {
-  if (!link.local) return;
+  if (!link.local || !reads_memory_) return;
   OutFrame frame;
   frame.header = make_exchange_header(ExchangeFrame::hello, OpDescriptor{}, 0);
   frame.header.place = reinterpret_cast<std::uintptr_t>(&token_);
@@ -131,8 +131,11 @@ bool Exchange::end_frame(ExchangeLink& link) {
   switch (header.type) {
     case ExchangeFrame::hello: {
       std::uint64_t there = 0;
-      const bool same = link.pid > 0 && read_memory_of(link.pid, &there, header.place, sizeof there) && std::memcmp(&there, link.scratch.data(), sizeof there) == 0;
-      if (same) peer.readable = link.pid;
+      Process process(link.pid);
+      const bool same = reads_memory_ && link.pid > 0 && read_memory(link.pid, &there, header.place, sizeof there) == 0 && std::memcmp(&there, link.scratch.data(), sizeof there) == 0;
+      if (!same) return true;
+      peer.readable = link.pid;
+      peer.process = std::move(process);
       return true;
     }
     case ExchangeFrame::message: end_message(link); return true;
@@ -205,6 +208,7 @@ void Exchange::flush(ExchangeLink& link) {
     if (flow && bytes > before) flow->moved_ns = monotonic_ns();
     if (result != ExchangeLink::Result::moved) return;
     const bool last = flow && (frame.header.type == ExchangeFrame::message || frame.header.place + frame.header.size == flow->bytes);
+    if (frame.header.type == ExchangeFrame::answer) --link.unread_answers;
     link.out.pop_front();
     if (last) finish(*flow);
   }
@@ -234,7 +238,12 @@ void Exchange::pull() {
   Peer& peer = peers_.at(flow.rank);
   const std::size_t piece = std::min<std::uint64_t>(pull_bytes, flow.bytes - flow.moved);
   ExchangeHeader header = make_exchange_header(ExchangeFrame::taken, flow.op, flow.bytes);
-  if (!read_memory_of(peer.readable, flow.data + flow.moved, flow.address + flow.moved, piece)) {
+  bool read = read_memory(peer.readable, flow.data + flow.moved, flow.address + flow.moved, piece) == 0;
+  if (read && flow.moved + piece == flow.bytes && peer.process.ended()) {  // it may not have been the sender's memory
+    read = false;
+    flow.moved = 0;
+  }
+  if (!read) {
     peer.readable = 0;  // not permitted, after all; or the process has ended, which its connection will say
     header = make_exchange_header(ExchangeFrame::go, flow.op, flow.bytes);
     header.place = flow.moved;

@@ -32,6 +32,7 @@ void ExchangeLink::shut() {
 void ExchangeLink::push(OutFrame frame) {
   if (!frame.own.empty()) frame.header.size = static_cast<std::uint32_t>(frame.own.size());
   const char* payload = frame.own.empty() ? frame.data : frame.own.data();
+  if (frame.header.type == ExchangeFrame::answer) ++unread_answers;
   if (!local && frame.header.size > 0) frame.header.payload_crc = crc32c(0, payload, frame.header.size);
   seal(frame.header);
   out.push_back(std::move(frame));
@@ -121,19 +122,6 @@ bool ExchangeLink::take_payload() {
   }
   if (want_ > 0) return false;
   in_payload = false;
-  return true;
-}
-
-bool read_memory_of(pid_t pid, void* to, std::uint64_t address, std::size_t bytes) {
-  std::size_t done = 0;
-  while (done < bytes) {
-    const iovec mine{static_cast<char*>(to) + done, bytes - done};
-    const iovec theirs{reinterpret_cast<void*>(address + done), bytes - done};
-    const ssize_t got = process_vm_readv(pid, &mine, 1, &theirs, 1, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    done += static_cast<std::size_t>(got);
-  }
   return true;
 }
 

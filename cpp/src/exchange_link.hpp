@@ -15,6 +15,12 @@ namespace ff {
 
 inline constexpr std::int64_t grace_ns = 250'000'000;  // for whoever watches lives to explain a broken or refused connection
 
+// A peer asks once in a while about each message that does not move, and reads what is answered. One that asks for more than
+// this without reading is broken.
+inline constexpr std::size_t max_unread_answer_bytes = 64 * 1024;
+inline constexpr std::size_t max_unread_answers = max_unread_answer_bytes / (sizeof(ExchangeHeader) + sizeof(ExchangeAnswer));
+inline constexpr std::size_t max_queued_frames = 8192;  // on the way to a peer, before questions of others are passed on to it
+
 struct Flow;
 
 struct OutFrame {
@@ -52,6 +58,7 @@ class ExchangeLink {
   bool broken = false;              // end of stream, or an error
   bool mute = false;                // cannot be written to any more
   std::deque<OutFrame> out;
+  std::size_t unread_answers = 0;   // of those: to the peer's questions
   std::deque<Flow*> streams;        // whose bytes go out as segments when nothing else is to be written
   ExchangeHeader header;            // of the frame that is being read
   Flow* into_flow = nullptr;        // to which its payload belongs
@@ -67,8 +74,5 @@ class ExchangeLink {
   std::uint32_t crc_ = 0;
   bool short_ = false;
 };
-
-// Copies from the memory of another process of this host. False where that is not permitted or the range is not mapped.
-bool read_memory_of(pid_t pid, void* to, std::uint64_t address, std::size_t bytes);
 
 }  // namespace ff

@@ -222,6 +222,10 @@ bool Exchange::answer_question(ExchangeLink& link) {
     return true;
   }
   if (hops.size() == 1) {
+    if (link.unread_answers >= max_unread_answers) {
+      fail_with(FailureKind::peer_failed, link.rank, header.number, group_.label(link.rank) + " asks rank " + std::to_string(group_.rank) + " again and again, and does not read the answers");
+      return true;
+    }
     OutFrame frame;
     frame.header = make_exchange_header(ExchangeFrame::answer, descriptor(header), header.bytes);
     frame.header.place = header.place;
@@ -252,7 +256,7 @@ void Exchange::pass_on(const ExchangeHeader& header, std::vector<ExchangeHop> ho
     for (const Flow* flow : heads(peer)) {
       if (!awaited(*flow, now_ns) || now_ns - flow->moved_ns < group_.timeout_ns / 2) continue;
       const auto link = std::find_if(peer.links.begin(), peer.links.end(), [](const auto& l) { return !l->mute; });
-      if (link == peer.links.end()) break;
+      if (link == peer.links.end() || (*link)->out.size() >= max_queued_frames) break;  // it will be asked again
       seen = header.bytes;
       hops.back() = hop_of(*flow, group_.rank);
       OutFrame frame;

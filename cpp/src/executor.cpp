@@ -95,7 +95,8 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     window_ = std::make_unique<Window>(config_.window_fd, config_.doorbell_fd);
     local_ = group_.local_index(group_.rank);
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
-    exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_, config_.cpus);
+    if (config_.neighbours.size() > 1 && all_open(config_.neighbours)) open_.emplace();
+    exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_, config_.cpus, open_.has_value());
     reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.neighbours);
     for (auto& neighbour : config_.neighbours) {  // mapped by now
       if (neighbour.arena_fd >= 0) ::close(neighbour.arena_fd);
@@ -201,6 +202,7 @@ void Executor::close() {
   if (network_) network_->stop();
   const std::lock_guard lock(mutex_);
   closed_ = true;
+  open_.reset();
   close_descriptors();
 }
 
@@ -330,7 +332,7 @@ void Executor::begin(Current& current) {
     window_->enter(local_, current.geometry, Places{});
     return;
   }
-  const Places places = reach_->locate(task.in, in_bytes, task.out, out_bytes);
+  const Places places = current.mine = reach_->locate(task.in, in_bytes, task.out, out_bytes);
   if (group_.nodes() > 1) {
     const bool receives = task.op.kind == OpKind::allreduce || task.op.kind == OpKind::broadcast || (task.op.kind == OpKind::reduce && task.op.root == group_.rank);
     if (window_->ranks() == 1 && receives) current.geometry.home = task.out;
@@ -357,7 +359,7 @@ bool Executor::open(Current& current) {
       start_pipeline(current, Path::pipeline);
       return true;
     }
-    current.run = pool_run(*scene_, current.geometry, *current.rules);
+    current.run = pool_run(*scene_, current.geometry, *current.rules, current.mine);
     current.shared = true;
     note_route(current, Path::pipeline);
     return true;
@@ -365,7 +367,7 @@ bool Executor::open(Current& current) {
   if (flat(current)) {
     base_ += flat_chunks;
     for (const Counter which : {counter_reduced, counter_out}) window_->raise_pool(which, base_);
-    current.run = flat_run(*scene_, current.geometry, current.task.in, current.task.out);
+    current.run = flat_run(*scene_, current.geometry, current.mine);
     note_route(current, in_arenas(current) ? Path::direct : Path::vm);
     return true;
   }
@@ -552,7 +554,7 @@ std::optional<Failure> Executor::trouble(const OpDescriptor& op, std::int64_t id
     return Failure{FailureKind::peer_failed, leader, op.seq, group_.label(leader) + " stopped in the middle of " + op.name() + ": no sign of life for " + seconds(idle_ns)};
   }
   if (idle_ns >= 10 * group_.timeout_ns) {
-    return Failure{FailureKind::peer_failed, leader, op.seq, op.name() + " has made no progress for " + seconds(idle_ns) + " and no rank is to blame"};
+    return Failure{FailureKind::peer_failed, -1, op.seq, op.name() + " has made no progress for " + seconds(idle_ns) + " and no rank is to blame"};
   }
   return std::nullopt;
 }

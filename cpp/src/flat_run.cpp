@@ -1,6 +1,7 @@
 // An operation on whole arrays that all ranks of the one node reach. Everybody announces where its arrays lie, does its
 // share in blocks, and leaves when all have done theirs: until then others read and write its arrays.
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -22,11 +23,12 @@ struct Free {
 
 class FlatRun final : public Run {
  public:
-  FlatRun(const Scene& scene, const Geometry& geometry, const char* in, char* out)
-      : scene_(scene), op_(geometry.op), base_(geometry.base), unit_(geometry.unit), in_(in), out_(out), ranks_(scene.window.ranks()) {
+  FlatRun(const Scene& scene, const Geometry& geometry, const Places& mine)
+      : scene_(scene), op_(geometry.op), base_(geometry.base), unit_(geometry.unit), out_(reinterpret_cast<char*>(mine.out)), ranks_(scene.window.ranks()),
+        places_(scene.reach.places(op_, mine)) {
     for (int r = 0; r < ranks_; ++r) {
-      places_.push_back(scene.window.places(r, op_.seq));
-      foreign_ = foreign_ || (r != scene.local && (places_.back().in_arena == never || places_.back().out_arena == never));
+      const Places& places = places_[static_cast<std::size_t>(r)];
+      foreign_ = foreign_ || (r != scene.local && (places.in_arena == never || places.out_arena == never));
     }
     block_ = block_bytes / unit_;
     stream_ = !foreign_ && 2 * static_cast<std::size_t>(ranks_) * whole_bytes() >= streamed_bytes;
@@ -49,6 +51,12 @@ class FlatRun final : public Run {
       if (next_ < share_.first + share_.count) return true;
     }
     if (!announced_) {
+      if (foreign_ && share_.count > 0) {  // nobody takes this rank's results for good before this
+        if (const auto failure = scene_.reach.betrayed(scene_.group, op_)) {
+          scene_.window.fail(*failure);
+          return true;
+        }
+      }
       scene_.window.advance(scene_.local, counter_reduced, base_ + flat_chunks);
       announced_ = true;
       return true;
@@ -122,7 +130,7 @@ class FlatRun final : public Run {
 
   void copy(int from, std::size_t offset, char* to, std::size_t bytes) {
     const char* source = scene_.reach.input(from, places_[static_cast<std::size_t>(from)], offset, bytes, to);
-    if (source == nullptr) return lost(from);
+    if (source == nullptr) return lost(from, errno);
     if (source != to) std::memmove(to, source, bytes);
   }
 
@@ -131,7 +139,7 @@ class FlatRun final : public Run {
     for (int r = 0; r < ranks_; ++r) {
       char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * block_bytes : nullptr;
       const char* input = scene_.reach.input(r, places_[static_cast<std::size_t>(r)], from, elems * unit_, scratch);
-      if (input == nullptr) return lost(r);
+      if (input == nullptr) return lost(r, errno);
       inputs[static_cast<std::size_t>(r)] = input;
     }
     std::array<void*, max_local_ranks> outputs{};
@@ -143,13 +151,13 @@ class FlatRun final : public Run {
       if (output != nullptr) outputs[static_cast<std::size_t>(near++)] = output;
       else remote[static_cast<std::size_t>(far++)] = r;
     }
-    if (near == 0 && !scratch_) return lost(remote[0]);
+    if (near == 0 && !scratch_) return lost(remote[0], ERANGE);
     if (near == 0) outputs[static_cast<std::size_t>(near++)] = scratch_.get() + static_cast<std::size_t>(ranks_) * block_bytes;
     const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? scene_.group.world_size() : 1);
     saturated_ += reduce_to_many(outputs.data(), near, inputs.data(), ranks_, elems, op_.dtype, op_.reduce, divisor, stream_);
     for (int i = 0; i < far; ++i) {
       const int r = remote[static_cast<std::size_t>(i)];
-      if (!scene_.reach.write(r, places_[static_cast<std::size_t>(r)], to, static_cast<const char*>(outputs[0]), elems * unit_)) return lost(r);
+      if (!scene_.reach.write(r, places_[static_cast<std::size_t>(r)], to, static_cast<const char*>(outputs[0]), elems * unit_)) return lost(r, errno);
     }
   }
 
@@ -159,16 +167,12 @@ class FlatRun final : public Run {
     return local == scene_.local;
   }
 
-  void lost(int local) const {
-    const int rank = scene_.group.local_rank_at(local);
-    scene_.window.fail(Failure{FailureKind::peer_failed, rank, op_.seq, scene_.group.label(rank) + " cannot be reached in memory during " + op_.name() + ": it has died"});
-  }
+  void lost(int local, int error) const { scene_.window.fail(scene_.reach.lost(scene_.group, local, op_, error)); }
 
   const Scene& scene_;
   OpDescriptor op_;
   std::uint64_t base_;
   std::size_t unit_;
-  const char* in_;
   char* out_;
   int ranks_;
   std::vector<Places> places_;
@@ -184,8 +188,8 @@ class FlatRun final : public Run {
 
 }  // namespace
 
-std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const char* in, char* out) {
-  return std::make_unique<FlatRun>(scene, geometry, in, out);
+std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const Places& mine) {
+  return std::make_unique<FlatRun>(scene, geometry, mine);
 }
 
 }  // namespace ff

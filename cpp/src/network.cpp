@@ -381,7 +381,7 @@ void Network::flood() {
   OpDescriptor op;
   op.seq = failure.seq;
   op.kind = static_cast<OpKind>(failure.kind);
-  op.root = failure.culprit;
+  op.root = failure.culprit < group_.world_size() ? failure.culprit : -1;  // others take this node for broken where it names no rank
   for (const auto& link : controls_) send_control(*link, FrameType::abort, op, failure.text);
 }
 

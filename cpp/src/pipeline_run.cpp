@@ -1,6 +1,7 @@
 // An operation in chunks through the slots of the window: copy in (where the others cannot reach this rank's array), reduce
 // one's slice of every chunk, copy the finished chunk out; whichever of the three is possible (see Rules).
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -41,6 +42,9 @@ class PipelineRun final : public Run {
       std::uint64_t& chunk = next(stage);
       if (chunk >= geometry_.end || !rules_.holds(rules_.needs(stage, chunk))) continue;
       perform(stage, chunk);
+      if (stage == Stage::reduce && chunk + 1 == geometry_.base + geometry_.chunks && scratch_) {  // no rank has a result without this chunk
+        if (const auto failure = scene_.reach.betrayed(scene_.group, geometry_.op)) scene_.window.fail(*failure);
+      }
       if (scene_.window.failed()) return true;
       ++chunk;
       if (stage == Stage::out) ++finished_chunks_;
@@ -178,11 +182,7 @@ class PipelineRun final : public Run {
     if (!scene_.reach.everywhere() && places.in_arena == never) return scene_.window.input(chunk, r) + slice.first * geometry_.unit;
     char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * scene_.window.chunk_bytes() : nullptr;
     const char* from = scene_.reach.input(r, places, offset, slice.count * geometry_.unit, scratch);
-    if (from == nullptr) {
-      const int rank = scene_.group.local_rank_at(r);
-      scene_.window.fail(Failure{FailureKind::peer_failed, rank, geometry_.op.seq,
-                                 scene_.group.label(rank) + " cannot be reached in memory during " + geometry_.op.name() + ": it has died"});
-    }
+    if (from == nullptr) scene_.window.fail(scene_.reach.lost(scene_.group, r, geometry_.op, errno));
     return from;
   }
 

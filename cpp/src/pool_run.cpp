@@ -5,6 +5,7 @@
 // first rank that is awake does the work, and another wakes only when a chunk more is waiting for each rank before it. Which
 // rank does a piece has no influence on its bits.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "fireflyer/kernels.hpp"
@@ -17,9 +18,8 @@ constexpr std::size_t slice_align = 64;  // elements
 
 class PoolRun final : public Run {
  public:
-  PoolRun(const Scene& scene, const Geometry& geometry, const Rules& rules)
-      : scene_(scene), geometry_(geometry), rules_(rules), ranks_(scene.window.ranks()), last_(geometry.base + geometry.chunks) {
-    for (int r = 0; r < ranks_; ++r) places_.push_back(scene.window.places(r, geometry.op.seq));
+  PoolRun(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine)
+      : scene_(scene), geometry_(geometry), rules_(rules), ranks_(scene.window.ranks()), last_(geometry.base + geometry.chunks), places_(scene.reach.places(geometry.op, mine)) {
     const auto ranks = static_cast<std::uint64_t>(ranks_);
     turn_ = (static_cast<std::uint64_t>(scene.local) + geometry.op.seq) % ranks;  // not always the same rank works for the others
     for (const Counter which : {counter_in, counter_reduced, counter_out}) {
@@ -78,6 +78,10 @@ class PoolRun final : public Run {
       if (piece / ranks >= last_ || !rules_.holds(rules_.needs(stage, piece / ranks))) return false;
     } while (!pool.next.compare_exchange_weak(piece, piece + 1));
     const std::uint64_t chunk = piece / ranks;
+    if (chunk < geometry_.base) {
+      turned_back();
+      return true;
+    }
     const Slice slice = slice_of(geometry_.elems(chunk), ranks_, static_cast<int>(piece % ranks), slice_align);
     if (slice.count > 0) stage == Stage::reduce ? sum(chunk, slice) : spread(chunk, slice);
     if (scene_.window.failed()) return true;
@@ -125,9 +129,11 @@ class PoolRun final : public Run {
     }
   }
 
-  void outside(int local) const {
-    const int rank = scene_.group.local_rank_at(local);
-    scene_.window.fail(Failure{FailureKind::peer_failed, rank, geometry_.op.seq, scene_.group.label(rank) + " named an array outside its arena in " + geometry_.op.name()});
+  void outside(int local) const { scene_.window.fail(scene_.reach.lost(scene_.group, local, geometry_.op, ERANGE)); }
+
+  // Every rank has raised the count of pieces to the first of this operation before it takes one.
+  void turned_back() const {
+    scene_.window.fail(Failure{FailureKind::peer_failed, -1, geometry_.op.seq, "a rank of the node has damaged the shared memory: its count of work went back in " + geometry_.op.name()});
   }
 
   const Scene& scene_;
@@ -141,6 +147,8 @@ class PoolRun final : public Run {
 
 }  // namespace
 
-std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules) { return std::make_unique<PoolRun>(scene, geometry, rules); }
+std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine) {
+  return std::make_unique<PoolRun>(scene, geometry, rules, mine);
+}
 
 }  // namespace ff

@@ -1,59 +1,39 @@
 #include "fireflyer/reach.hpp"
 
-#include <sys/prctl.h>
-#include <sys/uio.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <stdexcept>
+#include <cerrno>
+#include <cstring>
 
 namespace ff {
 namespace {
 
-// Written by others when they look whether they may: [0] holds the number, [1] is theirs to write.
-std::array<std::uint64_t, 2> beacon_words{};
-
-bool move_bytes(int pid, void* mine, std::uint64_t theirs, std::size_t bytes, bool into_them) {
-  std::size_t done = 0;
-  while (done < bytes) {
-    iovec local{static_cast<char*>(mine) + done, bytes - done};
-    iovec remote{reinterpret_cast<void*>(theirs + done), bytes - done};  // NOLINT: an address of another process
-    const ssize_t moved = into_them ? process_vm_writev(pid, &local, 1, &remote, 1, 0) : process_vm_readv(pid, &local, 1, &remote, 1, 0);
-    if (moved <= 0) return false;
-    done += static_cast<std::size_t>(moved);
-  }
-  return true;
-}
+constexpr pid_t no_process = -1;  // whose memory is never found
 
 }  // namespace
 
-Beacon beacon() {
-#ifdef PR_SET_PTRACER
-  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);  // fails where there is no Yama: then it is not needed
-#endif
-  static const std::uint64_t number = [] {
-    std::uint64_t random = 0;
-    if (getentropy(&random, sizeof random) != 0) throw std::runtime_error("the system gives no random numbers");
-    return random;
-  }();
-  beacon_words[0] = number;
-  return Beacon{static_cast<std::uint64_t>(getpid()), reinterpret_cast<std::uint64_t>(beacon_words.data()), number};
+bool all_open(const std::vector<Neighbour>& neighbours) {
+  return !neighbours.empty() && std::all_of(neighbours.begin(), neighbours.end(), [](const Neighbour& one) { return one.beacon.pid != 0; });
 }
 
-bool sees(const Beacon& of) {
-  std::uint64_t found = 0;
-  const int pid = static_cast<int>(of.pid);
-  return move_bytes(pid, &found, of.address, sizeof found, false) && found == of.number && move_bytes(pid, &found, of.address + sizeof found, sizeof found, true);
-}
-
-Reach::Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<Neighbour>& neighbours) : local_(local) {
+Reach::Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<Neighbour>& neighbours)
+    : window_(window), local_(local), foreign_(all_open(neighbours)) {
   ranks_.resize(static_cast<std::size_t>(window.ranks()));
-  foreign_ = !neighbours.empty();
   for (std::size_t r = 0; r < neighbours.size() && r < ranks_.size(); ++r) {
-    ranks_[r].pid = neighbours[r].pid;
-    foreign_ = foreign_ && neighbours[r].pid != 0;
-    if (static_cast<int>(r) == local) ranks_[r].arena = own;
-    else if (neighbours[r].arena_fd >= 0) ranks_[r].arena = std::make_shared<Arena>(neighbours[r].arena_fd);
+    Mapping& rank = ranks_[r];
+    const Neighbour& neighbour = neighbours[r];
+    if (foreign_ && neighbour.beacon.pid != static_cast<std::uint64_t>(getpid())) {
+      rank.pid = static_cast<pid_t>(neighbour.beacon.pid);
+      rank.process = Process(rank.pid);
+      if (!sees(neighbour.beacon)) rank.pid = no_process;  // it has ended, or closed its communicator: the descriptor may be another's
+    } else {
+      rank.pid = getpid();
+    }
+    if (static_cast<int>(r) == local) rank.arena = own;
+    else if (neighbour.arena_fd >= 0) rank.arena = Arena::shared(neighbour.arena_fd);
   }
 }
 
@@ -67,32 +47,59 @@ Places Reach::locate(const void* in, std::size_t in_bytes, const void* out, std:
   return places;
 }
 
-bool Reach::reads(int local, const Places& places) const { return local == local_ || foreign_ || places.in_arena != never; }
-
-bool Reach::writes(int local, const Places& places) const { return local == local_ || foreign_ || places.out_arena != never; }
+std::vector<Places> Reach::places(const OpDescriptor& op, const Places& mine) const {
+  std::vector<Places> all;
+  for (int r = 0; r < window_.ranks(); ++r) all.push_back(r == local_ ? mine : window_.places(r, op.seq));
+  return all;
+}
 
 const char* Reach::input(int local, const Places& places, std::uint64_t offset, std::size_t bytes, char* scratch) const {
   if (local == local_) return reinterpret_cast<const char*>(places.in + offset);
   const Mapping& rank = ranks_[static_cast<std::size_t>(local)];
-  if (places.in_arena != never && rank.arena) {
-    const char* at = rank.arena->base() + places.in_arena + offset;
-    return rank.arena->holds(at, bytes) ? at : nullptr;
-  }
-  if (!foreign_) return nullptr;
-  return move_bytes(rank.pid, scratch, places.in + offset, bytes, false) ? scratch : nullptr;
+  errno = ERANGE;
+  if (places.in_arena != never && rank.arena) return rank.arena->at(places.in_arena, offset, bytes);
+  if (!foreign_ || scratch == nullptr) return nullptr;
+  errno = read_memory(rank.pid, scratch, places.in + offset, bytes);
+  return errno == 0 ? scratch : nullptr;
 }
 
 char* Reach::direct_output(int local, const Places& places, std::uint64_t offset, std::size_t bytes) const {
   if (local == local_) return reinterpret_cast<char*>(places.out + offset);
   const Mapping& rank = ranks_[static_cast<std::size_t>(local)];
   if (places.out_arena == never || !rank.arena) return nullptr;
-  char* at = rank.arena->base() + places.out_arena + offset;
-  return rank.arena->holds(at, bytes) ? at : nullptr;
+  return rank.arena->at(places.out_arena, offset, bytes);
 }
 
 bool Reach::write(int local, const Places& places, std::uint64_t offset, const char* from, std::size_t bytes) const {
-  const Mapping& rank = ranks_[static_cast<std::size_t>(local)];
-  return foreign_ && move_bytes(rank.pid, const_cast<char*>(from), places.out + offset, bytes, true);
+  errno = ERANGE;
+  if (!foreign_ || places.out_arena != never) return false;
+  errno = write_memory(ranks_[static_cast<std::size_t>(local)].pid, places.out + offset, from, bytes);
+  return errno == 0;
+}
+
+Failure Reach::lost(const Group& group, int local, const OpDescriptor& op, int error) const {
+  const int rank = group.local_rank_at(local);
+  if (error == ESRCH || ranks_[static_cast<std::size_t>(local)].process.ended()) {
+    return {FailureKind::peer_failed, rank, op.seq, group.label(rank) + " died during " + op.name() + ": its process has ended"};
+  }
+  if (error == ERANGE) return {FailureKind::peer_failed, rank, op.seq, group.label(rank) + " named an array outside its arena in " + op.name()};
+  const std::string what = group.label(group.rank) + " cannot reach an array of rank " + std::to_string(rank) + " in " + op.name() + ": " + std::strerror(error);
+  switch (error) {
+    case EFAULT: return {FailureKind::usage, -1, op.seq, what + "; an array was freed, unmapped or made read-only before its operation was over"};
+    case EPERM: return {FailureKind::peer_failed, -1, op.seq, what + "; the permission was taken back (ptrace scope, credentials); peer_memory=False works without"};
+    case ENOMEM: return {FailureKind::peer_failed, group.rank, op.seq, what};
+    default: return {FailureKind::peer_failed, -1, op.seq, what};
+  }
+}
+
+std::optional<Failure> Reach::betrayed(const Group& group, const OpDescriptor& op) const {
+  std::array<pollfd, max_local_ranks> watched;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) watched[r] = {ranks_[r].process.descriptor(), POLLIN, 0};
+  if (poll(watched.data(), ranks_.size(), 0) <= 0) return std::nullopt;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    if (watched[r].revents != 0) return lost(group, static_cast<int>(r), op, ESRCH);
+  }
+  return std::nullopt;
 }
 
 }  // namespace ff

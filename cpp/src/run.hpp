@@ -71,8 +71,8 @@ class Letters {
 bool fits_small(const Group& group, const OpDescriptor& op);
 
 std::unique_ptr<Run> small_run(const Letters& letters, std::uint64_t base);  // of letters of which this rank's is posted
-std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const char* in, char* out);
-std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules);
+std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const Places& mine);  // where this rank's arrays lie
+std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine);
 std::unique_ptr<Run> pipeline_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out);
 
 }  // namespace ff

@@ -84,6 +84,7 @@ std::int64_t monotonic_ns() {
 int Window::create(int local_ranks, std::uint32_t slots, std::size_t chunk_bytes) {
   if (local_ranks < 1 || local_ranks > max_local_ranks) throw std::invalid_argument("a node has 1 to 64 ranks");
   if (slots < 2 || slots > max_slots || slots % 2 != 0) throw std::invalid_argument("the window must be even and 2 to 32 chunks");
+  if (chunk_bytes < 1 || chunk_bytes > max_chunk_bytes) throw std::invalid_argument("a chunk has at least a byte and at most 64 MiB");
   const Sizes sizes(local_ranks, slots, chunk_bytes);
   const int fd = memfd_create("fireflyer-window", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) raise("cannot create shared memory");
@@ -128,21 +129,27 @@ Window::Window(int fd, int doorbell) : doorbell_(doorbell) {
   void* map = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (map == MAP_FAILED) raise("cannot map shared memory");
   control_ = static_cast<Control*>(map);
-  const bool sane = control_->magic == window_magic && control_->total_bytes == total && control_->local_ranks >= 1 &&
-                    control_->local_ranks <= max_local_ranks && control_->slots >= 2 && control_->slots <= max_slots &&
-                    Sizes(ranks(), slots(), chunk_bytes()).total == total;
+  const volatile Control& said = *control_;  // each word is read once: what was checked is what is used from now on
+  const std::uint64_t magic = said.magic, chunk = said.chunk_bytes, all = said.total_bytes;
+  const std::uint32_t local_ranks = said.local_ranks, in_ring = said.slots;
+  const bool sane = magic == window_magic && all == total && local_ranks >= 1 && local_ranks <= max_local_ranks && in_ring >= 2 && in_ring <= max_slots &&
+                    in_ring % 2 == 0 && chunk >= 1 && chunk <= max_chunk_bytes && Sizes(static_cast<int>(local_ranks), in_ring, chunk).total == total;
   if (!sane) {
     munmap(map, total);
     throw std::runtime_error("shared memory is not a window of this version");
   }
-  const Sizes sizes(ranks(), slots(), chunk_bytes());
+  ranks_ = static_cast<int>(local_ranks);
+  slots_ = in_ring;
+  chunk_bytes_ = chunk;
+  total_bytes_ = total;
+  const Sizes sizes(ranks_, slots_, chunk_bytes_);
   stride_ = sizes.stride;
   slot_bytes_ = sizes.slot;
   mail_ = static_cast<char*>(map) + sizes.control;
   data_ = mail_ + sizes.mail;
 }
 
-Window::~Window() { munmap(control_, control_->total_bytes); }
+Window::~Window() { munmap(control_, total_bytes_); }
 
 std::uint64_t Window::value(Counter which) const {
   if (which >= counter_done0) return line(network()).count[which].load();
@@ -240,6 +247,10 @@ OpDescriptor Window::signature(int rank, std::uint64_t seq) const {
   OpDescriptor op;
   op.seq = seq;
   op.count = words[0].load(std::memory_order_relaxed);
+  if ((call & 0xff) >= dtype_count || (call >> 8 & 0xff) >= reduce_op_count) {  // tables are indexed by these
+    op.kind = static_cast<OpKind>(0);
+    return op;
+  }
   op.kind = static_cast<OpKind>(call >> 16 & 0xffff);
   op.reduce = static_cast<ReduceOp>(call >> 8 & 0xff);
   op.dtype = static_cast<DType>(call & 0xff);
@@ -266,10 +277,12 @@ bool Window::fail(const Failure& failure) const {
 
 Failure Window::failure() const {
   Failure failure;
-  failure.kind = static_cast<FailureKind>(control_->failure_kind.load());
-  failure.culprit = control_->failure_culprit.load();
+  const std::uint32_t kind = control_->failure_kind.load();
+  const bool known = kind >= static_cast<std::uint32_t>(FailureKind::peer_failed) && kind <= static_cast<std::uint32_t>(FailureKind::corruption);
+  failure.kind = known ? static_cast<FailureKind>(kind) : FailureKind::peer_failed;
+  failure.culprit = std::max(control_->failure_culprit.load(), nobody);
   failure.seq = control_->failure_seq.load();
-  failure.text.assign(control_->failure_text, strnlen(control_->failure_text, max_failure_text));
+  failure.text = one_line(std::string(control_->failure_text, strnlen(control_->failure_text, max_failure_text)));
   return failure;
 }
 

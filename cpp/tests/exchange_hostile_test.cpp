@@ -180,6 +180,28 @@ void unasked_messages_are_bounded() {
   expect_words(failure, ff::FailureKind::peer_failed, 1, {"out of order"});
 }
 
+// A peer that asks and asks, and never reads: what it would be told is not kept for ever.
+void unread_answers_are_bounded() {
+  const ff::Failure failure = under_attack(
+      bytes,
+      [](int fd) {
+        const int least = 1;
+        CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &least, sizeof least) == 0);
+        const timeval limit{1, 0};
+        CHECK(setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0);
+        const ff::ExchangeHop hop{1, 0, 0};
+        const std::vector<char> payload(reinterpret_cast<const char*>(&hop), reinterpret_cast<const char*>(&hop + 1));
+        for (std::uint64_t asked = 0; asked < 20'000; ++asked) {  // their answers are 2 MB
+          H question = header_of(ExchangeFrame::question, bytes, payload);
+          question.bytes = asked;
+          ff::seal(question);
+          if (send(fd, &question, sizeof question, MSG_NOSIGNAL) < 0 || send(fd, payload.data(), payload.size(), MSG_NOSIGNAL) < 0) return;  // nobody reads any more
+        }
+      },
+      false);
+  expect_words(failure, ff::FailureKind::peer_failed, 1, {"rank 1 asks rank 0 again and again, and does not read the answers"});
+}
+
 void silence_and_noise() {
   const auto peer = ff::FailureKind::peer_failed;
   expect_words(under_attack(bytes, [](int fd) { shutdown(fd, SHUT_RDWR); }), peer, 1, {"died"});
@@ -200,6 +222,7 @@ int main() {
   segments();
   a_wild_address_is_not_believed();
   unasked_messages_are_bounded();
+  unread_answers_are_bounded();
   silence_and_noise();
   std::puts("hostile rank: all well");
   return 0;

@@ -351,7 +351,7 @@ def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | No
                 routes=[],
                 programs=[],
                 arena=None,
-                neighbours=[(0, os.dup(one.arena_fd)) for one in everybody],
+                neighbours=[(0, 0, 0, os.dup(one.arena_fd)) for one in everybody],
             ).close()
         except RuntimeError as error:
             return Unreachable(str(error))

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -18,6 +19,9 @@ inline constexpr std::size_t arena_align = 4096;  // also keeps arrays of differ
 class Arena {
  public:
   static int create(std::size_t bytes);  // a descriptor; throws std::system_error
+  // Maps it, or gives back the mapping of the same arena that this process has by an earlier call: the ranks of a node may
+  // have many groups, and address space for one arena of each only.
+  static std::shared_ptr<Arena> shared(int fd);
   explicit Arena(int fd);                // maps it; does not keep the descriptor. Throws.
   ~Arena();
   Arena(const Arena&) = delete;
@@ -27,6 +31,7 @@ class Arena {
   std::size_t bytes() const { return bytes_; }
   std::string prefer_node(int node);     // for what nobody has touched yet; empty, or why not
   bool holds(const void* address, std::size_t bytes) const;
+  char* at(std::uint64_t start, std::uint64_t offset, std::size_t bytes) const;  // null where these are not all inside
 
   char* allocate(std::size_t bytes);  // zeroed, aligned; throws std::bad_alloc when there is no room in one piece
   void release(char* address);        // its pages go back to the system

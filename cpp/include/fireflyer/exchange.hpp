@@ -30,6 +30,7 @@
 
 #include "fireflyer/exchange_wire.hpp"
 #include "fireflyer/group.hpp"
+#include "fireflyer/peer_memory.hpp"
 #include "fireflyer/recorder.hpp"
 #include "fireflyer/window.hpp"
 
@@ -73,7 +74,8 @@ struct Flow {
 class Exchange {
  public:
   // Borrows all; its thread runs on `cpus`, where there are any. Messages between two ranks are recorded; parts of group operations are not, one by one.
-  Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder = nullptr, std::vector<int> cpus = {});
+  // Without `reads_memory` nobody's memory is read, nor anybody told where this rank's lies.
+  Exchange(const Group& group, const Window& window, int leader_fd, Recorder* recorder = nullptr, std::vector<int> cpus = {}, bool reads_memory = true);
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -116,6 +118,7 @@ class Exchange {
     std::uint64_t used = 0;                  // of what we keep for the peer, by its count
     std::uint64_t owed = 0;                  // of that, no longer kept: to be given back
     pid_t readable = 0;                      // its process, where its memory can be read
+    Process process;                         // the same
     bool left = false;
     std::int64_t broken_ns = 0;
     std::map<int, std::uint64_t> forwarded;  // origin of a question: its number
@@ -176,6 +179,7 @@ class Exchange {
   const int leader_fd_;
   Recorder* const recorder_;
   const std::vector<int> cpus_;
+  const bool reads_memory_;
   const int local_;
   const std::int64_t period_ns_;        // between questions
   int wake_fd_ = -1;

@@ -160,6 +160,7 @@ class Executor {
   Group& group_;
   std::unique_ptr<Window> window_;
   std::unique_ptr<Reach> reach_;
+  std::optional<OpenMemory> open_;  // as long as others may read this rank's arrays where they lie
   std::unique_ptr<Scene> scene_;
   int local_ = 0;
   bool spin_ = false;

@@ -14,6 +14,9 @@
 //
 // A rank that finds nothing to do says which counter values it waits for (`wants`), sets `waiting` and sleeps on its
 // `bell`; whoever moves a counter past a wanted value rings. The network thread of the leader is woken through an eventfd.
+//
+// Every rank of the node can write all of it at any time, also one that is broken. So what it says about its own sizes is
+// read once, checked, and kept elsewhere; and nothing else that is read from it is used for an address without a bound.
 #pragma once
 
 #include <array>
@@ -31,6 +34,7 @@ namespace ff {
 inline constexpr int max_local_ranks = 64;
 inline constexpr std::uint64_t signature_ring = 64;  // more than a root can run ahead of the others (max_slots)
 inline constexpr std::uint32_t max_slots = 32;
+inline constexpr std::size_t max_chunk_bytes = std::size_t{64} << 20;
 inline constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
 inline constexpr std::size_t mailbox_bytes = 64 * 1024;
@@ -106,10 +110,10 @@ class Window {
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  int ranks() const { return static_cast<int>(control_->local_ranks); }
+  int ranks() const { return ranks_; }
   int network() const { return ranks(); }
-  std::uint32_t slots() const { return control_->slots; }
-  std::size_t chunk_bytes() const { return control_->chunk_bytes; }
+  std::uint32_t slots() const { return slots_; }
+  std::size_t chunk_bytes() const { return chunk_bytes_; }
   Line& line(int index) const { return control_->lines[index]; }
 
   char* input(std::uint64_t chunk, int rank) const { return slot(chunk) + static_cast<std::size_t>(rank) * stride_; }
@@ -131,7 +135,7 @@ class Window {
   // The same, but rings for nobody: `ring_for` is to follow, when all others have entered at the latest.
   void enter_quietly(int rank, const OpDescriptor& op, std::uint64_t base, const Places& places, std::int64_t now_ns) const;
   void leave(int rank, const OpDescriptor& op) const;
-  OpDescriptor signature(int rank, std::uint64_t seq) const;  // what that rank said when it entered
+  OpDescriptor signature(int rank, std::uint64_t seq) const;  // what that rank said when it entered; no known kind: nonsense
   Places places(int rank, std::uint64_t seq) const;
   Mail& mail(int rank, std::uint64_t turn) const { return *reinterpret_cast<Mail*>(mail_ + mail_stride * (2 * static_cast<std::size_t>(rank) + (turn & 1))); }
 
@@ -141,12 +145,16 @@ class Window {
   std::uint64_t fingerprint() const;         // changes with every progress on this node
 
  private:
-  char* slot(std::uint64_t chunk) const { return data_ + (chunk % control_->slots) * slot_bytes_; }
+  char* slot(std::uint64_t chunk) const { return data_ + (chunk % slots_) * slot_bytes_; }
   void ring(int index) const;
 
   Control* control_ = nullptr;
   char* mail_ = nullptr;
   char* data_ = nullptr;
+  int ranks_ = 0;
+  std::uint32_t slots_ = 0;
+  std::size_t chunk_bytes_ = 0;
+  std::size_t total_bytes_ = 0;
   std::size_t stride_ = 0;
   std::size_t slot_bytes_ = 0;
   int doorbell_ = -1;

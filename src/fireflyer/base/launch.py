@@ -45,6 +45,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Measure the network before the first plan is made (FF_TUNE=1)."""
     pin: bool = True
     """Keep native threads near their memory, where there are several memory nodes (FF_PIN=0: do not)."""
+    peer_memory: bool = True
+    """Let ranks of one node read each other's memory while they have a group (FF_PEER_MEMORY=0: do not)."""
     transport: str | None = None
     """What collectives use between nodes, one of `TRANSPORTS` (FF_TRANSPORT). None: nothing is asked for."""
 
@@ -76,6 +78,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_RUN_DIR": self.run_dir,
             "FF_TUNE": "1" if self.tune else None,
             "FF_PIN": None if self.pin else "0",
+            "FF_PEER_MEMORY": None if self.peer_memory else "0",
             "FF_TRANSPORT": self.transport,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
@@ -123,6 +126,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             run_dir=environ.get("FF_RUN_DIR"),
             tune=switch("FF_TUNE", False),
             pin=switch("FF_PIN", True),
+            peer_memory=switch("FF_PEER_MEMORY", True),
             transport=transport,
         )
         if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:

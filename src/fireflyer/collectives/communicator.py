@@ -131,7 +131,7 @@ class Communicator(Formed):
             routes=native_routes(plan),
             programs=native_programs(plan, self.node) if equipment.leader_fd < 0 else [],
             arena=memory.arena,
-            neighbours=[(one.pid, one.arena_fd) for one in equipment.neighbours],
+            neighbours=[one.native for one in equipment.neighbours],
             cpus=list(seat.cpus),
             network_cpus=list(seat.network_cpus),
             fabric=equipment.fabric,
@@ -171,6 +171,7 @@ class Communicator(Formed):
         host: str | None = None,
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
+        peer_memory: bool | None = None,
         transport: str | None = None,
         dump_dir: str | None = None,
     ) -> Communicator:
@@ -202,6 +203,7 @@ class Communicator(Formed):
                 host=host or ("127.0.0.1" if env.control is None else _own_address(env.control)),
                 timeout_ns=timeout_ns,
                 join_timeout_ns=join_timeout_ns,
+                peer_memory=env.peer_memory if peer_memory is None else peer_memory,
                 transport=(env.transport or "tcp") if transport is None else transport,
                 dump_dir=env.dump_dir if dump_dir is None else dump_dir,
                 pin=env.pin,
@@ -472,7 +474,7 @@ class Communicator(Formed):
 
     def _failed(self, failure: tuple[int, int, int, str]) -> str:
         kind, culprit, _, _ = failure
-        if kind == _PEER_FAILED:
+        if kind == _PEER_FAILED and 0 <= culprit < self.world_size:
             self._suspects.add(culprit)
         return self._box.failed(failure)
 

@@ -20,7 +20,7 @@ from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import RankExchange
 from fireflyer.collectives.meeting import Equipment, Planner, meet
 from fireflyer.collectives.membership import Arrival, Policy, Seats
-from fireflyer.collectives.memory import OwnMemory, all_memory_bytes
+from fireflyer.collectives.memory import OwnMemory
 from fireflyer.collectives.plan import SUMS, Plan
 from fireflyer.collectives.reforming import Lineage, follow, new_uid, seek, successor
 from fireflyer.collectives.residence import resident
@@ -28,7 +28,7 @@ from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.seating import Seat, bind_arena, here, mask_text, report, seat_of
 from fireflyer.collectives.transports import make_offer
 from fireflyer.identity.secrets import Secret
-from fireflyer.native import Executor
+from fireflyer.native import Executor, OpenMemory
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
@@ -125,8 +125,9 @@ class Formed(ABC):
         not depend on which ranks sit on which node (None: as the plan says, "by_node" where there is none; see `plan`).
         `host` is the address at which leaders of other nodes reach this process. `timeout_ns` bounds how long a rank
         may hold the others up, `join_timeout_ns` how long joining takes.
-        `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory; only what is
-        used exists). Without `peer_memory` ranks of a node never read each other's private memory.
+        `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory, at most 1 TiB,
+        together with the other groups of this process that say so; only what is used exists). Without `peer_memory`
+        at one rank no rank of its node reads private memory of another, nor lets others read its own (docs/safety.md).
         `transport` carries the operations between nodes: "tcp"; "ucx", for RDMA, where UCX is installed and was when
         this was built; "auto": UCX where every machine has an RDMA device. The attribute says which it became.
         `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
@@ -185,6 +186,8 @@ class Formed(ABC):
                 undo.callback(doors.close)
                 meeting.doors = doors
                 doors.publish(store)
+            if terms.peer_memory:
+                stack.callback(OpenMemory().close)  # from then on the native executor has its own, where it needs one
             equipment = meet(
                 store,
                 prefix,
@@ -422,4 +425,4 @@ def _place(attempt: int, name: str) -> str:
 def _checked_memory(timeout_ns: int, join_timeout_ns: int, arena_bytes: int | None) -> OwnMemory:
     if timeout_ns < MS or join_timeout_ns < MS:
         raise UsageError("timeout_ns and join_timeout_ns are nanoseconds and at least 1_000_000")
-    return OwnMemory(all_memory_bytes() if arena_bytes is None else arena_bytes)
+    return OwnMemory(arena_bytes)

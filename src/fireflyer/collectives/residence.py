@@ -63,14 +63,18 @@ class Resident(NamedTuple):
 class Neighbour(NamedTuple):
     """A rank of the node, as native code and the choice of processors need it."""
 
-    pid: int
-    """0: its memory is not to be read."""
+    beacon: Beacon
+    """`pid` 0: its memory is not to be read."""
     arena_fd: int
     cpus: str
 
+    @property
+    def native(self) -> tuple[int, int, int, int]:
+        return self.beacon.pid, self.beacon.address, self.beacon.number, self.arena_fd
+
 
 def resident(arena_fd: int, *, peer_memory: bool, cpus: str = "") -> Resident:
-    """This process, with its arena."""
+    """This process, with its arena. With `peer_memory` it has an `OpenMemory` until the others have looked."""
     return Resident(Beacon(*(beacon() if peer_memory else (0, 0, 0)), cpus), arena_fd)
 
 
@@ -131,7 +135,8 @@ def decide(others: Mapping[str, socket.socket], own: Resident, residents: Sequen
 
 def neighbours(residents: Sequence[Resident], open_: bool) -> list[Neighbour]:
     """Of each rank of the node."""
-    return [Neighbour(one.beacon.pid if open_ else 0, one.arena_fd, one.beacon.cpus) for one in residents]
+    closed = Beacon(0, 0, 0)
+    return [Neighbour(one.beacon if open_ else closed, one.arena_fd, one.beacon.cpus) for one in residents]
 
 
 def _sees_all(own: Resident, residents: Sequence[Resident]) -> bool:

@@ -99,6 +99,7 @@ def join(
         timeout_ns=timeout_ns,
         join_timeout_ns=timeout_ns,
         pin=env.pin,
+        peer_memory=env.peer_memory,
         transport=asked,
     )
     whole = world_size == env.world_size  # what was declared for the job fits no part of it
