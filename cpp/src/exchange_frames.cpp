@@ -131,7 +131,7 @@ bool Exchange::end_frame(ExchangeLink& link) {
   switch (header.type) {
     case ExchangeFrame::hello: {
       std::uint64_t there = 0;
-      Process process(link.pid);
+      auto process = Process::met(link.pid);
       const bool same = reads_memory_ && link.pid > 0 && read_memory(link.pid, &there, header.place, sizeof there) == 0 && std::memcmp(&there, link.scratch.data(), sizeof there) == 0;
       if (!same) return true;
       peer.readable = link.pid;
@@ -239,7 +239,7 @@ void Exchange::pull() {
   const std::size_t piece = std::min<std::uint64_t>(pull_bytes, flow.bytes - flow.moved);
   ExchangeHeader header = make_exchange_header(ExchangeFrame::taken, flow.op, flow.bytes);
   bool read = read_memory(peer.readable, flow.data + flow.moved, flow.address + flow.moved, piece) == 0;
-  if (read && flow.moved + piece == flow.bytes && peer.process.ended()) {  // it may not have been the sender's memory
+  if (read && flow.moved + piece == flow.bytes && peer.process->ended()) {  // it may not have been the sender's memory
     read = false;
     flow.moved = 0;
   }

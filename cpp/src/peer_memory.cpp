@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cerrno>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 
@@ -98,12 +99,15 @@ Process::~Process() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-Process& Process::operator=(Process&& other) noexcept {
-  if (this == &other) return *this;
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = other.fd_;
-  other.fd_ = -1;
-  return *this;
+std::shared_ptr<const Process> Process::met(pid_t pid) {
+  static std::mutex mutex;
+  static std::map<pid_t, std::weak_ptr<const Process>> all;
+  const std::lock_guard lock(mutex);
+  std::erase_if(all, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<const Process>& known = all[pid];
+  std::shared_ptr<const Process> process = known.lock();
+  if (!process || process->ended()) known = process = std::make_shared<const Process>(pid);
+  return process;
 }
 
 bool Process::ended() const {

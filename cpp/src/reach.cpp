@@ -27,7 +27,7 @@ Reach::Reach(const Window& window, int local, std::shared_ptr<Arena> own, const 
     const Neighbour& neighbour = neighbours[r];
     if (foreign_ && neighbour.beacon.pid != static_cast<std::uint64_t>(getpid())) {
       rank.pid = static_cast<pid_t>(neighbour.beacon.pid);
-      rank.process = Process(rank.pid);
+      rank.process = Process::met(rank.pid);
       if (!sees(neighbour.beacon)) rank.pid = no_process;  // it has ended, or closed its communicator: the descriptor may be another's
     } else {
       rank.pid = getpid();
@@ -79,7 +79,8 @@ bool Reach::write(int local, const Places& places, std::uint64_t offset, const c
 
 Failure Reach::lost(const Group& group, int local, const OpDescriptor& op, int error) const {
   const int rank = group.local_rank_at(local);
-  if (error == ESRCH || ranks_[static_cast<std::size_t>(local)].process.ended()) {
+  const auto& process = ranks_[static_cast<std::size_t>(local)].process;
+  if (error == ESRCH || (process && process->ended())) {
     return {FailureKind::peer_failed, rank, op.seq, group.label(rank) + " died during " + op.name() + ": its process has ended"};
   }
   if (error == ERANGE) return {FailureKind::peer_failed, rank, op.seq, group.label(rank) + " named an array outside its arena in " + op.name()};
@@ -94,7 +95,7 @@ Failure Reach::lost(const Group& group, int local, const OpDescriptor& op, int e
 
 std::optional<Failure> Reach::betrayed(const Group& group, const OpDescriptor& op) const {
   std::array<pollfd, max_local_ranks> watched;
-  for (std::size_t r = 0; r < ranks_.size(); ++r) watched[r] = {ranks_[r].process.descriptor(), POLLIN, 0};
+  for (std::size_t r = 0; r < ranks_.size(); ++r) watched[r] = {ranks_[r].process ? ranks_[r].process->descriptor() : -1, POLLIN, 0};
   if (poll(watched.data(), ranks_.size(), 0) <= 0) return std::nullopt;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     if (watched[r].revents != 0) return lost(group, static_cast<int>(r), op, ESRCH);

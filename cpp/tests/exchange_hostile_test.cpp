@@ -164,6 +164,38 @@ void a_wild_address_is_not_believed() {
   expect_words(failure, ff::FailureKind::peer_failed, 1, {"died"});
 }
 
+// Without permission a long message is streamed, though the sender says truly where it lies, and nobody learns addresses here.
+void memory_is_not_read_where_that_is_forbidden() {
+  const ff::Group group{0, {0, 1}, {"rank 0", "rank 1"}, {}, 3 * second};
+  const int window_fd = ff::Window::create(1, 2, 4096);
+  const ff::Window window(window_fd, -1);
+  close(window_fd);
+  ff::Exchange exchange(group, window, -1, nullptr, {}, false);
+  const auto [mine, theirs] = unix_pair();
+  exchange.link(1, mine);
+  std::vector<char> message(long_bytes, 'm'), got(long_bytes);
+  const auto work = exchange.receive(1, got.data(), got.size(), ff::DType::f32, 0);
+  const auto sent = exchange.send(1, message.data(), message.size(), ff::DType::f32, 0);
+  const std::uint64_t token = 42;
+  H hello = ff::make_exchange_header(ExchangeFrame::hello, ff::OpDescriptor{}, 0);
+  hello.size = sizeof token;
+  hello.place = reinterpret_cast<std::uintptr_t>(&token);
+  ff::seal(hello);
+  put(theirs, &hello, sizeof hello);
+  put(theirs, &token, sizeof token);
+  H offer = header_of(ExchangeFrame::offer, long_bytes, {});
+  offer.place = reinterpret_cast<std::uintptr_t>(message.data());
+  ff::seal(offer);
+  put(theirs, &offer, sizeof offer);
+  H answer{};
+  CHECK(recv(theirs, &answer, sizeof answer, MSG_WAITALL) == sizeof answer && answer.type == ExchangeFrame::offer && answer.place == 0);
+  CHECK(recv(theirs, &answer, sizeof answer, MSG_WAITALL) == sizeof answer && answer.type == ExchangeFrame::go && answer.place == 0);
+  shutdown(theirs, SHUT_RDWR);
+  expect_words(expect_failure(*work), ff::FailureKind::peer_failed, 1, {"died"});
+  close(theirs);
+  exchange.close();
+}
+
 // Nine times 60 kB are more than a receiver keeps for a peer.
 void unasked_messages_are_bounded() {
   const ff::Failure failure = under_attack(bytes, [](int fd) {
@@ -221,6 +253,7 @@ int main() {
   damaged_bytes_are_noticed_between_hosts();
   segments();
   a_wild_address_is_not_believed();
+  memory_is_not_read_where_that_is_forbidden();
   unasked_messages_are_bounded();
   unread_answers_are_bounded();
   silence_and_noise();

@@ -148,9 +148,12 @@ void what_was_read_of_an_ended_process_is_not_believed() {
   CHECK(!reach.betrayed(pair.group, pair.op));
   const ff::Process process(child.pid());
   if (process.descriptor() >= 0) {
-    CHECK(!process.ended());
+    const pid_t pid = child.pid();
+    const auto met = ff::Process::met(pid);
+    CHECK(!process.ended() && ff::Process::met(pid) == met);
     child.end();
     CHECK(process.ended());
+    CHECK(ff::Process::met(pid) != met);
     const auto failure = reach.betrayed(pair.group, pair.op);
     CHECK(failure);
     expect(*failure, ff::FailureKind::peer_failed, 1, "its process has ended");

@@ -10,7 +10,8 @@ What holds, and against whom:
   or rank is refused: its purpose and names are part of the proof.
 - Memory is in unnamed files (memfd): nothing in /dev/shm, nothing to unlink, gone with the last process. Only this user
   (and root) may open them through /proc, or read the memory of ranks. Where Yama restricts ptrace (scope 1) ranks allow
-  every process *of this user* to attach (PR_SET_PTRACER_ANY); `peer_memory=False` is for those who do not want that.
+  every process *of this user* to attach while they have a group (PR_SET_PTRACER_ANY; docs/safety.md);
+  `peer_memory=False` is for those who do not want that.
 - Who holds the secret is believed to be a rank; but what he sends is bounded and checked, and ends in an error.
 - Not covered: somebody on the wire between two hosts who changes frames after the handshake. Frames carry checksums, no
   proofs. That needs a tunnel.

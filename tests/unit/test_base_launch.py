@@ -25,6 +25,7 @@ def test_what_the_launcher_writes_the_rank_reads(nodes: int, per_node: int, data
         max_restarts=9,
         job="j",
         control=data.draw(st.none() | st.just("127.0.0.1:1")),
+        peer_memory=data.draw(st.booleans()),
         transport=data.draw(st.none() | st.sampled_from(TRANSPORTS)),
     )
     assert RankEnvironment.from_mapping(env.to_mapping()) == env

@@ -19,7 +19,7 @@ from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import RankExchange
 from fireflyer.collectives.meeting import Equipment
 from fireflyer.collectives.memory import OwnMemory
-from fireflyer.collectives.residence import Neighbour, Resident
+from fireflyer.collectives.residence import Beacon, Neighbour, Resident
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
@@ -40,7 +40,7 @@ def equipment(fd: int) -> Equipment:
     plan = make_plan([0, 0, 1])
     names = ("rank 0", "rank 1", "rank 2")
     connections = ((0, 1, 0, fd), (1, 1, 0, fd), (2, 1, 0, -1))
-    return Equipment(plan, names, names, fd, fd, -1, ((1, fd),), connections, (Neighbour(0, fd, ""),) * 2)
+    return Equipment(plan, names, names, fd, fd, -1, ((1, fd),), connections, (Neighbour(Beacon(0, 0, 0), fd, ""),) * 2)
 
 
 def test_equipment_is_duplicated_whole_or_not_at_all() -> None:

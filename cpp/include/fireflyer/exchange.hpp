@@ -118,7 +118,7 @@ class Exchange {
     std::uint64_t used = 0;                  // of what we keep for the peer, by its count
     std::uint64_t owed = 0;                  // of that, no longer kept: to be given back
     pid_t readable = 0;                      // its process, where its memory can be read
-    Process process;                         // the same
+    std::shared_ptr<const Process> process;  // the same
     bool left = false;
     std::int64_t broken_ns = 0;
     std::map<int, std::uint64_t> forwarded;  // origin of a question: its number

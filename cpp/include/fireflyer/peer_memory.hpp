@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace ff {
 
@@ -37,11 +38,11 @@ bool sees(const Beacon& beacon);   // true where this process can read and write
 // and one that replaces its program (exec) has other memory, until the end of its connections tells so.
 class Process {
  public:
-  Process() = default;
   explicit Process(pid_t pid);  // without a descriptor where there is none to be had
   ~Process();
-  Process(Process&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  Process& operator=(Process&& other) noexcept;
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  static std::shared_ptr<const Process> met(pid_t pid);  // one descriptor for all groups in which it is met
 
   int descriptor() const { return fd_; }  // readable, to poll(), once it has ended; -1: nobody knows
   bool ended() const;

@@ -47,7 +47,7 @@ class Reach {
  private:
   struct Mapping {
     pid_t pid = 0;
-    Process process;
+    std::shared_ptr<const Process> process;  // none for this one
     std::shared_ptr<Arena> arena;
   };
   const Window& window_;

@@ -1,21 +1,23 @@
 """The arena of this process: memory that the other ranks of its node map too (see cpp/include/fireflyer/arena.hpp).
 
 Unless a size is given, all groups of a process have one arena, and every rank maps that of another once however many
-groups they share: each mapping takes address space for all of the machine's memory, of which there is not enough for one
+groups they share: a mapping takes address space for all of the machine's memory, of which there is not enough for one
 in every group. So arrays allocated for one group are registered in the others too.
 
-An arena outlives the communicator for which it was made: a re-formed group takes it over, so that arrays allocated in it
-stay registered. Arrays keep the mapping alive; this object keeps a descriptor by which new neighbours map it.
+An arena outlives the communicator for which it was made: a re-formed group takes it over, so that arrays allocated in
+it stay registered. Arrays keep the mapping alive; this object keeps a descriptor by which new neighbours map it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
 from typing import Final
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import GIB
 from fireflyer.native import Arena
 
@@ -30,16 +32,18 @@ class OwnMemory:
 
     def __init__(self, size_bytes: int | None) -> None:
         """`size_bytes` None: what the groups of this process share, as large as the machine's memory, at most
-        `MAX_DEFAULT_ARENA_BYTES`. Raises `UsageError`."""
+        `MAX_DEFAULT_ARENA_BYTES`. Raises `UsageError`, `Busy` when the process may open no more files."""
         if size_bytes is not None and size_bytes < 0:
             raise UsageError(f"arena_bytes {size_bytes} must not be negative")
         self._pid = os.getpid()
+        self.fd: int
+        self.arena: Arena
         with _turn:
-            found = None if size_bytes is not None else next((one for one in _common if one._usable()), None)
-            if found is not None:
-                self.fd, self.arena = os.dup(found.fd), found.arena
-            else:
+            found = None if size_bytes is not None else next((one for one in _common if one.usable), None)
+            if found is None:
                 self.fd, self.arena = _make(_default_bytes() if size_bytes is None else size_bytes)
+            else:
+                self.fd, self.arena = _share(found)
             self._descriptor = weakref.finalize(self, os.close, self.fd)
             if size_bytes is None:
                 _common.add(self)
@@ -53,8 +57,9 @@ class OwnMemory:
         with _turn:
             self._descriptor()
 
-    def _usable(self) -> bool:
-        """A forked child has a copy of this object, but no memory behind it."""
+    @property
+    def usable(self) -> bool:
+        """Others can be let in, by this process: a forked child has a copy of this object, but no memory behind it."""
         return self.shared and self._pid == os.getpid()
 
 
@@ -79,10 +84,19 @@ def _default_bytes() -> int:
     return min(all_memory_bytes(), MAX_DEFAULT_ARENA_BYTES)
 
 
+def _share(found: OwnMemory) -> tuple[int, Arena]:
+    try:
+        return os.dup(found.fd), found.arena
+    except OSError as error:
+        raise translate_os_error(error, "share this process's arena") from error
+
+
 def _make(size_bytes: int) -> tuple[int, Arena]:
     try:
         fd = Arena.create(size_bytes)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise translate_os_error(error, f"make an arena of {size_bytes} bytes") from error
         raise UsageError(f"cannot make an arena of {size_bytes} bytes: {error}; pass a smaller arena_bytes") from error
     try:
         return fd, Arena(fd)
