@@ -187,7 +187,7 @@ class Formed(ABC):
                 meeting.doors = doors
                 doors.publish(store)
             if terms.peer_memory:
-                stack.callback(OpenMemory().close)  # from then on the native executor has its own, where it needs one
+                meeting.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
             equipment = meet(
                 store,
                 prefix,
