@@ -72,6 +72,14 @@ GOLDEN: list[Any] = [
         id="something between that swallows",
     ),
     pytest.param(
+        SENT | {"unacknowledged": 0, "blocked_since_ns": AGO_8_S},
+        AWAITED | {"received": 5000},
+        "network",
+        "5000 bytes sent, 5000 bytes received; all that the sender's system took arrived, but it takes no "
+        "more although the receiver waits (held up by: network)",
+        id="a sender whose system takes nothing, though nothing is on its way",
+    ),
+    pytest.param(
         SENT,
         AWAITED | {"received": 5000},
         "sender",
@@ -174,6 +182,23 @@ def test_heartbeats_that_were_sent_and_did_not_come() -> None:
     assert stopped(BEATS | {"frames_sent": 7}, HEARD) == []  # a stopped process says two when it goes on
     assert stopped(BEATS, HEARD | {"awaiting_since_ns": AT_NS - TIMEOUT_NS // 4}) == []
     assert stopped(BEATS, None) == []
+
+
+def test_where_bytes_are_missing_comes_before_what_was_never_sent() -> None:
+    dumps = dumps_with(SENT, AWAITED)
+    idle = {"awaiting_since_ns": AGO_9_S, "at_ns": AT_NS}
+    there = LinkEnd(rank=2, channel=0, socket=0, **idle)
+    back = LinkEnd(rank=0, channel=0, socket=0, **idle)
+    for index, end in ((0, there), (2, back)):
+        snapshot = dumps[index].snapshot
+        snapshot = msgspec.structs.replace(snapshot, links=(*snapshot.links, end))
+        dumps[index] = msgspec.structs.replace(dumps[index], snapshot=snapshot)
+    found = find_stopped_links(Evidence(dumps))
+    assert [(link.side, link.sender, link.connection) for link in found] == [
+        ("network", 0, "data connection 0.1"),
+        ("sender", 0, "data connection 0.0"),
+        ("sender", 2, "data connection 0.0"),
+    ]
 
 
 def verdict_of(dumps: list[Dump], fault: Fault | None) -> Verdict:

@@ -93,6 +93,8 @@ def _judge_data(sender: LinkEnd, receiver: LinkEnd, patience_ns: int) -> tuple[S
         return "sender", f"the receiver awaited more for {format_duration(waited_ns)}, which was never given to it"
     if held_ns < patience_ns:
         return None
+    if missing == 0:
+        return "network", "all that the sender's system took arrived, but it takes no more although the receiver waits"
     return "network", f"the receiver awaited them for {format_duration(waited_ns)}; {_whereabouts(sender)}"
 
 
