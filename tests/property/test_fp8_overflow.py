@@ -57,7 +57,7 @@ def test_each_element_that_does_not_fit_is_counted_once(
 
 
 @pytest.mark.slow
-@settings(max_examples=400, **relaxed)  # type: ignore[arg-type]
+@settings(max_examples=150, **relaxed)  # type: ignore[arg-type]
 @given(st.sampled_from(LAYOUTS), programs, st.booleans(), ways)
 def test_each_element_that_does_not_fit_is_counted_once_in_many_programs(
     nodes: list[int], program: list[Overflow], peer_memory: bool, sums: str

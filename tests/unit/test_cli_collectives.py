@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from tests.support.flight_worlds import Call, Trouble, World, dumps_of, label
 
+from fireflyer.base.units import SECOND
 from fireflyer.cli import main
 from fireflyer.cli.collectives import EXIT_UNDECIDED
-from fireflyer.collectives.flight import write_dump
+from fireflyer.collectives.flight import LinkEnd, write_dump
 
 Capture = pytest.CaptureFixture[str]
 CALLS: list[Call] = [("allreduce", "f32", "sum", 1000, -1)] * 6
@@ -44,6 +45,25 @@ def test_json_says_the_same(tmp_path: Path, capsys: Capture, trouble: Trouble, v
     assert found["verdict"] == verdict
     assert [culprit["rank"] for culprit in found["culprits"]] == ([] if trouble == "none" else [2])
     assert [row["rank"] for row in found["ranks"]] == [0, 1, 2, 3]
+
+
+def test_a_connection_on_which_bytes_got_lost_is_named(tmp_path: Path, capsys: Capture) -> None:
+    """Neither end is certain to be to blame, but the verdict is clear."""
+    at_ns, ago_ns = 100 * SECOND, 91 * SECOND
+    ends = {
+        0: LinkEnd(rank=1, channel=0, at_ns=at_ns, sent=5000, sent_ns=ago_ns),
+        1: LinkEnd(rank=0, channel=0, at_ns=at_ns, received=3000, awaiting_since_ns=ago_ns),
+    }
+    for dump in dumps_of(World([0, 1], CALLS, "stalled", rank=1, at=3, raised=True)):
+        snapshot = msgspec.structs.replace(dump.snapshot, links=(ends[dump.rank],))
+        write_dump(str(tmp_path), msgspec.structs.replace(dump, snapshot=snapshot))
+    assert main(["collectives", "explain", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("LINK in group")
+    assert "5000 bytes sent, 3000 bytes received" in lines[1]
+    assert main(["collectives", "explain", "--json", str(tmp_path)]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [(link["sender"], link["receiver"], link["side"]) for link in found["links"]] == [(0, 1, "network")]
 
 
 def test_an_unclear_verdict_has_an_exit_code_of_its_own(tmp_path: Path, capsys: Capture) -> None:

@@ -186,7 +186,7 @@ def test_heartbeats_that_were_sent_and_did_not_come() -> None:
 
 def test_where_bytes_are_missing_comes_before_what_was_never_sent() -> None:
     dumps = dumps_with(SENT, AWAITED)
-    idle = {"awaiting_since_ns": AGO_9_S, "at_ns": AT_NS}
+    idle: dict[str, Any] = {"awaiting_since_ns": AGO_9_S, "at_ns": AT_NS}
     there = LinkEnd(rank=2, channel=0, socket=0, **idle)
     back = LinkEnd(rank=0, channel=0, socket=0, **idle)
     for index, end in ((0, there), (2, back)):
