@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "crc32c_powers.hpp"
 #include "fireflyer/cpu.hpp"
 
 namespace ff {
@@ -98,5 +99,33 @@ const Choice& chosen() {
 std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t n) { return chosen().checksum(crc, data, n); }
 
 std::uint32_t crc32c_copy(std::uint32_t crc, void* to, const void* from, std::size_t n) { return chosen().copy(crc, to, from, n); }
+
+namespace {
+
+// a * b modulo the polynomial; bit 31 is the coefficient of x^0
+constexpr std::uint32_t product(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t r = 0;
+  for (; b != 0; b <<= 1, a = (a >> 1) ^ ((a & 1u) ? 0x82f63b78u : 0u))
+    if (b & 0x80000000u) r ^= a;
+  return r;
+}
+
+// squares[k]: x^(8 * 2^k), which moves a checksum past 2^k bytes
+constexpr std::array<std::uint32_t, 64> make_squares() {
+  std::array<std::uint32_t, 64> squares{};
+  squares[0] = power_of_x(8);
+  for (std::size_t k = 1; k < squares.size(); ++k) squares[k] = product(squares[k - 1], squares[k - 1]);
+  return squares;
+}
+
+constexpr std::array<std::uint32_t, 64> squares = make_squares();
+
+}  // namespace
+
+std::uint32_t crc32c_joined(std::uint32_t a, std::uint32_t b, std::size_t bytes_of_b) {
+  for (std::size_t k = 0; bytes_of_b != 0; ++k, bytes_of_b >>= 1)
+    if (bytes_of_b & 1u) a = product(a, squares[k]);
+  return a ^ b;
+}
 
 }  // namespace ff

@@ -54,10 +54,18 @@ void chained() {
           ff::crc32c(0, text.data(), text.size()));
 }
 
+void joined() {
+  const auto data = noise(70'000);
+  for (const std::size_t cut : {std::size_t{0}, std::size_t{1}, std::size_t{4096}, std::size_t{65'535}, data.size()})
+    CHECK(ff::crc32c_joined(ff::crc32c(0, data.data(), cut), ff::crc32c(0, data.data() + cut, data.size() - cut), data.size() - cut) ==
+          ff::crc32c(0, data.data(), data.size()));
+}
+
 }  // namespace
 
 int main() {
   known_answers();
   same_as_table();
   chained();
+  joined();
 }

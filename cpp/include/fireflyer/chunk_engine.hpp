@@ -1,0 +1,157 @@
+// The chunks of one target on one disk: copy-on-write blocks, checksums for every 4 KiB, one journal that decides.
+//
+// An update is first *staged*: its content is written to a free block, and becomes the chunk's *pending* content when a
+// record in the journal says so. `commit` makes pending content the committed one. What is durable after a crash is what
+// the journal says: all that was reported durable, and nothing in part. Blocks are never written while a record or a
+// reader has them, so committed content stays as it was until the commit of its successor is durable.
+//
+// Thread-safe. The engine does not order updates of one chunk: who calls it does; a second `stage` of a chunk whose first
+// one has not returned is refused.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fireflyer/chunk_format.hpp"
+#include "fireflyer/disk.hpp"
+
+namespace ff {
+
+enum class EngineErrorKind {
+  usage,     // never valid
+  conflict,  // the chunk is not what the caller takes it for
+  no_space,  // at the limit or the reserve; reads, commits and removals go on
+  damaged,   // bytes on disk are not what was written
+  failed,    // the disk refused a write or a sync: the engine takes no more of them
+};
+
+class EngineError : public std::runtime_error {
+ public:
+  EngineError(EngineErrorKind kind, const std::string& what) : std::runtime_error(what), kind_(kind) {}
+  EngineErrorKind kind() const { return kind_; }
+
+ private:
+  EngineErrorKind kind_;
+};
+
+struct EngineOptions {
+  std::uint64_t group_bytes = std::uint64_t{64} << 20;    // how much space is asked of the disk at once
+  std::uint64_t capacity_bytes = 0;                       // for all blocks; 0: what the disk has
+  double reserve = 0.05;                                  // share of the disk that is left free
+  std::uint64_t snapshot_bytes = std::uint64_t{64} << 20; // of journal, after which a snapshot is taken
+  std::size_t snapshot_step = 1024;                       // records copied for it without giving the lock back
+  bool durable = true;                                    // false: nothing waits for the disk; a power cut loses the last seconds
+};
+
+enum class UpdateKind : std::uint8_t {
+  write,     // data at offset; what lies between the old end and the offset becomes zeros
+  truncate,  // to `length`, longer or shorter
+  remove,
+  replace,   // data is the whole content, whatever was there
+};
+
+struct Request {
+  std::uint64_t client = 0, sequence = 0;
+  std::uint32_t channel = 0;
+  auto operator<=>(const Request&) const = default;
+};
+
+struct RequestRow {
+  Request request;
+  ChunkId chunk;
+  ContentId content;
+};
+
+struct Update {
+  UpdateKind kind = UpdateKind::write;
+  std::uint32_t offset = 0, length = 0;  // `length`: of a truncate
+  Bytes data;
+  ContentId base;  // what must be committed now (version 0: absent); ignored by replace
+  ContentId next;
+  std::uint64_t session = 0;       // of a syncing replica
+  std::optional<Request> request;  // durable together with the staged content
+};
+
+struct ChunkStat {
+  Content committed, pending;
+  std::uint64_t session = 0;
+};
+
+struct EngineStats {
+  std::uint64_t chunks = 0, pending = 0, file_bytes = 0, taken_bytes = 0, journal_bytes = 0, memory_bytes = 0, requests = 0;
+};
+
+using Ticket = std::uint64_t;  // grows; what has ticket t is durable when t is
+
+class ChunkEngine {
+ public:
+  // Content that stays readable, and its block unused by others, as long as this lives. Not longer than the engine.
+  class View {
+   public:
+    View() = default;
+    View(View&& other) noexcept { *this = std::move(other); }
+    View& operator=(View&& other) noexcept;
+    ~View();
+    const Content& content() const { return content_; }
+    const DiskFile& file() const { return *file_; }
+    std::uint64_t offset() const { return offset_; }  // of the content's first byte in the file
+    std::uint64_t trailer_offset() const { return offset_ + block_bytes(content_.block_class); }
+
+   private:
+    friend class ChunkEngine;
+    ChunkEngine* engine_ = nullptr;
+    Content content_;
+    const DiskFile* file_ = nullptr;
+    std::uint64_t offset_ = 0;
+  };
+
+  // Opens what `disk` holds, or begins anew in an empty directory. Throws EngineError damaged if what was durable is gone.
+  ChunkEngine(std::unique_ptr<Disk> disk, const EngineOptions& options);
+  ~ChunkEngine();
+  ChunkEngine(const ChunkEngine&) = delete;
+  ChunkEngine& operator=(const ChunkEngine&) = delete;
+
+  // Writes the content; returns what is pending then. Repeating it (same next id) changes nothing.
+  Content stage(const ChunkId& chunk, const Update& update, Ticket& ticket);
+  // Repeating it changes nothing. `keep_removed`: a removal leaves a record (a tombstone) until end_session.
+  Ticket commit(const ChunkId& chunk, const ContentId& content, bool keep_removed = false);
+  Ticket drop(const ChunkId& chunk, const ContentId& content);  // the pending content
+  Ticket end_session();                                         // removes all tombstones
+  Ticket set_floor(std::uint64_t version);
+  Ticket forget_client(std::uint64_t client);
+  Ticket put_request(const RequestRow& row);
+
+  // Makes durable what waits for it, and returns the last durable ticket. One caller at a time does it for all.
+  Ticket flush();
+  Ticket durable() const;
+
+  std::optional<ChunkStat> stat(const ChunkId& chunk) const;
+  std::uint64_t floor() const;
+  std::optional<RequestRow> request(std::uint64_t client, std::uint32_t channel) const;
+  std::vector<RequestRow> requests(std::uint64_t client, std::uint32_t channel, std::size_t limit) const;  // from there on, in order
+  std::vector<std::pair<ChunkId, ChunkStat>> list(const ChunkId& from, const ChunkId& to, std::size_t limit) const;
+  std::optional<std::pair<ChunkId, ChunkStat>> last_before(const ChunkId& to) const;
+
+  // Committed content (or pending), for reading. Nullopt: absent.
+  std::optional<View> view(const ChunkId& chunk, bool pending = false);
+  // Verified bytes from `offset`; fewer only at the end of the content.
+  std::size_t read(const View& view, std::uint32_t offset, MutableBytes into) const;
+  // The stored checksums of granules first, first + 1, ...; the last one of a content covers what there is of it.
+  void checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into) const;
+  // Reads all of it, and its trailer; throws EngineError damaged.
+  void verify(const ChunkId& chunk, const View& view) const;
+
+  EngineStats stats() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ff

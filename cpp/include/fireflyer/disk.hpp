@@ -1,0 +1,59 @@
+// The disk as the chunk engine sees it: a port, so that tests can keep a log of all writes and show every crash to it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace ff {
+
+// What the system said (errno), for which operation on which path.
+class DiskError : public std::runtime_error {
+ public:
+  DiskError(int error, const std::string& what);
+  int error() const { return error_; }
+
+ private:
+  int error_;
+};
+
+using Bytes = std::span<const std::byte>;
+using MutableBytes = std::span<std::byte>;
+
+// Thread-safe. After a failed sync what was written before may be lost: give the file up.
+class DiskFile {
+ public:
+  virtual ~DiskFile() = default;
+  virtual void write(std::uint64_t offset, Bytes data) = 0;                       // all of it, or an error; durable only after sync
+  virtual std::size_t read(std::uint64_t offset, MutableBytes into) const = 0;   // fewer bytes only at the end of the file
+  virtual void allocate(std::uint64_t offset, std::uint64_t bytes) = 0;          // space that later writes need not ask for
+  virtual std::uint64_t size() const = 0;
+  virtual void sync() = 0;                                                       // data, and the size where it has grown
+  virtual int descriptor() const = 0;                                            // for sendfile; -1 where there is none
+};
+
+struct DiskSpace {
+  std::uint64_t total_bytes, free_bytes;
+};
+
+// One directory, no subdirectories. Creations, renames and removals are durable only after sync_directory.
+class Disk {
+ public:
+  virtual ~Disk() = default;
+  virtual std::unique_ptr<DiskFile> create(const std::string& name) = 0;  // EEXIST if it is there
+  virtual std::unique_ptr<DiskFile> open(const std::string& name) = 0;    // for reading and writing; ENOENT
+  virtual void rename(const std::string& from, const std::string& to) = 0;
+  virtual void remove(const std::string& name) = 0;
+  virtual std::vector<std::string> list() const = 0;  // sorted
+  virtual void sync_directory() = 0;
+  virtual DiskSpace space() const = 0;
+};
+
+// The directory `path` of this machine, which must exist.
+std::unique_ptr<Disk> real_disk(const std::string& path);
+
+}  // namespace ff

@@ -1,0 +1,122 @@
+#include "chunk_blocks.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <stdexcept>
+
+namespace ff {
+namespace {
+
+constexpr std::uint64_t max_file_bytes = std::uint64_t{4} << 30;  // 4000 descriptors for 16 TB
+constexpr std::uint32_t word_bits = 64;
+
+std::uint32_t blocks_per_file(int block_class) {
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(max_file_bytes / stride_bytes(block_class), 1, 1u << 16));
+}
+
+std::string name_of(int block_class, std::size_t file) {
+  char name[32];
+  std::snprintf(name, sizeof name, "blocks-%02d-%04zu", block_class, file);
+  return name;
+}
+
+}  // namespace
+
+Blocks::Blocks(Disk& disk, const BlockLimits& limits) : disk_(disk), limits_(limits) { open_all(disk.list()); }
+
+void Blocks::open_all(const std::vector<std::string>& names) {
+  for (int k = 0; k < block_classes; ++k)
+    for (;;) {
+      const std::string name = name_of(k, files_[k].size());
+      if (!std::binary_search(names.begin(), names.end(), name)) break;
+      File& opened = files_[k].emplace_back();
+      opened.file = disk_.open(name);
+      const std::uint64_t bytes = opened.file->size();
+      add_blocks(opened, static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes / stride_bytes(k), blocks_per_file(k))));
+      file_bytes_ += bytes;
+    }
+}
+
+void Blocks::add_blocks(File& file, std::uint32_t blocks) {
+  file.blocks += blocks;
+  file.free += blocks;
+  file.taken.resize((file.blocks + word_bits - 1) / word_bits);
+}
+
+std::optional<BlockAddress> Blocks::take(int block_class) {
+  auto& files = files_[block_class];
+  for (std::size_t f = first_free_[block_class];; ++f) {
+    if (f == files.size() || (files[f].free == 0 && f + 1 == files.size() && files[f].blocks < blocks_per_file(block_class))) {
+      if (!grow(block_class)) return std::nullopt;
+      f = f == files.size() ? f - 1 : f;
+    }
+    File& file = files[f];
+    first_free_[block_class] = f;
+    if (file.free == 0) continue;
+    for (std::size_t word = 0;; ++word) {
+      const auto bit = static_cast<std::uint32_t>(std::countr_one(file.taken[word]));
+      const std::size_t index = word * word_bits + bit;
+      if (bit == word_bits || index >= file.blocks) continue;
+      const BlockAddress address{static_cast<std::uint32_t>(f), static_cast<std::uint16_t>(index), static_cast<std::uint8_t>(block_class)};
+      take(address);
+      return address;
+    }
+  }
+}
+
+bool Blocks::take(const BlockAddress& address) {
+  if (address.block_class >= block_classes || address.file >= files_[address.block_class].size()) return false;
+  File& file = files_[address.block_class][address.file];
+  if (address.index >= file.blocks) return false;
+  std::uint64_t& word = file.taken[address.index / word_bits];
+  const std::uint64_t bit = std::uint64_t{1} << (address.index % word_bits);
+  if (word & bit) return false;
+  word |= bit;
+  --file.free;
+  taken_bytes_ += stride_bytes(address.block_class);
+  return true;
+}
+
+void Blocks::release(const BlockAddress& address) {
+  File& file = files_[address.block_class][address.file];
+  file.taken[address.index / word_bits] &= ~(std::uint64_t{1} << (address.index % word_bits));
+  ++file.free;
+  taken_bytes_ -= stride_bytes(address.block_class);
+  first_free_[address.block_class] = std::min<std::size_t>(first_free_[address.block_class], address.file);
+}
+
+bool Blocks::may_grow(std::uint64_t bytes) const {
+  if (limits_.capacity_bytes != 0 && file_bytes_ + bytes > limits_.capacity_bytes) return false;
+  const DiskSpace space = disk_.space();
+  return space.free_bytes >= bytes && static_cast<double>(space.free_bytes - bytes) >= limits_.reserve * static_cast<double>(space.total_bytes);
+}
+
+// Gets one more group: as much of it as there may be, one block at least.
+bool Blocks::grow(int block_class) {
+  auto& files = files_[block_class];
+  const std::uint64_t stride = stride_bytes(block_class);
+  const bool fresh = files.empty() || files.back().blocks == blocks_per_file(block_class);
+  const std::uint32_t before = fresh ? 0 : files.back().blocks;
+  auto count = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, limits_.group_bytes / stride));
+  count = std::min(count, blocks_per_file(block_class) - before);
+  while (count > 0 && !may_grow(count * stride)) count /= 2;
+  if (count == 0) return false;
+  if (fresh) {
+    auto file = disk_.create(name_of(block_class, files.size()));
+    disk_.sync_directory();
+    files.emplace_back().file = std::move(file);
+  }
+  try {
+    files.back().file->allocate(before * stride, count * stride);
+  } catch (const DiskError& error) {
+    if (error.error() == ENOSPC || error.error() == EDQUOT) return false;
+    throw;
+  }
+  add_blocks(files.back(), count);
+  file_bytes_ += count * stride;
+  return true;
+}
+
+}  // namespace ff

@@ -1,0 +1,58 @@
+// Blocks of fixed classes in preallocated files. Which ones are taken is not stored: the records say it at every start.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fireflyer/chunk_format.hpp"
+#include "fireflyer/disk.hpp"
+
+namespace ff {
+
+struct BlockLimits {
+  std::uint64_t group_bytes;     // space is asked for in pieces of this size, or of one block if that is more
+  std::uint64_t capacity_bytes;  // of all files; 0: what the disk has
+  double reserve;                // share of the disk that is left free
+};
+
+// Not thread-safe: the engine's lock protects all but `file` and `offset` of an address that is taken.
+class Blocks {
+ public:
+  Blocks(Disk& disk, const BlockLimits& limits);
+
+  // A free block; nullopt: neither is one free nor may the files grow. Throws DiskError.
+  std::optional<BlockAddress> take(int block_class);
+  // At the start: false if there is no such block, or it is taken.
+  bool take(const BlockAddress& address);
+  void release(const BlockAddress& address);
+
+  DiskFile& file(const BlockAddress& address) const { return *files_[address.block_class][address.file].file; }
+  static std::uint64_t offset(const BlockAddress& address) { return address.index * std::uint64_t{stride_bytes(address.block_class)}; }
+
+  std::uint64_t file_bytes() const { return file_bytes_; }    // what the files take of the disk
+  std::uint64_t taken_bytes() const { return taken_bytes_; }  // what of it is in use
+
+ private:
+  struct File {
+    std::unique_ptr<DiskFile> file;
+    std::uint32_t blocks = 0, free = 0;
+    std::vector<std::uint64_t> taken;  // one bit each
+  };
+
+  void open_all(const std::vector<std::string>& names);
+  bool grow(int block_class);
+  bool may_grow(std::uint64_t bytes) const;
+  static void add_blocks(File& file, std::uint32_t blocks);
+
+  Disk& disk_;
+  BlockLimits limits_;
+  std::array<std::vector<File>, block_classes> files_;
+  std::array<std::size_t, block_classes> first_free_{};  // no file before this one has a free block
+  std::uint64_t file_bytes_ = 0, taken_bytes_ = 0;
+};
+
+}  // namespace ff

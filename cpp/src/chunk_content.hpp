@@ -1,0 +1,26 @@
+// Writing the content of a block from old content and new bytes, and reading it back verified.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "fireflyer/chunk_engine.hpp"
+
+namespace ff {
+
+struct BlockPlace {
+  DiskFile& file;
+  std::uint64_t offset;
+  int block_class;
+};
+
+// New content of `length` bytes: `data` at `data_offset`, else the old content, else zeros. Old bytes are verified as they
+// are copied. Fills length and crc of `content` and writes block and trailer; nothing is durable yet.
+void write_content(const BlockPlace& place, const ChunkId& chunk, Content& content, std::uint32_t length, std::uint32_t data_offset, Bytes data,
+                   const ChunkEngine::View* old);
+
+std::size_t read_content(const DiskFile& file, std::uint64_t offset, const Content& content, std::uint32_t from, MutableBytes into);
+void read_checksums(const DiskFile& file, std::uint64_t offset, const Content& content, std::uint32_t first, std::span<std::uint32_t> into);
+void verify_content(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content);
+
+}  // namespace ff

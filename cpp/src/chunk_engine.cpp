@@ -1,0 +1,311 @@
+#include "fireflyer/chunk_engine.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+
+#include "chunk_content.hpp"
+#include "chunk_state.hpp"
+
+namespace ff {
+
+// ---------------------------------------------------------------------------------------------- records
+
+ChunkStat ChunkEngine::State::stat_of(const ChunkRecord& record) const {
+  const auto waiting = pending.find(record.id);
+  return {record.committed, waiting == pending.end() ? Content{} : waiting->second, record.session};
+}
+
+std::optional<ChunkStat> ChunkEngine::State::stat(const ChunkId& chunk) const {
+  const ChunkRecord* record = index.find(chunk);
+  if (record == nullptr) return std::nullopt;
+  return stat_of(*record);
+}
+
+Ticket ChunkEngine::State::record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request) {
+  const bool gone = now.committed.state == ContentState::none && now.pending.state == ContentState::none;
+  Entry entry;
+  entry.kind = gone ? EntryKind::erase_chunk : EntryKind::put_chunk;
+  entry.file = chunk.file, entry.index = chunk.index;
+  entry.chunk = {now.committed, now.pending, now.session};
+  if (request) entry.request = stored(*request);
+  apply(entry);
+  return add(entry);
+}
+
+ChunkEngine::ChunkEngine(std::unique_ptr<Disk> disk, const EngineOptions& options) : state_(std::make_unique<State>(std::move(disk), options)) {
+  state_->recover();
+}
+
+ChunkEngine::~ChunkEngine() = default;
+
+// May `update` be staged now? Returns what the chunk is.
+ChunkStat ChunkEngine::State::check(const ChunkId& chunk, const Update& update) const {
+  const ChunkStat now = stat(chunk).value_or(ChunkStat{});
+  const bool whole = update.kind == UpdateKind::replace;
+  if (staging.contains(chunk)) fail(EngineErrorKind::conflict, name_of(chunk) + " is being staged already");
+  if (now.pending.state != ContentState::none && (now.pending.id() == update.next || whole)) return now;
+  if (now.pending.state != ContentState::none)
+    fail(EngineErrorKind::conflict, name_of(chunk) + " has version " + name_of(now.pending.id()) + " pending; commit or drop it first");
+  const ContentId base = now.committed.state == ContentState::data ? now.committed.id() : ContentId{};
+  if (!whole && base != update.base)
+    fail(EngineErrorKind::conflict, name_of(chunk) + " is at version " + name_of(base) + ", the update was made for " + name_of(update.base));
+  if (update.next.version == 0 || (!whole && update.next <= now.committed.id()))
+    fail(EngineErrorKind::usage, "version " + name_of(update.next) + " does not follow " + name_of(now.committed.id()));
+  return now;
+}
+
+BlockAddress ChunkEngine::State::take_block(std::uint64_t length) {
+  if (length > max_block_bytes) fail(EngineErrorKind::usage, "a chunk of " + std::to_string(length) + " bytes is above " + std::to_string(max_block_bytes));
+  std::optional<BlockAddress> block;
+  try {
+    block = blocks.take(class_of(length));
+  } catch (const DiskError& error) {
+    break_down(error);
+  }
+  if (!block) fail(EngineErrorKind::no_space, "no space for a block of " + std::to_string(block_bytes(class_of(length))) + " bytes; remove files or add disks");
+  return *block;
+}
+
+// Writes the content to a new block, without the lock.
+void ChunkEngine::State::write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old,
+                                      Content& content) {
+  const BlockAddress block = take_block(length);
+  content.state = ContentState::data;
+  content.block_file = block.file, content.block_index = block.index, content.block_class = block.block_class;
+  DiskFile& file = blocks.file(block);
+  staging.insert(chunk);
+  lock.unlock();
+  std::exception_ptr failure;
+  try {
+    const auto old = has_old ? engine.view(chunk) : std::nullopt;
+    const bool cut = update.kind == UpdateKind::truncate;
+    const std::uint32_t offset = update.kind == UpdateKind::replace ? 0 : update.offset;
+    write_content({file, Blocks::offset(block), block.block_class}, chunk, content, length, offset, cut ? Bytes{} : update.data, old ? &*old : nullptr);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  lock.lock();
+  staging.erase(chunk);
+  if (!failure) {
+    touched.insert(&file);
+    return;
+  }
+  free_now(block);
+  try {
+    std::rethrow_exception(failure);
+  } catch (const DiskError& error) {
+    if (error.error() == ENOSPC || error.error() == EDQUOT) fail(EngineErrorKind::no_space, error.what());
+    break_down(error);
+  }
+}
+
+Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Ticket& ticket) {
+  State& s = *state_;
+  State::Lock lock(s.mutex);
+  s.check_usable();
+  const ChunkStat before = s.check(chunk, update);
+  if (before.pending.state != ContentState::none && before.pending.id() == update.next) {
+    ticket = s.last;  // its entry is among those that are known by now
+    return before.pending;
+  }
+  const bool has_old = before.committed.state == ContentState::data && update.kind != UpdateKind::replace;
+  const std::uint64_t old_length = has_old ? before.committed.length : 0, end = std::uint64_t{update.offset} + update.data.size();
+  Content content;
+  content.version = update.next.version, content.made_in = update.next.made_in;
+  content.state = ContentState::removed;
+  if (update.kind != UpdateKind::remove) {
+    std::uint64_t length = std::max(old_length, end);
+    if (update.kind == UpdateKind::truncate) length = update.length;
+    if (update.kind == UpdateKind::replace) length = update.data.size();
+    if (length > max_block_bytes) fail(EngineErrorKind::usage, "a chunk of " + std::to_string(length) + " bytes is above " + std::to_string(max_block_bytes));
+    s.write_staged(lock, *this, chunk, update, static_cast<std::uint32_t>(length), has_old, content);
+  }
+  // The chunk is what it was: stage, commit and drop of a chunk that is being staged are refused.
+  s.free_later(before.pending);
+  const auto request = update.request ? std::optional(RequestRow{*update.request, chunk, update.next}) : std::nullopt;
+  ticket = s.record(chunk, {before.committed, content, update.session}, request);
+  return content;
+}
+
+Ticket ChunkEngine::commit(const ChunkId& chunk, const ContentId& content, bool keep_removed) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  s.check_usable();
+  const auto now = s.stat(chunk);
+  if (s.staging.contains(chunk)) fail(EngineErrorKind::conflict, name_of(chunk) + " is being staged");
+  if (!now || now->pending.state == ContentState::none || now->pending.id() != content) {
+    // A removal that was committed has left nothing but the floor.
+    const bool done = now ? now->committed.id() == content : content.version <= s.floor;
+    if (done) return s.last;
+    fail(EngineErrorKind::conflict, name_of(chunk) + " has no version " + name_of(content) + " pending");
+  }
+  s.free_later(now->committed);
+  Content committed = now->pending;
+  if (committed.state == ContentState::removed && !keep_removed) committed = Content{};
+  return s.record(chunk, {committed, Content{}, now->session});
+}
+
+Ticket ChunkEngine::drop(const ChunkId& chunk, const ContentId& content) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  s.check_usable();
+  const auto now = s.stat(chunk);
+  if (s.staging.contains(chunk)) fail(EngineErrorKind::conflict, name_of(chunk) + " is being staged");
+  if (!now || now->pending.state == ContentState::none || now->pending.id() != content) return s.last;
+  s.free_later(now->pending);
+  return s.record(chunk, {now->committed, Content{}, now->session});
+}
+
+Ticket ChunkEngine::end_session() {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  s.check_usable();
+  std::vector<ChunkId> removed;
+  s.for_all([&](const ChunkRecord& record) {
+    if (record.committed.state == ContentState::removed) removed.push_back(record.id);
+  });
+  for (const ChunkId& chunk : removed) {
+    const auto now = s.stat(chunk);
+    s.record(chunk, {Content{}, now->pending, now->session});
+  }
+  return s.last;
+}
+
+Ticket ChunkEngine::set_floor(std::uint64_t version) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  s.check_usable();
+  if (version <= s.floor) return s.last;
+  s.floor = version;
+  return s.add(floor_entry(version));
+}
+
+Ticket ChunkEngine::forget_client(std::uint64_t client) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  s.check_usable();
+  Entry entry;
+  entry.kind = EntryKind::erase_client;
+  entry.file = client;
+  s.apply(entry);
+  return s.add(entry);
+}
+
+Ticket ChunkEngine::put_request(const RequestRow& row) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  s.check_usable();
+  const Entry entry = request_entry(row);
+  s.apply(entry);
+  return s.add(entry);
+}
+
+Ticket ChunkEngine::durable() const {
+  const State::Lock lock(state_->mutex);
+  return state_->durable;
+}
+
+// ---------------------------------------------------------------------------------------------- looking and reading
+
+std::optional<ChunkStat> ChunkEngine::stat(const ChunkId& chunk) const {
+  const State::Lock lock(state_->mutex);
+  return state_->stat(chunk);
+}
+
+std::uint64_t ChunkEngine::floor() const {
+  const State::Lock lock(state_->mutex);
+  return state_->floor;
+}
+
+std::optional<RequestRow> ChunkEngine::request(std::uint64_t client, std::uint32_t channel) const {
+  const State::Lock lock(state_->mutex);
+  const auto found = state_->requests.find({client, channel});
+  return found == state_->requests.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::vector<RequestRow> ChunkEngine::requests(std::uint64_t client, std::uint32_t channel, std::size_t limit) const {
+  const State::Lock lock(state_->mutex);
+  std::vector<RequestRow> rows;
+  for (auto at = state_->requests.lower_bound({client, channel}); at != state_->requests.end() && rows.size() < limit; ++at) rows.push_back(at->second);
+  return rows;
+}
+
+std::vector<std::pair<ChunkId, ChunkStat>> ChunkEngine::list(const ChunkId& from, const ChunkId& to, std::size_t limit) const {
+  const State::Lock lock(state_->mutex);
+  std::vector<std::pair<ChunkId, ChunkStat>> found;
+  std::optional<ChunkId> next = from;
+  while (next && found.size() < limit) {
+    const ChunkRecord* record = state_->index.first_from(*next);
+    if (record == nullptr || record->id >= to) break;
+    found.emplace_back(record->id, state_->stat_of(*record));
+    next = after(record->id);
+  }
+  return found;
+}
+
+std::optional<std::pair<ChunkId, ChunkStat>> ChunkEngine::last_before(const ChunkId& to) const {
+  const State::Lock lock(state_->mutex);
+  const ChunkRecord* record = state_->index.last_before(to);
+  if (record == nullptr) return std::nullopt;
+  return std::pair(record->id, state_->stat_of(*record));
+}
+
+ChunkEngine::View& ChunkEngine::View::operator=(View&& other) noexcept {
+  std::swap(engine_, other.engine_);
+  std::swap(content_, other.content_);
+  std::swap(file_, other.file_);
+  std::swap(offset_, other.offset_);
+  return *this;
+}
+
+ChunkEngine::View::~View() {
+  if (engine_ == nullptr) return;
+  State& s = *engine_->state_;
+  const State::Lock lock(s.mutex);
+  const BlockAddress block = content_.block();
+  const auto reader = s.readers.find(block);
+  if (--reader->second > 0) return;
+  s.readers.erase(reader);
+  if (s.unwanted.erase(block) > 0) s.blocks.release(block);
+}
+
+std::optional<ChunkEngine::View> ChunkEngine::view(const ChunkId& chunk, bool pending) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  const auto now = s.stat(chunk);
+  if (!now) return std::nullopt;
+  const Content& content = pending && now->pending.state != ContentState::none ? now->pending : now->committed;
+  if (!content.has_block()) return std::nullopt;
+  View view;
+  view.engine_ = this;
+  view.content_ = content;
+  view.file_ = &s.blocks.file(content.block());
+  view.offset_ = Blocks::offset(content.block());
+  ++s.readers[content.block()];
+  return view;
+}
+
+std::size_t ChunkEngine::read(const View& view, std::uint32_t offset, MutableBytes into) const {
+  return read_content(view.file(), view.offset(), view.content(), offset, into);
+}
+
+void ChunkEngine::checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into) const {
+  if (first + into.size() > granules_of(view.content().length))
+    fail(EngineErrorKind::usage, "no such granules in a content of " + std::to_string(view.content().length) + " bytes");
+  read_checksums(view.file(), view.offset(), view.content(), first, into);
+}
+
+void ChunkEngine::verify(const ChunkId& chunk, const View& view) const { verify_content(view.file(), view.offset(), chunk, view.content()); }
+
+EngineStats ChunkEngine::stats() const {
+  const State& s = *state_;
+  const State::Lock lock(s.mutex);
+  constexpr std::size_t node_bytes = 48;  // of a map's node, beside what it holds
+  const std::uint64_t pending_bytes = s.pending.size() * (sizeof(ChunkId) + sizeof(Content) + node_bytes);
+  const std::uint64_t request_bytes = s.requests.size() * (sizeof(RequestRow) + 16 + node_bytes);
+  return {s.index.size(), s.pending.size(), s.blocks.file_bytes(), s.blocks.taken_bytes(), s.journal_bytes + s.journal->bytes(),
+          s.index.memory_bytes() + pending_bytes + request_bytes, s.requests.size()};
+}
+
+}  // namespace ff

@@ -1,0 +1,109 @@
+// What the engine knows and has yet to write; its methods are in chunk_engine.cpp and, for the journal, chunk_recovery.cpp.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chunk_blocks.hpp"
+#include "chunk_index.hpp"
+#include "chunk_journal.hpp"
+#include "fireflyer/chunk_engine.hpp"
+
+namespace ff {
+
+[[noreturn]] inline void fail(EngineErrorKind kind, const std::string& what) { throw EngineError(kind, what); }
+
+inline std::string name_of(const ChunkId& chunk) { return "chunk " + std::to_string(chunk.file) + ":" + std::to_string(chunk.index); }
+inline std::string name_of(const ContentId& id) { return std::to_string(id.made_in) + "." + std::to_string(id.version); }
+
+Entry floor_entry(std::uint64_t floor);
+RequestEntry stored(const RequestRow& row);
+Entry request_entry(const RequestRow& row);
+// The id behind `chunk`; none behind the last.
+std::optional<ChunkId> after(const ChunkId& chunk);
+
+// All that is known, and what of it waits for the disk. `mutex` guards everything but the content of files.
+struct ChunkEngine::State {
+  State(std::unique_ptr<Disk> disk_given, const EngineOptions& options_given)
+      : options(options_given), disk(std::move(disk_given)), blocks(*disk, {options.group_bytes, options.capacity_bytes, options.reserve}) {}
+
+  using Lock = std::unique_lock<std::mutex>;
+
+  EngineOptions options;
+  std::unique_ptr<Disk> disk;
+  mutable std::mutex mutex;
+  std::mutex flushing;  // taken before `mutex`; whoever has it writes the journal
+
+  ChunkIndex index;
+  std::map<ChunkId, Content> pending;
+  std::set<ChunkId> staging;  // their blocks are being written
+  std::map<std::pair<std::uint64_t, std::uint32_t>, RequestRow> requests;
+  std::uint64_t floor = 0;
+  Blocks blocks;
+  std::map<BlockAddress, std::uint32_t> readers;
+  std::set<BlockAddress> unwanted;  // free as soon as their last reader is gone
+
+  // What the next flush writes: entries, the files whose content they speak of, and blocks that are free after it.
+  std::vector<Entry> entries;
+  std::set<DiskFile*> touched;
+  std::vector<BlockAddress> freed;
+  Ticket last = 0, durable = 0;
+  std::string broken;  // why no more is written
+
+  std::unique_ptr<BatchWriter> journal;
+  std::uint32_t journal_number = 0;
+  std::uint64_t journal_bytes = 0;  // of all journals since the snapshot
+
+  void recover();
+  void read_journals(const std::vector<std::uint32_t>& numbers, std::uint32_t first);
+  void apply(const Entry& entry);
+  void keep_request(const RequestEntry& r);
+  template <class Each>
+  void for_all(const Each& each) const {
+    std::optional<ChunkId> next = ChunkId{};
+    while (const ChunkRecord* record = next ? index.first_from(*next) : nullptr) {
+      each(*record);
+      next = after(record->id);
+    }
+  }
+  void take_blocks();
+  void check_usable() const {
+    if (!broken.empty()) fail(EngineErrorKind::failed, broken);
+  }
+  [[noreturn]] void break_down(const std::exception& error) {
+    if (broken.empty()) broken = error.what();
+    fail(EngineErrorKind::failed, broken);
+  }
+  ChunkStat stat_of(const ChunkRecord& record) const;
+  std::optional<ChunkStat> stat(const ChunkId& chunk) const;
+  // Applies it, and lets the next flush write it.
+  Ticket record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request = std::nullopt);
+  Ticket add(const Entry& entry) {
+    entries.push_back(entry);
+    return ++last;
+  }
+  void free_later(const Content& content) {
+    if (content.has_block()) freed.push_back(content.block());
+  }
+  void free_now(const BlockAddress& block) {
+    if (readers.contains(block)) unwanted.insert(block);
+    else blocks.release(block);
+  }
+  // What stage does before and after it writes the content.
+  ChunkStat check(const ChunkId& chunk, const Update& update) const;
+  BlockAddress take_block(std::uint64_t length);
+  void write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old, Content& content);
+
+  Ticket flush_waiting(Lock& lock, BatchWriter& writer);
+  void take_snapshot();
+  std::vector<Entry> next_records(std::optional<ChunkId>& next) const;
+};
+
+}  // namespace ff

@@ -1,0 +1,147 @@
+#include "fireflyer/disk.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace ff {
+
+DiskError::DiskError(int error, const std::string& what) : std::runtime_error(what + ": " + std::strerror(error)), error_(error) {}
+
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+class RealFile final : public DiskFile {
+ public:
+  RealFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+  void write(std::uint64_t offset, Bytes data) override {
+    while (!data.empty()) {
+      const ssize_t n = ::pwrite(fd_.get(), data.data(), data.size(), static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) throw DiskError(errno, "cannot write to " + path_);
+      data = data.subspan(static_cast<std::size_t>(n));
+      offset += static_cast<std::uint64_t>(n);
+    }
+  }
+
+  std::size_t read(std::uint64_t offset, MutableBytes into) const override {
+    std::size_t done = 0;
+    while (done < into.size()) {
+      const ssize_t n = ::pread(fd_.get(), into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) throw DiskError(errno, "cannot read from " + path_);
+      if (n == 0) break;
+      done += static_cast<std::size_t>(n);
+    }
+    return done;
+  }
+
+  void allocate(std::uint64_t offset, std::uint64_t bytes) override {
+    // A file system without it (EOPNOTSUPP) gives the space when it is written: then NoSpace comes later, not never.
+    if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP) return;
+    throw DiskError(errno, "cannot get " + std::to_string(bytes) + " bytes for " + path_);
+  }
+
+  std::uint64_t size() const override {
+    struct stat status {};
+    if (::fstat(fd_.get(), &status) != 0) throw DiskError(errno, "cannot look at " + path_);
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+
+  void sync() override {
+    if (::fdatasync(fd_.get()) != 0) throw DiskError(errno, "cannot sync " + path_);
+  }
+
+  int descriptor() const override { return fd_.get(); }
+
+ private:
+  Descriptor fd_;
+  std::string path_;
+};
+
+class RealDisk final : public Disk {
+ public:
+  RealDisk(int fd, std::string path) : directory_(fd), path_(std::move(path)) {}
+
+  std::unique_ptr<DiskFile> create(const std::string& name) override { return opened(name, O_CREAT | O_EXCL); }
+  std::unique_ptr<DiskFile> open(const std::string& name) override { return opened(name, 0); }
+
+  void rename(const std::string& from, const std::string& to) override {
+    if (::renameat(directory_.get(), from.c_str(), directory_.get(), to.c_str()) != 0) throw DiskError(errno, "cannot rename " + path_ + "/" + from);
+  }
+
+  void remove(const std::string& name) override {
+    if (::unlinkat(directory_.get(), name.c_str(), 0) != 0) throw DiskError(errno, "cannot remove " + path_ + "/" + name);
+  }
+
+  std::vector<std::string> list() const override {
+    const int fd = ::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR* entries = fd < 0 ? nullptr : ::fdopendir(fd);
+    if (entries == nullptr) {
+      const int error = errno;
+      if (fd >= 0) ::close(fd);
+      throw DiskError(error, "cannot list " + path_);
+    }
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = ::readdir(entries)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+    }
+    const int error = errno;
+    ::closedir(entries);
+    if (error != 0) throw DiskError(error, "cannot list " + path_);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  void sync_directory() override {
+    if (::fsync(directory_.get()) != 0) throw DiskError(errno, "cannot sync " + path_);
+  }
+
+  DiskSpace space() const override {
+    struct statvfs status {};
+    if (::fstatvfs(directory_.get(), &status) != 0) throw DiskError(errno, "cannot ask for the free space of " + path_);
+    return {status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize};
+  }
+
+ private:
+  std::unique_ptr<DiskFile> opened(const std::string& name, int flags) const {
+    const int fd = ::openat(directory_.get(), name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+    if (fd < 0) throw DiskError(errno, std::string("cannot ") + (flags != 0 ? "create " : "open ") + path_ + "/" + name);
+    return std::make_unique<RealFile>(fd, path_ + "/" + name);
+  }
+
+  Descriptor directory_;
+  std::string path_;
+};
+
+}  // namespace
+
+std::unique_ptr<Disk> real_disk(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw DiskError(errno, "cannot open the directory " + path);
+  return std::make_unique<RealDisk>(fd, path);
+}
+
+}  // namespace ff

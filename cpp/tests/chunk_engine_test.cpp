@@ -1,0 +1,351 @@
+// What the engine promises beside surviving power cuts: repetition, refusals, limits, damage found, readers left in peace.
+#include "fireflyer/chunk_engine.hpp"
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "fireflyer/crc32c.hpp"
+#include "logged_disk.hpp"
+
+namespace {
+
+using ff::ChunkEngine;
+using ff::ChunkId;
+using ff::ContentId;
+using ff::EngineErrorKind;
+using ff::Update;
+using ff::UpdateKind;
+using ff::test::LoggedDisk;
+using ff::test::Random;
+
+using Data = std::vector<std::byte>;
+
+const ChunkId chunk{5, 7};
+
+ff::EngineOptions options() {
+  ff::EngineOptions o;
+  o.group_bytes = 1 << 20;
+  o.reserve = 0;
+  return o;
+}
+
+Data noise(std::size_t n, std::uint64_t seed) {
+  Random random{seed * 2 + 1};
+  Data data(n);
+  for (auto& byte : data) byte = static_cast<std::byte>(random.next() >> 21);
+  return data;
+}
+
+Update update(UpdateKind kind, std::uint64_t version, std::uint32_t offset, const Data& data) {
+  Update u;
+  u.kind = kind;
+  u.offset = offset;
+  u.data = data;
+  u.base = {version > 1 ? 1u : 0u, version - 1};
+  u.next = {1, version};
+  return u;
+}
+
+void put(ChunkEngine& engine, const ChunkId& id, std::uint64_t version, const Data& data, UpdateKind kind = UpdateKind::write, std::uint32_t offset = 0) {
+  ff::Ticket ticket = 0;
+  engine.stage(id, update(kind, version, offset, data), ticket);
+  engine.commit(id, {1, version});
+  engine.flush();
+}
+
+Data got(ChunkEngine& engine, const ChunkId& id) {
+  const auto view = engine.view(id);
+  CHECK(view);
+  Data data(view->content().length);
+  CHECK(engine.read(*view, 0, data) == data.size());
+  CHECK(view->content().crc == ff::crc32c(0, data.data(), data.size()));
+  return data;
+}
+
+template <class Call>
+void refused(EngineErrorKind kind, const char* text, const Call& call) {
+  try {
+    call();
+  } catch (const ff::EngineError& error) {
+    if (error.kind() != kind || std::string(error.what()).find(text) == std::string::npos) std::fprintf(stderr, "said: %s\n", error.what());
+    CHECK(error.kind() == kind);
+    CHECK(std::string(error.what()).find(text) != std::string::npos);
+    return;
+  }
+  std::fprintf(stderr, "not refused: %s\n", text);
+  std::exit(1);
+}
+
+void reads_any_range() {
+  ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
+  Data data = noise(300'001, 1);
+  put(engine, chunk, 1, data);
+  const auto view = engine.view(chunk);
+  for (const std::uint32_t from : {0u, 1u, 4095u, 4096u, 8191u, 262'144u, 296'960u, 299'999u, 300'000u, 300'001u, 400'000u})
+    for (const std::size_t length : {std::size_t{0}, std::size_t{1}, std::size_t{4095}, std::size_t{4096}, std::size_t{4097}, std::size_t{290'000}, std::size_t{400'000}}) {
+      Data into(length, std::byte{0x5a});
+      const std::size_t expected = from >= data.size() ? 0 : std::min(length, data.size() - from);
+      CHECK(engine.read(*view, from, into) == expected);
+      CHECK(std::equal(into.begin(), into.begin() + static_cast<std::ptrdiff_t>(expected), data.begin() + static_cast<std::ptrdiff_t>(expected == 0 ? 0 : from)));
+    }
+  std::vector<std::uint32_t> checksums(74);
+  engine.checksums(*view, 0, checksums);
+  CHECK(checksums[73] == ff::crc32c(0, data.data() + 73 * 4096, data.size() - 73 * 4096));
+  refused(EngineErrorKind::usage, "no such granules", [&] { engine.checksums(*view, 1, checksums); });
+}
+
+void holes_are_zeros_and_ends_move() {
+  ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
+  Data expected(70'000, std::byte{0});
+  const Data piece = noise(500, 3);
+  put(engine, chunk, 1, piece, UpdateKind::write, 69'500);
+  std::copy(piece.begin(), piece.end(), expected.begin() + 69'500);
+  CHECK(got(engine, chunk) == expected);
+  ff::Ticket ticket = 0;
+  Update cut = update(UpdateKind::truncate, 2, 0, {});
+  cut.length = 69'700;
+  engine.stage(chunk, cut, ticket);
+  engine.commit(chunk, {1, 2});
+  cut = update(UpdateKind::truncate, 3, 0, {});
+  cut.length = 69'900;
+  engine.stage(chunk, cut, ticket);
+  engine.commit(chunk, {1, 3});
+  expected.resize(69'700);
+  expected.resize(69'900, std::byte{0});
+  CHECK(got(engine, chunk) == expected);
+  refused(EngineErrorKind::usage, "is above 67108864", [&] { engine.stage(chunk, update(UpdateKind::write, 4, 64u << 20, piece), ticket); });
+}
+
+void repetitions_change_nothing() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), options());
+  const Data data = noise(10'000, 1);
+  ff::Ticket first = 0, second = 0;
+  const Update u = update(UpdateKind::write, 1, 0, data);
+  engine.stage(chunk, u, first);
+  CHECK(engine.flush() == first);
+  const std::size_t operations = disk.log.size();
+  engine.stage(chunk, u, second);
+  CHECK(second <= engine.flush() && disk.log.size() == operations);
+  CHECK(!engine.view(chunk) && engine.view(chunk, true));
+  engine.commit(chunk, {1, 1});
+  engine.commit(chunk, {1, 1});
+  CHECK(got(engine, chunk) == data);
+  refused(EngineErrorKind::conflict, "is at version 1.1, the update was made for 0.0", [&] { engine.stage(chunk, u, first); });
+  refused(EngineErrorKind::conflict, "has no version 1.9 pending", [&] { engine.commit(chunk, {1, 9}); });
+  engine.stage(chunk, update(UpdateKind::remove, 2, 0, {}), first);
+  refused(EngineErrorKind::conflict, "has version 1.2 pending", [&] { engine.stage(chunk, update(UpdateKind::write, 3, 0, data), first); });
+  CHECK(engine.floor() == 2);
+  engine.commit(chunk, {1, 2});
+  engine.commit(chunk, {1, 2});  // nothing is left of it but the floor
+  CHECK(!engine.stat(chunk) && engine.stats().chunks == 0 && engine.stats().taken_bytes > 0);
+  engine.flush();
+  CHECK(engine.stats().taken_bytes == 0);
+}
+
+void tombstones_stay_until_the_session_ends() {
+  ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
+  put(engine, chunk, 1, noise(10, 1));
+  ff::Ticket ticket = 0;
+  engine.stage(chunk, update(UpdateKind::remove, 2, 0, {}), ticket);
+  engine.commit(chunk, {1, 2}, true);
+  CHECK(engine.stat(chunk)->committed.state == ff::ContentState::removed && !engine.view(chunk));
+  engine.end_session();
+  CHECK(!engine.stat(chunk));
+}
+
+void readers_keep_their_block() {
+  ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
+  const Data old = noise(60'000, 1);
+  put(engine, chunk, 1, old);
+  auto view = engine.view(chunk);
+  for (std::uint64_t version = 2; version < 40; ++version) put(engine, chunk, version, noise(60'000, version));
+  Data read(old.size());
+  engine.read(*view, 0, read);
+  CHECK(read == old);
+  const std::uint64_t with_reader = engine.stats().taken_bytes;
+  view.reset();
+  CHECK(engine.stats().taken_bytes == with_reader - ff::stride_bytes(0));
+}
+
+void at_the_limit_updates_are_refused_and_the_rest_goes_on() {
+  ff::EngineOptions small = options();
+  small.capacity_bytes = 4 * ff::stride_bytes(0);
+  ChunkEngine engine(std::make_unique<LoggedDisk>(), small);
+  const Data data = noise(100, 1);
+  for (std::uint32_t i = 0; i < 4; ++i) put(engine, {1, i}, 1, data);
+  ff::Ticket ticket = 0;
+  refused(EngineErrorKind::no_space, "remove files or add disks", [&] { engine.stage({1, 9}, update(UpdateKind::write, 1, 0, data), ticket); });
+  CHECK(got(engine, {1, 2}) == data);
+  engine.stage({1, 2}, update(UpdateKind::remove, 2, 0, {}), ticket);
+  engine.commit({1, 2}, {1, 2});
+  refused(EngineErrorKind::no_space, "no space", [&] { engine.stage({1, 9}, update(UpdateKind::write, 1, 0, data), ticket); });
+  engine.flush();  // only now is the old block free
+  put(engine, {1, 9}, 1, data);
+
+  auto owned = std::make_unique<LoggedDisk>();
+  owned->free_bytes = owned->total_bytes / 10;
+  ff::EngineOptions reserved = options();
+  reserved.reserve = 0.2;
+  ChunkEngine full(std::move(owned), reserved);
+  refused(EngineErrorKind::no_space, "no space", [&] { full.stage(chunk, update(UpdateKind::write, 1, 0, data), ticket); });
+}
+
+void damage_is_found() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), options());
+  const Data data = noise(20'000, 1);
+  put(engine, chunk, 1, data);
+  const auto view = engine.view(chunk);
+  auto& block = disk.content("blocks-00-0000");
+  const auto flipped = [&](std::size_t byte, const auto& call) {
+    block[byte] ^= std::byte{4};
+    call();
+    block[byte] ^= std::byte{4};
+  };
+  Data into(4096);
+  flipped(9000, [&] {
+    CHECK(engine.read(*view, 0, into) == 4096);  // another granule
+    refused(EngineErrorKind::damaged, "bytes 8192 and following", [&] { engine.read(*view, 9001, ff::MutableBytes(into).first(1)); });
+    refused(EngineErrorKind::damaged, "repair it from another replica", [&] { engine.verify(chunk, *view); });
+    ff::Ticket ticket = 0;  // damaged bytes are not copied into new content
+    refused(EngineErrorKind::damaged, "not what was written", [&] { engine.stage(chunk, update(UpdateKind::write, 2, 0, Data(10)), ticket); });
+  });
+  flipped(ff::block_bytes(0) + 9, [&] { refused(EngineErrorKind::damaged, "the trailer of chunk 5:7", [&] { engine.verify(chunk, *view); }); });
+  flipped(ff::block_bytes(0) + ff::trailer_header_bytes + 4, [&] { refused(EngineErrorKind::damaged, "", [&] { engine.verify(chunk, *view); }); });
+  engine.verify(chunk, *view);
+  CHECK(engine.stat(chunk)->pending.state == ff::ContentState::none && engine.stats().taken_bytes == ff::stride_bytes(0));
+}
+
+ff::test::Image written(int flushes) {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), options());
+  for (int i = 0; i < flushes; ++i) put(engine, {1, static_cast<std::uint32_t>(i)}, 1, noise(100, 1));
+  Random random{1};
+  return disk.after_power_cut(disk.log.size(), random);
+}
+
+void lost_records_are_not_taken_for_an_early_end() {
+  const auto whole = written(5);
+  const auto opened = [](const ff::test::Image& image) { return std::make_unique<ChunkEngine>(std::make_unique<LoggedDisk>(image), options())->stats().chunks; };
+  CHECK(opened(whole) == 5);
+  auto image = whole;
+  image["journal-00000000"][3 * ff::batch_align_bytes + 200] ^= std::byte{1};  // in the middle: what followed was durable
+  refused(EngineErrorKind::damaged, "journal-00000000 is not what was written", [&] { opened(image); });
+  image = whole;
+  image["journal-00000000"].resize(image["journal-00000000"].size() - 100);  // the last batch is torn: it was never durable
+  CHECK(opened(image) == 4);
+  image.erase("journal-00000000");
+  refused(EngineErrorKind::damaged, "journal-00000000 is missing", [&] { opened(image); });
+  image = whole;
+  image["blocks-00-0000"].resize(ff::stride_bytes(0));
+  refused(EngineErrorKind::damaged, "a block that is not there", [&] { opened(image); });
+}
+
+void a_disk_that_refuses_is_believed_once() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), options());
+  const Data data = noise(100, 1);
+  put(engine, chunk, 1, data);
+  disk.refuse = [](const ff::test::Operation& op) { return op.kind == ff::test::Operation::sync ? EIO : 0; };
+  ff::Ticket ticket = 0;
+  engine.stage(chunk, update(UpdateKind::write, 2, 0, data), ticket);
+  const ff::Ticket before = engine.durable();
+  refused(EngineErrorKind::failed, "Input/output error", [&] { engine.flush(); });
+  disk.refuse = nullptr;  // a later sync that succeeds says nothing about what was lost
+  refused(EngineErrorKind::failed, "Input/output error", [&] { engine.flush(); });
+  refused(EngineErrorKind::failed, "Input/output error", [&] { engine.commit(chunk, {1, 2}); });
+  CHECK(engine.durable() == before && got(engine, chunk) == data);
+}
+
+// Writers of their own chunks, one who makes durable, readers of all: on the disk of this machine.
+void threads() {
+  std::string path = (std::filesystem::temp_directory_path() / "ff-engine-XXXXXX").string();
+  CHECK(::mkdtemp(path.data()) != nullptr);
+  ff::EngineOptions o = options();
+  o.snapshot_bytes = 64 << 10;
+  constexpr std::uint32_t writers = 3, versions = 60;
+  const auto content = [](std::uint32_t writer, std::uint64_t version) { return noise(1000 + version * 700, writer * 1000 + version); };
+  {
+    ChunkEngine engine(ff::real_disk(path), o);
+    std::atomic<std::uint32_t> left = writers;
+    std::vector<std::thread> all;
+    for (std::uint32_t w = 0; w < writers; ++w)
+      all.emplace_back([&, w] {
+        for (std::uint64_t version = 1; version <= versions; ++version) {
+          ff::Ticket ticket = 0;
+          engine.stage({1, w}, update(UpdateKind::replace, version, 0, content(w, version)), ticket);
+          while (engine.durable() < ticket) engine.flush();
+          engine.commit({1, w}, {1, version});
+        }
+        --left;
+      });
+    all.emplace_back([&] {
+      Random random{99};
+      while (left > 0)
+        if (const auto view = engine.view({1, static_cast<std::uint32_t>(random.below(writers))})) {
+          Data data(view->content().length);
+          engine.read(*view, 0, data);
+          CHECK(ff::crc32c(0, data.data(), data.size()) == view->content().crc);
+        }
+    });
+    for (auto& thread : all) thread.join();
+    engine.flush();
+  }
+  ChunkEngine again(ff::real_disk(path), o);
+  for (std::uint32_t w = 0; w < writers; ++w) CHECK(got(again, {1, w}) == content(w, versions));
+  CHECK(again.stats().taken_bytes <= writers * ff::stride_bytes(0));
+  std::filesystem::remove_all(path);
+}
+
+void many_records_are_found_in_order() {
+  ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
+  Random random{5};
+  std::vector<ChunkId> ids;
+  ff::Ticket ticket = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const ChunkId id{random.below(40), static_cast<std::uint32_t>(random.below(1u << 31))};
+    engine.stage(id, update(UpdateKind::remove, 1, 0, {}), ticket);
+    ids.push_back(id);
+  }
+  std::sort(ids.begin(), ids.end());
+  const auto listed = engine.list({}, {UINT64_MAX, UINT32_MAX}, SIZE_MAX);
+  CHECK(listed.size() == ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) CHECK(listed[i].first == ids[i]);
+  for (std::size_t i = 0; i < ids.size(); i += 2) engine.drop(ids[i], {1, 1});
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    CHECK(engine.stat(ids[i]).has_value() == (i % 2 == 1));
+    const auto before = engine.last_before(ids[i]);
+    CHECK(before ? before->first == ids[i % 2 == 1 ? i - 2 : i - 1] : i < 2);
+    const auto page = engine.list(ids[i], {UINT64_MAX, UINT32_MAX}, 1);
+    CHECK(page.empty() ? i + 1 == ids.size() : page[0].first == ids[i % 2 == 1 ? i : i + 1]);
+  }
+}
+
+}  // namespace
+
+int main() {
+  reads_any_range();
+  holes_are_zeros_and_ends_move();
+  repetitions_change_nothing();
+  tombstones_stay_until_the_session_ends();
+  readers_keep_their_block();
+  at_the_limit_updates_are_refused_and_the_rest_goes_on();
+  damage_is_found();
+  lost_records_are_not_taken_for_an_early_end();
+  a_disk_that_refuses_is_believed_once();
+  many_records_are_found_in_order();
+  threads();
+}
