@@ -182,7 +182,7 @@ async def test_what_an_abandoned_transaction_wrote_was_never_there(place: Place)
 
 @on_loop
 async def test_every_increment_of_many_tasks_counts(place: Place) -> None:
-    tasks, each = (8, 5) if place.kind == "postgres" else (16, 20)
+    tasks, each = (16, 20) if place.kind == "memory" else (8, 5)
     async with await place.open() as kv:
 
         async def increment(tx: Transaction) -> None:
@@ -199,7 +199,7 @@ async def test_every_increment_of_many_tasks_counts(place: Place) -> None:
 @on_loop
 async def test_money_is_neither_made_nor_lost(place: Place) -> None:
     """Transfers between accounts, some of them opened and closed, while others add them all up."""
-    accounts, total, transfers = 6, 600, 12 if place.kind == "postgres" else 60
+    accounts, total, transfers = 6, 600, 60 if place.kind == "memory" else 12
     async with await place.open() as kv:
         await put(kv, **{f"account/{i}": b"100" for i in range(accounts)})
         seen: list[int] = []

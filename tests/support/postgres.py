@@ -47,7 +47,7 @@ class PostgresServer:
         self._log = os.path.join(self.directory, "log")
         self._process: subprocess.Popen[bytes] | None = None
         arguments = ["initdb", "-D", self._data, "-U", "fireflyer", "-A", "trust", "-E", "UTF8", "--locale=C"]
-        self._run(arguments if durable else [*arguments, "--no-sync"])
+        self._run([*arguments, "--no-sync"])
         unsafe = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
         settings = {"listen_addresses": "", "unix_socket_directories": self.directory, "max_connections": "64"}
         settings |= {} if durable else unsafe

@@ -183,28 +183,40 @@ class _Writer(threading.Thread):
         if self._broken is not None:
             return [(commit, self._broken) for commit in batch]
         answers: list[tuple[_Commit, FireflyerError | None]] = []
-        accepted: list[_Commit] = []
+        accepted: list[tuple[int, _Commit]] = []
         for commit in batch:
             refusal = self._resolver.refusal(commit.read_version, commit.reads)
             if refusal is None:
-                self._resolver.add(self._resolver.version + 1, commit.mutations.conflicts())
-                accepted.append(commit)
+                version = self._resolver.version + 1
+                self._resolver.add(version, commit.mutations.conflicts())
+                accepted.append((version, commit))
             else:
                 answers.append((commit, Conflict(f"transaction not committed: {refusal}; run it again", retry_ns=0)))
-        failure = self._store([commit.mutations for commit in accepted]) if accepted else None
-        return answers + [(commit, failure) for commit in accepted]
-
-    def _store(self, batch: list[Mutations]) -> FireflyerError | None:
-        try:
-            self._file.write(self._resolver.version, batch)
-        except NoSpace as error:
-            # Nobody has seen these versions. With them in the window, who reads what they wrote could never commit.
+        if accepted:
+            answers += self._stored(accepted)
+        if self._stored_version < self._resolver.version:
+            # Nobody has seen the versions that failed. With them in the window, who reads what they wrote could never
+            # commit again.
             self._resolver = Resolver(self._stored_version)
+        return answers
+
+    def _stored(self, accepted: list[tuple[int, _Commit]]) -> list[tuple[_Commit, FireflyerError | None]]:
+        failure = self._store(accepted[-1][0], [commit.mutations for _, commit in accepted])
+        if isinstance(failure, NoSpace) and len(accepted) > 1:  # for some there may be: those that clear
+            return [(commit, self._store(version, [commit.mutations])) for version, commit in accepted]
+        return [(commit, failure) for _, commit in accepted]
+
+    def _store(self, version: int, batch: list[Mutations]) -> FireflyerError | None:
+        if self._broken is not None:
+            return self._broken
+        try:
+            self._file.write(version, batch)
+        except NoSpace as error:
             return error
         except Exception as error:
             # What the kernel could not write may be gone from its cache: no later sync would tell.
             cause = error.message if isinstance(error, FireflyerError) else f"{type(error).__name__}: {error}"
             self._broken = PermanentError(f"{cause}; it accepts no more commits until it is opened again")
             return self._broken
-        self._stored_version = self._resolver.version
+        self._stored_version = version
         return None

@@ -14,6 +14,7 @@ plan without it; the table keeps room in its pages, so that replacing a value ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
@@ -112,24 +113,23 @@ class PostgresEngine(AttemptingEngine):
         if max_connections < 1:
             raise UsageError(f"max_connections {max_connections}: at least 1")
         statements = _Statements(table)
-        try:
-            pool = asyncpg.create_pool(
-                url,
-                min_size=0,
-                max_size=max_connections,
-                max_inactive_connection_lifetime=IDLE_CONNECTION_NS / SECOND,
-                timeout=CONNECT_TIMEOUT_NS / SECOND,
-                reset=_left_clean,
-                server_settings=_SESSION,
-            )
-        except (ValueError, asyncpg.InterfaceError) as error:
-            raise UsageError(f"PostgreSQL URL not understood: {error}") from error
+        pool = asyncpg.create_pool(
+            url,
+            min_size=0,
+            max_size=max_connections,
+            max_inactive_connection_lifetime=IDLE_CONNECTION_NS / SECOND,
+            timeout=CONNECT_TIMEOUT_NS / SECOND,
+            reset=_left_clean,
+            server_settings=_SESSION,
+        )
         engine = cls(pool, statements, waits or LoopWaits())
         try:
             await pool
             await engine._prepare(table)
         except BaseException as error:
             pool.terminate()
+            if isinstance(error, ValueError) and not isinstance(error, FireflyerError):
+                raise UsageError(f"PostgreSQL URL not understood: {error}") from error
             if isinstance(error, Exception):
                 raise translate(error, "connect") from error
             raise
@@ -225,7 +225,8 @@ class _PostgresSource(Source):
 
     async def end(self, error: BaseException | None) -> None:
         if self._open and (self._sent or not isinstance(error, Exception) or not await self._rolled_back()):
-            self._connection.terminate()
+            with contextlib.suppress(asyncpg.InterfaceError):  # it broke, and the pool has seen to it already
+                self._connection.terminate()
         await self._pool.release(self._connection)
 
     async def _rolled_back(self) -> bool:
