@@ -24,13 +24,13 @@ from fireflyer.kvstore import (
     SteppedWaits,
     Transaction,
     TransactionTimeout,
-    Waits,
     steps,
     transact_once,
 )
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING, MAX_ENTRIES
 from fireflyer.kvstore.core.overlay import Mutations
+from fireflyer.kvstore.core.resolver import Resolver
 from fireflyer.kvstore.core.waits import MAX_ATTEMPTS, MAX_BACKOFF_NS, backoff_ns
 from fireflyer.kvstore.transaction import Attempt
 from fireflyer.sim.world import SimNode, World
@@ -166,7 +166,7 @@ async def test_conflicts_and_broken_connections_are_retried_and_bounded(
     waits = SteppedWaits(lambda: world.now_ns, world.random.randrange)
     kv = MemoryEngine(faults=lambda: fault, waits=waits)
     with pytest.raises(error, match=f"given up after {MAX_ATTEMPTS} attempts"):
-        list(steps(kv.transact(_take, timeout_ns=1000 * SECOND)))
+        list(steps(lambda: kv.transact(_take, timeout_ns=1000 * SECOND)))
 
 
 def test_backoff_is_random_and_bounded() -> None:
@@ -178,21 +178,19 @@ def test_backoff_is_random_and_bounded() -> None:
     assert 0 < min(delays[2]) < max(delays[2]) <= MAX_BACKOFF_NS
 
 
-def _waits(node: SimNode) -> Waits:
-    return SteppedWaits(node.clock.now_ns, node.world.fork_random(node.name).randrange)
-
-
 def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() -> None:
-    """Several nodes count in one store, whose commits fail in every way; each counts exactly once per request."""
+    """Several nodes count in one store, crash, begin anew, and their commits fail in every way: each request counts
+    exactly once."""
 
     def history(seed: int) -> tuple[bytes, dict[bytes, bytes]]:
         world = World(seed)
         store = MemoryStore()
 
         def boot(node: SimNode) -> None:
-            chance = world.fork_random(f"{node.name} faults")
+            chance = world.fork_random(f"{node.name} {node.incarnation}")
             faults = list(CommitFault)
-            kv = MemoryEngine(store, waits=_waits(node), faults=lambda: chance.choice(faults))
+            waits = SteppedWaits(node.clock.now_ns, chance.randrange)
+            kv = MemoryEngine(store, waits=waits, faults=lambda: chance.choice(faults))
 
             async def work() -> None:
                 for request in range(10):
@@ -200,15 +198,18 @@ def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() ->
                     number = await transact_once(kv, _take, marker=marker, timeout_ns=3600 * SECOND)
                     world.record("took", node.name, number)
 
-            node.spawn(steps(work()))
+            node.spawn(steps(work))
+            if node.incarnation < 5:
+                node.after(chance.randrange(30 * MS), node.restart)
 
         for name in ("a", "b", "c"):
             world.node(name, boot)
         world.run()
         return world.trace.to_bytes(), dict(store.scan(store.version, EVERYTHING).items)
 
-    for seed in range(5):
+    for seed in range(10):
         trace, state = history(seed)
+        assert trace.count(b" crash ") == 12
         assert state.pop(b"counter") == b"30"
         assert sorted(map(int, state.values())) == list(range(1, 31))
         assert history(seed)[0] == trace
@@ -224,7 +225,7 @@ def test_a_deadline_in_the_simulated_world_is_found_at_the_next_operation() -> N
         await tx.get(b"b")
 
     with pytest.raises(TransactionTimeout, match="nothing of it happened"):
-        list(steps(kv.transact(body, timeout_ns=MS)))
+        list(steps(lambda: kv.transact(body, timeout_ns=MS)))
 
 
 @on_loop
@@ -257,3 +258,12 @@ async def test_a_missing_driver_is_one_line_that_says_what_to_install(monkeypatc
     monkeypatch.delitem(sys.modules, "fireflyer.kvstore.postgres_errors", raising=False)
     with pytest.raises(PermanentError, match=r"pip install 'fireflyer\[postgres\]'"):
         await kvstore.open("postgresql://nobody@nowhere/x")
+
+
+def test_a_key_written_again_is_known_although_its_first_write_is_forgotten() -> None:
+    resolver = Resolver(0, max_entries=2)
+    for version, key in enumerate((b"a", b"a", b"b"), 1):
+        resolver.add(version, Conflicts((key,)))
+    assert resolver.oldest_version == 1
+    assert resolver.refusal(1, Conflicts((b"a",))) == "b'a' was written since"
+    assert resolver.refusal(2, Conflicts((b"a",))) is None

@@ -73,8 +73,9 @@ class Engine(Protocol):
         the attempt returned that did. Errors that `body` raises itself end it: nothing is written, the error comes out.
 
         Raises the last attempt's `Conflict` or `Disconnected` when attempts or time have run out, `TransactionTimeout`
-        when the body took too long, `NoSpace`: nothing happened. Raises `CommitUnknown` when it cannot be known whether
-        it committed; with `idempotent`, which promises that doing it twice is the same as once, it tries again instead.
+        when the body took too long, `NoSpace` or `Busy` when a disk or a queue is full: nothing happened. Raises
+        `CommitUnknown` when it cannot be known whether it committed; with `idempotent`, which promises that doing it
+        twice is the same as once, it tries again instead.
         Cancelling it while it commits leaves the same doubt."""
 
     async def read(self, body: Callable[[Reader], Awaitable[T]], *, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> T:

@@ -18,9 +18,8 @@ from fireflyer.base.errors import (
     NotFound,
     PermanentError,
     PermissionDenied,
-    Timeout,
 )
-from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected
+from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected, TransactionTimeout
 
 __all__ = ["translate"]
 
@@ -30,7 +29,7 @@ _LOST: Final = ("08", "57P", "25P03", "40003", "53300", "25006")
 """Connection exceptions; shutdown, crash, starting up; idle for too long; completion unknown; too many
 connections; a standby that only reads."""
 _CLASSES: Final[tuple[tuple[str, type[FireflyerError], str], ...]] = (
-    ("57014", Timeout, "the server ended a statement that took too long"),
+    ("57014", TransactionTimeout, "the server ended a statement that took too long; nothing of it happened"),
     ("53100", NoSpace, "the server's disk is full; free some space"),
     ("53", Busy, "the server is short of a resource"),
     ("28", PermissionDenied, "the server refused the user; check name, password and pg_hba.conf"),

@@ -4,7 +4,7 @@ Real engines are given `fireflyer.kvstore.waits.LoopWaits`. In the simulation `S
 sleep to whoever drives the coroutine, so the same bodies run there without asyncio:
 
     engine = MemoryEngine(store, waits=SteppedWaits(node.clock.now_ns, random.randrange))
-    node.spawn(steps(engine.transact(body)))       each step yields a delay in nanoseconds, or None for a short one
+    node.spawn(steps(work))        work() is a coroutine; a step yields a delay in nanoseconds, or None for a short one
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class SteppedWaits(Waits):
         return nullcontext()
 
 
-def steps(work: Awaitable[T]) -> Generator[int | None, None, T]:
-    """Runs a coroutine that waits for nothing but `SteppedWaits`."""
-    waiting: Generator[Any, None, T] = work.__await__()
+def steps(work: Callable[[], Awaitable[T]]) -> Generator[int | None, None, T]:
+    """Runs the coroutine `work()`, which waits for nothing but `SteppedWaits`. It begins with the first step, so that a
+    generator that is dropped before it leaves no coroutine behind."""
+    waiting: Generator[Any, None, T] = work().__await__()
     return (yield from waiting)
