@@ -49,6 +49,10 @@ class SimNet:
     def set_link(self, source: str, target: str, link: Link) -> None:
         self._links[source, target] = link
 
+    def set_default(self, link: Link) -> None:
+        """The rule of all links that have none of their own."""
+        self._default = link
+
     def partition(self, left: Iterable[str], right: Iterable[str], *, symmetric: bool = True) -> None:
         """Nothing passes from `left` to `right`, nor back when `symmetric`."""
         others = list(right)

@@ -9,11 +9,12 @@ import msgspec
 
 from fireflyer.fs.schema.ids import ChainId, ChainVersion, Incarnation, NodeId, RoutingVersion, TableId, TargetId
 
-__all__ = ["MAX_REPLICAS", "Chain", "ChainTable", "Member", "Node", "Routing", "TargetState"]
+__all__ = ["MAX_REPLICAS", "Address", "Chain", "ChainTable", "Member", "Node", "Routing", "RoutingDelta", "TargetState"]
 
 MAX_REPLICAS: Final = 16
 
-_Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+"""host:port"""
 
 
 class TargetState(enum.StrEnum):
@@ -50,7 +51,7 @@ class Node(msgspec.Struct, frozen=True):
     """A storage node as it last registered. `address`: host:port of its data connections."""
 
     id: NodeId
-    address: _Address
+    address: Address
     incarnation: Incarnation
 
 
@@ -68,3 +69,14 @@ class Routing(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...] = ()
     chains: tuple[Chain, ...] = ()
     tables: tuple[ChainTable, ...] = ()
+
+
+class RoutingDelta(msgspec.Struct, frozen=True):
+    """What changed after version `base`; from 0 it is all of it. `fireflyer.fs.core.routing.apply_delta` applies it."""
+
+    base: RoutingVersion
+    version: RoutingVersion
+    nodes: tuple[Node, ...] = ()
+    chains: tuple[Chain, ...] = ()
+    tables: tuple[ChainTable, ...] = ()
+    removed_nodes: tuple[NodeId, ...] = ()

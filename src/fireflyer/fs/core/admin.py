@@ -1,0 +1,306 @@
+"""What administrators ask of the cluster manager, as changes of its ledger's draft.
+
+`apply` checks a request wholly before it puts anything, so a refused one leaves no trace. Requests may come twice: what
+is there already, and the same, is left as it is. None of them takes a role from a target that can use it: a drain is an
+invitation (see `health`), members are taken out only when they have no role, and `Override` gives a role where nobody
+has it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import Exists, NotFound, UsageError
+from fireflyer.base.units import format_duration
+from fireflyer.fs.core.chains import in_order
+from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.rows import NodeRow, TargetRow
+from fireflyer.fs.schema.manager import (
+    MAX_TARGETS_PER_NODE,
+    AddChains,
+    AddNode,
+    AddTable,
+    AddTargets,
+    AdminRequest,
+    ChangeMembers,
+    Condition,
+    Done,
+    Drain,
+    NewChain,
+    NodeStatus,
+    Override,
+    OverrideWarning,
+    RetireNode,
+    RetireTargets,
+    Status,
+    TargetReport,
+    TargetStatus,
+)
+from fireflyer.fs.schema.routing import MAX_REPLICAS, Chain, ChainTable, Member, TargetState
+
+__all__ = ["MAX_CHAINS", "MAX_NODES", "MAX_TABLES", "MAX_TARGETS", "apply", "status"]
+
+MAX_NODES: Final = 4096
+MAX_TARGETS: Final = 1 << 17
+MAX_CHAINS: Final = 1 << 16
+MAX_TABLES: Final = 256
+
+
+def apply(request: AdminRequest, ledger: Ledger, health: Health, now_ns: int) -> Done | OverrideWarning:
+    """Puts what is asked into the draft. Raises `UsageError`, `Exists` or `NotFound`, and has put nothing then."""
+    match request:
+        case AddNode(node):
+            return _add_node(ledger, node)
+        case AddTargets():
+            return _add_targets(ledger, request)
+        case AddChains(chains):
+            return _add_chains(ledger, chains)
+        case AddTable():
+            return _add_table(ledger, request)
+        case ChangeMembers():
+            return _change_members(ledger, request)
+        case Drain():
+            return _drain(ledger, request)
+        case RetireTargets(targets):
+            return _retire_targets(ledger, targets)
+        case RetireNode(node):
+            return _retire_node(ledger, node)
+        case Override():
+            return _override(ledger, health, request, now_ns)
+
+
+def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
+    """All that is committed, and what is heard of it."""
+    nodes = []
+    for row in (ledger.nodes.committed[one] for one in sorted(ledger.nodes.committed)):
+        known = health.get(row.id)
+        alive = row.incarnation > 0 and known is not None and known.sequence > 0 and not known.dead
+        silent_ns = health.silent_ns(row.id, now_ns)
+        nodes.append(NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive))
+    targets = [
+        TargetStatus(row.id, row.node, ledger.chain_of(row.id), row.drained, health.report(row.node, row.id))
+        for row in (ledger.targets.committed[one] for one in sorted(ledger.targets.committed))
+    ]
+    chains = tuple(ledger.chains.committed[one] for one in sorted(ledger.chains.committed))
+    return Status(ledger.state.version, ledger.state.term, tuple(nodes), tuple(targets), chains)
+
+
+# --- nodes and targets ---
+
+
+def _add_node(ledger: Ledger, node: int) -> Done:
+    if ledger.nodes.get(node) is not None:
+        return Done(f"node {node} was there already")
+    if len(ledger.nodes) >= MAX_NODES:
+        raise UsageError(f"the cluster has {MAX_NODES} nodes, the most there may be; retire one first")
+    ledger.nodes.put(node, NodeRow(node))
+    return Done(f"node {node} may register")
+
+
+def _add_targets(ledger: Ledger, request: AddTargets) -> Done:
+    if ledger.nodes.get(request.node) is None:
+        raise NotFound(f"there is no node {request.node}; add it first")
+    new = []
+    for target in dict.fromkeys(request.targets):
+        row = ledger.targets.get(target)
+        if row is not None and row.node != request.node:
+            raise Exists(f"target {target} belongs to node {row.node}; a target is one directory, choose another id")
+        if row is None:
+            new.append(target)
+    there = len(ledger.targets_of(request.node)) + len(new)
+    if there > MAX_TARGETS_PER_NODE or len(ledger.targets) + len(new) > MAX_TARGETS:
+        raise UsageError(
+            f"node {request.node} would have {there} targets; at most {MAX_TARGETS_PER_NODE} of a node and "
+            f"{MAX_TARGETS} in all are allowed"
+        )
+    for target in new:
+        ledger.targets.put(target, TargetRow(target, request.node))
+    return Done(f"{len(new)} targets added to node {request.node}")
+
+
+def _drain(ledger: Ledger, request: Drain) -> Done:
+    of_node = ledger.targets_of(request.node) if request.node else []
+    rows = [_target(ledger, target) for target in dict.fromkeys((*request.targets, *of_node))]
+    for row in rows:
+        if row.drained != request.drain:
+            ledger.targets.put(row.id, msgspec.structs.replace(row, drained=request.drain))
+    return Done(f"{len(rows)} targets {'are to be drained' if request.drain else 'may have roles again'}")
+
+
+def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
+    there = [target for target in dict.fromkeys(targets) if ledger.targets.get(target) is not None]
+    for target in there:
+        chain = _chain_with(ledger, target)
+        if chain is not None:
+            raise UsageError(f"target {target} is in chain {chain}; take it out of the chain first")
+    for target in there:
+        ledger.targets.put(target, None)
+    return Done(f"{len(there)} targets retired")
+
+
+def _retire_node(ledger: Ledger, node: int) -> Done:
+    if ledger.nodes.get(node) is None:
+        return Done(f"node {node} was not there")
+    left = [target for target in ledger.targets.ids() if _target(ledger, target).node == node]
+    if left:
+        raise UsageError(f"node {node} has {len(left)} targets, {left[0]} among them; retire them first")
+    ledger.nodes.put(node, None)
+    return Done(f"node {node} retired")
+
+
+# --- chains ---
+
+
+def _add_chains(ledger: Ledger, chains: tuple[NewChain, ...]) -> Done:
+    new: dict[int, tuple[TargetRow, ...]] = {}
+    taken: dict[int, int] = {}
+    for chain in chains:
+        known = ledger.chains.get(chain.id)
+        if known is not None and sorted(one.target for one in known.members) == sorted(chain.targets):
+            continue
+        if known is not None or chain.id in new:
+            raise Exists(f"there is a chain {chain.id} with other targets; choose another id")
+        rows = tuple(_target(ledger, target) for target in chain.targets)
+        for row in rows:
+            if row.used or row.drained or row.id in taken:
+                raise UsageError(
+                    f"target {row.id} for chain {chain.id} was in a chain or is drained; a new chain takes new targets"
+                )
+            taken[row.id] = chain.id
+        _check_nodes(chain.id, rows)
+        new[chain.id] = rows
+    if len(ledger.chains) + len(new) > MAX_CHAINS:
+        raise UsageError(f"there would be more than {MAX_CHAINS} chains; use larger targets")
+    for chain_id, rows in new.items():
+        ledger.put_chain(chain_id, tuple(Member(row.id, row.node, TargetState.SERVING) for row in rows))
+        for row in rows:
+            ledger.targets.put(row.id, msgspec.structs.replace(row, used=True))
+    return Done(f"{len(new)} chains added")
+
+
+def _add_table(ledger: Ledger, request: AddTable) -> Done:
+    known = ledger.tables.get(request.id)
+    if known is not None and known.chains == request.chains:
+        return Done(f"table {request.id} was there already")
+    if known is not None:
+        raise Exists(f"there is a table {request.id} with other chains; tables never change, choose another id")
+    if len(ledger.tables) >= MAX_TABLES:
+        raise UsageError(f"there are {MAX_TABLES} tables, the most there may be")
+    for chain in request.chains:
+        if ledger.chains.get(chain) is None:
+            raise NotFound(f"there is no chain {chain} for table {request.id}; add it first")
+    ledger.tables.put(request.id, ChainTable(request.id, request.chains))
+    return Done(f"table {request.id} added")
+
+
+def _change_members(ledger: Ledger, request: ChangeMembers) -> Done:
+    chain = _chain(ledger, request.chain)
+    members = list(chain.members)
+    leaving = next((one for one in members if one.target == request.remove), None)
+    if leaving is not None:
+        if leaving.state not in (TargetState.WAITING, TargetState.OFFLINE):
+            raise UsageError(f"target {leaving.target} is {leaving.state} in chain {chain.id}; drain it and wait")
+        members.remove(leaving)
+    if request.add is not None and all(one.target != request.add for one in members):
+        row = _target(ledger, request.add)
+        holder = _chain_with(ledger, row.id)
+        if holder is not None:
+            raise UsageError(f"target {row.id} is in chain {holder}; it can be in one")
+        if row.drained:
+            raise UsageError(f"target {row.id} is drained; end that first")
+        if len(members) >= MAX_REPLICAS:
+            raise UsageError(f"chain {chain.id} has {MAX_REPLICAS} targets, the most there may be; take one out")
+        _check_nodes(chain.id, (*(_target(ledger, one.target) for one in members), row))
+        members.append(Member(row.id, row.node, TargetState.OFFLINE))
+        ledger.targets.put(row.id, msgspec.structs.replace(row, used=True))
+    if tuple(members) == chain.members:
+        return Done(f"chain {chain.id} was so already")
+    ledger.put_chain(chain.id, tuple(members))
+    return Done(f"chain {chain.id} has {len(members)} targets")
+
+
+# --- a chain that cannot go on by itself ---
+
+
+def _override(ledger: Ledger, health: Health, request: Override, now_ns: int) -> Done | OverrideWarning:
+    chain = _chain(ledger, request.chain)
+    member = next((one for one in chain.members if one.target == request.target), None)
+    if member is None:
+        raise NotFound(f"target {request.target} is not in chain {chain.id}")
+    if any(one.state is TargetState.SERVING for one in chain.members):
+        raise UsageError(f"chain {chain.id} is served; it needs no override")
+    report = health.report(member.node, member.target)
+    if not _usable(report, chain) or health.silent(member.node, now_ns):
+        raise UsageError(
+            f"target {member.target} on node {member.node} does not report that it is online; start its node first"
+        )
+    if request.confirm != chain.version:
+        return OverrideWarning(_warning(ledger, health, chain, member, now_ns), chain.version)
+    states = {one.target: TargetState.OFFLINE for one in chain.members} | {member.target: TargetState.SERVING}
+    ledger.put_chain(chain.id, in_order(chain.members, states))
+    return Done(f"target {member.target} serves chain {chain.id} as it is, in version {chain.version + 1}")
+
+
+def _usable(report: TargetReport | None, chain: Chain) -> bool:
+    return report is not None and report.condition is not Condition.GONE and report.chain_version == chain.version
+
+
+def _warning(ledger: Ledger, health: Health, chain: Chain, member: Member, now_ns: int) -> str:
+    last = [one for one in chain.members if one.state is TargetState.LASTSRV]
+    until = max((_target(ledger, one.target).served_until for one in chain.members), default=0)
+    if member.state is TargetState.LASTSRV:
+        lost = "updates that it acknowledged shortly before it went down and that were not flushed"
+    else:
+        served = _target(ledger, member.target).served_until
+        since = (
+            f"since it left the chain (it served until version {served}, the chain"
+            if served
+            else "ever (it never served, the chain"
+        )
+        lost = f"all updates acknowledged {since} until version {until})"
+    others = [one for one in last if one.target != member.target]
+    waited = ", ".join(
+        f"target {one.target} on node {one.node}, silent for {format_duration(health.silent_ns(one.node, now_ns))}"
+        for one in others
+    )
+    hope = f" The chain waits for {waited}: if one of them can come back, wait for it." if others else ""
+    return (
+        f"If target {member.target} serves chain {chain.id} now, {lost} may be lost for ever, and what the other "
+        f"targets have is overwritten.{hope} To do it, confirm with version {chain.version}."
+    )
+
+
+# --- looking things up ---
+
+
+def _target(ledger: Ledger, target: int) -> TargetRow:
+    row = ledger.targets.get(target)
+    if row is None:
+        raise NotFound(f"there is no target {target}; add it to its node first")
+    return row
+
+
+def _chain(ledger: Ledger, chain_id: int) -> Chain:
+    chain = ledger.chains.get(chain_id)
+    if chain is None:
+        raise NotFound(f"there is no chain {chain_id}")
+    return chain
+
+
+def _chain_with(ledger: Ledger, target: int) -> int | None:
+    """In which chain it is, the draft included."""
+    for chain_id, chain in ledger.chains.changes():
+        if chain is not None and any(one.target == target for one in chain.members):
+            return chain_id
+    committed = ledger.chain_of(target)
+    if committed is not None and ledger.chains.in_draft(committed):
+        return None
+    return committed
+
+
+def _check_nodes(chain_id: int, rows: tuple[TargetRow, ...]) -> None:
+    nodes = [row.node for row in rows]
+    if len(dict.fromkeys(nodes)) < len(nodes):
+        raise UsageError(f"chain {chain_id} would have two targets of one node: they would be lost together")

@@ -1,0 +1,206 @@
+"""What the primary hears: which nodes live, what their targets report, whom their neighbours cannot reach.
+
+In memory only. A new primary knows nothing of it: it counts every node as heard at the moment when it begins, so that
+it declares nobody dead for T, and every target as silent until its node has reported.
+
+A node is *dead* when nothing was heard of it for T: its fence has ended (see `fence`). Its targets then count as gone,
+as do those of a process that another one has replaced.
+
+A *give-up order* asks one target of a chain to lay its role down. It is an invitation: the role is taken when the
+target reports that it did. There is at most one order per chain and version, and none that would leave the chain
+without a serving target that was heard lately. Reasons: the target is drained; or it and its neighbour in the chain
+cannot reach each other: then it is the one of whose node more nodes complain, else the one behind. That one is not
+synced again for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, TargetId
+from fireflyer.fs.schema.manager import Condition, GiveUp, Heartbeat, TargetReport
+from fireflyer.fs.schema.routing import Chain, Member, TargetState
+
+__all__ = ["Health", "NodeHealth"]
+
+HOLD_OFF: Final = 5
+"""For so many T a target that gave up for a broken path is not synced again."""
+
+
+@dataclass(slots=True)
+class NodeHealth:
+    incarnation: Incarnation
+    heard_ns: int
+    """When a heartbeat of this incarnation arrived, or when the manager began to count."""
+    sequence: int = 0
+    reports: dict[TargetId, TargetReport] = field(default_factory=dict)
+    unreachable: tuple[NodeId, ...] = ()
+    dead: bool = False
+
+
+class Health:
+    def __init__(self, ledger: Ledger, now_ns: int) -> None:
+        self._ledger = ledger
+        self._failure_timeout_ns = ledger.state.failure_timeout_ns
+        self._nodes: dict[NodeId, NodeHealth] = {}
+        for node in ledger.nodes.committed.values():
+            self._nodes[node.id] = NodeHealth(node.incarnation, now_ns)
+        self._orders: dict[ChainId, GiveUp] = {}
+        self._held_until_ns: dict[TargetId, int] = {}
+
+    # --- what happens ---
+
+    def started(self, node: NodeId, incarnation: Incarnation, now_ns: int) -> None:
+        """A node was added, or a new process of it has registered: committed."""
+        self._nodes[node] = NodeHealth(incarnation, now_ns)
+
+    def forget(self, node: NodeId) -> None:
+        self._nodes.pop(node, None)
+
+    def hear(self, heartbeat: Heartbeat, now_ns: int) -> list[ChainId]:
+        """Takes it in; the caller has checked incarnation and sequence. The chains about which it says something
+        new."""
+        node = self._nodes[heartbeat.node]
+        changed: dict[ChainId, None] = {}
+        if node.dead:
+            changed.update(dict.fromkeys(self._ledger.chains_of_node(heartbeat.node)))
+        node.heard_ns, node.sequence, node.dead = now_ns, heartbeat.sequence, False
+        node.unreachable = heartbeat.unreachable
+        before, node.reports = node.reports, {}
+        for report in heartbeat.reports:
+            row = self._ledger.targets.committed.get(report.target)
+            if row is None or row.node != heartbeat.node:
+                continue
+            node.reports[report.target] = report
+            chain = self._ledger.chain_of(report.target)
+            if chain is not None and _said(before.get(report.target)) != _said(report):
+                changed[chain] = None
+        return list(changed)
+
+    def forgive(self, slept_ns: int) -> None:
+        """The manager's process stood still for so long: what was sent meanwhile is heard only now."""
+        for node in self._nodes.values():
+            node.heard_ns += slept_ns
+
+    def sweep(self, now_ns: int) -> list[ChainId]:
+        """Who has died by now. Chains with something to be decided about."""
+        changed: dict[ChainId, None] = {}
+        for node_id, node in self._nodes.items():
+            if not node.dead and self.silent(node_id, now_ns):
+                node.dead = True
+                changed.update(dict.fromkeys(self._ledger.chains_of_node(node_id)))
+        for target, until_ns in list(self._held_until_ns.items()):
+            if now_ns >= until_ns:
+                del self._held_until_ns[target]
+                chain = self._ledger.chain_of(target)
+                changed.update({} if chain is None else {chain: None})
+        return list(changed)
+
+    # --- what is known ---
+
+    def get(self, node: NodeId) -> NodeHealth | None:
+        return self._nodes.get(node)
+
+    def silent_ns(self, node: NodeId, now_ns: int) -> int:
+        known = self._nodes.get(node)
+        return now_ns - known.heard_ns if known is not None else 0
+
+    def silent(self, node: NodeId, now_ns: int) -> bool:
+        """For so long that its fence has ended."""
+        return self.silent_ns(node, now_ns) >= self._failure_timeout_ns
+
+    def dead(self) -> list[NodeId]:
+        """As of the last sweep, less those that were heard since."""
+        return [node_id for node_id, node in self._nodes.items() if node.dead]
+
+    def report(self, node: NodeId, target: TargetId) -> TargetReport | None:
+        known = self._nodes.get(node)
+        return known.reports.get(target) if known is not None else None
+
+    def reports(self, chain: Chain, replaced: Mapping[NodeId, None]) -> dict[TargetId, TargetReport]:
+        """For `chains.next_chain`. `replaced`: nodes whose processes are dead because others have registered."""
+        found: dict[TargetId, TargetReport] = {}
+        for member in chain.members:
+            report = self._report(chain, member, replaced)
+            if report is not None:
+                found[member.target] = report
+        return found
+
+    def _report(self, chain: Chain, member: Member, replaced: Mapping[NodeId, None]) -> TargetReport | None:
+        gone = TargetReport(member.target, Condition.GONE, chain.version)
+        node = self._nodes.get(member.node)
+        if node is None or node.dead or member.node in replaced:
+            return gone
+        if member.state not in (TargetState.SERVING, TargetState.LASTSRV) and self._unwanted(member.target):
+            return gone
+        return node.reports.get(member.target)
+
+    def _unwanted(self, target: TargetId) -> bool:
+        row = self._ledger.targets.get(target)
+        return target in self._held_until_ns or (row is not None and row.drained)
+
+    # --- orders ---
+
+    def orders(self, node: NodeId, now_ns: int) -> tuple[GiveUp, ...]:
+        """Which targets of this node are asked to give up."""
+        found: list[GiveUp] = []
+        for chain_id in self._ledger.chains_of_node(node):
+            chain = self._ledger.chains.committed[chain_id]
+            order = self._order(chain, now_ns)
+            if order is not None and any(one.target == order.target and one.node == node for one in chain.members):
+                found.append(order)
+        return tuple(found)
+
+    def _order(self, chain: Chain, now_ns: int) -> GiveUp | None:
+        serving = [one for one in chain.members if one.state is TargetState.SERVING and self._lately(one.node, now_ns)]
+        standing = self._orders.get(chain.id)
+        if standing is not None and standing.chain_version == chain.version:
+            return standing if any(one.target != standing.target for one in serving) else None
+        victim, reason = self._drained(serving), "it is drained"
+        if victim is None:
+            victim, reason = self._cut_off(chain, serving)
+            if victim is not None:
+                self._held_until_ns[victim.target] = now_ns + HOLD_OFF * self._failure_timeout_ns
+        if victim is None:
+            self._orders.pop(chain.id, None)
+            return None
+        order = self._orders[chain.id] = GiveUp(victim.target, chain.id, chain.version, reason)
+        return order
+
+    def _lately(self, node: NodeId, now_ns: int) -> bool:
+        return node in self._nodes and self.silent_ns(node, now_ns) < self._failure_timeout_ns // 2
+
+    def _drained(self, serving: list[Member]) -> Member | None:
+        if len(serving) < 2:
+            return None
+        rows = ((one, self._ledger.targets.committed.get(one.target)) for one in serving)
+        return next((one for one, row in rows if row is not None and row.drained), None)
+
+    def _cut_off(self, chain: Chain, serving: list[Member]) -> tuple[Member | None, str]:
+        line = [one for one in chain.members if one.state in (TargetState.SERVING, TargetState.SYNCING)]
+        for left, right in pairwise(line):
+            if not self._complains(left.node, right.node) and not self._complains(right.node, left.node):
+                continue
+            votes_left, votes_right = self._votes(left.node), self._votes(right.node)
+            victim, other = (left, right) if votes_left > votes_right else (right, left)
+            if victim.state is TargetState.SERVING and not any(one is not victim for one in serving):
+                victim, other = other, victim
+            if victim.state is TargetState.SERVING and not any(one is not victim for one in serving):
+                continue
+            votes = f"{votes_left} and {votes_right} nodes complain of them"
+            return victim, f"nodes {left.node} and {right.node} cannot reach each other, {votes}"
+        return None, ""
+
+    def _complains(self, node: NodeId, of: NodeId) -> bool:
+        known = self._nodes.get(node)
+        return known is not None and not known.dead and of in known.unreachable
+
+    def _votes(self, of: NodeId) -> int:
+        return sum(1 for node in self._nodes if self._complains(node, of))
+
+
+def _said(report: TargetReport | None) -> tuple[object, ...]:
+    return () if report is None else (report.condition, report.chain_version, report.sure)

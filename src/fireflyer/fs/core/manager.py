@@ -1,0 +1,451 @@
+"""The cluster manager: who may serve which chain. A pure machine; a shell performs its effects.
+
+    Asked(request)  ──────────────────────────────> Reply
+    Tick            ──> Transact ──> Committed | Refused | Failed | Unknown ──> Reply, Note
+
+Several run over one key-value store. `lease` says which is primary; only that one answers, the others name it.
+
+    candidate ──lease taken──> loading ──all rows read──> primary ──the row is another one's──> candidate
+
+The primary has the whole state in memory (`ledger`), and beside it what it hears (`health`). Heartbeats and questions
+are answered at once, from what is committed. Whatever changes something waits in a queue; when no transaction is under
+way, all that waits and all chains about which something new is known are worked into one draft, which is one
+transaction:
+
+    queue, dirty chains ──> draft ──Transact──> Committed            it holds; answers go out
+                                             ├> Failed               dropped; who asked is told to ask again
+                                             ├> Unknown              the same transaction again, until one of the others
+                                             └> Refused, mine before the Unknown one had come through: as Committed
+                                                Refused, lease       no longer primary: everything in memory is dropped
+
+Every transaction is conditional on the lease, and on the row that the one before it wrote: so one of which nobody
+knows whether it was committed can come through late only if nothing came after it.
+
+Why nobody loses a role that it still uses:
+
+1. Silence. The fence of a node ends before the manager calls it dead (`fence`). While a transaction is under way that
+   may take its roles, the node is *condemned*: it gets no answer, so its fence cannot open again meanwhile. After that
+   each answer brings the routing in which the role is gone.
+2. Registration. A process proves that the one before it is dead: the directories' locks on the same machine, T of
+   silence on another. The transaction that gives out its incarnation takes the roles of the old one.
+3. GONE, reported for the present version of the chain: see the promises in `schema.manager`.
+
+A primary that stood still (no tick for half a lease) has not heard what was sent meanwhile: it takes the silence for
+its own.
+
+Answers of a primary whose lease is over are not given (`LeaseMachine.may_act`); ones that are still under way open
+fences which end before the next primary, who waits T, takes anything away."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+
+from fireflyer.base.errors import (
+    Busy,
+    FireflyerError,
+    InvariantViolation,
+    NotFound,
+    PermanentError,
+    StaleVersion,
+    TransientError,
+    UsageError,
+    error_to_wire,
+)
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core import admin
+from fireflyer.fs.core.chains import next_chain
+from fireflyer.fs.core.fence import fence_ns
+from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.lease import LeaseMachine
+from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY, TABLES, TARGETS, NodeRow
+from fireflyer.fs.core.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
+from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
+from fireflyer.fs.schema.manager import (
+    AdminRequest,
+    Answer,
+    Behind,
+    GetRouting,
+    GetStatus,
+    Heartbeat,
+    HeartbeatAnswer,
+    NotPrimary,
+    Refusal,
+    Register,
+    Registered,
+    Request,
+    RoutingAnswer,
+    Superseded,
+)
+
+__all__ = ["MAX_PENDING", "Asked", "Effect", "Event", "Manager", "Note", "Reply", "Settings", "Tick"]
+
+MAX_PENDING: Final = 1024
+"""Requests that wait for a transaction."""
+MAX_BATCH: Final = 64
+"""Of them, in one transaction."""
+MAX_CHAINS_PER_DRAFT: Final = 1024
+MAX_ROWS_PER_DRAFT: Final = 20_000
+"""With more, no further request is taken into it. One request puts about as many at most."""
+
+_RANGES: Final = (
+    (STATE_KEY, STATE_KEY + b"\0"),
+    *((kind.prefix, kind.end) for kind in (NODES, TARGETS, CHAINS, TABLES)),
+)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    holder: str
+    """Unique to this process: a name and something random."""
+    address: str
+    """Where the others send those who ask."""
+    failure_timeout_ns: int = 6 * SECOND
+    """T. Counts when the cluster is made; later it is what was kept then."""
+    lease_ns: int = 2 * SECOND
+
+
+# --- events ---
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed; comes at least every eighth of the lease."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """`request_id` is the shell's: it comes back in the one `Reply` to it."""
+
+    request_id: int
+    request: Request
+
+
+Event: TypeAlias = Tick | Asked | Outcome
+
+
+# --- effects ---
+
+
+class Reply(msgspec.Struct, frozen=True):
+    request_id: int
+    answer: Answer
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A decision and its reason, for the log."""
+
+    text: str
+
+
+Effect: TypeAlias = Transact | Reply | Note
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What one transaction changes, and who waits for it."""
+
+    replies: list[tuple[int, Answer]] = field(default_factory=list)
+    replaced: dict[NodeId, None] = field(default_factory=dict)
+    """Nodes of which a new process has registered."""
+    condemned: dict[NodeId, None] = field(default_factory=dict)
+    chains: dict[ChainId, None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    order: Transact | None = None
+    in_doubt: bool = False
+    """An attempt ended without an answer: it may still come through."""
+    resting: bool = False
+    """Waits for the next tick to be tried again."""
+
+
+class Manager:
+    def __init__(self, settings: Settings) -> None:
+        fence_ns(settings.failure_timeout_ns)  # refuses what cannot be kept
+        self._settings = settings
+        self._lease = LeaseMachine(settings.holder, settings.address, settings.lease_ns)
+        self._numbers = 0
+        self._effects: list[Effect] = []
+        self._queue: deque[tuple[int, Request]] = deque()
+        self._held: Held | None = None
+        self._loading: int | None = None
+        self._resting = False
+        self._ledger: Ledger | None = None
+        self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
+        self._dirty: dict[ChainId, None] = {}
+        self._draft: _Draft | None = None
+        self._ticked_ns: int | None = None
+
+    @property
+    def term(self) -> int:
+        """Of the lease that this manager holds; 0 for a candidate."""
+        return self._held.term if self._held is not None else 0
+
+    @property
+    def routing_version(self) -> RoutingVersion:
+        """What is committed, as a primary knows it; 0 for the others."""
+        return self._ledger.state.version if self._ledger is not None else 0
+
+    def may_act(self, now_ns: int) -> bool:
+        """Whether it answers as primary."""
+        return self._ledger is not None and self._lease.may_act(now_ns)
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        """Raises `DataCorruption` and `InvariantViolation`, upon which the process must end."""
+        match event:
+            case Tick():
+                self._on_tick(now_ns)
+            case Asked(request_id, request):
+                self._on_request(now_ns, request_id, request)
+            case Committed() | Refused() | Failed() | Unknown():
+                self._on_outcome(now_ns, event)
+        self._advance(now_ns)
+        effects, self._effects = self._effects, []
+        return effects
+
+    # --- what comes in ---
+
+    def _on_tick(self, now_ns: int) -> None:
+        self._resting = False
+        slept_ns = now_ns - self._ticked_ns if self._ticked_ns is not None else 0
+        self._ticked_ns = now_ns
+        if slept_ns > self._settings.lease_ns // 2:
+            self._health.forgive(slept_ns)
+        if self._draft is not None and self._draft.resting:
+            self._draft.resting = False
+            self._attempt(self._draft)
+        if self._ledger is not None:
+            self._soil(self._health.sweep(now_ns))
+
+    def _on_request(self, now_ns: int, request_id: int, request: Request) -> None:
+        ledger = self._ledger
+        if isinstance(request, Heartbeat) and ledger is not None:
+            self._reply(request_id, self._on_heartbeat(now_ns, ledger, request))
+        elif ledger is None or not self.may_act(now_ns):
+            self._reply(request_id, NotPrimary(self._lease.primary_address))
+        elif isinstance(request, GetRouting):
+            self._reply(request_id, RoutingAnswer(ledger.delta(request.known)))
+        elif isinstance(request, GetStatus):
+            self._reply(request_id, admin.status(ledger, self._health, now_ns))
+        elif len(self._queue) >= MAX_PENDING:
+            self._reply(request_id, _refusal(Busy(f"{MAX_PENDING} requests wait for the manager; ask again later")))
+        else:
+            self._queue.append((request_id, request))
+
+    def _on_heartbeat(self, now_ns: int, ledger: Ledger, heartbeat: Heartbeat) -> Answer:
+        """Also a primary that may not answer now hears it: the node lives."""
+        node = self._health.get(heartbeat.node)
+        if node is None or not heartbeat.incarnation or heartbeat.incarnation > node.incarnation:
+            return _refusal(NotFound(f"process {heartbeat.incarnation} of node {heartbeat.node} is unknown; register"))
+        if heartbeat.incarnation < node.incarnation:
+            return Superseded(node.incarnation)
+        if heartbeat.sequence <= node.sequence:
+            return _refusal(StaleVersion(f"heartbeat {heartbeat.sequence} came after {node.sequence}; send a new one"))
+        self._soil(self._health.hear(heartbeat, now_ns))
+        if not self.may_act(now_ns):
+            return NotPrimary(self._lease.primary_address)
+        if self._draft is not None and heartbeat.node in self._draft.condemned:
+            return _refusal(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
+        orders = self._health.orders(heartbeat.node, now_ns)
+        return HeartbeatAnswer(heartbeat.sequence, ledger.delta(heartbeat.known), orders)
+
+    def _on_outcome(self, now_ns: int, outcome: Outcome) -> None:
+        if self._lease.outcome(now_ns, outcome):
+            return
+        if outcome.number == self._loading:
+            self._loading = None
+            self._on_loaded(now_ns, outcome)
+        elif self._draft is not None and self._draft.order is not None and outcome.number == self._draft.order.number:
+            self._on_draft(now_ns, self._draft, outcome)
+
+    # --- becoming and ceasing to be primary ---
+
+    def _on_loaded(self, now_ns: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Refused):
+            self._lease.seen(now_ns, outcome.lease)
+        if not isinstance(outcome, Committed):
+            self._resting = True
+            return
+        ledger = Ledger(self.term, self._settings.failure_timeout_ns)
+        ledger.load(outcome.rows)
+        self._ledger, self._health = ledger, Health(ledger, now_ns)
+        self._soil(sorted(ledger.chains.committed))
+        self._note(f"primary in term {self.term} with routing {ledger.state.version}")
+
+    def _follow_lease(self) -> None:
+        """Whatever was known or under way belongs to the term in which it began."""
+        if self._lease.held == self._held:
+            return
+        if self._held is not None:
+            self._note(f"no longer primary in term {self._held.term}")
+        self._held, self._loading, self._resting = self._lease.held, None, False
+        self._forget()
+
+    def _forget(self) -> None:
+        draft, self._draft = self._draft, None
+        waiting = [request_id for request_id, _ in (*(draft.replies if draft is not None else ()), *self._queue)]
+        for request_id in waiting:
+            self._reply(request_id, NotPrimary(self._lease.primary_address))
+        self._queue.clear()
+        self._dirty.clear()
+        self._ledger = None
+
+    def _advance(self, now_ns: int) -> None:
+        self._follow_lease()
+        order = self._lease.tick(now_ns, self._numbers + 1)
+        if order is not None:
+            self._numbers += 1
+            self._effects.append(order)
+        if self._held is None or self._resting:
+            return
+        if self._ledger is None:
+            if self._loading is None:
+                self._loading = self._number()
+                self._effects.append(Transact(self._loading, held=self._held, read=_RANGES))
+        elif self._draft is None and self.may_act(now_ns):
+            self._plan(now_ns, self._ledger)
+
+    # --- drafts ---
+
+    def _plan(self, now_ns: int, ledger: Ledger) -> None:
+        """One draft of all that waits. Nothing is sent if it comes out empty."""
+        draft = _Draft()
+        while self._queue and len(draft.replies) < MAX_BATCH and ledger.draft_rows() < MAX_ROWS_PER_DRAFT:
+            request_id, request = self._queue.popleft()
+            try:
+                answer = self._decide(now_ns, ledger, draft, request)
+            except (UsageError, TransientError, PermanentError) as error:
+                answer = _refusal(error)
+            draft.replies.append((request_id, answer))
+        self._evaluate(ledger, draft)
+        pending = ledger.pending()
+        if pending is None:
+            self._conclude(draft)
+            return
+        draft.condemned.update(dict.fromkeys(self._health.dead()))
+        draft.condemned.update(draft.replaced)
+        writes, before = pending
+        draft.order = Transact(0, held=self._held, expect=(before,), write=writes)
+        self._draft = draft
+        self._attempt(draft)
+
+    def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, request: Request) -> Answer:
+        if isinstance(request, Register):
+            return self._register(now_ns, ledger, draft, request)
+        if isinstance(request, Heartbeat | GetRouting | GetStatus):
+            raise InvariantViolation(f"{type(request).__name__} waits for a transaction")
+        return self._administrate(now_ns, ledger, request)
+
+    def _administrate(self, now_ns: int, ledger: Ledger, request: AdminRequest) -> Answer:
+        return admin.apply(request, ledger, self._health, now_ns)
+
+    def _register(self, now_ns: int, ledger: Ledger, draft: _Draft, request: Register) -> Answer:
+        row = ledger.nodes.get(request.node)
+        if row is None:
+            raise NotFound(f"there is no node {request.node}; an administrator adds it first")
+        if row.incarnation and row.nonce == request.nonce:
+            return self._registered(ledger, row.incarnation)
+        if request.previous != row.incarnation:
+            return Behind(row.incarnation)
+        moved = row.incarnation > 0 and row.machine != request.machine
+        if moved and not self._health.silent(request.node, now_ns):
+            raise Busy(f"node {request.node} is alive on another machine; stop it there, or wait until it is dead")
+        incarnation = row.incarnation + 1
+        new = NodeRow(request.node, incarnation, request.address, request.nonce, request.machine, request.boot)
+        ledger.nodes.put(request.node, new)
+        if row.incarnation:
+            draft.replaced[request.node] = None
+        return self._registered(ledger, incarnation)
+
+    def _registered(self, ledger: Ledger, incarnation: Incarnation) -> Registered:
+        return Registered(incarnation, ledger.state.failure_timeout_ns)
+
+    def _evaluate(self, ledger: Ledger, draft: _Draft) -> None:
+        """Applies the rules to chains that lose a process, all at once, and to those of which something new is
+        known."""
+        lost = {chain: None for node in draft.replaced for chain in ledger.chains_of_node(node)}
+        changing = [chain for chain in self._dirty if ledger.chains.in_draft(chain)]
+        known = [chain for chain in self._dirty if chain not in lost and chain not in changing]
+        for chain_id in (*lost, *known[:MAX_CHAINS_PER_DRAFT]):
+            self._dirty.pop(chain_id, None)
+            chain = ledger.chains.get(chain_id)
+            if chain is None:
+                continue
+            following, reason = next_chain(chain, self._health.reports(chain, draft.replaced))
+            if following is not chain:
+                ledger.put_chain(chain_id, following.members)
+                draft.notes.append(f"chain {chain_id} version {following.version}: {reason}")
+        draft.chains = {chain_id: None for chain_id, _ in ledger.chains.changes()}
+
+    def _attempt(self, draft: _Draft) -> None:
+        if draft.order is not None:
+            draft.order = msgspec.structs.replace(draft.order, number=self._number())
+            self._effects.append(draft.order)
+
+    def _on_draft(self, now_ns: int, draft: _Draft, outcome: Outcome) -> None:
+        ledger = self._ledger
+        if ledger is None or draft.order is None:
+            raise InvariantViolation("a draft without a ledger")
+        match outcome:
+            case Committed():
+                self._commit(now_ns, ledger, draft)
+            case Refused(_, _, found) if found == draft.order.write[-1:]:
+                self._commit(now_ns, ledger, draft)
+            case Refused(_, lease, found):
+                self._lease.seen(now_ns, lease)
+                if found:
+                    # The store has another past than ours (restored, edited): begin again from what it has.
+                    self._note("the manager's rows were changed by somebody else; loading them again")
+                    self._forget()
+            case Unknown():
+                draft.in_doubt = draft.resting = True
+            case Failed() if draft.in_doubt:
+                draft.resting = True
+            case Failed(_, reason):
+                self._drop(ledger, draft, reason)
+
+    def _commit(self, now_ns: int, ledger: Ledger, draft: _Draft) -> None:
+        for node_id, node in list(ledger.nodes.changes()):
+            if node is None:
+                self._health.forget(node_id)
+            else:
+                self._health.started(node_id, node.incarnation, now_ns)
+        drained = [ledger.chain_of(target) for target, _ in ledger.targets.changes()]
+        ledger.commit()
+        self._draft = None
+        self._soil(list(draft.chains))
+        self._soil([chain for chain in drained if chain is not None])
+        self._conclude(draft)
+
+    def _conclude(self, draft: _Draft) -> None:
+        for text in draft.notes:
+            self._note(text)
+        for request_id, answer in draft.replies:
+            self._reply(request_id, answer)
+
+    def _drop(self, ledger: Ledger, draft: _Draft, reason: str) -> None:
+        ledger.rollback()
+        self._draft, self._resting = None, True
+        self._soil(list(draft.chains))
+        refusal = _refusal(Busy(f"the manager's store did not take the change ({reason}); ask again"))
+        for request_id, _ in draft.replies:
+            self._reply(request_id, refusal)
+
+    # --- small things ---
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _soil(self, chains: list[ChainId]) -> None:
+        self._dirty.update(dict.fromkeys(chains))
+
+    def _reply(self, request_id: int, answer: Answer) -> None:
+        self._effects.append(Reply(request_id, answer))
+
+    def _note(self, text: str) -> None:
+        self._effects.append(Note(text))
+
+
+def _refusal(error: FireflyerError) -> Refusal:
+    return Refusal(*error_to_wire(error))

@@ -1,0 +1,120 @@
+"""What the cluster manager keeps in the key-value store: keys and values.
+
+    FMle             the lease                          FMst             numbers of the whole cluster
+    FMno + id (4)    a node                             FMta + id (8)    a target
+    FMch + id (4)    a chain                            FMtb + id (4)    a chain table
+
+Ids are big-endian, so a range is in the order of ids. A value is one byte, the version of its format, and MessagePack.
+What does not decode is `DataCorruption` naming the key: the manager then does not become primary, rather than guess.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption
+from fireflyer.fs.schema.ids import ChainVersion, Incarnation, NodeId, RoutingVersion, TargetId
+from fireflyer.fs.schema.routing import Chain, ChainTable
+
+__all__ = ["CHAINS", "LEASE_KEY", "NODES", "STATE_KEY", "TABLES", "TARGETS", "Kind", "LeaseRow", "NodeRow", "StateRow"]
+__all__ += ["TargetRow", "decode_row", "encode_row"]
+
+FORMAT: Final = 1
+PREFIX: Final = b"FM"
+LEASE_KEY: Final = PREFIX + b"le"
+STATE_KEY: Final = PREFIX + b"st"
+
+R = TypeVar("R")
+
+
+class LeaseRow(msgspec.Struct, frozen=True):
+    """Who is primary. Changed by each renewal, so that a candidate sees that somebody lives."""
+
+    holder: str
+    """Of one process: no other one and no later one has the same."""
+    address: str
+    """Where it is asked."""
+    term: int
+    """One more with each taking."""
+    beat: int
+    """One more with each renewal that was tried."""
+    lease_ns: int
+    """What this holder promises: it stops answering half of it after its last renewal. Others wait all of it."""
+
+
+class StateRow(msgspec.Struct, frozen=True):
+    """Changed by every transaction but those of the lease. (term, number) names the transaction that wrote it."""
+
+    version: RoutingVersion
+    failure_timeout_ns: int
+    """T, fixed when the cluster is made: storage nodes fence themselves by it whoever is primary."""
+    term: int
+    number: int
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    id: NodeId
+    incarnation: Incarnation = 0
+    """0: it has never registered."""
+    address: str = ""
+    nonce: str = ""
+    machine: str = ""
+    boot: str = ""
+
+
+class TargetRow(msgspec.Struct, frozen=True):
+    id: TargetId
+    node: NodeId
+    used: bool = False
+    """It has been in a chain, so it may hold chunks."""
+    drained: bool = False
+    served_until: ChainVersion = 0
+    """The last version of its chain in which it served, if it does no more."""
+
+
+class Kind(Generic[R]):
+    """One kind of row that there are many of, by id."""
+
+    def __init__(self, name: bytes, id_bytes: int, row_type: type[R]) -> None:
+        self.prefix = PREFIX + name
+        self.end = self.prefix[:-1] + bytes([self.prefix[-1] + 1])
+        self._id_bytes = id_bytes
+        self._row_type = row_type
+
+    def key(self, row_id: int) -> bytes:
+        return self.prefix + row_id.to_bytes(self._id_bytes, "big")
+
+    def decode(self, key: bytes, value: bytes) -> tuple[int, R]:
+        """Id and row. Raises `DataCorruption`, also when the row is another one's."""
+        row = decode_row(key, value, self._row_type)
+        row_id: Any = getattr(row, "id", None)
+        if not isinstance(row_id, int) or key != self.key(row_id):
+            raise DataCorruption(f"row {key.hex()} of the manager's store names id {row_id!r}; restore the store")
+        return row_id, row
+
+
+NODES: Final = Kind(b"no", 4, NodeRow)
+TARGETS: Final = Kind(b"ta", 8, TargetRow)
+CHAINS: Final = Kind(b"ch", 4, Chain)
+TABLES: Final = Kind(b"tb", 4, ChainTable)
+
+
+def encode_row(row: msgspec.Struct) -> bytes:
+    return bytes([FORMAT]) + msgspec.msgpack.encode(row)
+
+
+def decode_row(key: bytes, value: bytes, row_type: type[R]) -> R:
+    """Raises `DataCorruption` for what `encode_row` did not make."""
+    if value[:1] != bytes([FORMAT]):
+        raise DataCorruption(
+            f"row {key.hex()} of the manager's store has format {value[:1].hex() or 'none'}, not {FORMAT}; "
+            "run the version that wrote it, or restore the store"
+        )
+    try:
+        return msgspec.msgpack.decode(value[1:], type=row_type)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise DataCorruption(
+            f"row {key.hex()} of the manager's store is damaged: {error}; restore the store"
+        ) from error

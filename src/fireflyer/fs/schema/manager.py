@@ -1,0 +1,327 @@
+"""What storage nodes, clients and administrators say to the cluster manager, and what it answers.
+
+One request, one answer, in any order; a request may be sent again at any time, to any manager. Answers that every
+request can get: `NotPrimary` (ask another one), `Refusal` (an error of `fireflyer.base.errors`, by its wire code).
+
+What a storage process promises (the manager's decisions are safe only for those who keep it):
+
+1. It registers when it starts, with a nonce of its own, while it holds the lock of its directories.
+2. It takes over the routing of a heartbeat's answer, unless it knows a newer one, before that answer extends its fence.
+3. A target does what its state in the newest chain version known to the process allows, and only while the fence is
+   open.
+4. What it reports of a target, it reports for that chain version. GONE means: it has stopped using whatever role it had
+   in this version or before, and will not use one until it learns of a later version that gives it one.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from fireflyer.fs.schema.ids import ChainId, ChainVersion, Incarnation, NodeId, RoutingVersion, TableId, TargetId
+from fireflyer.fs.schema.routing import MAX_REPLICAS, Address, Chain, RoutingDelta
+
+__all__ = [
+    "MAX_PER_REQUEST",
+    "MAX_TARGETS_PER_NODE",
+    "MAX_UNREACHABLE",
+    "AddChains",
+    "AddNode",
+    "AddTable",
+    "AddTargets",
+    "AdminRequest",
+    "Answer",
+    "Behind",
+    "ChangeMembers",
+    "Condition",
+    "Done",
+    "Drain",
+    "GetRouting",
+    "GetStatus",
+    "GiveUp",
+    "Heartbeat",
+    "HeartbeatAnswer",
+    "NewChain",
+    "NodeStatus",
+    "NotPrimary",
+    "Override",
+    "OverrideWarning",
+    "Refusal",
+    "Register",
+    "Registered",
+    "Request",
+    "RetireNode",
+    "RetireTargets",
+    "RoutingAnswer",
+    "Status",
+    "Superseded",
+    "TargetReport",
+    "TargetStatus",
+]
+
+MAX_TARGETS_PER_NODE: Final = 256
+MAX_UNREACHABLE: Final = 64
+"""Peers of which one heartbeat complains."""
+MAX_PER_REQUEST: Final = 1024
+"""Targets or chains named by one request of an administrator."""
+
+_Text = Annotated[str, msgspec.Meta(max_length=256)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+_U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Sequence: TypeAlias = _U63
+_RealNode = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
+_Targets = Annotated[tuple[TargetId, ...], msgspec.Meta(max_length=MAX_PER_REQUEST)]
+
+
+class Condition(enum.StrEnum):
+    """How a target is, as its process says."""
+
+    GONE = "gone"
+    ONLINE = "online"
+    UP_TO_DATE = "up_to_date"
+    """As the syncing one of its chain it has been given everything that its predecessor has."""
+
+
+class TargetReport(msgspec.Struct, frozen=True, array_like=True):
+    """Of one target, for one version of its chain."""
+
+    target: TargetId
+    condition: Condition
+    chain_version: ChainVersion
+    sure: bool = True
+    """False: it may lack updates that it acknowledged (not flushed before its machine went down, or another disk)."""
+    used_bytes: _U63 = 0
+    capacity_bytes: _U63 = 0
+
+
+# --- storage nodes ---
+
+
+class Register(msgspec.Struct, frozen=True, tag=True):
+    """A storage process has started and wants its incarnation. Answered by `Registered`, or by `Behind`: then again
+    with the incarnation named there. `Busy` while another machine's process of this node may still be alive."""
+
+    node: _RealNode
+    nonce: _Name
+    """Random, drawn once by the process: the same request again gets the same answer."""
+    previous: Incarnation
+    """The node's last incarnation as far as this process knows; 0 at first. What makes a straggler of a process that is
+    dead differ from the present one: it does not know the incarnations after its own."""
+    address: Address
+    machine: _Name
+    """Names the machine: on the same one, the directories' locks prove that the process before is dead."""
+    boot: _Name
+    """Names the boot of the machine."""
+
+
+class Registered(msgspec.Struct, frozen=True, tag=True):
+    """From now on the node's messages carry this incarnation; older ones are `Superseded`. Extends no fence."""
+
+    incarnation: Incarnation
+    failure_timeout_ns: _U63
+    """T of this cluster: the fence is half of it."""
+
+
+class Behind(msgspec.Struct, frozen=True, tag=True):
+    """There has been another incarnation since `Register.previous`: this one."""
+
+    incarnation: Incarnation
+
+
+class Superseded(msgspec.Struct, frozen=True, tag=True):
+    """A later process of this node has registered: whoever gets this must end."""
+
+    incarnation: Incarnation
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Every few hundred milliseconds, and at once when a report changes. Answered by `HeartbeatAnswer`."""
+
+    node: _RealNode
+    incarnation: Incarnation
+    sequence: _Sequence
+    """One more with each: an older one than the last is not looked at."""
+    known: RoutingVersion = 0
+    """The routing that the node has; 0 for none."""
+    reports: Annotated[tuple[TargetReport, ...], msgspec.Meta(max_length=MAX_TARGETS_PER_NODE)] = ()
+    unreachable: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MAX_UNREACHABLE)] = ()
+    """Neighbours in chains that have not answered it for a while."""
+
+
+class GiveUp(msgspec.Struct, frozen=True, array_like=True):
+    """Stop using this target's role, then report it GONE for this version. Void in any other version of the chain."""
+
+    target: TargetId
+    chain: ChainId
+    chain_version: ChainVersion
+    reason: _Text
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
+    """Of a primary: the fence extends to T/2 after heartbeat `sequence` was sent."""
+
+    sequence: _Sequence
+    routing: RoutingDelta | None
+    """None: unchanged."""
+    give_up: Annotated[tuple[GiveUp, ...], msgspec.Meta(max_length=MAX_TARGETS_PER_NODE)] = ()
+
+
+# --- everybody ---
+
+
+class GetRouting(msgspec.Struct, frozen=True, tag=True):
+    known: RoutingVersion = 0
+
+
+class RoutingAnswer(msgspec.Struct, frozen=True, tag=True):
+    routing: RoutingDelta | None
+    """None: unchanged."""
+
+
+class NotPrimary(msgspec.Struct, frozen=True, tag=True):
+    """This manager may not answer now. `address`: of the one that took the lease, as far as is known; else empty."""
+
+    address: Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """An error; `code` and `message` as in `fireflyer.base.errors`."""
+
+    code: str
+    message: str
+
+
+# --- administrators: all may be repeated, what is there already is left as it is ---
+
+
+class AddNode(msgspec.Struct, frozen=True, tag=True):
+    """Lets a storage node register under this id."""
+
+    node: _RealNode
+
+
+class AddTargets(msgspec.Struct, frozen=True, tag=True):
+    """New, empty directories of a node."""
+
+    node: _RealNode
+    targets: _Targets
+
+
+class NewChain(msgspec.Struct, frozen=True, array_like=True):
+    id: ChainId
+    targets: Annotated[tuple[TargetId, ...], msgspec.Meta(min_length=1, max_length=MAX_REPLICAS)]
+    """Head first; each on another node."""
+
+
+class AddChains(msgspec.Struct, frozen=True, tag=True):
+    """Chains of targets that have never been in one: empty, so all of them serve at once."""
+
+    chains: Annotated[tuple[NewChain, ...], msgspec.Meta(max_length=MAX_PER_REQUEST)]
+
+
+class AddTable(msgspec.Struct, frozen=True, tag=True):
+    """A table never changes: files name it in their layouts."""
+
+    id: TableId
+    chains: Annotated[tuple[ChainId, ...], msgspec.Meta(min_length=1, max_length=1 << 16)]
+
+
+class ChangeMembers(msgspec.Struct, frozen=True, tag=True):
+    """Puts `add` at the end of the chain, to be synced, and takes out `remove`, which must have no role in it."""
+
+    chain: ChainId
+    add: TargetId | None = None
+    remove: TargetId | None = None
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Targets that shall lose their roles, one of a chain at a time and never its last; or may have some again. A node
+    stands for all of its targets."""
+
+    targets: _Targets = ()
+    node: NodeId = 0
+    drain: bool = True
+
+
+class RetireTargets(msgspec.Struct, frozen=True, tag=True):
+    """Forgets targets that are in no chain."""
+
+    targets: _Targets
+
+
+class RetireNode(msgspec.Struct, frozen=True, tag=True):
+    """Forgets a node that has no targets."""
+
+    node: _RealNode
+
+
+class Override(msgspec.Struct, frozen=True, tag=True):
+    """Lets `target` serve a chain that nobody serves although it may lack updates. Without `confirm`, or with that of
+    another version of the chain: an `OverrideWarning`, and nothing is changed."""
+
+    chain: ChainId
+    target: TargetId
+    confirm: ChainVersion = 0
+
+
+class OverrideWarning(msgspec.Struct, frozen=True, tag=True):
+    warning: str
+    """What may be lost, for people."""
+    confirm: ChainVersion
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Done and durable."""
+
+    note: str
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class TargetStatus(msgspec.Struct, frozen=True):
+    id: TargetId
+    node: NodeId
+    chain: ChainId | None
+    drained: bool
+    report: TargetReport | None
+    """The last one since this manager became primary and the node's process started."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    id: NodeId
+    address: str
+    """Empty: it has never registered."""
+    incarnation: Incarnation
+    silent_ns: int
+    """Since it was last heard, by the manager's clock."""
+    alive: bool
+
+
+class Status(msgspec.Struct, frozen=True, tag=True):
+    version: RoutingVersion
+    term: int
+    nodes: tuple[NodeStatus, ...]
+    targets: tuple[TargetStatus, ...]
+    chains: tuple[Chain, ...]
+
+
+AdminRequest: TypeAlias = (
+    AddNode | AddTargets | AddChains | AddTable | ChangeMembers | Drain | RetireTargets | RetireNode | Override
+)
+Request: TypeAlias = Register | Heartbeat | GetRouting | GetStatus | AdminRequest
+Answer: TypeAlias = (
+    Registered
+    | Behind
+    | Superseded
+    | HeartbeatAnswer
+    | RoutingAnswer
+    | NotPrimary
+    | Refusal
+    | OverrideWarning
+    | Done
+    | Status
+)

@@ -1,0 +1,200 @@
+"""The cluster manager under faults: who believes that it serves does, nothing acknowledged is lost, all serve again.
+
+What must never be is checked after everything that happens: see `tests.support.fs_truth`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.support.fs_chaos import Cluster, chaos
+from tests.support.fs_planted import PLANTED
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.rows import CHAINS
+from fireflyer.fs.schema.manager import (
+    ChangeMembers,
+    Done,
+    Drain,
+    GetStatus,
+    Override,
+    OverrideWarning,
+    Refusal,
+    Status,
+)
+from fireflyer.fs.schema.routing import TargetState
+
+SEEDS = range(100)
+MANY_SEEDS = int(os.environ.get("FF_SIM_SEEDS", "3000"))
+PLANTED_SEEDS = 1500
+"""In which each planted bug must be found."""
+
+
+@pytest.mark.parametrize(
+    "seeds", [SEEDS, pytest.param(range(100, MANY_SEEDS), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_any_faults_leave_roles_with_those_who_may_have_them_and_end_with_all_serving(seeds: range) -> None:
+    taken = 0
+    for seed in seeds:
+        try:
+            taken += chaos(seed).truth.roles_taken
+        except AssertionError as error:
+            raise AssertionError(f"chaos({seed}) of tests.support.fs_chaos: {error}") from error
+    assert taken > len(seeds), "the faults are too mild to show anything"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED[name](monkeypatch)
+    with pytest.raises(AssertionError):  # noqa: PT012
+        for seed in range(PLANTED_SEEDS):
+            chaos(seed)
+
+
+def history(seed: int) -> str:
+    return hashlib.sha256(chaos(seed).world.trace.to_bytes()).hexdigest()
+
+
+def test_a_seed_has_one_history_whatever_the_hashes_of_python() -> None:
+    code = "from tests.sim.test_fs_manager import history; print(history(5), history(6))"
+    outputs = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] == f"{history(5)} {history(6)}\n"
+
+
+# --- single stories ---
+
+
+def serving(cluster: Cluster, chain: int = 1) -> list[int]:
+    return [one.target for one in cluster.truth.chains[chain].members if one.state is TargetState.SERVING]
+
+
+def begun(seed: int = 1, **settings: int) -> Cluster:
+    cluster = Cluster(seed, **settings)
+    cluster.begin()
+    return cluster
+
+
+def test_a_node_that_is_silent_loses_its_roles_after_the_timeout_and_gets_them_back() -> None:
+    cluster = begun()
+    cluster.net.partition(["n1"], ["m0", "m1"])
+    began_ns = cluster.world.now_ns
+    assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [102])
+    took_ns = cluster.world.now_ns - began_ns
+    assert 5 * SECOND < took_ns < 8 * SECOND
+    cluster.net.heal()
+    assert cluster.run_for(20 * SECOND, cluster.all_serve)
+    assert serving(cluster) == [102, 101]
+
+
+def test_a_process_that_starts_again_at_once_is_dead_all_the_same() -> None:
+    cluster = begun()
+    version = cluster.truth.chains[1].version
+    cluster.hosts[0].node.restart()
+    assert cluster.run_for(3 * SECOND, lambda: serving(cluster) == [102])
+    assert cluster.run_for(20 * SECOND, cluster.all_serve)
+    assert cluster.truth.chains[1].version == version + 3  # offline, syncing, serving
+    assert cluster.truth.incarnations[1] == 2
+
+
+def test_when_the_primary_dies_the_next_one_leaves_all_roles_where_they_are() -> None:
+    cluster = begun(managers=3)
+    version = cluster.truth.chains[1].version
+    primary = next(one for one in cluster.managers if one.acts())
+    primary.node.crash()
+    assert cluster.run_for(6 * SECOND, lambda: any(one.acts() for one in cluster.managers))
+    cluster.run_for(20 * SECOND)
+    assert cluster.all_serve()
+    assert cluster.truth.chains[1].version == version
+
+
+def test_without_any_manager_everything_is_fenced_and_nothing_changes() -> None:
+    cluster = begun()
+    rows = dict(cluster.store.rows)
+    for manager in cluster.managers:
+        manager.node.crash()
+    cluster.run_for(4 * SECOND)
+    processes = [host.process for host in cluster.hosts if host.process is not None]
+    assert not any(process.serves(target) for process in processes for target in process.host.targets)
+    before, after = (
+        {k: v for k, v in one.items() if k.startswith(CHAINS.prefix)} for one in (rows, cluster.store.rows)
+    )
+    assert before == after
+    cluster.managers[0].node.restart()
+    assert cluster.run_for(20 * SECOND, cluster.all_serve)
+
+
+def test_a_drained_node_gives_its_roles_up_one_after_the_other() -> None:
+    cluster = begun()
+    cluster.admin.ask(Drain(node=1))
+    assert cluster.run_for(10 * SECOND, lambda: serving(cluster) == [102] and cluster.admin.idle)
+    cluster.admin.ask(ChangeMembers(1, remove=101))
+    assert cluster.run_for(10 * SECOND, lambda: len(cluster.truth.chains[1].members) == 1)
+    cluster.admin.ask(ChangeMembers(1, add=101), Drain(node=1, drain=False), ChangeMembers(1, add=101))
+    assert cluster.run_for(20 * SECOND, lambda: len(serving(cluster)) == 2)
+    refused = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, Refusal)]
+    assert refused == ["target 101 is drained; end that first"]
+
+
+def test_the_last_of_a_chain_is_never_asked_to_give_up() -> None:
+    cluster = begun()
+    cluster.admin.ask(Drain(node=1), Drain(node=2))
+    cluster.run_for(20 * SECOND)
+    assert len(serving(cluster)) == 1
+
+
+def test_a_broken_path_costs_one_target_its_role() -> None:
+    cluster = begun()
+    cluster.hosts[0].broken_to[2] = True
+    assert cluster.run_for(10 * SECOND, lambda: serving(cluster) == [101])
+    acknowledged = cluster.truth.acknowledged[1]
+    cluster.run_for(10 * SECOND)
+    assert serving(cluster) == [101]
+    assert cluster.truth.acknowledged[1] > acknowledged
+    cluster.hosts[0].broken_to.clear()
+    assert cluster.run_for(50 * SECOND, cluster.all_serve)
+
+
+def test_who_is_not_sure_comes_back_only_when_an_administrator_has_read_what_may_be_lost() -> None:
+    cluster = begun(nodes=2, chains=1)
+    first, second = cluster.hosts
+    first.node.crash()
+    assert cluster.run_for(10 * SECOND, lambda: serving(cluster) == [102])
+    assert cluster.run_for(5 * SECOND, lambda: cluster.truth.write(1, flush=False))
+    second.power_cut()
+    second.node.restart()
+    cluster.run_for(20 * SECOND)
+    assert serving(cluster) == []
+    cluster.admin.ask(Override(1, 101), Override(1, 102))
+    assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [102])
+    warnings = [answer.warning for _, answer in cluster.admin.answers if isinstance(answer, OverrideWarning)]
+    refusals = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, Refusal)]
+    assert refusals == ["target 101 on node 1 does not report that it is online; start its node first"]
+    assert len(warnings) == 1
+    assert (
+        "updates that it acknowledged shortly before it went down and that were not flushed may be lost" in warnings[0]
+    )
+    first.node.restart()
+    assert cluster.run_for(20 * SECOND, cluster.all_serve)
+
+
+def test_status_says_who_lives_and_what_is_reported() -> None:
+    cluster = begun()
+    cluster.hosts[2].node.crash()
+    cluster.run_for(10 * SECOND)
+    cluster.admin.ask(GetStatus())
+    assert cluster.run_for(5 * SECOND, lambda: cluster.admin.idle)
+    status = next(answer for _, answer in cluster.admin.answers if isinstance(answer, Status))
+    assert [(node.id, node.alive) for node in status.nodes] == [(1, True), (2, True), (3, False)]
+    assert [(one.id, one.chain) for one in status.targets] == [(101, 1), (102, 1), (202, 2), (203, 2)]
+    assert [chain.id for chain in status.chains] == [1, 2]
+    assert sum(isinstance(answer, Done) for _, answer in cluster.admin.answers) == 8

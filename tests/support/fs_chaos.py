@@ -1,0 +1,242 @@
+"""A cluster under faults drawn from a seed, then healed: everything must serve again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.fs_cluster import FAILURE_TIMEOUT_NS, Administrator, ManagerHost, StorageHost
+from tests.support.fs_store import SimStore, StoreFaults
+from tests.support.fs_truth import Truth
+
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets, Drain, NewChain, Override
+from fireflyer.fs.schema.routing import TargetState
+from fireflyer.sim import Link, SimNet, World
+
+__all__ = ["Cluster", "chaos"]
+
+MAX_DRIFT_PPM = 9_900
+"""Just under the bound that the fence is made for, either way."""
+SLICE_NS = 500 * MS
+CHAOS_NS = 24 * SECOND
+HEAL_NS = 70 * SECOND
+"""Silence (T), hold-off after broken paths (5 T), leases, and one target after the other to be synced."""
+CALM = Link(min_delay_ns=MS // 4, max_delay_ns=4 * MS)
+LONGEST_DELAY_NS = 8 * SECOND
+
+
+class Cluster:
+    """`nodes` storage nodes with one target for each chain that they are in; chain c is on nodes c, c + 1, ..."""
+
+    def __init__(self, seed: int, *, managers: int = 2, nodes: int = 3, chains: int = 2, replicas: int = 2) -> None:
+        self.world = World(seed)
+        self.chance = self.world.fork_random("chaos")
+        self.net = SimNet(self.world, default=CALM)
+        self.truth = Truth(self.world, [f"m{number}" for number in range(managers)])
+        self.store = SimStore(self.world, self._committed)
+        self.managers = [
+            ManagerHost(self.world, self.net, self.store, self.truth, name, self._drift())
+            for name in self.truth.manager_names
+        ]
+        self.truth.managers.extend(self.managers)
+        self.targets: dict[int, list[int]] = {node: [] for node in range(1, nodes + 1)}
+        self.new_chains = []
+        for chain in range(1, chains + 1):
+            members = [(chain + place - 1) % nodes + 1 for place in range(replicas)]
+            for node in members:
+                self.targets[node].append(100 * chain + node)
+            self.new_chains.append(NewChain(chain, tuple(100 * chain + node for node in members)))
+        self.hosts = [self._host(node, f"n{node}") for node in self.targets]
+        self._faults: list[tuple[Callable[[], None], int]] = []
+        self.admin = Administrator(self.world, self.net, self.truth)
+
+    def _drift(self) -> int:
+        return self.world.random.choice([-MAX_DRIFT_PPM, 0, MAX_DRIFT_PPM, self.world.random.randint(-9000, 9000)])
+
+    def _host(self, node: int, name: str) -> StorageHost:
+        host = StorageHost(self.world, self.net, self.truth, node, self.targets[node], name, self._drift())
+        self.truth.hosts.append(host)
+        return host
+
+    def _committed(self, order: object, before: dict[bytes, bytes]) -> None:
+        self.truth.committed(order, before, self.store.rows)  # type: ignore[arg-type]
+
+    # --- running ---
+
+    def run_for(self, duration_ns: int, stop: Callable[[], bool] = lambda: False) -> bool:
+        """In slices, with writes between them. True if `stop` became true."""
+        end_ns = self.world.now_ns + duration_ns
+        while self.world.now_ns < end_ns:
+            self.world.run(until_ns=self.world.now_ns + self.chance.randrange(SLICE_NS // 2, SLICE_NS))
+            for chain in self.truth.chains:
+                self.truth.write(chain, flush=self.chance.random() < 0.8)
+            if stop():
+                return True
+        return False
+
+    def begin(self) -> None:
+        """Makes the chains, and waits until all of them serve."""
+        for node, targets in self.targets.items():
+            self.admin.ask(AddNode(node), AddTargets(node, tuple(targets)))
+        assert self.run_for(30 * SECOND, lambda: self.admin.idle), "the administrator gets no answers"
+        assert self.run_for(10 * SECOND, lambda: all(one.process and one.process.incarnation for one in self.hosts))
+        self.admin.ask(AddChains(tuple(self.new_chains)), AddTable(1, tuple(one.id for one in self.new_chains)))
+        assert self.run_for(30 * SECOND, self.all_serve), f"the new chains are not served: {self.describe()}"
+
+    def all_serve(self) -> bool:
+        """Every target of every chain, by its own fence and knowledge."""
+        if len(self.truth.chains) < len(self.new_chains):
+            return False
+        for chain in self.truth.chains.values():
+            for member in chain.members:
+                processes = [one.process for one in self.hosts if one.node_id == member.node and one.process]
+                if not any(one.serves(member.target) for one in processes):
+                    return False
+        return True
+
+    def describe(self) -> str:
+        states = [
+            f"{chain.id}v{chain.version}: " + " ".join(f"{one.target}={one.state}" for one in chain.members)
+            for chain in self.truth.chains.values()
+        ]
+        return f"seed {self.world.seed} at {self.world.now_ns / SECOND:.1f} s: " + "; ".join(states)
+
+    # --- faults ---
+
+    def roughen(self) -> None:
+        """Draws what this history is rough in: all faults in each one would leave too little time between them."""
+        chance = self.chance
+        link = Link(
+            min_delay_ns=MS // 4,
+            max_delay_ns=40 * MS,
+            loss=chance.choice([0.0, 0.02, 0.1]),
+            duplication=chance.choice([0.0, 0.05, 0.3]),
+            slow_chance=chance.choice([0.0, 0.04, 0.2]),
+            slow_ns=chance.choice([2 * SECOND, LONGEST_DELAY_NS]),
+        )
+        self.net.set_default(link)
+        self.store.faults = StoreFaults(
+            slow=chance.choice([0.0, 0.05, 0.3]),
+            failed=chance.choice([0.0, 0.05]),
+            unknown=chance.choice([0.0, 0.05, 0.2]),
+        )
+        faults = (
+            self._cut,
+            self._stop_or_start_node,
+            self._flap,
+            self._stop_or_start_manager,
+            self._cut_store,
+            self._break_disk,
+            self._break_path,
+            self._drain,
+            self._move_disks,
+        )
+        self._faults = [(self._heal, 4), *((fault, chance.choice([0, 1, 4])) for fault in faults)]
+
+    def disturb(self) -> None:
+        """One fault, or the end of one."""
+        self.chance.choices([fault for fault, _ in self._faults], [weight for _, weight in self._faults])[0]()
+
+    def _cut(self) -> None:
+        names = [one.name for one in self.managers] + [one.name for one in self.hosts]
+        left = [name for name in names if self.chance.random() < 0.4]
+        self.net.partition(left, [name for name in names if name not in left], symmetric=self.chance.random() < 0.5)
+
+    def _heal(self) -> None:
+        self.net.heal()
+        self.store.cut.clear()
+
+    def _stop_or_start_node(self) -> None:
+        host = self.chance.choice(self.hosts)
+        if not host.node.alive:
+            host.node.restart()
+        elif self.chance.random() < 0.3:
+            host.power_cut()
+        elif self.chance.random() < 0.5:
+            host.node.restart()
+        else:
+            host.node.crash()
+
+    def _flap(self) -> None:
+        """A process that starts again and again."""
+        node, after_ns = self.chance.choice(self.hosts).node, 0
+        for _ in range(self.chance.randrange(2, 5)):
+            self.world.call_after(after_ns, node.restart)
+            after_ns += self.chance.randrange(3 * SECOND)
+
+    def _stop_or_start_manager(self) -> None:
+        node = self.chance.choice(self.managers).node
+        if not node.alive or self.chance.random() < 0.5:
+            node.restart()
+        else:
+            node.crash()
+
+    def _cut_store(self) -> None:
+        name = self.chance.choice(self.managers).name
+        self.store.cut[name] = not self.store.cut.get(name, False)
+
+    def _break_disk(self) -> None:
+        host = self.chance.choice(self.hosts)
+        if host.process is not None and host.node.alive:
+            target = self.chance.choice(host.targets)
+            host.process.give_up(target)
+            host.process.failing[target] = self.chance.random() < 0.5
+
+    def _break_path(self) -> None:
+        host, other = self.chance.sample(self.hosts, 2)
+        host.broken_to[other.node_id] = not host.broken_to.get(other.node_id, False)
+
+    def _drain(self) -> None:
+        self.admin.ask(Drain(node=self.chance.choice(list(self.targets)), drain=self.chance.random() < 0.6))
+
+    def _move_disks(self) -> None:
+        """The node's disks are started on another machine, whether or not the process on the first one is dead."""
+        host = self.chance.choice(self.hosts)
+        name = f"{host.name}'"
+        if name not in self.world.nodes:
+            self.hosts.append(self._host(host.node_id, name))
+
+    # --- the end of faults ---
+
+    def heal(self) -> None:
+        self._heal()
+        self.net.set_default(CALM)
+        self.store.faults = None
+        for host in self.hosts:
+            host.broken_to.clear()
+            if host.name.endswith("'"):
+                host.node.crash()
+            elif host.process is not None and host.process.failing:
+                host.node.restart()
+        for manager in self.managers:
+            if not manager.node.alive:
+                manager.node.restart()
+        self.run_for(LONGEST_DELAY_NS)  # until the last straggler has come in
+        self.admin.ask(*(Drain(node=node, drain=False) for node in self.targets))
+        if not self.run_for(HEAL_NS, self._help):
+            raise AssertionError(f"not all serve {HEAL_NS // SECOND} s after the last fault: {self.describe()}")
+
+    def _help(self) -> bool:
+        """Starts what has ended; decides for chains of which no sure target is left. True when all serve."""
+        for host in self.hosts:
+            if not host.node.alive and not host.name.endswith("'"):
+                host.node.restart()
+        if self.admin.idle:
+            for chain in self.truth.chains.values():
+                last = [one for one in chain.members if one.state is TargetState.LASTSRV]
+                if len(last) == 1 and not self.truth.sure(last[0].target):
+                    self.admin.ask(Override(chain.id, last[0].target))
+        return self.all_serve()
+
+
+def chaos(seed: int, *, duration_ns: int = CHAOS_NS) -> Cluster:
+    """Faults every second or so, then peace until all serve. Every third cluster has three replicas."""
+    replicas = 3 if seed % 3 == 0 else 2
+    cluster = Cluster(seed, managers=3 if seed % 4 == 0 else 2, nodes=3, chains=2, replicas=replicas)
+    cluster.begin()
+    cluster.roughen()
+    while cluster.world.now_ns < duration_ns:
+        cluster.disturb()
+        cluster.run_for(cluster.chance.randrange(2 * FAILURE_TIMEOUT_NS // 5))
+    cluster.heal()
+    return cluster

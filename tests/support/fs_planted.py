@@ -1,0 +1,203 @@
+"""Bugs of the cluster manager's protocol, each planted into the real code, which the simulation must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.support.fs_cluster import StorageProcess
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core import chains, transact
+from fireflyer.fs.core.fence import Fence
+from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.lease import LeaseMachine
+from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.manager import Manager
+from fireflyer.fs.core.transact import Failed, Outcome, Unknown
+from fireflyer.fs.schema.manager import Answer, Condition, Register, TargetReport
+from fireflyer.fs.schema.routing import Chain, TargetState
+
+__all__ = ["PLANTED"]
+
+Patch = pytest.MonkeyPatch
+
+
+def no_fence(patch: Patch) -> None:
+    patch.setattr(Fence, "is_open", lambda self, _now_ns: self.until_ns is not None)
+
+
+def fence_from_the_answer(patch: Patch) -> None:
+    original = StorageProcess._open_fence
+
+    def open_fence(self: StorageProcess, sequence: int) -> None:
+        original(self, sequence)
+        if self.fence is not None:
+            self.fence._until_ns = self.host.clock.now_ns() + 3 * SECOND
+
+    patch.setattr(StorageProcess, "_open_fence", open_fence)
+
+
+def fence_as_long_as_the_timeout(patch: Patch) -> None:
+    original = Fence.__init__
+
+    def init(self: Fence, failure_timeout_ns: int) -> None:
+        original(self, failure_timeout_ns)
+        self._fence_ns = failure_timeout_ns
+
+    patch.setattr(Fence, "__init__", init)
+
+
+def new_primary_does_not_wait(patch: Patch) -> None:
+    original = Health.__init__
+
+    def init(self: Health, ledger: Ledger, now_ns: int) -> None:
+        original(self, ledger, now_ns - ledger.state.failure_timeout_ns)
+
+    patch.setattr(Health, "__init__", init)
+
+
+def answers_while_it_is_decided(patch: Patch) -> None:
+    patch.setattr(Health, "dead", lambda _self: [])
+
+
+def commits_without_the_lease(patch: Patch) -> None:
+    patch.setattr(transact, "_holds", lambda _lease, _held: True)
+
+
+def acts_until_told_otherwise(patch: Patch) -> None:
+    patch.setattr(LeaseMachine, "may_act", lambda self, _now_ns: self.held is not None)
+
+
+def unknown_is_taken_for_failed(patch: Patch) -> None:
+    original = Manager._on_outcome
+
+    def on_outcome(self: Manager, now_ns: int, outcome: Outcome) -> None:
+        original(self, now_ns, Failed(outcome.number, "") if isinstance(outcome, Unknown) else outcome)
+
+    patch.setattr(Manager, "_on_outcome", on_outcome)
+
+
+def two_syncing(patch: Patch) -> None:
+    original = chains._without_role
+
+    def without_role(chain: Chain, said: dict[int, TargetReport | None], states: dict[int, TargetState]) -> None:
+        serves = TargetState.SERVING in states.values()
+        for member in chain.members:
+            if serves and member.target not in states and chains._there(said[member.target]):
+                states[member.target] = TargetState.SYNCING
+        original(chain, said, states)
+
+    patch.setattr(chains, "_without_role", without_role)
+
+
+def any_offline_one_comes_back(patch: Patch) -> None:
+    original = chains._serve
+
+    def serve(chain: Chain, said: dict[int, TargetReport | None], states: dict[int, TargetState]) -> None:
+        original(chain, said, states)
+        if not states:
+            there = [one.target for one in chain.members if chains._there(said[one.target])]
+            states.update((target, TargetState.SERVING) for target in there[:1])
+
+    patch.setattr(chains, "_serve", serve)
+
+
+def sure_or_not(patch: Patch) -> None:
+    original = chains._said
+
+    def said(report: TargetReport | None, chain: Chain) -> TargetReport | None:
+        known = original(report, chain)
+        return TargetReport(known.target, known.condition, known.chain_version) if known is not None else None
+
+    patch.setattr(chains, "_said", said)
+
+
+def reports_of_any_version(patch: Patch) -> None:
+    patch.setattr(chains, "_said", lambda report, _chain: report)
+
+
+def synced_in_any_version(patch: Patch) -> None:
+    original = chains._said
+
+    def said(report: TargetReport | None, chain: Chain) -> TargetReport | None:
+        if report is not None and report.condition is Condition.UP_TO_DATE:
+            return report
+        return original(report, chain)
+
+    patch.setattr(chains, "_said", said)
+
+
+def _with_register(patch: Patch, change: Callable[[Register, str, int], Register]) -> None:
+    original = Manager._register
+
+    def register(self: Manager, now_ns: int, ledger: Ledger, draft: object, request: Register) -> Answer:
+        row = ledger.nodes.get(request.node)
+        if row is not None and row.incarnation:
+            request = change(request, row.machine, row.incarnation)
+        return original(self, now_ns, ledger, draft, request)  # type: ignore[arg-type]
+
+    patch.setattr(Manager, "_register", register)
+
+
+def restart_is_no_death(patch: Patch) -> None:
+    original = Manager._register
+
+    def register(self: Manager, now_ns: int, ledger: Ledger, draft: object, request: Register) -> Answer:
+        answer = original(self, now_ns, ledger, draft, request)  # type: ignore[arg-type]
+        draft.replaced.clear()  # type: ignore[attr-defined]
+        return answer
+
+    patch.setattr(Manager, "_register", register)
+
+
+def stragglers_may_register(patch: Patch) -> None:
+    def change(request: Register, _machine: str, incarnation: int) -> Register:
+        return Register(request.node, request.nonce, incarnation, request.address, request.machine, request.boot)
+
+    _with_register(patch, change)
+
+
+def moved_disks_are_believed_at_once(patch: Patch) -> None:
+    def change(request: Register, machine: str, _incarnation: int) -> Register:
+        return Register(request.node, request.nonce, request.previous, request.address, machine, request.boot)
+
+    _with_register(patch, change)
+
+
+def old_processes_are_heard(patch: Patch) -> None:
+    original = Manager.handle
+
+    def handle(self: Manager, now_ns: int, event: object) -> object:
+        request = getattr(event, "request", None)
+        incarnation = getattr(request, "incarnation", 0)
+        node = self._health.get(request.node) if request is not None and incarnation else None
+        if node is not None and 0 < incarnation < node.incarnation:
+            node.incarnation = incarnation
+        return original(self, now_ns, event)  # type: ignore[arg-type]
+
+    patch.setattr(Manager, "handle", handle)
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    planted.__name__: planted
+    for planted in (
+        no_fence,
+        fence_from_the_answer,
+        fence_as_long_as_the_timeout,
+        new_primary_does_not_wait,
+        answers_while_it_is_decided,
+        commits_without_the_lease,
+        acts_until_told_otherwise,
+        unknown_is_taken_for_failed,
+        two_syncing,
+        any_offline_one_comes_back,
+        sure_or_not,
+        reports_of_any_version,
+        synced_in_any_version,
+        restart_is_no_death,
+        stragglers_may_register,
+        moved_disks_are_believed_at_once,
+        old_processes_are_heard,
+    )
+}

@@ -1,0 +1,244 @@
+"""What is really so in a simulated cluster, and what must never be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, NODES, STATE_KEY, LeaseRow, NodeRow, StateRow, decode_row
+from fireflyer.fs.core.transact import Transact
+from fireflyer.fs.schema.ids import NodeId, TargetId
+from fireflyer.fs.schema.routing import Chain, Routing, TargetState
+from fireflyer.sim import World
+
+__all__ = ["Truth"]
+
+_RANKS = ["serving", "lastsrv", "syncing", "waiting", "offline"]
+
+
+class Host(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def node_id(self) -> NodeId: ...
+    @property
+    def targets(self) -> list[TargetId]: ...
+    @property
+    def process(self) -> Process | None: ...
+    @property
+    def broken_to(self) -> dict[NodeId, bool]: ...
+
+
+class Process(Protocol):
+    @property
+    def host(self) -> Host: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def routing(self) -> Routing: ...
+    def serves(self, target: TargetId) -> bool: ...
+    def takes(self, target: TargetId, chain: Chain) -> bool: ...
+
+
+class Acting(Protocol):
+    @property
+    def name(self) -> str: ...
+    def acts(self) -> bool: ...
+
+
+class Truth:
+    """Raises `AssertionError` when two act as primary, when a role is taken from one that uses it, when a role is given
+    to one that may lack something, or when something acknowledged is lost."""
+
+    def __init__(self, world: World, manager_names: list[str]) -> None:
+        self.manager_names = manager_names
+        self.managers: list[Acting] = []
+        self.hosts: list[Host] = []
+        self.chains: dict[int, Chain] = {}
+        self.incarnations: dict[NodeId, int] = {}
+        self.overridden: dict[int, int] = {}
+        """Of a chain, the version in which an administrator has confirmed a warning."""
+        self.acknowledged: dict[int, int] = {}
+        self.content: dict[TargetId, int] = {}
+        self.flushed: dict[TargetId, int] = {}
+        self.roles_taken = 0
+        self._granted: dict[TargetId, int] = {}
+        """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
+        self._unsure: dict[TargetId, bool] = {}
+        self._last: dict[int, list[TargetId]] = {}
+        self._world = world
+
+    # --- data ---
+
+    def sure(self, target: TargetId) -> bool:
+        return not self._unsure.get(target, False)
+
+    def lose_unflushed(self, target: TargetId) -> None:
+        if self.flushed.get(target, 0) < self.content.get(target, 0):
+            self.content[target] = self.flushed.get(target, 0)
+            self._unsure[target] = True
+
+    def write(self, chain_id: int, *, flush: bool) -> bool:
+        """One update is acknowledged if every serving target of one version takes it, and the one that has been
+        synced."""
+        for host in self.hosts:
+            for target in host.targets:
+                place = self._serves_in(target, chain_id)
+                if place is not None and self._all_take(place):
+                    self.acknowledged[chain_id] += 1
+                    for member in place.members:
+                        if member.state is TargetState.SERVING or self._granted.get(member.target) == place.version:
+                            self.content[member.target] = self.acknowledged[chain_id]
+                            if flush:
+                                self.flushed[member.target] = self.content[member.target]
+                    return True
+        return False
+
+    def _all_take(self, chain: Chain) -> bool:
+        if self._broken(chain):
+            return False
+        for member in chain.members:
+            if member.state is TargetState.SERVING:
+                place = self._serves_in(member.target, chain.id)
+                if place is None or place.version != chain.version:
+                    return False
+        return all(
+            any(process.takes(one.target, chain) for process in self._processes(one.target))
+            for one in chain.members
+            if one.state is TargetState.SYNCING and self._granted.get(one.target) == chain.version
+        )
+
+    def sync(self, target: TargetId, chain: Chain) -> bool:
+        """The last serving one gives it everything, if it serves in this version."""
+        serving = [one.target for one in chain.members if one.state is TargetState.SERVING]
+        place = self._serves_in(serving[-1], chain.id) if serving else None
+        if place is None or place.version != chain.version or self._broken(chain):
+            return False
+        self.content[target] = self.flushed[target] = self.content[serving[-1]]
+        self._unsure[target] = False
+        self._granted[target] = chain.version
+        return True
+
+    def _broken(self, chain: Chain) -> bool:
+        states = (TargetState.SERVING, TargetState.SYNCING)
+        line = [one.node for one in chain.members if one.state in states]
+        return any(host.broken_to.get(node, False) for host in self.hosts if host.node_id in line for node in line)
+
+    def _serves_in(self, target: TargetId, chain_id: int) -> Chain | None:
+        for process in self._processes(target):
+            if process.serves(target):
+                return next((one for one in process.routing.chains if one.id == chain_id and _has(one, target)), None)
+        return None
+
+    def _processes(self, target: TargetId) -> Sequence[Process]:
+        return [one.process for one in self.hosts if target in one.targets and one.process is not None]
+
+    # --- checks ---
+
+    def check_primaries(self) -> None:
+        acting = [one.name for one in self.managers if one.acts()]
+        assert len(acting) <= 1, f"{acting} act as primary at the same time"
+
+    def check_process(self, process: Process) -> None:
+        """Called when it has learned something: time alone only closes its fence."""
+        for target in process.host.targets:
+            if not process.serves(target):
+                continue
+            chain = next(one for one in self.chains.values() if _has(one, target))
+            who = f"target {target} on {process.host.name}"
+            assert _state(chain, target) is TargetState.SERVING, f"{who} believes that it serves, but {chain}"
+            assert process.incarnation == self.incarnations[process.host.node_id], f"{who} serves but was replaced"
+            has, all_of_it = self.content.get(target, 0), self.acknowledged[chain.id]
+            assert has == all_of_it, f"{who} serves with {has} of {all_of_it} acknowledged updates"
+
+    def committed(self, order: Transact, before: dict[bytes, bytes], after: dict[bytes, bytes]) -> None:
+        """Called at the instant of each commit."""
+        lease = decode_row(LEASE_KEY, after[LEASE_KEY], LeaseRow)
+        for key, value in order.write:
+            if key == LEASE_KEY:
+                self._check_lease(before.get(key), lease)
+            elif key == STATE_KEY and value is not None:
+                old = decode_row(key, before[key], StateRow) if key in before else StateRow(0, 0, 0, 0)
+                new = decode_row(key, value, StateRow)
+                assert order.held is not None
+                holder = (order.held.holder, order.held.term)
+                assert holder == (lease.holder, lease.term), f"{holder} commits in term {lease.term} of {lease.holder}"
+                assert (new.term, new.number) > (old.term, old.number)
+                assert old.version <= new.version <= old.version + 1, "routing versions jump"
+            elif key.startswith(NODES.prefix) and value is not None:
+                node: NodeRow = NODES.decode(key, value)[1]
+                self.incarnations[node.id] = node.incarnation
+                if key in before:
+                    self._check_replaced(NODES.decode(key, before[key])[1], node)
+            elif key.startswith(CHAINS.prefix) and value is not None:
+                self._check_chain(CHAINS.decode(key, value)[1])
+        for key, _ in order.write:
+            if key.startswith(NODES.prefix) and key in before:
+                self._check_restart(NODES.decode(key, before[key])[1])
+        for host in self.hosts:
+            if host.process is not None:
+                self.check_process(host.process)
+
+    def _check_replaced(self, old: NodeRow, new: NodeRow) -> None:
+        """On one machine, a process registers only when the one before it is dead."""
+        for host in self.hosts:
+            process = host.process
+            if process is not None and process.alive and new.machine == old.machine == host.name:
+                assert process.incarnation in (0, new.incarnation), f"{new} registers while {old} is alive"
+
+    def _check_restart(self, old: NodeRow) -> None:
+        """A process that is replaced leaves no role to the next one."""
+        if old.incarnation in (0, self.incarnations[old.id]):
+            return
+        for chain in self.chains.values():
+            for member in chain.members:
+                role = member.state in (TargetState.SERVING, TargetState.SYNCING)
+                assert member.node != old.id or not role, f"node {old.id} starts again with a role in {chain}"
+
+    def _check_lease(self, before: bytes | None, lease: LeaseRow) -> None:
+        if before is not None:
+            old = decode_row(LEASE_KEY, before, LeaseRow)
+            same = (old.holder, old.term) == (lease.holder, lease.term)
+            assert same or lease.term == old.term + 1, f"term {lease.term} follows term {old.term}"
+
+    def _check_chain(self, new: Chain) -> None:
+        old = self.chains.get(new.id)
+        self.chains[new.id] = new
+        serving = [one.target for one in new.members if one.state is TargetState.SERVING]
+        syncing = [one.target for one in new.members if one.state is TargetState.SYNCING]
+        ranks = [_RANKS.index(one.state) for one in new.members]
+        assert ranks == sorted(ranks), f"members out of order: {new}"
+        assert len(syncing) <= (1 if serving else 0), f"syncs without a source, or twice: {new}"
+        if old is None:
+            self._last[new.id], self.acknowledged[new.id] = serving, 0
+            return
+        assert new.version == old.version + 1, f"{new} follows {old}"
+        last = self._last[new.id]
+        for target in serving:
+            if _state(old, target) is TargetState.SERVING:
+                continue
+            synced = _state(old, target) is TargetState.SYNCING and self._granted.get(target) == old.version
+            if self.overridden.get(new.id) == old.version:
+                self._accept_loss(new, target)
+            else:
+                assert synced or target in last, f"target {target} was neither synced nor among the last {last}: {new}"
+                assert synced or self.sure(target), f"target {target} serves again although it is not sure: {new}"
+        self.roles_taken += sum(
+            1 for one in old.members if one.state is TargetState.SERVING and one.target not in serving
+        )
+        if serving:
+            self._last[new.id] = serving
+
+    def _accept_loss(self, chain: Chain, target: TargetId) -> None:
+        self.acknowledged[chain.id] = self.content.get(target, 0)
+        self._unsure[target] = False
+
+
+def _has(chain: Chain, target: TargetId) -> bool:
+    return any(one.target == target for one in chain.members)
+
+
+def _state(chain: Chain, target: TargetId) -> TargetState | None:
+    return next((one.state for one in chain.members if one.target == target), None)

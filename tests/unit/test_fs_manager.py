@@ -1,0 +1,478 @@
+"""The cluster manager without a network: one machine, one store, and the questions put to it one by one."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.fs_store import finished, rows_of
+
+from fireflyer.base.errors import DataCorruption, StaleVersion
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.core.manager import MAX_PENDING, Asked, Effect, Event, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.routing import apply_delta
+from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY
+from fireflyer.fs.core.transact import Failed, Transact, Unknown, carry_out
+from fireflyer.fs.schema.manager import (
+    AddChains,
+    AddNode,
+    AddTable,
+    AddTargets,
+    Answer,
+    Behind,
+    ChangeMembers,
+    Condition,
+    Done,
+    Drain,
+    GetRouting,
+    GetStatus,
+    Heartbeat,
+    HeartbeatAnswer,
+    NewChain,
+    NotPrimary,
+    Override,
+    OverrideWarning,
+    Refusal,
+    Register,
+    Registered,
+    Request,
+    RetireNode,
+    RetireTargets,
+    RoutingAnswer,
+    Status,
+    Superseded,
+    TargetReport,
+)
+from fireflyer.fs.schema.routing import Chain, Routing
+
+TIMEOUT_NS = 6 * SECOND
+
+
+class Desk:
+    """A manager that is primary at once. Transactions are carried out when `settle` is called, in order."""
+
+    def __init__(self, rows: dict[bytes, bytes] | None = None, *, name: str = "a") -> None:
+        self.rows = {} if rows is None else rows
+        self.manager = Manager(Settings(name, f"{name}:1", TIMEOUT_NS, 2 * SECOND))
+        self.now_ns = 0
+        self.orders: list[Transact] = []
+        self.answers: dict[int, Answer] = {}
+        self.notes: list[str] = []
+        self.asked = 0
+
+    def feed(self, event: Event) -> None:
+        effects: list[Effect] = self.manager.handle(self.now_ns, event)
+        for effect in effects:
+            if isinstance(effect, Transact):
+                self.orders.append(effect)
+            elif isinstance(effect, Reply):
+                assert effect.request_id not in self.answers, "answered twice"
+                self.answers[effect.request_id] = effect.answer
+            else:
+                assert isinstance(effect, Note)
+                self.notes.append(effect.text)
+
+    def settle(self) -> None:
+        while self.orders:
+            order = self.orders.pop(0)
+            transaction = rows_of(self.rows)
+            outcome = finished(carry_out(order, transaction))
+            transaction.apply()
+            self.feed(outcome)
+
+    def pass_time(self, duration_ns: int) -> None:
+        end_ns = self.now_ns + duration_ns
+        while self.now_ns < end_ns:
+            self.now_ns += 200 * MS
+            self.feed(Tick())
+            self.settle()
+
+    def begin(self) -> Desk:
+        self.pass_time(SECOND)
+        assert self.manager.may_act(self.now_ns)
+        return self
+
+    def put(self, request: Request) -> int:
+        self.asked += 1
+        self.feed(Asked(self.asked, request))
+        return self.asked
+
+    def ask(self, request: Request) -> Answer:
+        number = self.put(request)
+        self.settle()
+        return self.answers[number]
+
+    def refused(self, request: Request) -> str:
+        answer = self.ask(request)
+        assert isinstance(answer, Refusal), answer
+        return f"{answer.code}: {answer.message}"
+
+    def chain(self, number: int = 1) -> Chain:
+        answer = self.ask(GetRouting())
+        assert isinstance(answer, RoutingAnswer)
+        assert answer.routing is not None
+        return next(one for one in answer.routing.chains if one.id == number)
+
+    def states(self) -> str:
+        return " ".join(f"{one.target}={one.state}" for one in self.chain().members)
+
+
+def register(node: int, nonce: str = "x", previous: int = 0, machine: str = "") -> Register:
+    return Register(node, nonce, previous, f"n{node}:1", machine or f"machine {node}", "boot")
+
+
+def cluster() -> Desk:
+    """Nodes 1 and 2 with targets 11, 12 in chain 1; both registered and heard."""
+    desk = Desk().begin()
+    for node in (1, 2):
+        desk.ask(AddNode(node))
+        desk.ask(AddTargets(node, (10 + node,)))
+        assert desk.ask(register(node)) == Registered(1, TIMEOUT_NS)
+    assert desk.ask(AddChains((NewChain(1, (11, 12)),))) == Done("1 chains added")
+    return desk
+
+
+def beat(desk: Desk, node: int, sequence: int, condition: Condition = Condition.ONLINE, **fields: int) -> Answer:
+    version = fields.get("version", desk.chain().version)
+    report = TargetReport(10 + node, condition, version, sure=bool(fields.get("sure", 1)))
+    return desk.ask(Heartbeat(node, fields.get("incarnation", 1), sequence, fields.get("known", 0), (report,)))
+
+
+def alone(desk: Desk, duration_ns: int, node: int = 1, first: int = 100) -> None:
+    """Time passes, and only this node is heard."""
+    for step in range(duration_ns // SECOND):
+        desk.pass_time(SECOND)
+        beat(desk, node, first + step)
+
+
+# --- primary or not ---
+
+
+def test_a_candidate_names_the_primary() -> None:
+    desk = cluster()
+    other = Desk(desk.rows, name="b")
+    other.feed(Tick())
+    other.settle()
+    assert other.ask(GetStatus()) == NotPrimary("a:1")
+    assert other.ask(Heartbeat(1, 1, 1)) == NotPrimary("a:1")
+
+
+def test_a_primary_whose_lease_is_over_answers_nobody() -> None:
+    desk = cluster()
+    assert isinstance(beat(desk, 1, 1), HeartbeatAnswer)
+    desk.now_ns += 2 * SECOND
+    number = desk.put(Heartbeat(1, 1, 2))
+    assert desk.answers[number] == NotPrimary("a:1")
+
+
+def test_the_next_primary_knows_what_the_last_one_committed_and_declares_nobody_dead_for_t() -> None:
+    first = cluster()
+    second = Desk(first.rows, name="b")
+    second.pass_time(5 * SECOND)
+    assert second.manager.may_act(second.now_ns)
+    assert second.chain() == first.chain()
+    number = first.put(AddNode(9))
+    first.settle()
+    assert first.answers[number] == NotPrimary("b:1")
+    assert first.manager.term == 0
+    second.pass_time(2 * SECOND)
+    assert second.states() == "11=serving 12=serving"
+    second.pass_time(5 * SECOND)
+    assert second.states() == "11=lastsrv 12=lastsrv"
+
+
+def test_damaged_rows_end_the_manager_before_it_is_primary() -> None:
+    rows = cluster().rows
+    for key in (STATE_KEY, NODES.key(1), CHAINS.key(1)):
+        for value in (b"", b"\x02", rows[key][:-1], rows[NODES.key(2)]):
+            broken = Desk({**rows, key: value}, name="b")
+            with pytest.raises(DataCorruption, match="restore the store"):
+                broken.pass_time(5 * SECOND)
+
+
+def test_a_primary_that_stood_still_does_not_blame_the_nodes() -> None:
+    desk = cluster()
+    beat(desk, 1, 1)
+    beat(desk, 2, 1)
+    desk.now_ns += 60 * SECOND
+    desk.pass_time(2 * SECOND)
+    assert desk.states() == "11=serving 12=serving"
+    desk.pass_time(6 * SECOND)
+    assert desk.states() == "11=lastsrv 12=lastsrv"
+
+
+# --- registration ---
+
+
+def test_a_registration_may_come_twice_and_a_straggler_of_a_dead_process_changes_nothing() -> None:
+    desk = cluster()
+    assert desk.ask(register(1)) == Registered(1, TIMEOUT_NS)
+    assert desk.ask(register(1, "y")) == Behind(1)
+    assert desk.ask(register(1, "y", 1)) == Registered(2, TIMEOUT_NS)
+    assert desk.ask(register(1)) == Behind(2)
+    assert desk.ask(register(1, "y", 1)) == Registered(2, TIMEOUT_NS)
+    assert beat(desk, 1, 9) == Superseded(2)
+
+
+def test_a_process_that_starts_again_has_lost_its_roles_in_the_same_transaction() -> None:
+    desk = cluster()
+    desk.put(register(1, "y", 1))
+    (order,) = desk.orders
+    assert [key for key, _ in order.write if key.startswith(CHAINS.prefix)] == [CHAINS.key(1)]
+    desk.settle()
+    assert desk.states() == "12=serving 11=offline"
+
+
+def test_another_machine_waits_until_the_node_has_been_silent_for_t() -> None:
+    desk = cluster()
+    beat(desk, 1, 1)
+    moved = register(1, "y", 1, machine="another")
+    assert desk.refused(moved).startswith("busy: node 1 is alive on another machine")
+    alone(desk, 5 * SECOND, node=2)
+    assert desk.refused(moved).startswith("busy")
+    alone(desk, 2 * SECOND, node=2, first=200)
+    assert desk.ask(moved) == Registered(2, TIMEOUT_NS)
+
+
+def test_an_unknown_node_is_told_to_be_added_and_an_unknown_process_to_register() -> None:
+    desk = cluster()
+    assert desk.refused(register(7)).startswith("not_found: there is no node 7")
+    for heartbeat in (Heartbeat(7, 1, 1), Heartbeat(1, 0, 1), Heartbeat(1, 2, 1)):
+        assert "register" in desk.refused(heartbeat)
+
+
+# --- heartbeats ---
+
+
+def test_an_answer_brings_what_changed_since_the_routing_that_is_known() -> None:
+    desk = cluster()
+    full = beat(desk, 1, 1)
+    assert isinstance(full, HeartbeatAnswer)
+    assert full.routing is not None
+    known = apply_delta(Routing(0), full.routing)
+    assert [node.id for node in known.nodes] == [1, 2]
+    unchanged = beat(desk, 1, 2, known=known.version)
+    assert unchanged == HeartbeatAnswer(2, None)
+    desk.ask(register(2, "y", 1))
+    changed = beat(desk, 1, 3, known=known.version)
+    assert isinstance(changed, HeartbeatAnswer)
+    assert changed.routing is not None
+    assert changed.routing.base == known.version
+    assert [node.incarnation for node in changed.routing.nodes] == [2]
+    following = apply_delta(known, changed.routing)
+    assert following.nodes[0] == known.nodes[0]
+    assert apply_delta(following, full.routing) is following
+    with pytest.raises(StaleVersion, match="ask again"):
+        apply_delta(Routing(1), changed.routing)
+
+
+def test_older_heartbeats_are_not_looked_at() -> None:
+    desk = cluster()
+    beat(desk, 1, 5)
+    assert "came after 5" in desk.refused(Heartbeat(1, 1, 5))
+    assert "came after 5" in desk.refused(Heartbeat(1, 1, 4))
+
+
+def test_a_node_about_which_it_is_being_decided_gets_no_answer() -> None:
+    desk = cluster()
+    beat(desk, 1, 1)
+    beat(desk, 2, 1)
+    alone(desk, 5 * SECOND, node=1)
+    desk.now_ns += 900 * MS
+    desk.feed(Tick())
+    desk.settle()
+    beat(desk, 1, 300)
+    desk.now_ns += 200 * MS
+    desk.feed(Tick())
+    assert any(order.expect for order in desk.orders), "the role of node 2 is being taken"
+    late = desk.put(Heartbeat(2, 1, 2))
+    assert isinstance(desk.answers[late], Refusal)
+    other = desk.put(Heartbeat(1, 1, 301))
+    assert isinstance(desk.answers[other], HeartbeatAnswer)
+    desk.settle()
+    assert isinstance(beat(desk, 2, 3), HeartbeatAnswer)
+    assert desk.states().startswith("11=serving 12=")
+
+
+def test_reports_of_others_targets_are_not_believed() -> None:
+    desk = cluster()
+    report = TargetReport(12, Condition.GONE, desk.chain().version)
+    desk.ask(Heartbeat(1, 1, 1, 0, (report,)))
+    assert desk.states() == "11=serving 12=serving"
+
+
+def test_a_target_that_says_that_it_is_gone_leaves_and_comes_back_through_resync() -> None:
+    desk = cluster()
+    beat(desk, 1, 1)
+    beat(desk, 2, 1, Condition.GONE)
+    assert desk.states() == "11=serving 12=offline"
+    beat(desk, 2, 2)
+    assert desk.states() == "11=serving 12=syncing"
+    beat(desk, 2, 3, Condition.UP_TO_DATE, version=desk.chain().version - 1)
+    assert desk.states() == "11=serving 12=syncing"
+    beat(desk, 2, 4, Condition.UP_TO_DATE)
+    assert desk.states() == "11=serving 12=serving"
+    assert any("chain 1 version 2: target 12 serving -> offline (gone)" in note for note in desk.notes)
+
+
+# --- transactions that do not come back ---
+
+
+def unsettled(desk: Desk) -> tuple[int, Transact]:
+    number = desk.put(AddNode(5))
+    (order,) = desk.orders
+    desk.orders.clear()
+    return number, order
+
+
+def test_a_failed_transaction_leaves_no_trace() -> None:
+    desk = cluster()
+    number, order = unsettled(desk)
+    desk.feed(Failed(order.number, "the disk is full"))
+    answer = desk.answers[number]
+    assert isinstance(answer, Refusal)
+    assert "did not take the change (the disk is full)" in answer.message
+    status = desk.ask(GetStatus())
+    assert isinstance(status, Status)
+    assert [node.id for node in status.nodes] == [1, 2]
+    desk.pass_time(SECOND)
+    assert desk.ask(AddNode(5)) == Done("node 5 may register")
+
+
+@pytest.mark.parametrize("came_through", [False, True])
+@pytest.mark.parametrize("failures", [0, 2])
+def test_a_transaction_of_unknown_outcome_is_asked_again_until_it_is_known(came_through: bool, failures: int) -> None:
+    desk = cluster()
+    number, order = unsettled(desk)
+    if came_through:
+        transaction = rows_of(desk.rows)
+        finished(carry_out(order, transaction))
+        transaction.apply()
+    desk.feed(Unknown(order.number, "the connection broke"))
+    assert number not in desk.answers
+    for _ in range(failures):
+        desk.now_ns += 200 * MS
+        desk.feed(Tick())
+        again = next(one for one in desk.orders if one.write == order.write)
+        assert again.expect == order.expect
+        desk.orders.clear()
+        desk.feed(Failed(again.number, "too many conflicts"))
+        assert number not in desk.answers
+    desk.now_ns += 200 * MS
+    desk.feed(Tick())
+    desk.settle()
+    assert desk.answers[number] == Done("node 5 may register")
+    assert desk.ask(AddNode(5)) == Done("node 5 was there already")
+
+
+def test_rows_that_somebody_else_changed_are_loaded_again() -> None:
+    desk = cluster()
+    number = desk.put(AddNode(5))
+    del desk.rows[STATE_KEY]
+    desk.settle()
+    assert isinstance(desk.answers[number], NotPrimary)
+    assert any("changed by somebody else" in note for note in desk.notes)
+    desk.pass_time(SECOND)
+    assert desk.manager.may_act(desk.now_ns)
+
+
+def test_requests_beyond_the_bound_are_refused() -> None:
+    desk = cluster()
+    first = desk.put(AddNode(100))
+    numbers = [desk.put(AddNode(1000 + place)) for place in range(MAX_PENDING + 1)]
+    answer = desk.answers[numbers[-1]]
+    assert isinstance(answer, Refusal)
+    assert answer.code == "busy"
+    desk.settle()
+    assert desk.answers[first] == Done("node 100 may register")
+    assert all(isinstance(desk.answers[number], Done) for number in numbers[:-1])
+
+
+# --- administrators ---
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (AddTargets(9, (1,)), "there is no node 9"),
+        (AddTargets(1, (12,)), "target 12 belongs to node 2"),
+        (AddTargets(1, tuple(range(1000, 1300))), "would have 301 targets"),
+        (AddChains((NewChain(2, (11,)),)), "target 11 for chain 2 was in a chain"),
+        (AddChains((NewChain(1, (11,)),)), "there is a chain 1 with other targets"),
+        (AddChains((NewChain(2, (99,)),)), "there is no target 99"),
+        (AddTable(1, (1, 7)), "there is no chain 7 for table 1"),
+        (ChangeMembers(1, remove=11), "target 11 is serving in chain 1"),
+        (ChangeMembers(7), "there is no chain 7"),
+        (RetireTargets((11,)), "target 11 is in chain 1"),
+        (RetireNode(1), "node 1 has 1 targets"),
+        (Drain((99,)), "there is no target 99"),
+        (Override(1, 11), "chain 1 is served"),
+        (Override(1, 99), "target 99 is not in chain 1"),
+    ],
+)
+def test_what_must_not_be_is_refused_and_leaves_no_trace(request_: Request, message: str) -> None:
+    desk = cluster()
+    before = dict(desk.rows)
+    assert message in desk.refused(request_)
+    assert desk.rows == before
+
+
+def test_two_targets_of_one_node_never_meet_in_a_chain() -> None:
+    desk = cluster()
+    desk.ask(AddTargets(1, (21, 31)))
+    desk.ask(AddTargets(2, (22,)))
+    assert "two targets of one node" in desk.refused(AddChains((NewChain(2, (21, 31)),)))
+    assert desk.ask(AddChains((NewChain(2, (22,)),))) == Done("1 chains added")
+    assert "two targets of one node" in desk.refused(ChangeMembers(1, add=21))
+
+
+def test_a_target_that_was_in_a_chain_is_synced_before_it_serves_in_another_place() -> None:
+    desk = cluster()
+    desk.ask(AddNode(3))
+    desk.ask(AddTargets(3, (13,)))
+    assert desk.ask(register(3)) == Registered(1, TIMEOUT_NS)
+    assert desk.ask(ChangeMembers(1, add=13)) == Done("chain 1 has 3 targets")
+    assert desk.states() == "11=serving 12=serving 13=offline"
+    beat(desk, 3, 1)
+    assert desk.states() == "11=serving 12=serving 13=syncing"
+    assert "was in a chain" in desk.refused(AddChains((NewChain(2, (13,)),)))
+
+
+def test_an_override_says_since_when_updates_may_be_missing() -> None:
+    desk = cluster()
+    beat(desk, 1, 1)
+    beat(desk, 2, 1, Condition.GONE)
+    assert desk.states() == "11=serving 12=offline"
+    alone(desk, 8 * SECOND, node=2)
+    assert desk.states() == "11=lastsrv 12=waiting"
+    beat(desk, 2, 300)
+    warning = desk.ask(Override(1, 12))
+    assert isinstance(warning, OverrideWarning)
+    assert (
+        "all updates acknowledged since it left the chain (it served until version 1, the chain until"
+        in warning.warning
+    )
+    assert "The chain waits for target 11 on node 1, silent for" in warning.warning
+    assert isinstance(desk.ask(Override(1, 12, warning.confirm - 1)), OverrideWarning)
+    assert isinstance(desk.ask(Override(1, 12, warning.confirm)), Done)
+    assert desk.states() == "12=serving 11=offline"
+
+
+def test_retiring_is_the_end_of_adding() -> None:
+    desk = Desk().begin()
+    before = {key: value for key, value in desk.rows.items() if not key.startswith(b"FMle")}
+    desk.ask(AddNode(1))
+    desk.ask(AddTargets(1, (11, 12)))
+    assert desk.ask(RetireTargets((11, 12, 13))) == Done("2 targets retired")
+    assert desk.ask(RetireNode(1)) == Done("node 1 retired")
+    assert desk.ask(RetireNode(1)) == Done("node 1 was not there")
+    assert sorted(before) == sorted(key for key in desk.rows if not key.startswith(b"FMle"))
+
+
+@given(st.binary(max_size=64), st.sampled_from([NODES.key(1), CHAINS.key(1), STATE_KEY]))
+def test_any_bytes_for_a_row_are_a_row_or_damage(value: bytes, key: bytes) -> None:
+    desk = Desk({key: value}, name="b")
+    with contextlib.suppress(DataCorruption):
+        desk.pass_time(SECOND)
