@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.report import Options, Suite, print_results, write_results
 
-SUITES = ("collectives",)
+SUITES = ("collectives", "kvstore")
 _WIDTH = 240
 
 

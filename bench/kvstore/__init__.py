@@ -1,0 +1,1 @@
+"""Transactions per second of the key-value engines."""
