@@ -33,7 +33,7 @@ class Cluster:
         self.chance = self.world.fork_random("chaos")
         self.net = SimNet(self.world, default=CALM)
         self.truth = Truth(self.world, [f"m{number}" for number in range(managers)])
-        self.store = SimStore(self.world, self._committed)
+        self.store = SimStore(self.world, self.truth.committed)
         self.managers = [
             ManagerHost(self.world, self.net, self.store, self.truth, name, self._drift())
             for name in self.truth.manager_names
@@ -57,9 +57,6 @@ class Cluster:
         host = StorageHost(self.world, self.net, self.truth, node, self.targets[node], name, self._drift())
         self.truth.hosts.append(host)
         return host
-
-    def _committed(self, order: object, before: dict[bytes, bytes]) -> None:
-        self.truth.committed(order, before, self.store.rows)  # type: ignore[arg-type]
 
     # --- running ---
 

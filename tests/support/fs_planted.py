@@ -14,7 +14,6 @@ from fireflyer.fs.core.health import Health
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.manager import Manager
-from fireflyer.fs.core.transact import Failed, Outcome, Unknown
 from fireflyer.fs.schema.manager import Answer, Condition, Register, TargetReport
 from fireflyer.fs.schema.routing import Chain, TargetState
 
@@ -67,15 +66,6 @@ def commits_without_the_lease(patch: Patch) -> None:
 
 def acts_until_told_otherwise(patch: Patch) -> None:
     patch.setattr(LeaseMachine, "may_act", lambda self, _now_ns: self.held is not None)
-
-
-def unknown_is_taken_for_failed(patch: Patch) -> None:
-    original = Manager._on_outcome
-
-    def on_outcome(self: Manager, now_ns: int, outcome: Outcome) -> None:
-        original(self, now_ns, Failed(outcome.number, "") if isinstance(outcome, Unknown) else outcome)
-
-    patch.setattr(Manager, "_on_outcome", on_outcome)
 
 
 def two_syncing(patch: Patch) -> None:
@@ -189,7 +179,6 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         answers_while_it_is_decided,
         commits_without_the_lease,
         acts_until_told_otherwise,
-        unknown_is_taken_for_failed,
         two_syncing,
         any_offline_one_comes_back,
         sure_or_not,

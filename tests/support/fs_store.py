@@ -1,19 +1,27 @@
-"""A transactional store in the seeded world: serializable, slow at times, and silent about some of its commits."""
+"""The memory engine as a database that the managers of a seeded world share: slow at times, silent about some commits.
+
+A transaction takes several steps, so others commit between its reads and its own commit.
+"""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from typing import NamedTuple, TypeVar
 
-from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core import transact
-from fireflyer.fs.core.transact import Committed, Failed, Outcome, Refused, Transact, Unknown
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.transact import Failed, Outcome, Transact
+from fireflyer.fs.service.transactions import transact_on
+from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedWaits, steps
+from fireflyer.kvstore.core.conflicts import Conflicts
+from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.sim import World
 
-__all__ = ["SimStore", "StoreFaults", "finished", "rows_of"]
+__all__ = ["SimStore", "StoreFaults", "at_once", "rows_in", "store_of"]
 
 T = TypeVar("T")
+OnCommit = Callable[[dict[bytes, bytes], dict[bytes, bytes | None]], None]
+"""What was there before, and what is written; called at the instant of each commit."""
+TIMEOUT_NS = 4 * SECOND
 
 
 class StoreFaults(NamedTuple):
@@ -23,109 +31,102 @@ class StoreFaults(NamedTuple):
     slow_ns: int = 3 * SECOND
     failed: float = 0.03
     unknown: float = 0.06
-    """Of which a third was committed, a third was not, and a third will be, later."""
+    """Of which a third is committed, a third is not, and a third will be, later."""
 
 
-class _Page(NamedTuple):
-    items: Sequence[tuple[bytes, bytes]]
-    more: bool
+class _Store(MemoryStore):
+    """Tells of each commit at its instant; leaves some open."""
 
+    def __init__(self, world: World, on_commit: OnCommit) -> None:
+        super().__init__()
+        self.rows: dict[bytes, bytes] = {}
+        self.unknown = 0.0
+        self._world = world
+        self._random = world.fork_random("commits")
+        self._on_commit = on_commit
 
-class _Rows:
-    """One transaction: reads see the writes before them, which are applied at the end."""
+    def commit(self, read_version: int, reads: Conflicts, mutations: Mutations) -> int:
+        if mutations.empty or self._random.random() >= self.unknown:
+            return self._commit(read_version, reads, mutations)
+        way = self._random.randrange(3)
+        if way == 0:
+            self._commit(read_version, reads, mutations)
+        elif way == 1:
+            delay_ns = self._random.randrange(4 * SECOND)
+            self._world.call_after(delay_ns, lambda: self._late(read_version, reads, mutations))
+        raise CommitUnknown("the connection broke")
 
-    def __init__(self, rows: dict[bytes, bytes]) -> None:
-        self._rows = rows
-        self.writes: dict[bytes, bytes | None] = {}
+    def _late(self, read_version: int, reads: Conflicts, mutations: Mutations) -> None:
+        try:
+            self._commit(read_version, reads, mutations)
+        except Conflict:
+            self._world.record("too late")
 
-    async def get(self, key: bytes) -> bytes | None:
-        return self.writes[key] if key in self.writes else self._rows.get(key)
-
-    async def get_range(self, begin: bytes, end: bytes | None, *, limit: int) -> _Page:
-        keys = sorted(self._rows)
-        last = len(keys) if end is None else bisect.bisect_left(keys, end)
-        found = keys[bisect.bisect_left(keys, begin) : last]
-        page = min(limit, 2)  # so that whoever reads a range must turn pages
-        return _Page([(key, self._rows[key]) for key in found[:page]], len(found) > page)
-
-    def set(self, key: bytes, value: bytes) -> None:
-        self.writes[key] = value
-
-    def clear(self, key: bytes) -> None:
-        self.writes[key] = None
-
-    def apply(self) -> None:
-        for key, value in self.writes.items():
-            if value is None:
-                self._rows.pop(key, None)
-            else:
-                self._rows[key] = value
-
-
-def rows_of(rows: dict[bytes, bytes]) -> _Rows:
-    """A transaction on these rows; `apply` commits it."""
-    return _Rows(rows)
+    def _commit(self, read_version: int, reads: Conflicts, mutations: Mutations) -> int:
+        version = super().commit(read_version, reads, mutations)
+        if not mutations.empty:
+            before = dict(self.rows)
+            for key, value in mutations.writes:
+                if value is None:
+                    self.rows.pop(key, None)
+                else:
+                    self.rows[key] = value
+            self._world.record("commit", version, *(key for key, _ in mutations.writes))
+            written: dict[bytes, bytes | None] = dict(mutations.writes)
+            self._on_commit(before, written)
+        return version
 
 
 class SimStore:
-    """`perform` is a step of `MachineDriver`; `on_commit(order, before)` is called at the instant of each commit."""
+    """`perform` is a step of `MachineDriver`."""
 
-    def __init__(self, world: World, on_commit: Callable[[Transact, dict[bytes, bytes]], None]) -> None:
-        self.rows: dict[bytes, bytes] = {}
+    def __init__(self, world: World, on_commit: OnCommit) -> None:
         self.faults: StoreFaults | None = None
         self.cut: dict[str, bool] = {}
         """Who cannot reach it now."""
-        self.commits = 0
-        self._world = world
         self._random = world.fork_random("store")
-        self._on_commit = on_commit
+        self._store = _Store(world, on_commit)
+        self._engine = MemoryEngine(self._store, waits=SteppedWaits(lambda: world.now_ns, self._random.randrange))
+
+    @property
+    def rows(self) -> dict[bytes, bytes]:
+        """What is committed."""
+        return self._store.rows
 
     def perform(self, name: str, order: Transact) -> Generator[int | None, None, Outcome]:
         chance, faults = self._random, self.faults
-        yield chance.randrange(MS, 10 * MS)
+        self._store.unknown = faults.unknown if faults is not None else 0.0
         if self.cut.get(name, False):
             yield chance.randrange(SECOND // 2, 2 * SECOND)
             return Failed(order.number, "the store cannot be reached")
         if faults is None:
-            return self._run(order)
+            return (yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS)))
         if chance.random() < faults.slow:
             yield chance.randrange(faults.slow_ns)
-        fate = chance.random()
-        if fate < faults.failed:
+        if chance.random() < faults.failed:
             return Failed(order.number, "too many conflicts")
-        if fate < faults.failed + faults.unknown:
-            way = chance.randrange(3)
-            if way == 0:
-                self._run(order)
-            elif way == 1:
-                self._world.call_after(chance.randrange(4 * SECOND), lambda: self._late(order))
-            return Unknown(order.number, "the connection broke")
-        outcome = self._run(order)
+        outcome = yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS))
         if chance.random() < faults.slow:
             yield chance.randrange(faults.slow_ns)
         return outcome
 
-    def _late(self, order: Transact) -> None:
-        self._world.record("late", order.number)
-        self._run(order)
 
-    def _run(self, order: Transact) -> Committed | Refused:
-        rows = _Rows(self.rows)
-        outcome = finished(transact.carry_out(order, rows))
-        if rows.writes and isinstance(outcome, Committed):
-            before = dict(self.rows)
-            rows.apply()
-            self.commits += 1
-            self._world.record("commit", order.number, *self.rows)
-            self._on_commit(order, before)
-        return outcome
+def store_of(rows: dict[bytes, bytes]) -> MemoryStore:
+    store = MemoryStore()
+    store.commit(0, Conflicts(), Mutations(writes=tuple(sorted(rows.items()))))
+    return store
 
 
-def finished(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("the transaction waits for something")
+def rows_in(store: MemoryStore) -> dict[bytes, bytes]:
+    return dict(store.scan(store.version, KeyRange(b"", None)).items)
+
+
+def at_once(work: Callable[[], Awaitable[T]]) -> T:
+    """The result of work on a `MemoryEngine` with `SteppedWaits`, with nobody in between."""
+    step = steps(work)
+    while True:
+        try:
+            next(step)
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, NODES, STATE_KEY, LeaseRow, NodeRow, StateRow, decode_row
-from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import World
@@ -153,18 +152,16 @@ class Truth:
             has, all_of_it = self.content.get(target, 0), self.acknowledged[chain.id]
             assert has == all_of_it, f"{who} serves with {has} of {all_of_it} acknowledged updates"
 
-    def committed(self, order: Transact, before: dict[bytes, bytes], after: dict[bytes, bytes]) -> None:
+    def committed(self, before: dict[bytes, bytes], written: dict[bytes, bytes | None]) -> None:
         """Called at the instant of each commit."""
-        lease = decode_row(LEASE_KEY, after[LEASE_KEY], LeaseRow)
-        for key, value in order.write:
-            if key == LEASE_KEY:
-                self._check_lease(before.get(key), lease)
+        for key, value in written.items():
+            if key == LEASE_KEY and value is not None:
+                self._check_lease(before.get(key), decode_row(LEASE_KEY, value, LeaseRow))
             elif key == STATE_KEY and value is not None:
                 old = decode_row(key, before[key], StateRow) if key in before else StateRow(0, 0, 0, 0)
                 new = decode_row(key, value, StateRow)
-                assert order.held is not None
-                holder = (order.held.holder, order.held.term)
-                assert holder == (lease.holder, lease.term), f"{holder} commits in term {lease.term} of {lease.holder}"
+                term = decode_row(LEASE_KEY, before[LEASE_KEY], LeaseRow).term
+                assert new.term == term, f"the primary of term {new.term} commits in term {term}"
                 assert (new.term, new.number) > (old.term, old.number)
                 assert old.version <= new.version <= old.version + 1, "routing versions jump"
             elif key.startswith(NODES.prefix) and value is not None:
@@ -174,7 +171,7 @@ class Truth:
                     self._check_replaced(NODES.decode(key, before[key])[1], node)
             elif key.startswith(CHAINS.prefix) and value is not None:
                 self._check_chain(CHAINS.decode(key, value)[1])
-        for key, _ in order.write:
+        for key in written:
             if key.startswith(NODES.prefix) and key in before:
                 self._check_restart(NODES.decode(key, before[key])[1])
         for host in self.hosts:

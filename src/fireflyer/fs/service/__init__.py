@@ -1,0 +1,1 @@
+"""Shells: the processes of the file system's services, and what they need to perform the effects of its machines."""
