@@ -16,7 +16,7 @@ from tests.support.kvstores import put, values
 from tests.support.loops import on_loop
 
 from fireflyer import kvstore
-from fireflyer.base.errors import Busy, DataCorruption, NoSpace, NotFound, PermanentError, UsageError
+from fireflyer.base.errors import Busy, DataCorruption, Exists, NoSpace, NotFound, PermanentError, UsageError
 from fireflyer.base.units import MIB, MS
 from fireflyer.kvstore import CommitUnknown, Engine, Transaction
 from fireflyer.kvstore.core.overlay import Mutations
@@ -316,3 +316,16 @@ async def test_commits_that_wait_when_it_is_closed_are_finished(tmp_path: Path) 
     await asyncio.gather(*commits)
     async with EmbeddedEngine(f"{tmp_path}/store") as kv:
         assert len(await values(kv)) == 50
+
+
+@on_loop
+async def test_a_backup_is_a_store_with_what_was_committed(tmp_path: Path) -> None:
+    async with EmbeddedEngine(f"{tmp_path}/store") as kv:
+        await put(kv, **{f"k{i}": b"v" for i in range(100)})
+        await kv.backup(f"{tmp_path}/copy")
+        await put(kv, later=b"1")
+        with pytest.raises(Exists):
+            await kv.backup(f"{tmp_path}/copy")
+    async with EmbeddedEngine(f"{tmp_path}/copy") as kv:
+        assert await values(kv) == {f"k{i}".encode(): b"v" for i in range(100)}
+        await put(kv, a=b"goes on")

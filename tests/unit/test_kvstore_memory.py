@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 
@@ -19,8 +20,10 @@ from fireflyer.kvstore import (
     Conflict,
     Disconnected,
     KeyRange,
+    LoopWaits,
     MemoryEngine,
     MemoryStore,
+    Page,
     SteppedWaits,
     Transaction,
     TransactionTimeout,
@@ -32,7 +35,8 @@ from fireflyer.kvstore.core.keys import EVERYTHING, MAX_ENTRIES
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.resolver import Resolver
 from fireflyer.kvstore.core.waits import MAX_ATTEMPTS, MAX_BACKOFF_NS, backoff_ns
-from fireflyer.kvstore.transaction import Attempt
+from fireflyer.kvstore.engine import AttemptingEngine
+from fireflyer.kvstore.transaction import Attempt, Source
 from fireflyer.sim.world import SimNode, World
 
 
@@ -267,3 +271,38 @@ def test_a_key_written_again_is_known_although_its_first_write_is_forgotten() ->
     assert resolver.oldest_version == 1
     assert resolver.refusal(1, Conflicts((b"a",))) == "b'a' was written since"
     assert resolver.refusal(2, Conflicts((b"a",))) is None
+
+
+class _SlowToEnd(Source):
+    """Commits at once and takes its time to give back what it used."""
+
+    commit_sent = False
+
+    async def get(self, key: bytes) -> bytes | None:
+        return None
+
+    async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
+        return Page([], False)
+
+    async def conflict_with(self, conflicts: Conflicts) -> None: ...
+
+    async def commit(self, reads: Conflicts, mutations: Mutations) -> None: ...
+
+    async def end(self, error: BaseException | None) -> None:
+        if error is None:
+            await asyncio.Event().wait()
+
+
+class _SlowEngine(AttemptingEngine):
+    async def close(self) -> None: ...
+
+    async def _begin(self, *, read_only: bool) -> Source:
+        return _SlowToEnd()
+
+
+@on_loop
+async def test_a_deadline_after_the_commit_was_answered_takes_nothing_back() -> None:
+    kv = _SlowEngine(LoopWaits())
+    assert await kv.transact(_take, timeout_ns=20 * MS) == b"1"
+    async with kv.transaction(timeout_ns=20 * MS) as tx:
+        tx.set(b"a", b"1")

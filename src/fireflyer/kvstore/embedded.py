@@ -63,6 +63,11 @@ class EmbeddedEngine(AttemptingEngine):
     def path(self) -> str:
         return self._file.path
 
+    async def backup(self, path: str) -> None:
+        """Copies what is committed now into the new directory `path`, durably, which is a store again; commits go on
+        meanwhile. Raises `Exists`, `NotFound` (no parent), `NoSpace`."""
+        await asyncio.to_thread(self._file.copy, path)
+
     async def close(self) -> None:
         if self._closed:
             return

@@ -100,6 +100,8 @@ class AttemptingEngine(Engine, abc.ABC):
                     raise
                 await attempt.end(None)
         except DeadlinePassed as error:
+            if attempt is not None and attempt.committed:
+                return  # it passed while what it had used was given back
             took = format_duration(self._waits.now_ns() - began_ns)
             if attempt is not None and attempt.commit_sent:
                 raise CommitUnknown(

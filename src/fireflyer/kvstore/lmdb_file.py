@@ -164,6 +164,21 @@ class LmdbFile:
                 cursor.delete()  # moves to the next one
                 found = cursor.key() != b""
 
+    def copy(self, path: str) -> None:
+        """A new directory with all that is committed, without free pages, durable. Raises `Exists`, `NotFound`, `NoSpace`."""
+        disk = RealDisk()
+        target = os.path.abspath(path)
+        disk.mkdir(target)
+        with _translated(f"copy key-value store {self.path} to {target}"):
+            self._env.copy(target, compact=True)
+            fd = os.open(os.path.join(target, "data.mdb"), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        disk.sync_dir(target)
+        disk.sync_dir(os.path.dirname(target))
+
     def close(self) -> None:
         """Snapshots end with it. Idempotent."""
         if self._lock_fd >= 0:
@@ -202,6 +217,7 @@ class LmdbSnapshot:
         return Page(items, False)
 
     def close(self) -> None:
+        """Idempotent."""
         self._txn.abort()
 
 

@@ -41,6 +41,7 @@ DEFAULT_TABLE: Final = "fireflyer_kv"
 MAX_CONNECTIONS: Final = 16
 """Of one engine; attempts beyond them wait for one."""
 CONNECT_TIMEOUT_NS: Final = 5 * SECOND
+OPEN_TIMEOUT_NS: Final = 20 * SECOND
 ROLLBACK_TIMEOUT_NS: Final = SECOND
 IDLE_CONNECTION_NS: Final = 300 * SECOND
 _TABLE_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,48}")
@@ -124,8 +125,9 @@ class PostgresEngine(AttemptingEngine):
         )
         engine = cls(pool, statements, waits or LoopWaits())
         try:
-            await pool
-            await engine._prepare(table)
+            async with asyncio.timeout(OPEN_TIMEOUT_NS / SECOND):
+                await pool
+                await engine._prepare(table)
         except BaseException as error:
             pool.terminate()
             if isinstance(error, ValueError) and not isinstance(error, FireflyerError):
@@ -224,10 +226,12 @@ class _PostgresSource(Source):
             raise Conflict(f"PostgreSQL, commit: the server answered {answer}; run it again", retry_ns=0)
 
     async def end(self, error: BaseException | None) -> None:
-        if self._open and (self._sent or not isinstance(error, Exception) or not await self._rolled_back()):
-            with contextlib.suppress(asyncpg.InterfaceError):  # it broke, and the pool has seen to it already
+        # What became of the transaction is known by now: if the connection broke since, that is the pool's affair.
+        with contextlib.suppress(asyncpg.InterfaceError, asyncpg.PostgresError, OSError):
+            if self._open and (self._sent or not isinstance(error, Exception) or not await self._rolled_back()):
                 self._connection.terminate()
-        await self._pool.release(self._connection)
+        with contextlib.suppress(asyncpg.InterfaceError, asyncpg.PostgresError, OSError):
+            await self._pool.release(self._connection)
 
     async def _rolled_back(self) -> bool:
         try:

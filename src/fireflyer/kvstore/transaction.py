@@ -74,6 +74,8 @@ class Attempt(Transaction):
         self._asked = Gathering()
         self._failure: Exception | None = None
         self._ended = False
+        self.committed = False
+        """The commit was answered: from here on nothing is in doubt."""
         self._snapshot = _SnapshotReader(self)
 
     @property
@@ -124,7 +126,7 @@ class Attempt(Transaction):
         except BaseException as error:
             self._fail(error)
             raise
-        self._ended = True
+        self._ended = self.committed = True
 
     async def end(self, error: BaseException | None) -> None:
         self._ended = True
