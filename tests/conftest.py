@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import signal
 from collections.abc import Iterator
 
@@ -22,3 +24,13 @@ def postgres_server() -> Iterator[PostgresServer]:
         pytest.skip("no PostgreSQL on this machine; install the package postgresql")
     with running_postgres(programs) as server:
         yield server
+
+
+@pytest.fixture
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """Of an empty table: on the server that FIREFLYER_TEST_POSTGRES names (a URL), or on one of our own."""
+    given = os.environ.get("FIREFLYER_TEST_POSTGRES")
+    if given is not None:
+        return f"{given}{'&' if '?' in given else '?'}table=test_{secrets.token_hex(8)}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.url()

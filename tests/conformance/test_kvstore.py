@@ -29,7 +29,7 @@ from fireflyer.kvstore import (
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place_of(request.param, tmp_path, lambda: request.getfixturevalue("postgres_server"))
+    return place_of(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url"))
 
 
 @on_loop

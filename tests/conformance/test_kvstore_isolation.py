@@ -22,7 +22,7 @@ from fireflyer.kvstore import Conflict, Engine, Reader, Transaction
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place_of(request.param, tmp_path, lambda: request.getfixturevalue("postgres_server"))
+    return place_of(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url"))
 
 
 async def _outcomes(*sides: Opened) -> list[bool]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.postgres import PostgresServer
 
 from fireflyer import kvstore
 from fireflyer.base.units import SECOND
@@ -30,10 +29,10 @@ class Place:
         return MemoryEngine(self._memory) if self.kind == "memory" else await kvstore.open(self.url)
 
 
-def place_of(kind: str, tmp_path: Path, server: Callable[[], PostgresServer]) -> Place:
+def place_of(kind: str, tmp_path: Path, postgres_url: Callable[[], str]) -> Place:
     if kind == "memory":
         return Place(kind, "memory:")
-    return Place(kind, f"embedded:{tmp_path}/store" if kind == "embedded" else server().url())
+    return Place(kind, f"embedded:{tmp_path}/store" if kind == "embedded" else postgres_url())
 
 
 class Opened:

@@ -165,7 +165,7 @@ class LmdbFile:
                 found = cursor.key() != b""
 
     def copy(self, path: str) -> None:
-        """A new directory with all that is committed, without free pages, durable. Raises `Exists`, `NotFound`, `NoSpace`."""
+        """A new directory with all that is committed, durable. Raises `Exists`, `NotFound`, `NoSpace`."""
         disk = RealDisk()
         target = os.path.abspath(path)
         disk.mkdir(target)
