@@ -20,7 +20,7 @@ LEASE = encode_row(LeaseRow("a", "a:1", 3, 1, SECOND))
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place_of(request.param, tmp_path, lambda: request.getfixturevalue("postgres_server"))
+    return place_of(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url"))
 
 
 async def run(engine: Engine, order: Transact) -> Outcome:
