@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -37,6 +38,8 @@ MAX_BATCH_COMMITS: Final = 1024
 MAX_BATCH_BYTES: Final = 32 * MIB
 MAX_QUEUED_COMMITS: Final = 16384
 MAX_QUEUED_BYTES: Final = 256 * MIB
+PATIENCE_SHARE: Final = 0.1
+"""Of the time of a write: how long the next one may wait for as many commits as the last one had."""
 
 
 class _Commit(NamedTuple):
@@ -157,6 +160,9 @@ class _Writer(threading.Thread):
         snapshot.close()
         self._resolver = Resolver(self._stored_version)
         self._broken: FireflyerError | None = None
+        self._stopped = False
+        self._expected = 1
+        self._patience_s = 0.0
 
     def put(self, commit: _Commit) -> None:
         self._queue.put(commit)
@@ -167,22 +173,32 @@ class _Writer(threading.Thread):
 
     def run(self) -> None:
         while (first := self._queue.get()) is not None:
-            batch = [first]
-            batch_bytes = first.bytes_counted
-            going_on = True
-            while len(batch) < MAX_BATCH_COMMITS and batch_bytes < MAX_BATCH_BYTES:
-                try:
-                    commit = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if commit is None:
-                    going_on = False
-                    break
-                batch.append(commit)
-                batch_bytes += commit.bytes_counted
-            self._answer(self._write(batch))
-            if not going_on:
+            batch = self._gathered(first)
+            began_s = time.monotonic()
+            answers = self._write(batch)
+            self._patience_s = (time.monotonic() - began_s) * PATIENCE_SHARE
+            self._expected = len(batch)
+            self._answer(answers)
+            if self._stopped:
                 return
+
+    def _gathered(self, first: _Commit) -> list[_Commit]:
+        """What has queued up. Those who were answered last are likely to come again at once: without a moment's patience
+        two halves of the callers would take turns, and each sync would serve one half."""
+        batch, batch_bytes = [first], first.bytes_counted
+        until_s = time.monotonic() + self._patience_s
+        while len(batch) < MAX_BATCH_COMMITS and batch_bytes < MAX_BATCH_BYTES:
+            left_s = until_s - time.monotonic() if len(batch) < self._expected else 0.0
+            try:
+                commit = self._queue.get(timeout=max(0.0, left_s))
+            except queue.Empty:
+                break
+            if commit is None:
+                self._stopped = True
+                break
+            batch.append(commit)
+            batch_bytes += commit.bytes_counted
+        return batch
 
     def _write(self, batch: list[_Commit]) -> list[tuple[_Commit, FireflyerError | None]]:
         if self._broken is not None:
