@@ -183,8 +183,8 @@ class _Writer(threading.Thread):
                 return
 
     def _gathered(self, first: _Commit) -> list[_Commit]:
-        """What has queued up. Those who were answered last are likely to come again at once: without a moment's patience
-        two halves of the callers would take turns, and each sync would serve one half."""
+        """What has queued up. Those who were answered last are likely to come again at once: without a moment's
+        patience two halves of the callers would take turns, and each sync would serve one half."""
         batch, batch_bytes = [first], first.bytes_counted
         until_s = time.monotonic() + self._patience_s
         while len(batch) < MAX_BATCH_COMMITS and batch_bytes < MAX_BATCH_BYTES:
