@@ -1,0 +1,88 @@
+"""What is under way for one chunk of a replica. There is such a record only for chunks that are being changed."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from fireflyer.fs.core.lanes import Place
+from fireflyer.fs.schema.chunks import Change, Held, Listed, Put, Row, Update
+from fireflyer.fs.schema.ids import ContentId
+
+__all__ = ["Asked", "ChunkWork", "Copying", "Phase", "Wanted", "Work"]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A client's update that waits for the chunk."""
+
+    waiter: int
+    update: Update
+    handle: int
+
+
+@dataclass(slots=True)
+class Asked:
+    """The predecessor's, likewise."""
+
+    place: Place
+    put: Put
+    handle: int
+
+
+@dataclass(slots=True)
+class Copying:
+    """Resync wants the chunk made equal at the successor, which listed this."""
+
+    listed: Listed
+
+
+class Phase(enum.Enum):
+    STAGING = enum.auto()
+    """The engine is at it."""
+    PENDING = enum.auto()
+    """Durable here; the successor's answer is missing, or the fence."""
+    COPYING = enum.auto()
+    """Nothing is changed here: resync sends the committed content."""
+
+
+@dataclass(slots=True)
+class Work:
+    """The one update that has the chunk's lock."""
+
+    id: ContentId
+    base: ContentId | None
+    change: Change
+    phase: Phase
+    handle: int = 0
+    held: Held | None = None
+    """What the whole chunk is after it; before it is staged, what the predecessor says that it must become."""
+    row: Row | None = None
+    waiter: int = 0
+    place: Place | None = None
+    """The predecessor's request, as it is named in this chain version."""
+    posted: bool = False
+    """On its way to the successor of this chain version."""
+    told: bool = False
+    """`held` came with the predecessor's request, and what the engine made is compared with it."""
+
+
+@dataclass(slots=True)
+class ChunkWork:
+    """Its committed content, who has the lock, and who waits for it."""
+
+    committed: Held | None
+    damaged: bool = False
+    leftover: ContentId | None = None
+    """Something pending that no `Work` here stands for, to be overwritten by resync."""
+    work: Work | None = None
+    queue: deque[Wanted | Asked | Copying] = field(default_factory=deque)
+
+    @property
+    def unsound(self) -> bool:
+        return self.damaged or self.leftover is not None
+
+    @property
+    def idle(self) -> bool:
+        return self.work is None and not self.queue

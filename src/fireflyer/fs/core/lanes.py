@@ -1,0 +1,127 @@
+"""Requests to the successor: sent until they are answered, carried out at most once, whatever the network does.
+
+A link has a fixed number of *lanes*; of each, one request is under way. The sender numbers the requests of a lane and
+sends a copy again when no answer came. The receiver remembers for each lane the last number and its answer:
+
+    number above the last   a new request; the sender has closed the one before
+    the last number         a copy: the same answer again, or silence while it is under way
+    below                   a straggler: ignored
+
+So a refused request is refused for ever, and a copy that arrives late changes nothing, with memory for the lanes only.
+Both ends forget everything when the chain's version changes or a resync session begins, and a request says to which
+(version, session) it belongs: the process of either end cannot restart within one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from fireflyer.fs.schema.chunks import Accepted, Declined, Page, Put, SyncDone, SyncList, SyncRows, SyncStart
+from fireflyer.fs.schema.ids import ChunkId, ContentId
+
+__all__ = ["AnswerBody", "Inbox", "Letter", "Outbox", "Place", "RequestBody"]
+
+RequestBody = Put | SyncStart | SyncRows | SyncList | SyncDone
+AnswerBody = Accepted | Declined | Page
+Place = tuple[int, int]
+"""(lane, number)"""
+
+
+@dataclass(slots=True)
+class Letter:
+    """A request with what it needs to be sent again. `owner`: the chunk whose update it is, None for the session."""
+
+    owner: ChunkId | None
+    body: RequestBody
+    handle: int
+    content: ContentId | None
+    place: Place
+    first_sent_ns: int
+    sent_ns: int
+
+
+class Outbox:
+    """The sender's end."""
+
+    def __init__(self, lanes: int) -> None:
+        self._numbers = [0] * lanes
+        self._letters: dict[int, Letter] = {}
+        self._free = list(range(lanes))
+        self._waiting: deque[tuple[ChunkId | None, RequestBody, int, ContentId | None]] = deque()
+
+    def reset(self) -> None:
+        """Nothing is under way; to be used with a new (chain version, session) only."""
+        self._numbers = [0] * len(self._numbers)
+        self._letters.clear()
+        self._free = list(range(len(self._numbers)))
+        self._waiting.clear()
+
+    def post(self, owner: ChunkId | None, body: RequestBody, handle: int = 0, content: ContentId | None = None) -> None:
+        """To be sent when a lane is free, in this order. At most one waits for each chunk under way."""
+        self._waiting.append((owner, body, handle, content))
+
+    def fresh(self, now_ns: int) -> list[Letter]:
+        """Letters that got a lane now and are to be sent for the first time."""
+        letters = []
+        while self._waiting and self._free:
+            lane = self._free.pop()
+            self._numbers[lane] += 1
+            letter = Letter(*self._waiting.popleft(), (lane, self._numbers[lane]), now_ns, now_ns)
+            self._letters[lane] = letter
+            letters.append(letter)
+        return letters
+
+    def overdue(self, now_ns: int, resend_ns: int) -> list[Letter]:
+        """Letters of which a copy is to be sent: the last one is older than `resend_ns`."""
+        letters = [one for one in self._letters.values() if now_ns - one.sent_ns >= resend_ns]
+        for letter in letters:
+            letter.sent_ns = now_ns
+        return letters
+
+    def close(self, place: Place) -> Letter | None:
+        """The letter that was answered; None when the answer is to none that is under way."""
+        letter = self._letters.get(place[0])
+        if letter is None or letter.place != place:
+            return None
+        del self._letters[place[0]]
+        self._free.append(place[0])
+        return letter
+
+    def oldest_ns(self) -> int | None:
+        """When the letter that has waited longest was first sent."""
+        return min((one.first_sent_ns for one in self._letters.values()), default=None)
+
+    def __len__(self) -> int:
+        return len(self._letters) + len(self._waiting)
+
+
+class Inbox:
+    """The receiver's end."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, AnswerBody | None]] = {}
+
+    def reset(self) -> None:
+        self._last.clear()
+
+    def admit(self, place: Place) -> bool:
+        """Whether this request is new; from now on it is under way."""
+        lane, number = place
+        if number <= self._last.get(lane, (0, None))[0]:
+            return False
+        self._last[lane] = (number, None)
+        return True
+
+    def answer(self, place: Place, body: AnswerBody) -> bool:
+        """Keeps the answer for copies. False when the sender has gone on meanwhile: nobody waits for it."""
+        lane, number = place
+        if self._last.get(lane, (0, None))[0] != number:
+            return False
+        self._last[lane] = (number, body)
+        return True
+
+    def answered(self, place: Place) -> AnswerBody | None:
+        """What was answered to this very request, if anything."""
+        number, body = self._last.get(place[0], (0, None))
+        return body if number == place[1] else None

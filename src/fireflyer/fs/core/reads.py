@@ -1,0 +1,59 @@
+"""Whether a replica may answer a read, and with what: a function of the published table and the chunk's record.
+
+The native read path does the same; this is its definition, and what the simulation reads through. A decision holds for
+the whole time between request and reply: it is enough that it was right at one moment in between, and the fence, the
+table and the record are all looked at after the request came in. Data are then read from the block of the content that
+was decided upon, which stays until the read is over.
+
+A list is right as a whole: who has nothing pending at some moment has at that moment what the tail has.
+"""
+
+from __future__ import annotations
+
+from fireflyer.fs.core.replica_effects import ChunkIndex, Entry, TableEntry
+from fireflyer.fs.schema.chunks import (
+    MAX_PAGE,
+    Found,
+    Listed,
+    Look,
+    LookKind,
+    LookReply,
+    Missing,
+    NotCommitted,
+    Refusal,
+    Refused,
+)
+
+__all__ = ["decide"]
+
+
+def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+    """`now_ns`: the node's clock, read after the request came in. For READ, `Found` says which content to send."""
+    if table is None or not table.serving or look.chain != table.chain:
+        return Refused(Refusal.STALE, "this target does not serve the chain; ask for routing")
+    if now_ns >= table.fence_until_ns:
+        message = "this node has not heard of the manager for too long; ask another replica"
+        return Refused(Refusal.STALE, message, table.chain_version)
+    if look.chain_version != table.chain_version:
+        message = f"the chain is at version {table.chain_version}, not {look.chain_version}; ask for routing"
+        return Refused(Refusal.STALE, message, table.chain_version)
+    return _look(table, index, look)
+
+
+def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
+    if look.kind is LookKind.LIST:
+        limit, chunks = min(look.length, MAX_PAGE), index.of_file(look.chunk.file, look.chunk.index)
+    elif look.kind is LookKind.LAST:
+        limit, chunks = 1, index.of_file(look.chunk.file, look.chunk.index, backwards=True)
+    else:
+        limit, chunks = 1, iter((look.chunk,))
+    found: list[Listed] = []
+    while len(found) < limit and (chunk := next(chunks, None)) is not None:
+        entry = index.find(chunk) or Entry()
+        if entry.pending is not None and not table.answers_committed:
+            return NotCommitted(table.tail)
+        if entry.damaged and look.kind is LookKind.READ:
+            return Refused(Refusal.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version)
+        if entry.committed is not None:
+            found.append(Listed(chunk, entry.committed))
+    return Found(tuple(found)) if found or look.kind is LookKind.LIST else Missing()

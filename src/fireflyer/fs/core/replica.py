@@ -1,0 +1,422 @@
+"""A chain replica (CRAQ): one target's part in making updates, and in saying what may be read here.
+
+    client ──Update──> head ──Put──> middle ──Put──> tail
+           <──Done───       <─Accepted──     <─Accepted──
+
+Each update of a chunk has the chunk's lock at every replica from its start to its commit; others of the chunk queue.
+
+    (queued) ─> STAGING ─> PENDING ─> committed          `Work`, in `chunk_work`
+                engine     successor
+
+- The *head* checks a client's update when it leaves the queue: role, chain version, and the row of its channel
+  (answered before? gone on to a later one?). It names the content `(chain version, version)`, with a version above the
+  chunk's and above all that this head gave to contents that are gone: removed chunks have no record, and there is one
+  head in a chain version, so its memory is enough to name nothing twice.
+- A replica with a successor sends it the same change, and commits when it is accepted; the last one commits at once.
+  So what any replica has committed is durable at all behind it, and pending or committed at all before it.
+- A successor that *declines* has not done it and never will (`lanes`): the update is given up, back to the head.
+- Where a checksum of the whole chunk differs from the head's, it is declined, with both checksums.
+
+When the chain changes, requests of the old version are nobody's; who is pending sends again, to whom is there now, and
+a request for a content that is under way joins it. **Who is the last serving one commits what is pending at once**: a
+tail that is gone may have shown it. That holds also where a syncing target is added in the same change.
+
+With a syncing successor the last one stays the tail alone until a session is open (`resync`); then it waits for the
+successor too, and answers reads with what it has committed until *done* is granted, since nobody else can have shown
+more.
+
+Nothing is done behind the fence: neither reads (the table says until when) nor anything that others could act upon.
+What the engine finishes meanwhile waits. A replica that must not go on (disk, damage with others serving, no space
+while it is synced, or a message that contradicts the protocol) first stops serving, then reports itself gone; its
+target comes back through the manager. A restart is a death, so nothing of a machine's memory has to survive.
+"""
+
+from __future__ import annotations
+
+from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Copying, Phase, Wanted, Work
+from fireflyer.fs.core.lanes import Letter, Place
+from fireflyer.fs.core.replica_chunks import REMOVE, ChunkWorks, Limits
+from fireflyer.fs.core.replica_effects import (
+    Adopt,
+    Adopted,
+    AskRouting,
+    ChainChanged,
+    ChunkIndex,
+    ClientEnded,
+    ClientUpdate,
+    DamageFound,
+    DiskFailed,
+    Effect,
+    Event,
+    FenceExtended,
+    Forget,
+    GiveUp,
+    PeerLost,
+    PeerSaid,
+    Publish,
+    ReportGone,
+    ReportOnline,
+    ReportUnreachable,
+    Send,
+    Staged,
+    StageFailed,
+    TableEntry,
+    Tick,
+    UpToDate,
+)
+from fireflyer.fs.core.resync import SyncSource
+from fireflyer.fs.core.role import Role, role_of
+from fireflyer.fs.schema.chunks import (
+    Accepted,
+    Answer,
+    Behind,
+    Change,
+    Declined,
+    Operation,
+    Page,
+    Put,
+    Refusal,
+    Request,
+    SyncDone,
+    SyncList,
+    SyncRows,
+    SyncStart,
+)
+from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
+
+__all__ = ["Limits", "Replica"]
+
+
+class Replica(ChunkWorks):
+    """`handle(now_ns, event)` for all events of one target of one chain. Effects and engine: `replica_effects`."""
+
+    def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
+        super().__init__(chain, target, index, limits or Limits())
+        self._complained_ns = 0
+        self._published: TableEntry | None = None
+        self._back_at_ns: int | None = None
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        """What to do about the event, in this order. `now_ns`: the node's monotonic clock."""
+        self._now_ns = now_ns
+        self._rows.clear()
+        if not self._about_service(event):
+            self._about_updates(event)
+        self._drive_session()
+        if self._acts:
+            self._send(self._outbox.fresh(now_ns))
+        for chunk in self._touched:
+            if self._chunks[chunk].idle:
+                del self._chunks[chunk]
+        self._touched.clear()
+        self._publish()
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def busy_chunks(self) -> int:
+        """Chunks that are being changed."""
+        return len(self._chunks)
+
+    @property
+    def session(self) -> SyncSource | None:
+        """The resync session that this replica runs, for people who look."""
+        return self._source
+
+    def _about_service(self, event: Event) -> bool:
+        match event:
+            case Tick():
+                self._tick()
+            case FenceExtended(until_ns):
+                self._fence_until_ns = max(self._fence_until_ns, until_ns)
+                self._go_on()
+            case ChainChanged(chain):
+                if chain.id == self._chain_id and chain.version > self._role.chain_version:
+                    self._change_role(role_of(chain, self._target))
+            case PeerLost(peer):
+                if peer == self._role.successor:
+                    self._restart_session()
+            case DamageFound(chunk):
+                self._damaged(chunk)
+            case DiskFailed(message):
+                self._leave(message, for_ever=True)
+            case GiveUp(reason):
+                self._leave(reason)
+            case ClientEnded(client):
+                self._effects.append(Forget(client))
+            case _:
+                return False
+        return True
+
+    def _about_updates(self, event: Event) -> None:
+        match event:
+            case ClientUpdate():
+                self._wanted(event)
+            case PeerSaid(source, Request() as request, handle):
+                if not self._asked(source, request, handle):
+                    self._release(handle)
+            case PeerSaid(source, Answer() as answer):
+                self._answered(source, answer)
+            case PeerSaid(_, Behind(chain_version=version)):
+                if version > self._role.chain_version:
+                    self._effects.append(AskRouting())
+            case Staged(chunk, content, held):
+                self._staged(chunk, content, held)
+            case StageFailed(chunk, content, failure):
+                self._stage_failed(chunk, content, failure)
+            case Adopted():
+                place = self._copy.adopted()
+                if place is not None:
+                    self._answer(place, Accepted())
+
+    # --- role ---
+
+    def _publish(self) -> None:
+        shows_committed = self._role.last and self._session_open and not (self._source and self._source.granted)
+        serving = self._role.serving and not self._gone
+        version, tail = self._role.chain_version, self._role.tail
+        entry = TableEntry(self._chain_id, version, serving, self._fence_until_ns, tail, shows_committed)
+        if entry != self._published:
+            self._published = entry
+            self._effects.append(Publish(entry))
+
+    def _change_role(self, role: Role) -> None:
+        before, self._role = self._role, role
+        self._outbox.reset()
+        self._inbox.reset()
+        self._copy.leave()
+        self._source, self._sessions, self._used = None, 0, 0
+        self._publish()
+        if before.serving and before.head and role.serving and not role.head:
+            self._leave("another target was put before this one, which was the head")
+        serves = role.serving and not self._gone
+        for chunk, state in list(self._chunks.items()):
+            self._clear(chunk, state, keep_work=serves)
+        if serves:
+            self._take_up_pending()
+            self._go_on()
+        self._come_back()
+
+    def _clear(self, chunk: ChunkId, state: ChunkWork, *, keep_work: bool) -> None:
+        """Of a chain version that is over, or a role that is lost. What the engine is at has to be waited for."""
+        self._touched[chunk] = None
+        for item in state.queue:
+            if isinstance(item, Wanted):
+                self._refuse(item, Refusal.STALE, "the chain has changed; ask for routing")
+            elif isinstance(item, Asked):
+                self._release(item.handle)
+        state.queue.clear()
+        work = state.work
+        if work is None:
+            return
+        work.place, work.posted = None, False
+        if work.phase is Phase.COPYING:
+            state.work = None
+        elif not keep_work:
+            self._reply_refused(work, Refusal.STALE, "this target has lost its role; ask for routing")
+            if work.phase is Phase.PENDING:
+                self._release(work.handle)
+                state.work = None
+
+    def _take_up_pending(self) -> None:
+        """What the engine has pending without a `Work`: this target was serving, and is again."""
+        for chunk in self._index.pending():
+            state, entry = self._chunk(chunk), self._index.find(chunk)
+            if state.work is None and entry is not None and entry.pending is not None:
+                held, base = entry.pending.held, entry.committed.id if entry.committed else None
+                change = Change(Operation.REPLACE, 0, held.length, held.crc) if held else REMOVE
+                state.work = Work(entry.pending.id, base, change, Phase.PENDING, held=held)
+                state.leftover = None
+
+    def _go_on(self) -> None:
+        for chunk, state in list(self._chunks.items()):
+            self._touched[chunk] = None
+            self._advance(chunk, state)
+            self._next(chunk, state)
+
+    def _leave(self, reason: str, *, for_ever: bool = False) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        self._back_at_ns = None if for_ever else self._now_ns + self._limits.gone_ns
+        self._publish()
+        self._effects.append(ReportGone(reason))
+        self._outbox.reset()
+        self._copy.leave()
+        self._source = None
+        for chunk, state in list(self._chunks.items()):
+            self._clear(chunk, state, keep_work=False)
+
+    def _come_back(self) -> None:
+        expelled = not self._role.serving and not self._role.syncing
+        if self._gone and expelled and self._back_at_ns is not None and self._now_ns >= self._back_at_ns:
+            self._gone = False
+            self._effects.append(ReportOnline())
+
+    def _tick(self) -> None:
+        self._come_back()
+        if not self._acts:
+            return
+        if self._source is not None:
+            self._source.tick()
+        self._send(self._outbox.overdue(self._now_ns, self._limits.resend_ns))
+        since_ns = self._outbox.oldest_ns()
+        if since_ns is None or self._now_ns - max(since_ns, self._complained_ns) < self._limits.stall_ns:
+            return
+        self._complained_ns = self._now_ns
+        self._effects.append(ReportUnreachable(self._role.successor))
+        self._restart_session()
+
+    def _damaged(self, chunk: ChunkId) -> None:
+        if chunk in self._chunks:
+            self._chunks[chunk].damaged = True
+        if self._role.serving and not self._role.alone:
+            self._leave(f"chunk {chunk} is damaged, and others serve the chain")
+        else:
+            self._restart_session()
+
+    # --- the successor ---
+
+    def _send(self, letters: list[Letter]) -> None:
+        session = self._source.number if self._source is not None else 0
+        for letter in letters:
+            request = Request(self._chain_id, self._role.chain_version, session, *letter.place, letter.body)
+            self._effects.append(Send(self._role.successor, request, letter.handle, letter.content))
+
+    def _answered(self, source: TargetId, answer: Answer) -> None:
+        session = self._source.number if self._source is not None else 0
+        ours = (answer.chain, answer.chain_version, answer.session) == (
+            self._chain_id,
+            self._role.chain_version,
+            session,
+        )
+        if not ours or source != self._role.successor or not self._acts:
+            return
+        letter = self._outbox.close((answer.lane, answer.number))
+        if letter is None:
+            return
+        if letter.owner is None:
+            if self._source is not None:
+                self._source.answered(answer.body)
+            return
+        state = self._chunk(letter.owner)
+        work = state.work
+        if work is None or not work.posted:
+            return
+        if work.phase is Phase.COPYING:
+            work.posted = False
+            if isinstance(answer.body, Accepted) and self._source is not None:
+                self._source.copied()
+                state.work = None
+                self._next(letter.owner, state)
+            else:
+                self._advance(letter.owner, state)
+        elif isinstance(answer.body, Accepted):
+            self._finish(letter.owner, state)
+        elif isinstance(answer.body, Declined):
+            self._drop(letter.owner, state, answer.body.refusal, answer.body.message)
+
+    def _drive_session(self) -> None:
+        """The last serving one syncs its successor."""
+        if not self._acts or not self._role.last or not self._role.successor:
+            return
+        if self._source is None:
+            self._sessions += 1
+            limits = self._limits
+            self._source = SyncSource(
+                self._sessions,
+                self._index,
+                page=limits.page,
+                copies=limits.copies,
+                tick_bytes=limits.copy_bytes_per_tick,
+            )
+        while (listed := self._source.next_copy()) is not None:
+            state = self._chunk(listed.chunk)
+            state.queue.append(Copying(listed))
+            self._next(listed.chunk, state)
+        body = self._source.next_request()
+        if body is not None:
+            self._publish()  # who may not be the tail any more must not look like it
+            self._outbox.post(None, body)
+
+    def _restart_session(self) -> None:
+        """Goes on alone, until the next session is open. Not after *done*: the successor may be serving."""
+        if self._source is None or self._source.granted or not self._acts:
+            return
+        self._source = None
+        self._outbox.reset()
+        for chunk, state in list(self._chunks.items()):
+            self._touched[chunk] = None
+            state.queue = type(state.queue)(one for one in state.queue if not isinstance(one, Copying))
+            if state.work is not None:
+                state.work.posted = False
+                if state.work.phase is Phase.COPYING:
+                    state.work = None
+        self._go_on()
+
+    # --- the predecessor ---
+
+    def _asked(self, source: TargetId, request: Request, handle: int) -> bool:
+        """Whether the data that came with it are kept."""
+        version = self._role.chain_version
+        if request.chain != self._chain_id:
+            return False
+        if request.chain_version != version:
+            if request.chain_version > version:
+                self._effects.append(AskRouting())
+            self._effects.append(Send(source, Behind(self._chain_id, version)))
+            return False
+        if not self._acts or source != self._role.predecessor:
+            return False
+        if self._role.syncing and not self._take_part(request):
+            return False
+        if request.session != self._copy.number:
+            return False
+        place = (request.lane, request.number)
+        answered = self._inbox.answered(place)
+        if answered is not None:
+            self._answer(place, answered)
+            return False
+        if isinstance(request.body, Put):
+            return self._asked_put(request.body, place, handle)
+        if self._inbox.admit(place):
+            self._asked_for_session(request.body, place)
+        return False
+
+    def _take_part(self, request: Request) -> bool:
+        """A new session begins when nothing of an earlier one is under way: its list would miss what that does."""
+        if isinstance(request.body, SyncStart) and request.session > self._copy.number:
+            if self._chunks:
+                return False
+            self._copy.join(request.session)
+            self._inbox.reset()
+        return request.session == self._copy.number > 0
+
+    def _asked_put(self, put: Put, place: Place, handle: int) -> bool:
+        if put.chunk not in self._chunks and len(self._chunks) >= self._limits.chunks:
+            return False
+        state = self._chunk(put.chunk)
+        if len(state.queue) >= self._limits.queue or not self._inbox.admit(place):
+            return False
+        work = state.work
+        if work is not None and work.id == put.id and work.phase is not Phase.COPYING:
+            work.place = place
+            return False
+        state.queue.append(Asked(place, put, handle))
+        self._next(put.chunk, state)
+        return True
+
+    def _asked_for_session(self, body: SyncStart | SyncRows | SyncList | SyncDone, place: Place) -> None:
+        match body:
+            case SyncStart():
+                self._copy.adopt(place)
+                self._effects.append(Adopt((), reset=True))
+            case SyncRows(rows):
+                self._copy.adopt(place)
+                self._effects.append(Adopt(rows, reset=False))
+            case SyncList(after, limit):
+                entries = self._index.chunks(after, limit)
+                self._answer(place, Page(entries, len(entries) < limit))
+            case SyncDone():
+                self._effects.append(UpToDate(self._role.chain_version))
+                self._answer(place, Accepted())

@@ -1,0 +1,379 @@
+"""The updates of the chunks of one replica: who has the lock of a chunk, and what becomes of it at each step.
+
+The part of `fireflyer.fs.core.replica` that looks at one chunk at a time; the protocol is explained there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import InvariantViolation
+from fireflyer.base.units import MIB, MS, SECOND
+from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Copying, Phase, Wanted, Work
+from fireflyer.fs.core.lanes import AnswerBody, Inbox, Outbox, Place
+from fireflyer.fs.core.replica_effects import (
+    ChunkIndex,
+    ClientUpdate,
+    Commit,
+    Drop,
+    Effect,
+    Entry,
+    Failure,
+    Release,
+    Reply,
+    Send,
+    Stage,
+)
+from fireflyer.fs.core.resync import SyncCopy, SyncSource, differs
+from fireflyer.fs.core.role import NO_ROLE
+from fireflyer.fs.schema.chunks import (
+    MAX_LANES,
+    Accepted,
+    Answer,
+    Change,
+    Declined,
+    Done,
+    Held,
+    Operation,
+    Put,
+    Refusal,
+    Refused,
+    Row,
+    Update,
+)
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, Channel, ChunkId, ClientId, ContentId, TargetId
+
+__all__ = ["REMOVE", "ChunkWorks", "Limits"]
+
+REMOVE: Final = Change(Operation.REMOVE)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of one replica."""
+
+    lanes: int = MAX_LANES
+    """Requests under way to the successor."""
+    chunks: int = 1024
+    """That are being changed at once; beyond, `BUSY`."""
+    queue: int = 32
+    """Updates that wait for one chunk; beyond, `BUSY`."""
+    rows: int = 1 << 20
+    """Channels of clients that are remembered; a new one beyond gets `BUSY`."""
+    resend_ns: int = 200 * MS
+    stall_ns: int = 2 * SECOND
+    """Without an answer for so long a peer is reported, and a resync session begins anew."""
+    gone_ns: int = 10 * SECOND
+    """How long a target that left stays away."""
+    page: int = 512
+    """Rows or list entries of a resync message."""
+    copies: int = 8
+    """Chunks that are copied at once."""
+    copy_bytes_per_tick: int = 8 * MIB
+
+
+class ChunkWorks:
+    """State of a replica, and what it does about one chunk. Subclassed by `Replica`, which decides on its role."""
+
+    def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
+        self._chain_id = chain
+        self._target = target
+        self._index = index
+        self._limits = limits or Limits()
+        self._role = NO_ROLE
+        self._fence_until_ns = 0
+        self._now_ns = 0
+        self._gone = False
+        self._back_at_ns: int | None = None
+        self._chunks: dict[ChunkId, ChunkWork] = {}
+        self._touched: dict[ChunkId, None] = {}
+        self._rows: dict[tuple[ClientId, Channel], Row] = {}
+        self._used = 0
+        """The highest version that was given in this chain version to a content that is gone."""
+        self._outbox = Outbox(self._limits.lanes)
+        self._inbox = Inbox()
+        self._source: SyncSource | None = None
+        self._sessions = 0
+        self._copy = SyncCopy()
+        self._effects: list[Effect] = []
+
+    @property
+    def _acts(self) -> bool:
+        placed = self._role.serving or self._role.syncing
+        return placed and not self._gone and self._now_ns < self._fence_until_ns
+
+    @property
+    def _session_open(self) -> bool:
+        return self._source is not None and self._source.open
+
+    def _wanted(self, event: ClientUpdate) -> None:
+        update, item = event.update, Wanted(event.waiter, event.update, event.handle)
+        refused = self._refusal(update)
+        if refused is not None:
+            self._refuse(item, refused.refusal, refused.message)
+            return
+        if update.chunk not in self._chunks and len(self._chunks) >= self._limits.chunks:
+            self._refuse(item, Refusal.BUSY, f"{self._limits.chunks} chunks are being changed; try again")
+            return
+        state = self._chunk(update.chunk)
+        for at, other in enumerate(state.queue):
+            if isinstance(other, Wanted) and _channel(other.update) == _channel(update):
+                older, newer = sorted((other, item), key=lambda one: one.update.sequence)
+                state.queue[at] = newer
+                self._refuse(older, Refusal.DUPLICATE, "a later attempt or update of this channel waits here")
+                return
+        if len(state.queue) >= self._limits.queue:
+            self._refuse(item, Refusal.BUSY, f"{self._limits.queue} updates wait for this chunk; try again")
+            return
+        state.queue.append(item)
+        self._next(update.chunk, state)
+
+    def _refusal(self, update: Update) -> Refused | None:
+        version = self._role.chain_version
+        if not self._acts or not self._role.head or update.chain != self._chain_id:
+            return Refused(Refusal.STALE, "this target is not the head of the chain; ask for routing", version)
+        if update.chain_version != version:
+            message = f"the chain is at version {version}, not {update.chain_version}; ask for routing"
+            return Refused(Refusal.STALE, message, version)
+        change = update.change
+        end = change.length + (change.offset if change.operation is Operation.WRITE else 0)
+        if change.operation is Operation.REPLACE or update.sequence < 1 or end > MAX_CHUNK_BYTES:
+            message = f"{change} with sequence {update.sequence}: a chunk has at most {MAX_CHUNK_BYTES} bytes, "
+            return Refused(Refusal.USAGE, message + "sequences begin with 1, and clients do not replace", version)
+        return None
+
+    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+        update = item.update
+        refused = self._refusal(update)
+        row = self._row(update)
+        if refused is not None:
+            self._refuse(item, refused.refusal, refused.message)
+        elif row is not None and row.sequence > update.sequence:
+            self._refuse(item, Refusal.DUPLICATE, f"the channel has gone on to update {row.sequence}")
+        elif row is not None and row.sequence == update.sequence and row.id is not None:
+            if row.chunk == chunk:
+                same = state.committed if state.committed and state.committed.id == row.id else None
+                self._effects.append(Reply(item.waiter, Done(row.id, same)))
+                self._release(item.handle)
+            else:
+                self._refuse(item, Refusal.USAGE, f"update {update.sequence} of this channel was of chunk {row.chunk}")
+        elif row is None and self._index.row_count >= self._limits.rows:
+            self._refuse(item, Refusal.BUSY, f"{self._limits.rows} channels are remembered; close some clients")
+        else:
+            base = state.committed.id if state.committed else None
+            made = ContentId(self._role.chain_version, max(base.version if base else 0, self._used) + 1)
+            row = Row(update.client, update.channel, update.sequence, chunk, made)
+            work = Work(made, base, update.change, Phase.STAGING, item.handle, row=row, waiter=item.waiter)
+            self._stage(chunk, state, work)
+
+    def _row(self, update: Update) -> Row | None:
+        key = _channel(update)
+        return self._rows.get(key) or self._index.row(*key)
+
+    # --- updates of the predecessor ---
+
+    def _start_asked(self, chunk: ChunkId, state: ChunkWork, item: Asked) -> None:
+        put = item.put
+        if self._has(state, put):
+            self._answer(item.place, Accepted())
+            self._release(item.handle)
+        elif not self._fits(state, put):
+            self._release(item.handle)
+            self._leave(f"chunk {chunk}: {put.id} on {put.base} does not go on {state.committed}; we must be synced")
+        else:
+            work = Work(put.id, put.base, put.change, Phase.STAGING, item.handle, put.held, put.row, place=item.place)
+            work.told = True
+            if self._role.syncing:
+                self._prepare_copy(chunk, state, work)
+            self._stage(chunk, state, work)
+
+    def _prepare_copy(self, chunk: ChunkId, state: ChunkWork, work: Work) -> None:
+        """A syncing replica puts it in the place of whatever it has."""
+        if state.leftover is not None:
+            self._effects.append(Drop(chunk, state.leftover, None))
+            state.leftover = None
+        work.base = state.committed.id if state.committed else None
+        if work.row is None and work.held is None and work.base is not None:
+            work.id = ContentId(self._role.chain_version, work.base.version + 1)
+
+    def _has(self, state: ChunkWork, put: Put) -> bool:
+        """It was committed here in an earlier version of the chain, or copied already."""
+        if self._role.syncing:
+            return put.row is None and put.held == state.committed and not state.unsound
+        if state.committed is None:
+            return put.held is None and put.base is not None
+        return state.committed.id == put.id
+
+    def _fits(self, state: ChunkWork, put: Put) -> bool:
+        if self._role.syncing:
+            return put.change.operation in (Operation.REPLACE, Operation.REMOVE)
+        if state.committed is None:
+            return put.base is None
+        return put.base == state.committed.id
+
+    # --- copies of resync ---
+
+    def _start_copying(self, chunk: ChunkId, state: ChunkWork, item: Copying) -> None:
+        source, own = self._source, state.committed
+        if source is None:
+            return
+        if not differs(item.listed.held, own):
+            source.copied()
+        elif own is not None and state.damaged and self._role.alone:
+            source.put_off(item.listed)
+        elif own is not None and state.damaged:
+            self._damaged(chunk)
+        else:
+            source.spent(own.length if own else 0)
+            content = own.id if own else ContentId(self._role.chain_version, 1)  # the copy names an absence itself
+            state.work = Work(content, None, REMOVE, Phase.COPYING, held=own)
+            self._advance(chunk, state)
+
+    # --- one chunk ---
+
+    def _chunk(self, chunk: ChunkId) -> ChunkWork:
+        self._touched[chunk] = None
+        state = self._chunks.get(chunk)
+        if state is None:
+            entry = self._index.find(chunk) or Entry()
+            state = ChunkWork(entry.committed, entry.damaged, entry.pending.id if entry.pending else None)
+            self._chunks[chunk] = state
+        return state
+
+    def _next(self, chunk: ChunkId, state: ChunkWork) -> None:
+        while state.work is None and state.queue and self._acts:
+            item = state.queue.popleft()
+            match item:
+                case Wanted():
+                    self._start_wanted(chunk, state, item)
+                case Asked():
+                    self._start_asked(chunk, state, item)
+                case Copying():
+                    self._start_copying(chunk, state, item)
+
+    def _stage(self, chunk: ChunkId, state: ChunkWork, work: Work) -> None:
+        state.work = work
+        self._effects.append(Stage(chunk, work.id, work.base, work.change, work.handle, work.row))
+
+    def _staged(self, chunk: ChunkId, content: ContentId, held: Held | None) -> None:
+        state = self._chunks.get(chunk)
+        work = state.work if state else None
+        if state is None or work is None or work.phase is not Phase.STAGING or work.id != content:
+            return
+        self._touched[chunk] = None
+        if self._gone or not (self._role.serving or (self._role.syncing and work.place is not None)):
+            self._release(work.handle)
+            state.work, state.leftover = None, content
+            return
+        expected, work.held, work.phase = work.held, held, Phase.PENDING
+        if work.told and expected != held:
+            self._drop(chunk, state, Refusal.CORRUPT, f"chunk {chunk}: the head has {expected}, this replica {held}")
+        else:
+            self._advance(chunk, state)
+
+    def _stage_failed(self, chunk: ChunkId, content: ContentId, failure: Failure) -> None:
+        state = self._chunks.get(chunk)
+        work = state.work if state else None
+        if state is None or work is None or work.phase is not Phase.STAGING or work.id != content:
+            return
+        self._touched[chunk] = None
+        state.work = None
+        self._release(work.handle)
+        if failure is Failure.DAMAGED:
+            self._damaged(chunk)
+        elif failure is Failure.NO_SPACE and self._role.syncing:
+            self._leave(f"no space for chunk {chunk}")
+        refusal = Refusal.NO_SPACE if failure is Failure.NO_SPACE else Refusal.CORRUPT
+        self._reply_refused(work, refusal, f"chunk {chunk}: {failure.value}")
+        if work.place is not None:
+            self._answer(work.place, Declined(refusal, f"chunk {chunk}: {failure.value}"))
+        self._next(chunk, state)
+
+    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+        """What the present role does about the chunk's work. Asked again whenever something has changed."""
+        work = state.work
+        if work is None or work.phase is Phase.STAGING or work.posted or not self._acts:
+            return
+        if work.phase is Phase.PENDING and (self._role.syncing or (self._role.last and not self._session_open)):
+            self._finish(chunk, state)
+            return
+        work.posted = True
+        change, handle = work.change, work.handle
+        content = None
+        if change.carries_data or self._role.last:
+            whole = self._role.last or not handle
+            if whole and work.held is not None:
+                change, handle, content = Change(Operation.REPLACE, 0, work.held.length, work.held.crc), 0, work.id
+        put = Put(chunk, work.id, work.base, change, work.held, work.row)
+        self._outbox.post(chunk, put, handle, content)
+
+    def _finish(self, chunk: ChunkId, state: ChunkWork) -> None:
+        """Everybody behind has it."""
+        work, state.work = state.work, None
+        if work is None:
+            raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
+        self._effects.append(Commit(chunk, work.id))
+        state.committed, state.damaged = work.held, False
+        if work.held is None:
+            self._used = max(self._used, work.id.version)
+        if work.waiter:
+            self._effects.append(Reply(work.waiter, Done(work.id, work.held)))
+        if work.place is not None:
+            self._answer(work.place, Accepted())
+        self._release(work.handle)
+        self._next(chunk, state)
+
+    def _drop(self, chunk: ChunkId, state: ChunkWork, refusal: Refusal, message: str) -> None:
+        """Given up: neither this replica nor any behind it has committed it, nor ever will."""
+        work, state.work = state.work, None
+        if work is None:
+            raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
+        row = work.row
+        if row is not None:
+            row = Row(row.client, row.channel, row.sequence, chunk, None)
+            key = (row.client, row.channel)
+            last = self._rows.get(key) or self._index.row(*key)
+            if last is None or last.sequence == row.sequence:
+                self._rows[key] = row
+        self._used = max(self._used, work.id.version)
+        self._effects.append(Drop(chunk, work.id, row))
+        self._reply_refused(work, refusal, message)
+        if work.place is not None:
+            self._answer(work.place, Declined(refusal, message[:512]))
+        self._release(work.handle)
+        self._next(chunk, state)
+
+    # --- what others of this machine do ---
+
+    def _leave(self, reason: str, *, for_ever: bool = False) -> None:
+        raise NotImplementedError
+
+    def _damaged(self, chunk: ChunkId) -> None:
+        raise NotImplementedError
+
+    # --- answers ---
+
+    def _answer(self, place: Place, body: AnswerBody) -> None:
+        """To the predecessor. Behind the fence it is only kept: the copy that is sent again gets it."""
+        if self._inbox.answer(place, body) and self._acts:
+            session = self._copy.number if self._role.syncing else 0
+            answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
+            self._effects.append(Send(self._role.predecessor, answer))
+
+    def _refuse(self, item: Wanted, refusal: Refusal, message: str) -> None:
+        self._effects.append(Reply(item.waiter, Refused(refusal, message[:512], self._role.chain_version)))
+        self._release(item.handle)
+
+    def _reply_refused(self, work: Work, refusal: Refusal, message: str) -> None:
+        if work.waiter:
+            self._effects.append(Reply(work.waiter, Refused(refusal, message[:512], self._role.chain_version)))
+            work.waiter = 0
+
+    def _release(self, handle: int) -> None:
+        if handle:
+            self._effects.append(Release(handle))
+
+
+def _channel(update: Update) -> tuple[ClientId, Channel]:
+    return update.client, update.channel

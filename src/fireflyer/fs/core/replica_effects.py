@@ -1,0 +1,338 @@
+"""What a chain replica hears, what it asks for, and what it may look up: the contract of chunk engine and shell.
+
+The driver takes the effects of one `handle` in order and hands each to its performer before it gives the machine the
+next event. `Commit`, `Drop` and `Publish` have taken effect in memory when they were handed over: a read that begins
+later sees them. `Stage` and `Adopt` take their time and are answered by one event each.
+
+The engine:
+
+- `Stage` makes the new content next to the committed one, which stays readable, and records it as pending together
+  with the row: one durable record, or nothing. It verifies what it reads of the base. There is never something else
+  pending. `Staged` says that all of this survives a power cut; until then readers may or may not see the chunk as
+  pending.
+- A row replaces another of its channel as `Row.replaces` says, in whatever order they come. Adopts are carried out in
+  order.
+- `Commit` may be lost in a power cut: the content is then pending again, and is committed again. It is durable at the
+  latest with the next stage of this chunk.
+- After a restart `ChunkIndex` shows what was durable, pending contents too.
+- Damage that was found stays on record, in memory at least, until the chunk is replaced.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from fireflyer.fs.schema.chunks import Change, Held, Listed, PeerMessage, Row, Update, UpdateReply
+from fireflyer.fs.schema.ids import ChainId, ChainVersion, Channel, ChunkId, ClientId, ContentId, TargetId
+from fireflyer.fs.schema.routing import Chain
+
+__all__ = [
+    "Adopt",
+    "Adopted",
+    "AskRouting",
+    "ChainChanged",
+    "ChunkIndex",
+    "ClientEnded",
+    "ClientUpdate",
+    "Commit",
+    "DamageFound",
+    "DiskFailed",
+    "Drop",
+    "Effect",
+    "Entry",
+    "Event",
+    "Failure",
+    "FenceExtended",
+    "Forget",
+    "GiveUp",
+    "PeerLost",
+    "PeerSaid",
+    "Pending",
+    "Publish",
+    "Release",
+    "Reply",
+    "ReportGone",
+    "ReportOnline",
+    "ReportUnreachable",
+    "Send",
+    "Stage",
+    "StageFailed",
+    "Staged",
+    "TableEntry",
+    "Tick",
+    "UpToDate",
+]
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """`held` is None for a removal."""
+
+    id: ContentId
+    held: Held | None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A chunk's record. `damaged`: its committed content failed verification."""
+
+    committed: Held | None = None
+    pending: Pending | None = None
+    damaged: bool = False
+
+
+class ChunkIndex(Protocol):
+    """The engine's records in memory. Looking up changes nothing, and takes no time to speak of."""
+
+    @property
+    def row_count(self) -> int: ...
+
+    def find(self, chunk: ChunkId) -> Entry | None: ...
+
+    def row(self, client: ClientId, channel: Channel) -> Row | None: ...
+
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+        """In the order of (client, channel)."""
+
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+        """In order. Those with something pending, or damaged, have no `held`."""
+
+    def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
+        """Chunks of the file from this index on, upwards or `backwards`; those with something pending too."""
+
+    def pending(self) -> tuple[ChunkId, ...]:
+        """Chunks with something pending, in order. They are few: at most what was under way at once."""
+
+
+# --- events ---
+
+
+class ChainChanged(msgspec.Struct, frozen=True):
+    """Routing says this of the chain. Only routing that knows this incarnation of the node may be told."""
+
+    chain: Chain
+
+
+class FenceExtended(msgspec.Struct, frozen=True):
+    """The manager answered a heartbeat: this target may act until then (node's clock)."""
+
+    until_ns: int
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Given every few hundredths of a second: what was not answered is sent again, and the rate bound is refilled."""
+
+
+class ClientUpdate(msgspec.Struct, frozen=True):
+    """From an authenticated client with the right to it. `waiter`: to whom the reply goes. `handle`: its data, or 0."""
+
+    waiter: int
+    update: Update
+    handle: int = 0
+
+
+class PeerSaid(msgspec.Struct, frozen=True):
+    """From the node of `source`, authenticated. `handle`: the data that came with a `Put`, or 0."""
+
+    source: TargetId
+    message: PeerMessage
+    handle: int = 0
+
+
+class PeerLost(msgspec.Struct, frozen=True):
+    """The connection broke: what was not answered will not be."""
+
+    peer: TargetId
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """Durable. `held` is None for a removal; else the length and the checksum of the whole chunk, as computed here."""
+
+    chunk: ChunkId
+    id: ContentId
+    held: Held | None
+
+
+class Failure(enum.StrEnum):
+    NO_SPACE = "no space"
+    BAD_DATA = "data do not match their checksum"
+    DAMAGED = "the chunk is damaged"
+
+
+class StageFailed(msgspec.Struct, frozen=True):
+    """Nothing was staged and nothing will be."""
+
+    chunk: ChunkId
+    id: ContentId
+    failure: Failure
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """The rows of the oldest `Adopt` that was not yet answered are durable."""
+
+
+class DamageFound(msgspec.Struct, frozen=True):
+    """A reader, the scrub, or a `Send` of content found the chunk damaged; it is on record."""
+
+    chunk: ChunkId
+
+
+class DiskFailed(msgspec.Struct, frozen=True):
+    """Nothing that this disk says is believed any more in this incarnation."""
+
+    message: str
+
+
+class ClientEnded(msgspec.Struct, frozen=True):
+    """Its session is over at the manager: nothing of it is under way."""
+
+    client: ClientId
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """Leave the chain: an administrator drains the target, or the manager takes it for the one that is cut off."""
+
+    reason: str
+
+
+Event: TypeAlias = (
+    ChainChanged
+    | FenceExtended
+    | Tick
+    | ClientUpdate
+    | PeerSaid
+    | PeerLost
+    | Staged
+    | StageFailed
+    | Adopted
+    | DamageFound
+    | DiskFailed
+    | ClientEnded
+    | GiveUp
+)
+
+# --- effects ---
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Answered by `Staged` or `StageFailed`. `base` is the committed content; None: the chunk is absent. A
+    REPLACE does not look at it."""
+
+    chunk: ChunkId
+    id: ContentId
+    base: ContentId | None
+    change: Change
+    handle: int
+    row: Row | None
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """The pending content `id` is the committed one; a pending removal is done, and the record goes."""
+
+    chunk: ChunkId
+    id: ContentId
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """The pending content `id` goes; `row`, if any, stands for its row from now on."""
+
+    chunk: ChunkId
+    id: ContentId
+    row: Row | None
+
+
+class Adopt(msgspec.Struct, frozen=True):
+    """Take rows; `reset`: forget all others first."""
+
+    rows: tuple[Row, ...]
+    reset: bool
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """All rows of the client."""
+
+    client: ClientId
+
+
+class Send(msgspec.Struct, frozen=True):
+    """To a replica of this chain. The data that follow: of `handle`, or, where `content` is set, the chunk with this
+    content id (pending or committed) from the engine; damage found there is told by `DamageFound`. At most once:
+    whatever is lost is sent again."""
+
+    peer: TargetId
+    message: PeerMessage
+    handle: int = 0
+    content: ContentId | None = None
+
+
+class Release(msgspec.Struct, frozen=True):
+    """The data of `handle` are not needed any more."""
+
+    handle: int
+
+
+class Reply(msgspec.Struct, frozen=True):
+    waiter: int
+    reply: UpdateReply
+
+
+class TableEntry(msgspec.Struct, frozen=True):
+    """What the read path obeys: see `fireflyer.fs.core.reads`."""
+
+    chain: ChainId
+    chain_version: ChainVersion
+    serving: bool
+    fence_until_ns: int
+    tail: TargetId
+    answers_committed: bool
+    """A chunk with something pending is answered with its committed content, not with `NotCommitted`."""
+
+
+class Publish(msgspec.Struct, frozen=True):
+    entry: TableEntry
+
+
+class UpToDate(msgspec.Struct, frozen=True):
+    """Tell the manager, until the chain changes, that this target has everything of this chain version."""
+
+    chain_version: ChainVersion
+
+
+class ReportGone(msgspec.Struct, frozen=True):
+    """Tell the manager from now on that this target is gone, and why. It serves no more already."""
+
+    reason: str
+
+
+class ReportOnline(msgspec.Struct, frozen=True):
+    """It is back and can be synced."""
+
+
+class ReportUnreachable(msgspec.Struct, frozen=True):
+    """This peer has not answered for long, though the manager says that it is there."""
+
+    peer: TargetId
+
+
+class AskRouting(msgspec.Struct, frozen=True):
+    """Somebody knows a later version of the chain."""
+
+
+Effect: TypeAlias = (
+    Stage
+    | Commit
+    | Drop
+    | Adopt
+    | Forget
+    | Send
+    | Release
+    | Reply
+    | Publish
+    | UpToDate
+    | ReportGone
+    | ReportOnline
+    | ReportUnreachable
+    | AskRouting
+)

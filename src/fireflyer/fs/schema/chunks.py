@@ -1,0 +1,301 @@
+"""What clients and replicas say to each other about chunks. Data is never in a message: it follows it on the wire.
+
+Between a client and a replica: `Update` with its `UpdateReply`, `Look` with its `LookReply`. Between the replicas of a
+chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncRows`, `SyncList`, `SyncDone`, answered by `Answer` or,
+where the receiver is in another chain version, by `Behind`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from fireflyer.fs.schema.ids import (
+    MAX_CHUNK_BYTES,
+    ChainId,
+    ChainVersion,
+    Channel,
+    ChunkId,
+    ClientId,
+    ContentId,
+    Sequence,
+    TargetId,
+)
+
+__all__ = [
+    "MAX_LANES",
+    "MAX_PAGE",
+    "Accepted",
+    "Answer",
+    "Behind",
+    "Change",
+    "Declined",
+    "Done",
+    "Found",
+    "Held",
+    "Listed",
+    "Look",
+    "LookKind",
+    "LookReply",
+    "Missing",
+    "NotCommitted",
+    "Operation",
+    "Page",
+    "PeerMessage",
+    "Put",
+    "Refusal",
+    "Refused",
+    "Request",
+    "Row",
+    "SyncDone",
+    "SyncList",
+    "SyncRows",
+    "SyncStart",
+    "Update",
+    "UpdateReply",
+]
+
+MAX_LANES: Final = 256
+"""Of one replica to its successor; a request with a higher lane is refused."""
+MAX_PAGE: Final = 1024
+"""Rows or list entries in one message."""
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNK_BYTES)]
+_Crc = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Operation(enum.StrEnum):
+    WRITE = "write"
+    """Bytes [offset, offset + length) become the data; a chunk that ends before `offset` is filled up with zeros."""
+    TRUNCATE = "truncate"
+    """The chunk's length becomes `length`; what is new is zeros. A chunk that is absent is made."""
+    REMOVE = "remove"
+    REPLACE = "replace"
+    """The data is all of the chunk. Between replicas only."""
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """What an update does. `crc`: CRC32C of the data that follows; 0 where none does."""
+
+    operation: Operation
+    offset: _Bytes = 0
+    length: _Bytes = 0
+    crc: _Crc = 0
+
+    @property
+    def carries_data(self) -> bool:
+        return self.operation in (Operation.WRITE, Operation.REPLACE)
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A version of a chunk that is there: which content, how many bytes, CRC32C of all of them."""
+
+    id: ContentId
+    length: _Bytes
+    crc: _Crc
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """The last update of a client's channel and what became of it, so that its retry is answered and not done again.
+
+    `id` is None for one that was given up (no space at a successor): a retry may do it, an older one may not come back.
+    """
+
+    client: ClientId
+    channel: Channel
+    sequence: Sequence
+    chunk: ChunkId
+    id: ContentId | None
+
+    def replaces(self, other: Row | None) -> bool:
+        """Rows reach a replica in any order; the newer update's stays, and of one update the one that was done."""
+        if other is None or self.sequence != other.sequence:
+            return other is None or self.sequence > other.sequence
+        return other.id is None or (self.id is not None and self.id > other.id)
+
+
+# --- clients ---
+
+
+class Update(msgspec.Struct, frozen=True, array_like=True):
+    """To the head of the chain. `sequence` grows by one with each update of the channel; a retry has the same."""
+
+    chain: ChainId
+    chain_version: ChainVersion
+    client: ClientId
+    channel: Channel
+    sequence: Sequence
+    chunk: ChunkId
+    change: Change
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Every replica has it durably. `held`: the whole chunk after it; None after a removal, and for a retry that is
+    answered when the chunk has been changed again."""
+
+    id: ContentId
+    held: Held | None
+
+
+class Refusal(enum.StrEnum):
+    """Why a replica does not do what it was asked, by the error class that the client raises or acts upon."""
+
+    STALE = "stale_version"
+    """Other chain version, other role, or behind the fence: get routing, and ask again."""
+    BUSY = "busy"
+    NO_SPACE = "no_space"
+    USAGE = "usage"
+    DUPLICATE = "duplicate"
+    """The channel has gone on to a later update."""
+    CORRUPT = "data_corruption"
+    """The chunk is damaged here, or the data was on the way."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Not done by this attempt. Another attempt of the same update, still under way, may do it later."""
+
+    refusal: Refusal
+    message: Annotated[str, msgspec.Meta(max_length=512)]
+    chain_version: ChainVersion = 0
+    """The receiver's."""
+
+
+UpdateReply: TypeAlias = Done | Refused
+
+
+class LookKind(enum.StrEnum):
+    READ = "read"
+    STAT = "stat"
+    LAST = "last"
+    """The last chunk of the file, at or below the index."""
+    LIST = "list"
+    """The chunks of the file from the index, at most `length` of them."""
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True):
+    """To any serving replica. READ: bytes [offset, offset + length), fewer where the chunk ends."""
+
+    chain: ChainId
+    chain_version: ChainVersion
+    kind: LookKind
+    chunk: ChunkId
+    offset: _Bytes = 0
+    length: _Bytes = MAX_CHUNK_BYTES
+
+
+class Listed(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk in a list. `held` is None where what is there has to be replaced: uncommitted, or damaged."""
+
+    chunk: ChunkId
+    held: Held | None
+
+
+_Entries = Annotated[tuple[Listed, ...], msgspec.Meta(max_length=MAX_PAGE)]
+
+
+class Found(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """READ: one entry, data follows. STAT, LAST: one entry. LIST: the chunks."""
+
+    entries: _Entries
+
+
+class Missing(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """There is no such chunk."""
+
+
+class NotCommitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An update is under way here. The tail knows; when this is the tail, ask again."""
+
+    tail: TargetId
+
+
+LookReply: TypeAlias = Found | Missing | NotCommitted | Refused
+
+
+# --- between replicas ---
+
+
+class Put(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Make this content of the chunk. `held` is the whole chunk after it, None after a removal."""
+
+    chunk: ChunkId
+    id: ContentId
+    base: ContentId | None
+    """Which content it changes; None: the chunk is absent. Means nothing to a syncing replica."""
+    change: Change
+    held: Held | None
+    row: Row | None
+    """None for what resync copies: it sends the rows apart."""
+
+
+class SyncStart(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Forget the rows that you have, and take part in this session."""
+
+
+class SyncRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A page of the predecessor's rows."""
+
+    rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_PAGE)]
+
+
+class SyncList(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answered by `Page`: what you have after this chunk, in order; from the first for None."""
+
+    after: ChunkId | None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
+
+
+class SyncDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """You have all that I have. From now on you may be the tail."""
+
+
+class Request(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To the successor. Of one lane one request at a time is under way, and a number is carried out at most once."""
+
+    chain: ChainId
+    chain_version: ChainVersion
+    session: _Number
+    """0 to a serving successor; else which resync session of this chain version, from 1."""
+    lane: _Lane
+    number: _Number
+    body: Put | SyncStart | SyncRows | SyncList | SyncDone
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Durable here and at all after me."""
+
+
+class Declined(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Not done, and this request never will be, by me or by any after me."""
+
+    refusal: Refusal
+    message: Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class Page(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    entries: _Entries
+    end: bool
+    """Nothing comes after the last of these."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    chain: ChainId
+    chain_version: ChainVersion
+    session: _Number
+    lane: _Lane
+    number: _Number
+    body: Accepted | Declined | Page
+
+
+class Behind(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Your request was not of my chain version, which is this one. Who is behind asks for routing."""
+
+    chain: ChainId
+    chain_version: ChainVersion
+
+
+PeerMessage: TypeAlias = Request | Answer | Behind

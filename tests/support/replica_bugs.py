@@ -1,0 +1,347 @@
+"""Protocol bugs to plant into replicas, each the real machine with one thing wrong. The simulation must find all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+from tests.support.replica_world import LIMITS, Deciding, ReplicaWorld
+
+from fireflyer.fs.core import reads
+from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Phase, Wanted
+from fireflyer.fs.core.lanes import Inbox, Place, RequestBody
+from fireflyer.fs.core.replica import Replica
+from fireflyer.fs.core.replica_effects import (
+    Adopt,
+    ChunkIndex,
+    Commit,
+    Drop,
+    Effect,
+    Entry,
+    Event,
+    Publish,
+    Reply,
+    TableEntry,
+)
+from fireflyer.fs.core.resync import SyncSource
+from fireflyer.fs.core.role import Role
+from fireflyer.fs.schema.chunks import (
+    Answer,
+    Done,
+    Look,
+    LookReply,
+    Refused,
+    Request,
+    Row,
+    SyncRows,
+    Update,
+)
+from fireflyer.fs.schema.ids import ChunkId, TargetId
+
+__all__ = ["BUGS", "BeginsWithWorkUnderWay", "ShowsTheOldVersionAfterDone", "plant"]
+
+Planted = Callable[[int], ReplicaWorld]
+
+
+def _machine(kind: type[Replica]) -> Planted:
+    return lambda seed: ReplicaWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
+
+
+def _reading(decide: Deciding) -> Planted:
+    def make(seed: int) -> ReplicaWorld:
+        world = ReplicaWorld(seed)
+        world.decide = decide
+        return world
+
+    return make
+
+
+class _CommitsBeforeTheAnswer(Replica):
+    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+        work = state.work
+        super()._advance(chunk, state)
+        if work is not None and state.work is work and work.posted and work.phase is Phase.PENDING:
+            self._effects.append(Commit(chunk, work.id))
+
+    def _finish(self, chunk: ChunkId, state: ChunkWork) -> None:
+        super()._finish(chunk, state)
+        first = [index for index, one in enumerate(self._effects) if isinstance(one, Commit) and one.chunk == chunk]
+        if self._index.find(chunk) is None or self._index.find(chunk).pending is None:  # type: ignore[union-attr]
+            del self._effects[first[-1]]
+
+
+class _RepliesBeforeTheAnswer(Replica):
+    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+        super()._advance(chunk, state)
+        work = state.work
+        if work is not None and work.waiter and work.posted and work.phase is Phase.PENDING:
+            self._effects.append(Reply(work.waiter, Done(work.id, work.held)))
+            work.waiter = 0
+
+
+class _ForgetsWhatWasDone(Replica):
+    def _row(self, update: Update) -> Row | None:
+        return None
+
+
+class _DoesNotReplicateRows(Replica):
+    def _start_asked(self, chunk: ChunkId, state: ChunkWork, item: Asked) -> None:
+        super()._start_asked(chunk, state, Asked(item.place, msgspec.structs.replace(item.put, row=None), item.handle))
+
+
+class _SyncsNoRows(SyncSource):
+    def next_request(self) -> RequestBody | None:
+        body = super().next_request()
+        return SyncRows(()) if isinstance(body, SyncRows) else body
+
+
+class _KeepsRowsFromBefore(Replica):
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        effects = super().handle(now_ns, event)
+        return [Adopt(one.rows, reset=False) if isinstance(one, Adopt) else one for one in effects]
+
+
+class _ShowsTheOldVersion(Replica):
+    """What is pending is answered with what is committed, at every replica."""
+
+    def _publish(self) -> None:
+        super()._publish()
+        for at, one in enumerate(self._effects):
+            if isinstance(one, Publish):
+                self._effects[at] = Publish(msgspec.structs.replace(one.entry, answers_committed=True))
+
+
+class ShowsTheOldVersionAfterDone(Replica):
+    def _publish(self) -> None:
+        granted, source = False, self._source
+        if source is not None:
+            granted, source.granted = source.granted, False
+        super()._publish()
+        if source is not None:
+            source.granted = granted
+
+
+class _ReusesVersions(Replica):
+    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+        self._used = 0
+        super()._start_wanted(chunk, state, item)
+
+
+class _TakesRequestsOfAnyVersion(Replica):
+    def _asked(self, source: TargetId, request: Request, handle: int) -> bool:
+        if request.chain_version < self._role.chain_version and self._role.predecessor:
+            request = msgspec.structs.replace(
+                request, chain_version=self._role.chain_version, session=self._copy.number, number=request.number
+            )
+            source = self._role.predecessor
+        return super()._asked(source, request, handle)
+
+
+class _TakesAnswersOfAnyVersion(Replica):
+    def _answered(self, source: TargetId, answer: Answer) -> None:
+        session = self._source.number if self._source is not None else 0
+        version = self._role.chain_version
+        if answer.chain_version < version:
+            answer = msgspec.structs.replace(answer, chain_version=version, session=session)
+            source = self._role.successor
+        super()._answered(source, answer)
+
+
+class _TakesUpdatesOfAnyVersion(Replica):
+    """Also where it is not the head any more."""
+
+    def _refusal(self, update: Update) -> Refused | None:
+        role, self._role = self._role, Role(update.chain_version, serving=self._role.serving, head=True)
+        refused = super()._refusal(update)
+        self._role = role
+        return refused
+
+
+class _KeepsTheQueueOverChanges(Replica):
+    def _clear(self, chunk: ChunkId, state: ChunkWork, *, keep_work: bool) -> None:
+        wanted = [one for one in state.queue if isinstance(one, Wanted)]
+        for one in wanted:
+            state.queue.remove(one)
+        super()._clear(chunk, state, keep_work=keep_work)
+        state.queue.extend(wanted)
+
+    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+        version = self._role.chain_version
+        item.update = msgspec.structs.replace(item.update, chain_version=version)
+        role, self._role = self._role, msgspec.structs.replace(self._role, head=True)
+        super()._start_wanted(chunk, state, item)
+        self._role = role
+
+
+class _DoneWithCopiesUnderWay(SyncSource):
+    def next_request(self) -> RequestBody | None:
+        active, self._active = self._active, 0
+        body = super().next_request()
+        self._active = active
+        return body
+
+
+class _ComparesOnlyTheFirstPage(SyncSource):
+    def _compare(self, page: object) -> None:
+        super()._compare(page)  # type: ignore[arg-type]
+        self._end = True
+
+
+class BeginsWithWorkUnderWay(Replica):
+    def _take_part(self, request: Request) -> bool:
+        chunks, self._chunks = self._chunks, {}
+        result = super()._take_part(request)
+        self._chunks = chunks
+        return result
+
+
+class _CommitsWithoutTheSyncing(Replica):
+    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+        work = state.work
+        if work is not None and work.phase is Phase.PENDING and self._role.last and self._acts:
+            self._finish(chunk, state)
+        else:
+            super()._advance(chunk, state)
+
+
+class _NewTailWaitsForTheSyncing(Replica):
+    """The design note as it was: what was pending before the change is not shown until the syncing successor has it."""
+
+    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+        work = state.work
+        waits = self._role.last and self._role.successor and not self._session_open
+        if work is None or work.phase is not Phase.PENDING or not waits:
+            super()._advance(chunk, state)
+
+    def _publish(self) -> None:
+        super()._publish()
+        for at, one in enumerate(self._effects):
+            if isinstance(one, Publish) and self._role.last and self._role.successor:
+                shows = self._source is None or not self._source.granted
+                self._effects[at] = Publish(msgspec.structs.replace(one.entry, answers_committed=shows))
+
+    def _answered(self, source: TargetId, answer: Answer) -> None:
+        was_open = self._session_open
+        super()._answered(source, answer)
+        if self._session_open and not was_open:
+            self._go_on()
+
+
+class _NewTailDoesNotCommit(Replica):
+    def _go_on(self) -> None:
+        for chunk, state in list(self._chunks.items()):
+            self._touched[chunk] = None
+            self._next(chunk, state)
+
+
+class _ReturnsWithoutItsPending(Replica):
+    def _take_up_pending(self) -> None:
+        for chunk in self._index.pending():
+            entry = self._index.find(chunk)
+            if chunk not in self._chunks and entry is not None and entry.pending is not None:
+                self._effects.append(Drop(chunk, entry.pending.id, None))
+
+
+class _CarriesOutCopies(Replica):
+    """A request that comes a second time is done a second time."""
+
+    def _asked(self, source: TargetId, request: Request, handle: int) -> bool:
+        self._inbox = _Forgetful()
+        return super()._asked(source, request, handle)
+
+
+class _Forgetful(Inbox):
+    def admit(self, place: Place) -> bool:
+        super().admit(place)
+        return True
+
+    def answer(self, place: Place, body: object) -> bool:
+        return True
+
+
+def _reads_behind_the_fence(_now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+    return reads.decide(0, table, index, look)
+
+
+def _reads_at_any_version(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+    if table is not None:
+        look = msgspec.structs.replace(look, chain_version=table.chain_version)
+        table = msgspec.structs.replace(table, serving=True)
+    return reads.decide(now_ns, table, index, look)
+
+
+class _PendingShown:
+    """An index in which what is pending looks committed."""
+
+    def __init__(self, index: ChunkIndex) -> None:
+        self._index = index
+
+    def find(self, chunk: ChunkId) -> Entry | None:
+        entry = self._index.find(chunk)
+        return Entry(entry.pending.held) if entry is not None and entry.pending is not None else entry
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._index, name)
+
+
+def _reads_pending(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+    return reads.decide(now_ns, table, _PendingShown(index), look)  # type: ignore[arg-type]
+
+
+def _with_session(kind: type[SyncSource]) -> Planted:
+    class Syncing(Replica):
+        def _drive_session(self) -> None:
+            super()._drive_session()
+            if self._source is not None:
+                self._source.__class__ = kind
+
+    return _machine(Syncing)
+
+
+class Bug(NamedTuple):
+    """`first`: a seed that finds it is this one, or not far behind. `within`: so many seeds find it, from the first."""
+
+    world: Planted
+    first: int
+    within: int
+
+
+BUGS: dict[str, Bug] = {
+    "commits before the successor has it": Bug(_machine(_CommitsBeforeTheAnswer), 0, 10),
+    "replies before the successor has it": Bug(_machine(_RepliesBeforeTheAnswer), 0, 10),
+    "forgets what was done": Bug(_machine(_ForgetsWhatWasDone), 0, 10),
+    "does not replicate rows": Bug(_machine(_DoesNotReplicateRows), 30, 100),
+    "syncs no rows": Bug(_with_session(_SyncsNoRows), 30, 1000),
+    "a syncing replica keeps its rows": Bug(_machine(_KeepsRowsFromBefore), 1982, 4000),
+    "shows the old version at every replica": Bug(_machine(_ShowsTheOldVersion), 20, 300),
+    "shows what is pending": Bug(_reading(_reads_pending), 20, 100),
+    "reads behind the fence": Bug(_reading(_reads_behind_the_fence), 53, 1000),
+    "reads without a role": Bug(_reading(_reads_at_any_version), 20, 200),
+    "gives a version twice": Bug(_machine(_ReusesVersions), 0, 10),
+    "takes requests of an older chain": Bug(_machine(_TakesRequestsOfAnyVersion), 57, 300),
+    "takes answers of an older chain": Bug(_machine(_TakesAnswersOfAnyVersion), 561, 2000),
+    "takes updates of an older chain": Bug(_machine(_TakesUpdatesOfAnyVersion), 104, 300),
+    "keeps its queue when the chain changes": Bug(_machine(_KeepsTheQueueOverChanges), 89, 300),
+    "done while copies are under way": Bug(_with_session(_DoneWithCopiesUnderWay), 86, 300),
+    "compares only the first page": Bug(_with_session(_ComparesOnlyTheFirstPage), 0, 30),
+    "commits without the syncing one": Bug(_machine(_CommitsWithoutTheSyncing), 0, 30),
+    "a new tail shows the old version": Bug(_machine(_NewTailWaitsForTheSyncing), 30, 200),
+    "a new tail does not commit": Bug(_machine(_NewTailDoesNotCommit), 0, 30),
+    "returns without what was pending": Bug(_machine(_ReturnsWithoutItsPending), 33, 200),
+    "carries copies of requests out": Bug(_machine(_CarriesOutCopies), 0, 200),
+}
+
+
+def plant(bug: str, seeds: range) -> Iterator[tuple[int, str | None]]:
+    """For each seed what the simulation found, or None."""
+    for seed in seeds:
+        world = BUGS[bug].world(seed)
+        world.plan_faults()
+        try:
+            world.run()
+            world.check()
+        except Exception as error:
+            yield seed, f"{type(error).__name__}: {error}"
+        else:
+            yield seed, None

@@ -1,0 +1,259 @@
+"""A model of the chunk engine: what is in memory, what is in the journal, and what of the journal is durable.
+
+Records are appended in order and made durable in order. A power cut keeps what was durable and, by chance, some more
+of the journal from there on; a record that was torn is as good as absent, and so is what follows it. Data carry their
+checksum: bits that flip are found by whoever reads the block.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from fireflyer.base.units import MS
+from fireflyer.fs.core.replica_effects import (
+    Adopt,
+    Adopted,
+    Commit,
+    Drop,
+    Entry,
+    Failure,
+    Forget,
+    Pending,
+    Stage,
+    Staged,
+    StageFailed,
+)
+from fireflyer.fs.schema.chunks import Change, Held, Listed, Operation, Row
+from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId
+from fireflyer.native import crc32c
+
+__all__ = ["Block", "Disk", "Engine", "changed"]
+
+
+@dataclass(eq=False)
+class Block:
+    """Bytes on the disk, with the checksum that was written beside them."""
+
+    data: bytes
+    crc: int
+
+    @property
+    def sound(self) -> bool:
+        return crc32c(self.data) == self.crc
+
+
+@dataclass(frozen=True)
+class Record:
+    """`held` and `block` are None where nothing is committed, or a removal is pending."""
+
+    held: Held | None = None
+    block: Block | None = None
+    pending: Pending | None = None
+    pending_block: Block | None = None
+    damaged: bool = False
+
+
+Journal = Stage | Commit | Drop | Adopt | Forget
+
+
+@dataclass
+class Books:
+    """What a journal says, applied record by record. It is the index that the machine looks into."""
+
+    records: dict[ChunkId, Record] = field(default_factory=dict)
+    known_rows: dict[tuple[ClientId, Channel], Row] = field(default_factory=dict)
+
+    def apply(self, entry: Journal, held: Held | None, block: Block | None) -> None:
+        match entry:
+            case Stage():
+                self._stage(entry, held, block)
+            case Commit(chunk, content):
+                record = self._with_pending(chunk, content)
+                held = record.pending.held if record.pending else None
+                self._put(chunk, Record(held, record.pending_block))
+            case Drop(chunk, content, row):
+                record = self._with_pending(chunk, content)
+                self._put(chunk, replace(record, pending=None, pending_block=None))
+                if row is not None:
+                    self._drop_row(row)
+            case Adopt(rows, reset):
+                if reset:
+                    self.known_rows.clear()
+                for one in rows:
+                    self._row(one)
+            case Forget(client):
+                for key in [key for key in self.known_rows if key[0] == client]:
+                    del self.known_rows[key]
+
+    def _stage(self, entry: Stage, held: Held | None, block: Block | None) -> None:
+        record = self.records.get(entry.chunk, Record())
+        self._put(entry.chunk, replace(record, pending=Pending(entry.id, held), pending_block=block))
+        if entry.row is not None:
+            self._row(entry.row)
+
+    def _with_pending(self, chunk: ChunkId, content: ContentId) -> Record:
+        record = self.records[chunk]
+        assert record.pending is not None, f"nothing is pending of {chunk}"
+        assert record.pending.id == content
+        return record
+
+    def _drop_row(self, row: Row) -> None:
+        last = self.known_rows.get((row.client, row.channel))
+        if last is None or last.sequence == row.sequence:
+            self.known_rows[row.client, row.channel] = row
+
+    def _row(self, row: Row) -> None:
+        if row.replaces(self.known_rows.get((row.client, row.channel))):
+            self.known_rows[row.client, row.channel] = row
+
+    def _put(self, chunk: ChunkId, record: Record) -> None:
+        if record.held is None and record.pending is None:
+            self.records.pop(chunk, None)
+        else:
+            self.records[chunk] = record
+
+    # --- the index ---
+
+    @property
+    def row_count(self) -> int:
+        return len(self.known_rows)
+
+    def find(self, chunk: ChunkId) -> Entry | None:
+        record = self.records.get(chunk)
+        return None if record is None else Entry(record.held, record.pending, record.damaged)
+
+    def row(self, client: ClientId, channel: Channel) -> Row | None:
+        return self.known_rows.get((client, channel))
+
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+        keys = sorted(key for key in self.known_rows if after is None or key > after)
+        return tuple(self.known_rows[key] for key in keys[:limit])
+
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+        names = sorted(name for name in self.records if after is None or name > after)[:limit]
+        return tuple(self._listed(name, self.records[name]) for name in names)
+
+    def _listed(self, name: ChunkId, record: Record) -> Listed:
+        return Listed(name, None if record.pending is not None or record.damaged else record.held)
+
+    def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
+        names = sorted((name for name in self.records if name.file == file), reverse=backwards)
+        return iter([name for name in names if (name.index <= index if backwards else name.index >= index)])
+
+    def pending(self) -> tuple[ChunkId, ...]:
+        return tuple(sorted(name for name, record in self.records.items() if record.pending is not None))
+
+
+@dataclass
+class Disk:
+    """What survives the process."""
+
+    journal: list[tuple[Journal, Held | None, Block | None]] = field(default_factory=list)
+    durable: int = 0
+    """So many records of the journal are on the platter."""
+
+    def cut_power(self, chance: random.Random) -> None:
+        kept = chance.randint(self.durable, len(self.journal))
+        del self.journal[kept:]
+        self.durable = kept
+
+
+def changed(data: bytes | None, change: Change, given: bytes) -> bytes | None:
+    """What becomes of a chunk's content. The definition, in three lines."""
+    old = data or b""
+    match change.operation:
+        case Operation.WRITE:
+            return old[: change.offset].ljust(change.offset, b"\0") + given + old[change.offset + len(given) :]
+        case Operation.TRUNCATE:
+            return old[: change.length].ljust(change.length, b"\0")
+        case Operation.REPLACE:
+            return given
+    return None
+
+
+class Engine:
+    """One incarnation's engine. `stage` and `adopt` say how long they take, and what to do when that is over."""
+
+    def __init__(self, disk: Disk, chance: random.Random) -> None:
+        self.disk = disk
+        self.index = Books()
+        for entry, held, block in disk.journal:
+            self.index.apply(entry, held, block)
+        self.slow_ns = 0
+        self.full = False
+        self._chance = chance
+        self._adopt_due_ns = 0
+
+    def stage(self, effect: Stage, given: bytes) -> tuple[int, int, Staged | StageFailed]:
+        """(delay, number of the record that must be durable by then, event). The content is made at once."""
+        record = self.index.records.get(effect.chunk, Record())
+        assert record.pending is None, f"{effect} over {record.pending}"
+        if effect.change.operation is not Operation.REPLACE:
+            assert effect.base == (record.held.id if record.held else None), f"{effect} on {record.held}"
+        removes = effect.change.operation is Operation.REMOVE
+        if effect.change.carries_data and crc32c(given) != effect.change.crc:
+            return self.delay_ns(), 0, StageFailed(effect.chunk, effect.id, Failure.BAD_DATA)
+        if self.full and not removes:
+            return self.delay_ns(), 0, StageFailed(effect.chunk, effect.id, Failure.NO_SPACE)
+        reads = effect.change.operation in (Operation.WRITE, Operation.TRUNCATE)
+        if reads and record.block is not None and not record.block.sound:
+            self.note_damage(effect.chunk)
+            return self.delay_ns(), 0, StageFailed(effect.chunk, effect.id, Failure.DAMAGED)
+        content = changed(record.block.data if record.block else None, effect.change, given)
+        held = block = None
+        if content is not None:
+            block = Block(content, crc32c(content))
+            held = Held(effect.id, len(content), block.crc)
+        self.disk.journal.append((effect, held, block))
+        return self.delay_ns(), len(self.disk.journal), Staged(effect.chunk, effect.id, held)
+
+    def staged(self, record: int) -> None:
+        self._sync(record)
+        self.index.apply(*self.disk.journal[record - 1])
+
+    def adopt(self, effect: Adopt, now_ns: int) -> tuple[int, int, Adopted]:
+        self.disk.journal.append((effect, None, None))
+        self._adopt_due_ns = max(self._adopt_due_ns, now_ns + self.delay_ns()) + 1
+        return self._adopt_due_ns - now_ns, len(self.disk.journal), Adopted()
+
+    def note(self, effect: Commit | Drop | Forget) -> None:
+        """At once in memory; in the journal, and durable with what is made durable next."""
+        self.disk.journal.append((effect, None, None))
+        self.index.apply(effect, None, None)
+
+    def note_damage(self, chunk: ChunkId) -> None:
+        """In memory: after a restart it has to be found again."""
+        if chunk in self.index.records:
+            self.index.records[chunk] = replace(self.index.records[chunk], damaged=True)
+
+    def load(self, chunk: ChunkId, content: ContentId) -> bytes | None:
+        """The content; None if it is not there any more or damaged, which is put on record."""
+        record = self.index.records.get(chunk, Record())
+        for held, block in (
+            (record.held, record.block),
+            (record.pending and record.pending.held, record.pending_block),
+        ):
+            if held is not None and block is not None and held.id == content:
+                if block.sound:
+                    return block.data
+                self.note_damage(chunk)
+        return None
+
+    def flip(self) -> bool:
+        """Turns a bit of some committed block over."""
+        blocks = [one.block for _, one in sorted(self.index.records.items()) if one.block and one.block.data]
+        if blocks:
+            block = self._chance.choice(blocks)
+            at = self._chance.randrange(len(block.data))
+            block.data = (
+                block.data[:at] + bytes([block.data[at] ^ 1 << self._chance.randrange(8)]) + block.data[at + 1 :]
+            )
+        return bool(blocks)
+
+    def delay_ns(self) -> int:
+        return self._chance.randrange(MS // 10, 3 * MS) + (self._chance.randrange(self.slow_ns) if self.slow_ns else 0)
+
+    def _sync(self, record: int) -> None:
+        self.disk.durable = max(self.disk.durable, record)
