@@ -16,7 +16,7 @@ SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev
 NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt) \
                   $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow bench bench-collectives bench-kvstore lint format native clean
+.PHONY: help setup system demo test test-slow sim bench bench-collectives bench-kvstore lint format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -58,6 +58,10 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 test-slow: setup  ## Longer campaigns: wide simulations, sanitizers, many kills
 	scripts/native-tests
 	$(BIN)/pytest -q -m "slow and not gpu" --timeout 900
+
+SEEDS ?= 2000
+sim: setup  ## Seeded worlds of chain replicas (SEEDS=20000; says which seed fails, and how to run it again)
+	$(BIN)/python -m tests.support.replica_campaign --seeds $(SEEDS) --workers $(WORKERS)
 
 bench: setup  ## Every benchmark briefly, beside its peers, into build/bench
 	$(BIN)/python -m bench

@@ -66,18 +66,15 @@ async def run_interleaved(kv: Engine, plans: list[Planned], chance: random.Rando
             continue
         index = chance.randrange(len(running))
         side, tx, record, left = running[index]
-        if left:
-            try:
+        try:
+            if left:
                 await _perform(tx, left.pop(0), record)
                 continue
-            except Conflict:
+            await side.commit()
+            record.committed = True
+        except Conflict:
+            if left:
                 await side.abandon()
-        else:
-            try:
-                await side.commit()
-                record.committed = True
-            except Conflict:
-                pass
         record.ended = next(clock)
         ran.append(record)
         del running[index]
