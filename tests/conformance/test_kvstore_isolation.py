@@ -242,15 +242,25 @@ async def test_a_conflict_is_raised_when_attempts_run_out_and_says_how_many(plac
             await kv.transact(never, timeout_ns=SECOND // 5)
 
 
-@on_loop
-async def test_random_histories_have_a_serial_order(place: Place) -> None:
-    histories = {"memory": 300, "embedded": 30, "postgres": 40}[place.kind]
+async def _histories(place: Place, seeds: range, transactions: int) -> None:
     refused = 0
     async with await place.open() as kv:
-        for seed in range(histories):
+        for seed in seeds:
             chance = random.Random(seed)
             before = await values(kv)
-            ran = await run_interleaved(kv, random_plans(chance), chance)
+            ran = await run_interleaved(kv, random_plans(chance, transactions=transactions), chance)
             assert explained(ran, before, await values(kv)), f"seed {seed}: {ran}"
             refused += sum(not record.committed for record in ran)
-    assert refused > histories // 10, "too few conflicts to mean anything"
+    assert refused > len(seeds) // 10, "too few conflicts to mean anything"
+
+
+@on_loop
+async def test_random_histories_have_a_serial_order(place: Place) -> None:
+    await _histories(place, range({"memory": 300, "embedded": 30, "postgres": 40}[place.kind]), 4)
+
+
+@pytest.mark.slow
+@on_loop
+async def test_many_random_histories_have_a_serial_order(place: Place) -> None:
+    count = {"memory": 3000, "embedded": 150, "postgres": 800}[place.kind]
+    await _histories(place, range(10_000, 10_000 + count), 5)

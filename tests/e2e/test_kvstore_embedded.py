@@ -17,7 +17,7 @@ from tests.support.loops import on_loop
 
 from fireflyer import kvstore
 from fireflyer.base.errors import Busy, DataCorruption, Exists, NoSpace, NotFound, PermanentError, UsageError
-from fireflyer.base.units import MIB, MS
+from fireflyer.base.units import GIB, MIB, MS
 from fireflyer.kvstore import CommitUnknown, Engine, Transaction
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.embedded import EmbeddedEngine
@@ -329,3 +329,24 @@ async def test_a_backup_is_a_store_with_what_was_committed(tmp_path: Path) -> No
     async with EmbeddedEngine(f"{tmp_path}/copy") as kv:
         assert await values(kv) == {f"k{i}".encode(): b"v" for i in range(100)}
         await put(kv, a=b"goes on")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit_bytes", "expected"), [(8 * GIB, "4"), (900 * MIB, "no address space")])
+def test_a_small_address_space_makes_a_small_map(tmp_path: Path, limit_bytes: int, expected: str) -> None:
+    script = """
+import asyncio, resource, sys
+from fireflyer.base.errors import Busy
+from fireflyer.kvstore.embedded import EmbeddedEngine
+async def main(path, limit):
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        async with EmbeddedEngine(path) as kv:
+            print(kv._file._env.info()["map_size"] >> 30)
+    except Busy as error:
+        print(error)
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "store"), str(limit_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert expected in done.stdout, done.stderr

@@ -47,6 +47,8 @@ class Cluster:
                 self.targets[node].append(100 * chain + node)
             self.new_chains.append(NewChain(chain, tuple(100 * chain + node for node in members)))
         self.hosts = [self._host(node, f"n{node}") for node in self.targets]
+        self._failed: dict[str, bool] = {}
+        """Hosts on which a disk has failed since."""
         self._faults: list[tuple[Callable[[], None], int]] = []
         self.admin = Administrator(self.world, self.net, self.truth)
 
@@ -176,8 +178,11 @@ class Cluster:
         host = self.chance.choice(self.hosts)
         if host.process is not None and host.node.alive:
             target = self.chance.choice(host.targets)
-            host.process.give_up(target)
-            host.process.failing[target] = self.chance.random() < 0.5
+            if self.chance.random() < 0.5:
+                host.process.fail(target)
+                self._failed[host.name] = True
+            else:
+                host.process.stop(target)
 
     def _break_path(self) -> None:
         host, other = self.chance.sample(self.hosts, 2)
@@ -203,7 +208,7 @@ class Cluster:
             host.broken_to.clear()
             if host.name.endswith("'"):
                 host.node.crash()
-            elif host.process is not None and host.process.failing:
+            elif self._failed.get(host.name, False):
                 host.node.restart()
         for manager in self.managers:
             if not manager.node.alive:

@@ -1,8 +1,9 @@
 """Managers, storage nodes and an administrator in the seeded world, with checks after everything that happens.
 
-Managers are the real machines. A storage node is the real `Fence` and, around it, what the data path will do as far as
-the manager is concerned: it registers, sends heartbeats, takes over routing, obeys. Its data is one number per target:
-how many acknowledged updates of its chain it has. `Truth` knows how many there are."""
+Managers and the nodes' attendance (registration, heartbeats, fence) are the real machines. The data path is played: it
+stops what it is told to stop, and its data is one number per target: how many acknowledged updates of its chain it has.
+`Truth` knows how many there are.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +14,28 @@ import msgspec
 from tests.support.fs_store import SimStore
 from tests.support.fs_truth import Truth
 
-from fireflyer.base.errors import StaleVersion
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.fence import Fence
+from fireflyer.fs.core.attendance import (
+    Ask,
+    Attendance,
+    End,
+    Identity,
+    OpenFence,
+    PathsBroken,
+    StopTarget,
+    TakeRouting,
+    TargetFailed,
+    TargetStopped,
+    TargetSynced,
+    Told,
+)
+from fireflyer.fs.core.attendance import Effect as NodeEffect
+from fireflyer.fs.core.attendance import Event as NodeEvent
 from fireflyer.fs.core.manager import Asked, Effect, Event, Manager, Note, Reply, Settings, Tick
-from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
-from fireflyer.fs.schema.manager import (
-    Answer,
-    Behind,
-    Condition,
-    GiveUp,
-    Heartbeat,
-    HeartbeatAnswer,
-    NotPrimary,
-    Override,
-    OverrideWarning,
-    Refusal,
-    Register,
-    Registered,
-    Request,
-    Superseded,
-    TargetReport,
-)
-from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
+from fireflyer.fs.schema.manager import Answer, NotPrimary, Override, OverrideWarning, Refusal, Request
+from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import MachineDriver, SimClock, SimNet, SimNode, World
 
 __all__ = ["FAILURE_TIMEOUT_NS", "LEASE_NS", "Administrator", "ManagerHost", "StorageHost", "StorageProcess"]
@@ -45,7 +43,9 @@ __all__ = ["FAILURE_TIMEOUT_NS", "LEASE_NS", "Administrator", "ManagerHost", "St
 FAILURE_TIMEOUT_NS = 6 * SECOND
 LEASE_NS = 2 * SECOND
 TICK_NS = 250 * MS
-BEAT_NS = 700 * MS
+NODE_TICK_NS = 350 * MS
+SYNC_CHANCE = 0.4
+"""Of a target to be synced within a tick."""
 ASK_AGAIN_NS = 800 * MS
 PATIENCE = 3
 """Messages without an answer until another manager is tried."""
@@ -188,150 +188,87 @@ class StorageHost:
 
 
 class StorageProcess:
+    """Performs the effects of an `Attendance`, and is the data path as far as that hears of it."""
+
     def __init__(self, host: StorageHost, node: SimNode) -> None:
         self.host = host
         self.node = node
-        self.incarnation = 0
-        self.routing = Routing(0)
-        self.fence: Fence | None = None
-        self.failing: dict[TargetId, bool] = {}
-        """Targets whose disks are broken."""
-        self._previous = 0
-        self._asker = _Asker(host.net, node, host.managers)
-        self._given_up: dict[TargetId, int] = {}
-        self._up_to_date: dict[TargetId, int] = {}
-        self._reported: tuple[TargetReport, ...] = ()
+        self._first = node.incarnation << 32
+        nonce = f"{host.name}/{node.incarnation}"
+        identity = Identity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
+        sure = {target: host.truth.sure(target) for target in host.targets}
+        self.attendance = Attendance(identity, sure, host.managers)
+        self._synced: dict[TargetId, int] = {}
         node.on_message(self._hear)
-        node.after(host.world.random.randrange(BEAT_NS), self._turn)
+        node.after(host.world.random.randrange(NODE_TICK_NS), self._turn)
 
     @property
     def alive(self) -> bool:
         return self.node.alive and self.host.process is self
 
-    # --- what it believes ---
+    @property
+    def incarnation(self) -> int:
+        return self.attendance.incarnation
 
-    def chain(self, target: TargetId) -> tuple[Chain, Member] | None:
-        for chain in self.routing.chains:
-            for member in chain.members:
-                if member.target == target:
-                    return chain, member
-        return None
+    @property
+    def routing(self) -> Routing:
+        return self.attendance.routing
 
     def serves(self, target: TargetId) -> bool:
         """Whether this process lets the target serve now."""
-        place = self.chain(target)
-        if not self.node.alive or self.fence is None or place is None:
-            return False
-        chain, member = place
-        given_up = self._given_up.get(target, 0) >= chain.version
-        open_now = self.fence.is_open(self.host.clock.now_ns())
-        return member.state is TargetState.SERVING and not given_up and open_now
+        return self.node.alive and self.attendance.serves(self.host.clock.now_ns(), target)
 
     def takes(self, target: TargetId, chain: Chain) -> bool:
         """Whether the target, which syncs in this chain version, takes updates from its predecessor."""
-        known = self.node.alive and chain in self.routing.chains
-        return known and self._given_up.get(target, 0) < chain.version
+        return self.node.alive and chain in self.routing.chains and self.attendance.active(target, chain.version)
 
-    def give_up(self, target: TargetId) -> None:
-        place = self.chain(target)
-        if place is not None:
-            self._given_up[target] = place[0].version
+    def stop(self, target: TargetId) -> None:
+        """The data path has stopped it by itself, for now."""
+        for chain in self.routing.chains:
+            if any(member.target == target for member in chain.members):
+                self.feed(TargetStopped(target, chain.version))
 
-    # --- what it does ---
+    def fail(self, target: TargetId) -> None:
+        self.feed(TargetFailed(target))
+
+    def feed(self, event: NodeEvent) -> None:
+        for effect in self.attendance.handle(self.host.clock.now_ns(), event):
+            self._perform(effect)
+        self.host.truth.check_process(self)
 
     def _turn(self) -> None:
         self._sync()
-        self._send()
-        self.node.after(BEAT_NS, self._turn)
-
-    def _send(self) -> None:
-        host = self.host
-        if not self.incarnation:
-            nonce = f"{host.name}/{self.node.incarnation}"
-            self._asker.ask(Register(host.node_id, nonce, self._previous, host.name, host.name, f"boot {host.boots}"))
-            return
-        if self.fence is None:
-            return
-        sequence = self.fence.sent(host.clock.now_ns())
-        self._reported = self._reports()
-        unreachable = tuple(node for node, broken in host.broken_to.items() if broken)
-        known = self.routing.version
-        self._asker.ask(Heartbeat(host.node_id, self.incarnation, sequence, known, self._reported, unreachable))
-
-    def _reports(self) -> tuple[TargetReport, ...]:
-        reports = []
-        for target in self.host.targets:
-            place = self.chain(target)
-            if place is None:
-                continue
-            version = place[0].version
-            if self.failing.get(target, False):
-                self._given_up[target] = version
-            condition = Condition.ONLINE
-            if self._given_up.get(target, 0) >= version:
-                condition = Condition.GONE
-            elif self._up_to_date.get(target, 0) == version:
-                condition = Condition.UP_TO_DATE
-            reports.append(TargetReport(target, condition, version, self.host.truth.sure(target)))
-        return tuple(reports)
-
-    def _sync(self) -> None:
-        for target in self.host.targets:
-            place = self.chain(target)
-            if place is None or place[1].state is not TargetState.SYNCING or self.failing.get(target, False):
-                continue
-            version = place[0].version
-            if self._up_to_date.get(target) == version or self._given_up.get(target, 0) >= version:
-                continue
-            if self.host.world.random.random() < 0.6 and self.host.truth.sync(target, place[0]):
-                self._up_to_date[target] = version
-
-    # --- what it hears ---
+        self.feed(PathsBroken(tuple(node for node, broken in self.host.broken_to.items() if broken)))
+        self.node.after(NODE_TICK_NS, self._turn)
 
     def _hear(self, _source: str, payload: bytes) -> None:
-        told = self._asker.told(payload)
-        if told is None:
-            return
-        answer = told[1]
-        match answer:
-            case Registered(incarnation, failure_timeout_ns):
-                if not self.incarnation:
-                    self.incarnation, self.fence = incarnation, Fence(failure_timeout_ns)
-                    self._send()
-            case Behind(incarnation):
-                if not self.incarnation and incarnation > self._previous:
-                    self._previous = incarnation
-                    self._send()
-            case Superseded():
+        told = _TOLD(payload)
+        if told.number > self._first:
+            self.feed(Told(told.number - self._first, told.answer))
+
+    def _perform(self, effect: NodeEffect) -> None:
+        match effect:
+            case Ask(number, manager, request):
+                self.host.net.send(self.host.name, manager, _ENCODE(_Ask(self._first + number, request)))
+            case StopTarget(target, chain_version):
+                stopped = TargetStopped(target, chain_version)
+                self.node.after(self.host.world.random.randrange(SECOND), lambda: self.feed(stopped))
+            case End():
                 self.node.crash()
-            case HeartbeatAnswer():
-                self._on_answer(answer)
-            case NotPrimary() | Refusal():
-                pass
-            case _:
-                raise AssertionError(f"{answer} is no answer for a storage node")
-        self.host.truth.check_process(self)
+            case TakeRouting() | OpenFence():
+                pass  # `serves` asks the attendance itself
 
-    def _on_answer(self, answer: HeartbeatAnswer) -> None:
-        if answer.routing is not None:
-            try:
-                self.routing = apply_delta(self.routing, answer.routing)
-            except StaleVersion:
-                return
-        for order in answer.give_up:
-            self._obey(order)
-        self._open_fence(answer.sequence)
-        if self._reports() != self._reported:
-            self._send()
-
-    def _obey(self, order: GiveUp) -> None:
-        place = self.chain(order.target)
-        if place is not None and place[0].version == order.chain_version:
-            self.give_up(order.target)
-
-    def _open_fence(self, sequence: int) -> None:
-        if self.fence is not None:
-            self.fence.answered(sequence)
+    def _sync(self) -> None:
+        for chain in self.routing.chains:
+            for member in chain.members:
+                target, version = member.target, chain.version
+                if target not in self.host.targets or member.state is not TargetState.SYNCING:
+                    continue
+                if self._synced.get(target) == version or not self.attendance.active(target, version):
+                    continue
+                if self.host.world.random.random() < SYNC_CHANCE and self.host.truth.sync(target, chain):
+                    self._synced[target] = version
+                    self.feed(TargetSynced(target, version))
 
 
 class Administrator:

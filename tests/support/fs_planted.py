@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.support.fs_cluster import StorageProcess
 
-from fireflyer.base.units import SECOND
 from fireflyer.fs.core import chains, transact
+from fireflyer.fs.core.attendance import Attendance
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.health import Health
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.manager import Manager
-from fireflyer.fs.schema.manager import Answer, Condition, Register, TargetReport
+from fireflyer.fs.schema.manager import Answer, Condition, HeartbeatAnswer, Register, TargetReport
 from fireflyer.fs.schema.routing import Chain, TargetState
 
 __all__ = ["PLANTED"]
@@ -27,14 +26,22 @@ def no_fence(patch: Patch) -> None:
 
 
 def fence_from_the_answer(patch: Patch) -> None:
-    original = StorageProcess._open_fence
+    original = Attendance._on_heartbeat_answer
 
-    def open_fence(self: StorageProcess, sequence: int) -> None:
-        original(self, sequence)
-        if self.fence is not None:
-            self.fence._until_ns = self.host.clock.now_ns() + 3 * SECOND
+    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+        original(self, now_ns, fence, answer)
+        fence._until_ns = now_ns + fence._fence_ns
 
-    patch.setattr(StorageProcess, "_open_fence", open_fence)
+    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+
+
+def serves_on_after_it_said_gone(patch: Patch) -> None:
+    def serves(self: Attendance, now_ns: int, target: int) -> bool:
+        place = self._place.get(target)
+        fenced = self._fence is None or not self._fence.is_open(now_ns)
+        return place is not None and place[1].state is TargetState.SERVING and not fenced
+
+    patch.setattr(Attendance, "serves", serves)
 
 
 def fence_as_long_as_the_timeout(patch: Patch) -> None:
@@ -174,6 +181,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     for planted in (
         no_fence,
         fence_from_the_answer,
+        serves_on_after_it_said_gone,
         fence_as_long_as_the_timeout,
         new_primary_does_not_wait,
         answers_while_it_is_decided,

@@ -66,15 +66,18 @@ async def run_interleaved(kv: Engine, plans: list[Planned], chance: random.Rando
             continue
         index = chance.randrange(len(running))
         side, tx, record, left = running[index]
-        try:
-            if left:
+        if left:
+            try:
                 await _perform(tx, left.pop(0), record)
                 continue
-            await side.commit()
-            record.committed = True
-        except Conflict:
-            if left:
+            except Conflict:
                 await side.abandon()
+        else:
+            try:
+                await side.commit()
+                record.committed = True
+            except Conflict:
+                pass
         record.ended = next(clock)
         ran.append(record)
         del running[index]

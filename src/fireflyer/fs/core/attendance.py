@@ -1,0 +1,358 @@
+"""The storage process's side of the manager: registration, heartbeats, the fence, and what its targets may do.
+
+    Tick             ──> Ask(Register) ... Ask(Heartbeat) ──> Told(answer)
+    Told(answer)     ──> TakeRouting, then OpenFence       a manager that was primary has answered
+                     ──> StopTarget                        the target shall give its role up
+                     ──> End                               a later process has this node: nothing may be done any more
+    TargetStopped, TargetFailed, TargetSynced, Measured, PathsBroken: the data path reports
+
+The effects are performed in their order, each before the next: routing is taken over before the fence opens further, so
+an open fence always belongs to what the manager last said. The data path asks nothing: it obeys the routing it was
+given, while its clock is before the fence's end.
+
+What is reported of a target is reported for the version of its chain that this process knows. GONE means that it has
+stopped whatever this version, or one before, let it do; it stays so until a later version. A target whose disk has
+failed is gone in every version: this process never trusts it again.
+
+A process that gets no answers, or is told of another manager, asks the next one. It never waits for one answer before
+it sends the next heartbeat, and one whose answer is lost costs nothing but its extension of the fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+
+from fireflyer.base.errors import InvariantViolation, StaleVersion, UsageError
+from fireflyer.base.units import MS
+from fireflyer.fs.core.fence import Fence
+from fireflyer.fs.core.routing import apply_delta
+from fireflyer.fs.schema.ids import ChainVersion, Incarnation, NodeId, TargetId
+from fireflyer.fs.schema.manager import (
+    MAX_TARGETS_PER_NODE,
+    MAX_UNREACHABLE,
+    Answer,
+    Behind,
+    Condition,
+    Heartbeat,
+    HeartbeatAnswer,
+    NotPrimary,
+    Register,
+    Registered,
+    Request,
+    Superseded,
+    TargetReport,
+)
+from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
+
+__all__ = ["Ask", "Attendance", "Effect", "End", "Event", "Identity", "Measured", "OpenFence", "PathsBroken"]
+__all__ += ["StopTarget", "TakeRouting", "TargetFailed", "TargetStopped", "TargetSynced", "Tick", "Told"]
+
+BEATS_PER_TIMEOUT: Final = 8
+"""Heartbeats in T. Three in a row may be lost before the fence closes."""
+REGISTER_NS: Final = 500 * MS
+"""Between two attempts to register."""
+PATIENCE: Final = 3
+"""Messages without any answer until another manager is asked."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """As in `Register`."""
+
+    node: NodeId
+    nonce: str
+    address: str
+    machine: str
+    boot: str
+
+
+# --- events ---
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed; comes at least every sixteenth of T."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The answer to message `number`."""
+
+    number: int
+    answer: Answer
+
+
+class TargetStopped(msgspec.Struct, frozen=True):
+    """It does nothing any more that this chain version, or one before, lets it do."""
+
+    target: TargetId
+    chain_version: ChainVersion
+
+
+class TargetFailed(msgspec.Struct, frozen=True):
+    """It does nothing any more, and its disk is not to be trusted."""
+
+    target: TargetId
+
+
+class TargetSynced(msgspec.Struct, frozen=True):
+    """As the syncing one in this chain version it has been given everything, and it is durable."""
+
+    target: TargetId
+    chain_version: ChainVersion
+
+
+class Measured(msgspec.Struct, frozen=True):
+    target: TargetId
+    used_bytes: int
+    capacity_bytes: int
+
+
+class PathsBroken(msgspec.Struct, frozen=True):
+    """Neighbours that have not answered for a while: all of them."""
+
+    nodes: tuple[NodeId, ...]
+
+
+Event: TypeAlias = Tick | Told | TargetStopped | TargetFailed | TargetSynced | Measured | PathsBroken
+
+
+# --- effects ---
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Send it; the answer, if there is one, comes back as `Told` to this process and to no later one."""
+
+    number: int
+    manager: str
+    request: Request
+
+
+class TakeRouting(msgspec.Struct, frozen=True):
+    routing: Routing
+
+
+class OpenFence(msgspec.Struct, frozen=True):
+    """Until then (the node's clock) the targets may do what the routing lets them."""
+
+    until_ns: int
+
+
+class StopTarget(msgspec.Struct, frozen=True):
+    """Stop what this chain version lets the target do, then say `TargetStopped`. Comes again until that is said."""
+
+    target: TargetId
+    chain_version: ChainVersion
+    reason: str
+
+
+class End(msgspec.Struct, frozen=True):
+    """Last effect of all: the process must end at once."""
+
+    reason: str
+
+
+Effect: TypeAlias = Ask | TakeRouting | OpenFence | StopTarget | End
+
+
+@dataclass(slots=True)
+class _Target:
+    sure: bool
+    failed: bool = False
+    stopped_in: ChainVersion = 0
+    synced_in: ChainVersion = 0
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+
+
+class Attendance:
+    """One storage process. `targets`: those of its directories, and whether each is sure (see `TargetReport`)."""
+
+    def __init__(self, identity: Identity, targets: Mapping[TargetId, bool], managers: Sequence[str]) -> None:
+        if not managers or len(targets) > MAX_TARGETS_PER_NODE:
+            raise UsageError(
+                f"{len(managers)} managers and {len(targets)} targets; there must be a manager's address, and at most "
+                f"{MAX_TARGETS_PER_NODE} targets"
+            )
+        self._identity = identity
+        self._targets = {target: _Target(targets[target]) for target in sorted(targets)}
+        self._managers = list(managers)
+        self._manager = self._managers[0]
+        self._routing = Routing(0)
+        self._place: dict[TargetId, tuple[Chain, Member]] = {}
+        self._fence: Fence | None = None
+        self._incarnation: Incarnation = 0
+        self._previous: Incarnation = 0
+        self._beat_ns = REGISTER_NS
+        self._due_ns: int | None = None
+        self._numbers = 0
+        self._unanswered = 0
+        self._reported: tuple[TargetReport, ...] = ()
+        self._unreachable: tuple[NodeId, ...] = ()
+        self._touched = False
+        self._ended = False
+        self._effects: list[Effect] = []
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """0 until it has registered."""
+        return self._incarnation
+
+    @property
+    def routing(self) -> Routing:
+        return self._routing
+
+    def serves(self, now_ns: int, target: TargetId) -> bool:
+        """Whether this target may serve now: by the routing, by the fence, and unless it has stopped."""
+        place = self._place.get(target)
+        if place is None or self._fence is None or self._ended or not self._fence.is_open(now_ns):
+            return False
+        return place[1].state is TargetState.SERVING and self.active(target, place[0].version)
+
+    def active(self, target: TargetId, chain_version: ChainVersion) -> bool:
+        """Whether it still does what this chain version lets it do."""
+        known = self._targets.get(target)
+        return known is not None and not known.failed and known.stopped_in < chain_version
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        if self._ended:
+            return []
+        self._take(now_ns, event)
+        if self._due_ns is None or now_ns >= self._due_ns or self._news():
+            self._send(now_ns)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _take(self, now_ns: int, event: Event) -> None:
+        match event:
+            case Tick():
+                pass
+            case Told(_, answer):
+                self._on_answer(now_ns, answer)
+            case TargetStopped(target, chain_version):
+                known = self._known(target)
+                known.stopped_in = max(known.stopped_in, chain_version)
+            case TargetFailed(target):
+                self._known(target).failed = True
+            case TargetSynced(target, chain_version):
+                known = self._known(target)
+                known.synced_in, known.sure = max(known.synced_in, chain_version), True
+            case Measured(target, used_bytes, capacity_bytes):
+                known = self._known(target)
+                known.used_bytes, known.capacity_bytes = used_bytes, capacity_bytes
+            case PathsBroken(nodes):
+                self._unreachable = nodes[:MAX_UNREACHABLE]
+
+    def _known(self, target: TargetId) -> _Target:
+        self._touched = True
+        if target not in self._targets:
+            raise InvariantViolation(f"target {target} is none of node {self._identity.node}'s")
+        return self._targets[target]
+
+    # --- what is sent ---
+
+    def _send(self, now_ns: int) -> None:
+        if self._ended:
+            return
+        self._due_ns = now_ns + self._beat_ns
+        self._unanswered += 1
+        if self._unanswered > PATIENCE:
+            self._next_manager()
+        self._numbers += 1
+        me = self._identity
+        if self._fence is None:
+            request: Request = Register(me.node, me.nonce, self._previous, me.address, me.machine, me.boot)
+        else:
+            sequence = self._fence.sent(now_ns)
+            self._reported, self._touched = self._reports(), False
+            known, unreachable = self._routing.version, self._unreachable
+            request = Heartbeat(me.node, self._incarnation, sequence, known, self._reported, unreachable)
+        self._effects.append(Ask(self._numbers, self._manager, request))
+
+    def _news(self) -> bool:
+        """Whether the manager should not wait for the next heartbeat to learn of it."""
+        if self._fence is None or not self._touched:
+            return False
+        return [_said(one) for one in self._reports()] != [_said(one) for one in self._reported]
+
+    def _reports(self) -> tuple[TargetReport, ...]:
+        reports = []
+        for target, known in self._targets.items():
+            place = self._place.get(target)
+            if place is None:
+                continue
+            version = place[0].version
+            condition = Condition.ONLINE
+            if not self.active(target, version):
+                condition = Condition.GONE
+            elif known.synced_in == version:
+                condition = Condition.UP_TO_DATE
+            reports.append(TargetReport(target, condition, version, known.sure, known.used_bytes, known.capacity_bytes))
+        return tuple(reports)
+
+    def _next_manager(self) -> None:
+        place = self._managers.index(self._manager) + 1
+        self._manager, self._unanswered = self._managers[place % len(self._managers)], 0
+
+    # --- what is answered ---
+
+    def _on_answer(self, now_ns: int, answer: Answer) -> None:
+        self._unanswered = 0
+        match answer:
+            case NotPrimary(address):
+                if address in self._managers and address != self._manager:
+                    self._manager = address
+                else:
+                    self._next_manager()
+            case Registered(incarnation, failure_timeout_ns) if self._fence is None:
+                self._incarnation, self._fence = incarnation, Fence(failure_timeout_ns)
+                self._beat_ns = failure_timeout_ns // BEATS_PER_TIMEOUT
+                self._due_ns = None
+            case Behind(incarnation) if self._fence is None and incarnation > self._previous:
+                self._previous = incarnation
+                self._due_ns = None
+            case Superseded(incarnation):
+                self._ended = True
+                node = self._identity.node
+                self._effects.append(End(f"process {incarnation} of node {node} has replaced {self._incarnation}"))
+            case HeartbeatAnswer() if self._fence is not None:
+                self._on_heartbeat_answer(now_ns, self._fence, answer)
+            case _:
+                pass  # a refusal: the next heartbeat or registration tries again
+
+    def _on_heartbeat_answer(self, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+        if answer.routing is not None:
+            try:
+                routing = apply_delta(self._routing, answer.routing)
+            except StaleVersion:
+                return  # an answer to a heartbeat before those that have been answered: nothing is learned from it
+            if routing is not self._routing:
+                self._take_routing(routing)
+        for order in answer.give_up:
+            place = self._place.get(order.target)
+            valid = place is not None and place[0].version == order.chain_version
+            if valid and self.active(order.target, order.chain_version):
+                self._effects.append(StopTarget(order.target, order.chain_version, order.reason))
+        before_ns = fence.until_ns
+        fence.answered(answer.sequence)
+        if fence.until_ns is not None and fence.until_ns != before_ns and now_ns < fence.until_ns:
+            self._effects.append(OpenFence(fence.until_ns))
+
+    def _take_routing(self, routing: Routing) -> None:
+        self._routing, self._touched = routing, True
+        self._place = {
+            member.target: (chain, member)
+            for chain in routing.chains
+            for member in chain.members
+            if member.target in self._targets
+        }
+        for target, (_, member) in self._place.items():
+            if member.state is TargetState.SERVING:
+                # Who serves has everything by definition, also when an administrator has decided so.
+                self._targets[target].sure = True
+        self._effects.append(TakeRouting(routing))
+
+
+def _said(report: TargetReport) -> tuple[object, ...]:
+    return report.target, report.condition, report.chain_version, report.sure
