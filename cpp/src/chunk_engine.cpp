@@ -270,20 +270,29 @@ ChunkEngine::View::~View() {
   if (s.unwanted.erase(block) > 0) s.blocks.release(block);
 }
 
-std::optional<ChunkEngine::View> ChunkEngine::view(const ChunkId& chunk, bool pending) {
-  State& s = *state_;
-  const State::Lock lock(s.mutex);
-  const auto now = s.stat(chunk);
-  if (!now) return std::nullopt;
-  const Content& content = pending && now->pending.state != ContentState::none ? now->pending : now->committed;
+std::optional<ChunkEngine::View> ChunkEngine::pinned(const Content& content) {
   if (!content.has_block()) return std::nullopt;
   View view;
   view.engine_ = this;
   view.content_ = content;
-  view.file_ = &s.blocks.file(content.block());
+  view.file_ = &state_->blocks.file(content.block());
   view.offset_ = Blocks::offset(content.block());
-  ++s.readers[content.block()];
+  ++state_->readers[content.block()];
   return view;
+}
+
+std::optional<ChunkEngine::View> ChunkEngine::view(const ChunkId& chunk, bool pending) {
+  const State::Lock lock(state_->mutex);
+  const auto now = state_->stat(chunk);
+  if (!now) return std::nullopt;
+  return pinned(pending && now->pending.state != ContentState::none ? now->pending : now->committed);
+}
+
+std::optional<ChunkEngine::View> ChunkEngine::view_committed(const ChunkId& chunk, bool& has_pending) {
+  const State::Lock lock(state_->mutex);
+  const auto now = state_->stat(chunk);
+  has_pending = now && now->pending.state != ContentState::none;
+  return now ? pinned(now->committed) : std::nullopt;
 }
 
 std::size_t ChunkEngine::read(const View& view, std::uint32_t offset, MutableBytes into) const {

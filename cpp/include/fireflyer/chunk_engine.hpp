@@ -140,6 +140,8 @@ class ChunkEngine {
 
   // Committed content (or pending), for reading. Nullopt: absent.
   std::optional<View> view(const ChunkId& chunk, bool pending = false);
+  // Committed content; `has_pending`: something is pending, looked at in the same instant.
+  std::optional<View> view_committed(const ChunkId& chunk, bool& has_pending);
   // Verified bytes from `offset`; fewer only at the end of the content.
   std::size_t read(const View& view, std::uint32_t offset, MutableBytes into) const;
   // The stored checksums of granules first, first + 1, ...; the last one of a content covers what there is of it.
@@ -151,6 +153,7 @@ class ChunkEngine {
 
  private:
   struct State;
+  std::optional<View> pinned(const Content& content);  // with the lock
   std::unique_ptr<State> state_;
 };
 

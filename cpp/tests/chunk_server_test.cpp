@@ -1,0 +1,323 @@
+// Reads from end to end over sockets: right bytes, each refusal, damage seen by who reads, and peers that send nonsense.
+#include "fireflyer/chunk_server.hpp"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.hpp"
+#include "fireflyer/chunk_ring.hpp"
+#include "logged_disk.hpp"
+
+namespace {
+
+using ff::ChunkEngine;
+using ff::ChunkRing;
+using ff::ChunkServer;
+using ff::Completion;
+using ff::ReadRequest;
+using ff::ReadStatus;
+using ff::test::LoggedDisk;
+using ff::test::Random;
+
+using Data = std::vector<std::byte>;
+
+constexpr std::uint32_t chain = 3, chain_version = 9;
+constexpr std::int64_t forever = INT64_MAX;
+
+Data noise(std::size_t n, std::uint64_t seed) {
+  Random random{seed * 2 + 1};
+  Data data(n);
+  for (auto& byte : data) byte = static_cast<std::byte>(random.next() >> 21);
+  return data;
+}
+
+ff::EngineOptions options() {
+  ff::EngineOptions o;
+  o.group_bytes = 1 << 20;
+  o.reserve = 0;
+  return o;
+}
+
+void stage(ChunkEngine& engine, std::uint32_t index, std::uint64_t version, const Data& data) {
+  ff::Update update;
+  update.kind = ff::UpdateKind::replace;
+  update.data = data;
+  update.next = {chain_version, version};
+  ff::Ticket ticket = 0;
+  engine.stage({1, index}, update, ticket);
+}
+
+void put(ChunkEngine& engine, std::uint32_t index, std::uint64_t version, const Data& data) {
+  stage(engine, index, version, data);
+  engine.commit({1, index}, {chain_version, version});
+  engine.flush();
+}
+
+ff::PublishedChain serving(std::shared_ptr<ChunkEngine> engine) { return {chain, chain_version, true, false, forever, 77, std::move(engine)}; }
+
+std::pair<int, int> connected() {
+  int fds[2];
+  CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  return {fds[0], fds[1]};
+}
+
+int connect_to(ChunkServer& server) {
+  const auto [mine, theirs] = connected();
+  server.serve(theirs);
+  return mine;
+}
+
+ReadRequest request(std::uint32_t index, std::uint32_t offset, std::uint32_t length, std::uint64_t tag = 5) {
+  return {tag, 1, index, chain, chain_version, offset, length, 0};
+}
+
+Completion one(ChunkRing& ring, int server, const ReadRequest& r, ff::MutableBytes into) {
+  ring.prepare(server, r, into);
+  ring.submit();
+  const auto done = ring.wait(1, 10'000'000'000);
+  CHECK(done.size() == 1 && done[0].tag == r.tag && ring.under_way() == 0);
+  return done[0];
+}
+
+struct Directory {
+  std::string path = (std::filesystem::temp_directory_path() / "ff-server-XXXXXX").string();
+  Directory() { CHECK(::mkdtemp(path.data()) != nullptr); }
+  ~Directory() { std::filesystem::remove_all(path); }
+};
+
+// On a real disk whole granules go by sendfile, on the logged one by buffers.
+void any_range_is_right(std::unique_ptr<ff::Disk> disk) {
+  const auto engine = std::make_shared<ChunkEngine>(std::move(disk), options());
+  const Data small = noise(5000, 1), large = noise(1'000'001, 2);
+  put(*engine, 0, 1, small);
+  put(*engine, 1, 1, large);
+  ChunkServer server(2);
+  server.publish({serving(engine)});
+  ChunkRing ring;
+  const int servers[] = {ring.add(connect_to(server)), ring.add(connect_to(server)), ring.add(connect_to(server))};
+  Random random{3};
+  std::vector<Data> memory;
+  std::vector<ReadRequest> asked;
+  for (std::uint64_t i = 0; i < 600; ++i) {
+    const bool aligned = random.below(2) == 0;
+    ReadRequest r = request(static_cast<std::uint32_t>(random.below(2)), static_cast<std::uint32_t>(random.below(1'010'000)), static_cast<std::uint32_t>(random.below(300'000)), i);
+    if (aligned) r.offset &= ~4095u, r.length &= ~4095u;
+    if (random.below(4) == 0) r.offset = static_cast<std::uint32_t>(random.below(6000));
+    asked.push_back(r);
+    memory.emplace_back(r.length);
+  }
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    ring.prepare(servers[i % 3], asked[i], memory[i]);
+    if (i % 50 == 0) ring.submit();
+  }
+  ring.submit();
+  for (std::size_t done = 0; done < asked.size();)
+    for (const Completion& c : ring.wait(1, -1)) {
+      const ReadRequest& r = asked[c.tag];
+      const Data& whole = r.index == 0 ? small : large;
+      const std::size_t expected = r.offset >= whole.size() ? 0 : std::min<std::size_t>(r.length, whole.size() - r.offset);
+      CHECK(c.status == ReadStatus::found && c.bytes == expected && c.chunk_length == whole.size() && c.content == (ff::ContentId{chain_version, 1}));
+      CHECK(expected == 0 || std::memcmp(memory[c.tag].data(), whole.data() + r.offset, expected) == 0);
+      ++done;
+    }
+  CHECK(server.stats().reads == asked.size());
+}
+
+void what_is_published_is_obeyed() {
+  const auto engine = std::make_shared<ChunkEngine>(std::make_unique<LoggedDisk>(), options());
+  const Data data = noise(100, 1);
+  put(*engine, 0, 1, data);
+  stage(*engine, 0, 2, noise(50, 2));
+  ChunkServer server(1);
+  ChunkRing ring;
+  const int node = ring.add(connect_to(server));
+  Data into(100);
+  const auto status = [&](ff::PublishedChain published, std::uint32_t index = 0) {
+    server.publish({std::move(published)});
+    return one(ring, node, request(index, 0, 100), into);
+  };
+  ff::PublishedChain published = serving(engine);
+  CHECK(status(published).status == ReadStatus::not_committed && status(published).where == 77);
+  CHECK(status(published, 4).status == ReadStatus::missing);
+  published.answers_committed = true;
+  CHECK(status(published).status == ReadStatus::found && into == data);
+  published.fence_until_ns = 1;
+  CHECK(status(published).status == ReadStatus::stale);
+  published.fence_until_ns = forever;
+  published.chain_version = chain_version + 1;
+  CHECK(status(published).status == ReadStatus::stale && status(published).chain_version == chain_version + 1);
+  published.chain_version = chain_version;
+  published.serving = false;
+  CHECK(status(published).status == ReadStatus::stale);
+  server.publish({});
+  CHECK(one(ring, node, request(0, 0, 100), into).status == ReadStatus::stale);
+  server.publish({serving(engine)});
+  CHECK(one(ring, node, {1, 1, 0, chain, chain_version, 0xffffffff, 1, 0}, into).status == ReadStatus::usage);
+}
+
+void damage_is_seen() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  const auto engine = std::make_shared<ChunkEngine>(std::move(owned), options());
+  put(*engine, 0, 1, noise(9000, 1));
+  disk.content("blocks-00-0000")[5000] ^= std::byte{1};
+  ChunkServer server(1);
+  server.publish({serving(engine)});
+  ChunkRing ring;
+  const int node = ring.add(connect_to(server));
+  Data into(9000);
+  CHECK(one(ring, node, request(0, 0, 4096), into).status == ReadStatus::found);
+  CHECK(one(ring, node, request(0, 0, 9000), into).status == ReadStatus::damaged);  // found by the reader
+  CHECK(one(ring, node, request(0, 4999, 2), into).status == ReadStatus::damaged);  // found by the server
+  CHECK(one(ring, node, request(0, 8192, 808), into).status == ReadStatus::found);
+}
+
+void send_all(int fd, const void* data, std::size_t n) { CHECK(::send(fd, data, n, MSG_NOSIGNAL) == static_cast<ssize_t>(n)); }
+
+Data frame(ff::Prefix prefix, const Data& body, bool right = true) {
+  prefix.body_bytes = prefix.body_bytes != 0 ? prefix.body_bytes : static_cast<std::uint32_t>(body.size());
+  Data all(sizeof prefix + body.size());
+  if (prefix.body_bytes == body.size()) prefix.crc = ff::frame_crc(prefix, body.data()) + (right ? 0 : 1);
+  std::memcpy(all.data(), &prefix, sizeof prefix);
+  if (!body.empty()) std::memcpy(all.data() + sizeof prefix, body.data(), body.size());
+  return all;
+}
+
+bool closed(int fd) {
+  char byte = 0;
+  const bool end = ::recv(fd, &byte, 1, 0) <= 0;
+  ::close(fd);
+  return end;
+}
+
+void a_client_that_sends_nonsense_loses_its_own_connection() {
+  const auto engine = std::make_shared<ChunkEngine>(std::make_unique<LoggedDisk>(), options());
+  const Data data = noise(100, 1);
+  put(*engine, 0, 1, data);
+  ChunkServer server(1);
+  server.publish({serving(engine)});
+  ChunkRing ring;
+  const int node = ring.add(connect_to(server));
+  const auto refused = [&](const Data& bytes) {
+    const int fd = connect_to(server);
+    send_all(fd, bytes.data(), bytes.size());
+    CHECK(closed(fd));
+    Data into(100);
+    CHECK(one(ring, node, request(0, 0, 100), into).status == ReadStatus::found && into == data);
+  };
+  ff::Prefix prefix;
+  prefix.kind = ff::FrameKind::reads;
+  refused(noise(300, 4));
+  refused(frame(prefix, Data(40), false));
+  refused(frame(prefix, Data(39)));
+  prefix.body_bytes = 0xfffffff0;
+  refused(frame(prefix, {}));
+  prefix.body_bytes = 0;
+  prefix.payload_bytes = 1;
+  refused(frame(prefix, Data(40)));
+  prefix.payload_bytes = 0;
+  prefix.kind = ff::FrameKind::read_reply;
+  refused(frame(prefix, Data(40)));
+  const int half = connect_to(server);  // and one that stops in the middle holds up nobody
+  send_all(half, &prefix, 10);
+  Data into(100);
+  CHECK(one(ring, node, request(0, 0, 100), into).status == ReadStatus::found);
+  ::close(half);
+}
+
+void a_node_that_sends_nonsense_loses_its_reads_and_no_memory() {
+  const auto answered = [](const std::function<Data(std::uint64_t tag)>& reply) {
+    const auto [mine, theirs] = connected();
+    ChunkRing ring;
+    const int node = ring.add(mine);
+    Data into(200, std::byte{0x5a});
+    ring.prepare(node, request(0, 0, 100), ff::MutableBytes(into).first(100));
+    ring.submit();
+    Data asked(sizeof(ff::Prefix) + sizeof(ReadRequest));
+    CHECK(::recv(theirs, asked.data(), asked.size(), MSG_WAITALL) == static_cast<ssize_t>(asked.size()));
+    ReadRequest wire;
+    std::memcpy(&wire, asked.data() + sizeof(ff::Prefix), sizeof wire);
+    const Data bytes = reply(wire.tag);
+    if (!bytes.empty()) send_all(theirs, bytes.data(), bytes.size());
+    ::close(theirs);
+    const auto done = ring.wait(1, 10'000'000'000);
+    CHECK(done.size() == 1 && done[0].tag == 5);
+    CHECK(std::all_of(into.begin() + 100, into.end(), [](std::byte byte) { return byte == std::byte{0x5a}; }));
+    return std::pair(done[0].status, ring.error(node));
+  };
+  const auto reply_of = [](std::uint64_t tag, std::uint32_t payload, std::size_t checksums, const Data& data) {
+    ff::Prefix prefix;
+    prefix.kind = ff::FrameKind::read_reply;
+    prefix.payload_bytes = payload;
+    ff::ReadReply reply;
+    reply.tag = tag;
+    reply.status = ReadStatus::found;
+    Data body(sizeof reply + 4 * checksums);
+    std::memcpy(body.data(), &reply, sizeof reply);
+    Data all = frame(prefix, body);
+    all.insert(all.end(), data.begin(), data.end());
+    return all;
+  };
+  using std::string;
+  const auto failed = [](const std::pair<ReadStatus, string>& got, const char* text) {
+    CHECK(got.first == ReadStatus{} && got.second.find(text) != string::npos);
+  };
+  failed(answered([](std::uint64_t) { return Data{}; }), "closed the connection");
+  failed(answered([](std::uint64_t) { return noise(500, 1); }), "not a reply");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag + 1, 100, 1, {}); }), "what was not asked");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag + (1ull << 32), 100, 1, {}); }), "what was not asked");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag, 101, 1, Data(101)); }), "what was not asked");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag, 100, 2, Data(100)); }), "wrong number of checksums");
+  failed(answered([&](std::uint64_t tag) {
+           Data bytes = reply_of(tag, 100, 1, Data(100));
+           bytes[60] ^= std::byte{1};
+           return bytes;
+         }),
+         "damaged on its way");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag, 100, 1, Data(40)); }), "closed the connection");
+  CHECK(answered([&](std::uint64_t tag) { return reply_of(tag, 100, 1, Data(100, std::byte{1})); }).first == ReadStatus::damaged);
+}
+
+void a_reader_that_does_not_read_holds_up_nobody() {
+  const auto engine = std::make_shared<ChunkEngine>(std::make_unique<LoggedDisk>(), options());
+  put(*engine, 0, 1, noise(1 << 20, 1));
+  ChunkServer server(1);
+  server.publish({serving(engine)});
+  const int lazy = connect_to(server);
+  Data requests(200 * sizeof(ReadRequest));
+  for (std::size_t i = 0; i < 200; ++i) {
+    const ReadRequest r = request(0, 0, 1 << 20);
+    std::memcpy(requests.data() + i * sizeof r, &r, sizeof r);
+  }
+  ff::Prefix prefix;
+  prefix.kind = ff::FrameKind::reads;
+  const Data bytes = frame(prefix, requests);
+  send_all(lazy, bytes.data(), bytes.size());
+  ChunkRing ring;
+  const int node = ring.add(connect_to(server));
+  Data into(1 << 20);
+  CHECK(one(ring, node, request(0, 0, 1 << 20), into).bytes == 1 << 20);
+  ::close(lazy);
+}
+
+}  // namespace
+
+int main() {
+  const Directory directory;
+  any_range_is_right(ff::real_disk(directory.path));
+  any_range_is_right(std::make_unique<LoggedDisk>());
+  what_is_published_is_obeyed();
+  damage_is_seen();
+  a_client_that_sends_nonsense_loses_its_own_connection();
+  a_node_that_sends_nonsense_loses_its_reads_and_no_memory();
+  a_reader_that_does_not_read_holds_up_nobody();
+}
