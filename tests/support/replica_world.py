@@ -48,7 +48,7 @@ TICK_NS: Final = 40 * MS
 EVALUATE_NS: Final = 60 * MS
 RECOVERY_NS: Final = 15 * SECOND
 LIMITS: Final = Limits(
-    lanes=3, chunks=8, queue=4, rows=64, resend_ns=80 * MS, stall_ns=300 * MS, gone_ns=100 * MS, page=2, copies=2,
+    lanes=3, chunks=8, queue=4, rows=64, resend_ns=80 * MS, stall_ns=300 * MS, rest_ns=100 * MS, page=2, copies=2,
     copy_bytes_per_tick=64,
 )  # fmt: skip
 CHUNKS: Final = [ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 0)]
@@ -91,7 +91,7 @@ class StorageNode:
         self.engine = Engine(self.disk, self.world.sim.fork_random(f"engine {self.target}/{node.incarnation}"))
         self.replica = self.world.make_replica(self.target, self.engine.index)
         self.table: fx.TableEntry | None = None
-        self.gone, self.up_to_date, self.unreachable = False, 0, 0
+        self.gone_in, self.chain_version, self.up_to_date, self.unreachable = 0, 0, 0, 0
         self.handles: dict[int, bytes] = {}
         self.waiters: dict[int, tuple[str, int]] = {}
         self.asked_routing = False
@@ -116,7 +116,7 @@ class StorageNode:
     def _beat(self) -> None:
         self.asked_routing = False
         now_ns, incarnation = self.node.clock.now_ns(), self.node.incarnation
-        gone = self.gone or self.disk_failed
+        gone = self.disk_failed or (self.gone_in > 0 and self.gone_in >= self.chain_version)
         beat = Beat(self.target, incarnation, now_ns, gone, self.up_to_date, self.unreachable)
         self.unreachable = 0
         self._post(MANAGER, BEAT, beat)
@@ -124,9 +124,10 @@ class StorageNode:
     def _answered(self, answer: BeatAnswer) -> None:
         if answer.incarnation != self.node.incarnation:
             return
+        self.chain_version = max(self.chain_version, answer.chain.version)
+        self.feed(fx.ChainChanged(answer.chain))
         if answer.give_up:
             self.feed(fx.GiveUp("the manager says so"))
-        self.feed(fx.ChainChanged(answer.chain))
         self.feed(fx.FenceExtended(answer.sent_ns + SILENCE_NS // 2))
 
     # --- messages ---
@@ -220,11 +221,9 @@ class StorageNode:
             case fx.UpToDate(version):
                 self.up_to_date = version
                 self.asked_routing = True
-            case fx.ReportGone():
-                self.gone = self.asked_routing = True
-                self.world.reports.append(effect.reason)
-            case fx.ReportOnline():
-                self.gone = False
+            case fx.ReportGone(version, reason):
+                self.gone_in, self.asked_routing = version, True
+                self.world.reports.append(reason)
             case fx.ReportUnreachable(peer):
                 self.unreachable = peer
             case fx.AskRouting():

@@ -27,8 +27,8 @@ more.
 
 Nothing is done behind the fence: neither reads (the table says until when) nor anything that others could act upon.
 What the engine finishes meanwhile waits. A replica that must not go on (disk, damage with others serving, no space
-while it is synced, or a message that contradicts the protocol) first stops serving, then reports itself gone; its
-target comes back through the manager. A restart is a death, so nothing of a machine's memory has to survive.
+when it has just been synced, or a message that contradicts the protocol) first stops serving, then reports itself gone;
+its target comes back through the manager. A restart is a death, so nothing of a machine's memory has to survive.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ from fireflyer.fs.core.replica_effects import (
     PeerSaid,
     Publish,
     ReportGone,
-    ReportOnline,
     ReportUnreachable,
     Send,
     Staged,
@@ -94,7 +93,8 @@ class Replica(ChunkWorks):
         super().__init__(chain, target, index, limits or Limits())
         self._complained_ns = 0
         self._published: TableEntry | None = None
-        self._back_at_ns: int | None = None
+        self._failed = False
+        self._rests_until_ns = 0
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         """What to do about the event, in this order. `now_ns`: the node's monotonic clock."""
@@ -139,7 +139,8 @@ class Replica(ChunkWorks):
             case DamageFound(chunk):
                 self._damaged(chunk)
             case DiskFailed(message):
-                self._leave(message, for_ever=True)
+                self._failed = True
+                self._leave(message)
             case GiveUp(reason):
                 self._leave(reason)
             case ClientEnded(client):
@@ -182,6 +183,10 @@ class Replica(ChunkWorks):
 
     def _change_role(self, role: Role) -> None:
         before, self._role = self._role, role
+        if self._gone and role.serving:
+            self._effects.append(ReportGone(role.chain_version, "it had stopped before", self._failed))
+        elif not self._failed:
+            self._gone = False
         self._outbox.reset()
         self._inbox.reset()
         self._copy.leave()
@@ -195,7 +200,6 @@ class Replica(ChunkWorks):
         if serves:
             self._take_up_pending()
             self._go_on()
-        self._come_back()
 
     def _clear(self, chunk: ChunkId, state: ChunkWork, *, keep_work: bool) -> None:
         """Of a chain version that is over, or a role that is lost. What the engine is at has to be waited for."""
@@ -234,27 +238,19 @@ class Replica(ChunkWorks):
             self._advance(chunk, state)
             self._next(chunk, state)
 
-    def _leave(self, reason: str, *, for_ever: bool = False) -> None:
-        if self._gone:
+    def _leave(self, reason: str) -> None:
+        if self._gone and not self._failed:
             return
         self._gone = True
-        self._back_at_ns = None if for_ever else self._now_ns + self._limits.gone_ns
         self._publish()
-        self._effects.append(ReportGone(reason))
+        self._effects.append(ReportGone(self._role.chain_version, reason, self._failed))
         self._outbox.reset()
         self._copy.leave()
         self._source = None
         for chunk, state in list(self._chunks.items()):
             self._clear(chunk, state, keep_work=False)
 
-    def _come_back(self) -> None:
-        expelled = not self._role.serving and not self._role.syncing
-        if self._gone and expelled and self._back_at_ns is not None and self._now_ns >= self._back_at_ns:
-            self._gone = False
-            self._effects.append(ReportOnline())
-
     def _tick(self) -> None:
-        self._come_back()
         if not self._acts:
             return
         if self._source is not None:
@@ -309,18 +305,25 @@ class Replica(ChunkWorks):
                 self._source.copied()
                 state.work = None
                 self._next(letter.owner, state)
+            elif isinstance(answer.body, Declined) and answer.body.refusal is Refusal.NO_SPACE:
+                self._rest()
             else:
                 self._advance(letter.owner, state)
         elif isinstance(answer.body, Accepted):
             self._finish(letter.owner, state)
         elif isinstance(answer.body, Declined):
-            self._drop(letter.owner, state, answer.body.refusal, answer.body.message)
+            if self._source is not None and answer.body.refusal is Refusal.NO_SPACE:
+                self._rest()
+            else:
+                self._drop(letter.owner, state, answer.body.refusal, answer.body.message)
 
     def _drive_session(self) -> None:
         """The last serving one syncs its successor."""
         if not self._acts or not self._role.last or not self._role.successor:
             return
         if self._source is None:
+            if self._now_ns < self._rests_until_ns:
+                return
             self._sessions += 1
             limits = self._limits
             self._source = SyncSource(
@@ -338,6 +341,11 @@ class Replica(ChunkWorks):
         if body is not None:
             self._publish()  # who may not be the tail any more must not look like it
             self._outbox.post(None, body)
+
+    def _rest(self) -> None:
+        """The copy has no space: whoever writes must not suffer from that."""
+        self._rests_until_ns = self._now_ns + self._limits.rest_ns
+        self._restart_session()
 
     def _restart_session(self) -> None:
         """Goes on alone, until the next session is open. Not after *done*: the successor may be serving."""
@@ -418,5 +426,6 @@ class Replica(ChunkWorks):
                 entries = self._index.chunks(after, limit)
                 self._answer(place, Page(entries, len(entries) < limit))
             case SyncDone():
+                self._copy.done = True
                 self._effects.append(UpToDate(self._role.chain_version))
                 self._answer(place, Accepted())

@@ -64,8 +64,8 @@ class Limits(msgspec.Struct, frozen=True):
     resend_ns: int = 200 * MS
     stall_ns: int = 2 * SECOND
     """Without an answer for so long a peer is reported, and a resync session begins anew."""
-    gone_ns: int = 10 * SECOND
-    """How long a target that left stays away."""
+    rest_ns: int = 10 * SECOND
+    """How long a resync is not tried again whose copy had no space."""
     page: int = 512
     """Rows or list entries of a resync message."""
     copies: int = 8
@@ -282,7 +282,7 @@ class ChunkWorks:
         self._release(work.handle)
         if failure is Failure.DAMAGED:
             self._damaged(chunk)
-        elif failure is Failure.NO_SPACE and self._role.syncing:
+        elif failure is Failure.NO_SPACE and self._copy.done:
             self._leave(f"no space for chunk {chunk}")
         refusal = Refusal.NO_SPACE if failure is Failure.NO_SPACE else Refusal.CORRUPT
         self._reply_refused(work, refusal, f"chunk {chunk}: {failure.value}")
@@ -346,7 +346,7 @@ class ChunkWorks:
 
     # --- what others of this machine do ---
 
-    def _leave(self, reason: str, *, for_ever: bool = False) -> None:
+    def _leave(self, reason: str) -> None:
         raise NotImplementedError
 
     def _damaged(self, chunk: ChunkId) -> None:

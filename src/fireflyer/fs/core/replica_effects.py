@@ -56,7 +56,6 @@ __all__ = [
     "Release",
     "Reply",
     "ReportGone",
-    "ReportOnline",
     "ReportUnreachable",
     "Send",
     "Stage",
@@ -301,13 +300,12 @@ class UpToDate(msgspec.Struct, frozen=True):
 
 
 class ReportGone(msgspec.Struct, frozen=True):
-    """Tell the manager from now on that this target is gone, and why. It serves no more already."""
+    """Tell the manager that this target does nothing any more that this chain version lets it do. In a later one that
+    does not let it serve it is back, and can be synced; unless it has `failed`: its disk is not to be trusted."""
 
+    chain_version: ChainVersion
     reason: str
-
-
-class ReportOnline(msgspec.Struct, frozen=True):
-    """It is back and can be synced."""
+    failed: bool = False
 
 
 class ReportUnreachable(msgspec.Struct, frozen=True):
@@ -332,7 +330,6 @@ Effect: TypeAlias = (
     | Publish
     | UpToDate
     | ReportGone
-    | ReportOnline
     | ReportUnreachable
     | AskRouting
 )

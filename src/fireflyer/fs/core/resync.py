@@ -180,11 +180,13 @@ class SyncCopy:
 
     def __init__(self) -> None:
         self.number = 0
+        self.done = False
+        """It has everything, and may be serving before it knows."""
         self._adopting: deque[Place | None] = deque()
 
     def leave(self) -> None:
         """The chain has changed: what the engine still adopts is nobody's."""
-        self.number = 0
+        self.number, self.done = 0, False
         self._adopting = deque(None for _ in self._adopting)
 
     def adopt(self, place: Place) -> None:
