@@ -13,7 +13,7 @@ namespace ff {
 
 ChunkStat ChunkEngine::State::stat_of(const ChunkRecord& record) const {
   const auto waiting = pending.find(record.id);
-  return {record.committed, waiting == pending.end() ? Content{} : waiting->second, record.session};
+  return {record.committed, waiting == pending.end() ? Content{} : waiting->second};
 }
 
 std::optional<ChunkStat> ChunkEngine::State::stat(const ChunkId& chunk) const {
@@ -27,7 +27,7 @@ Ticket ChunkEngine::State::record(const ChunkId& chunk, const ChunkStat& now, co
   Entry entry;
   entry.kind = gone ? EntryKind::erase_chunk : EntryKind::put_chunk;
   entry.file = chunk.file, entry.index = chunk.index;
-  entry.chunk = {now.committed, now.pending, now.session};
+  entry.chunk = {now.committed, now.pending};
   if (request) entry.request = stored(*request);
   apply(entry);
   return add(entry);
@@ -44,14 +44,13 @@ ChunkStat ChunkEngine::State::check(const ChunkId& chunk, const Update& update) 
   const ChunkStat now = stat(chunk).value_or(ChunkStat{});
   const bool whole = update.kind == UpdateKind::replace;
   if (staging.contains(chunk)) fail(EngineErrorKind::conflict, name_of(chunk) + " is being staged already");
-  if (now.pending.state != ContentState::none && (now.pending.id() == update.next || whole)) return now;
+  if (now.pending.state != ContentState::none && now.pending.id() == update.next) return now;
   if (now.pending.state != ContentState::none)
     fail(EngineErrorKind::conflict, name_of(chunk) + " has version " + name_of(now.pending.id()) + " pending; commit or drop it first");
   const ContentId base = now.committed.state == ContentState::data ? now.committed.id() : ContentId{};
   if (!whole && base != update.base)
     fail(EngineErrorKind::conflict, name_of(chunk) + " is at version " + name_of(base) + ", the update was made for " + name_of(update.base));
-  if (update.next.version == 0 || (!whole && update.next <= now.committed.id()))
-    fail(EngineErrorKind::usage, "version " + name_of(update.next) + " does not follow " + name_of(now.committed.id()));
+  if (update.next.version == 0 || update.next == now.committed.id()) fail(EngineErrorKind::usage, "version " + name_of(update.next) + " was given before");
   return now;
 }
 
@@ -122,63 +121,53 @@ Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Ticket& t
     s.write_staged(lock, *this, chunk, update, static_cast<std::uint32_t>(length), has_old, content);
   }
   // The chunk is what it was: stage, commit and drop of a chunk that is being staged are refused.
-  s.free_later(before.pending);
-  const auto request = update.request ? std::optional(RequestRow{*update.request, chunk, update.next}) : std::nullopt;
-  ticket = s.record(chunk, {before.committed, content, update.session}, request);
+  auto request = update.request ? std::optional(RequestRow{*update.request, chunk, update.next}) : std::nullopt;
+  if (request && !s.replaces(*request)) request.reset();
+  ticket = s.record(chunk, {before.committed, content}, request);
   return content;
 }
 
-Ticket ChunkEngine::commit(const ChunkId& chunk, const ContentId& content, bool keep_removed) {
-  State& s = *state_;
-  const State::Lock lock(s.mutex);
-  s.check_usable();
-  const auto now = s.stat(chunk);
-  if (s.staging.contains(chunk)) fail(EngineErrorKind::conflict, name_of(chunk) + " is being staged");
-  if (!now || now->pending.state == ContentState::none || now->pending.id() != content) {
-    // A removal that was committed has left nothing but the floor.
-    const bool done = now ? now->committed.id() == content : content.version <= s.floor;
-    if (done) return s.last;
+// What the chunk is, if `content` is pending and nothing hinders that this ends.
+ChunkStat ChunkEngine::State::to_finish(const ChunkId& chunk, const ContentId& content) const {
+  check_usable();
+  const auto now = stat(chunk);
+  if (!now || now->pending.state == ContentState::none || now->pending.id() != content)
     fail(EngineErrorKind::conflict, name_of(chunk) + " has no version " + name_of(content) + " pending");
-  }
-  s.free_later(now->committed);
-  Content committed = now->pending;
-  if (committed.state == ContentState::removed && !keep_removed) committed = Content{};
-  return s.record(chunk, {committed, Content{}, now->session});
+  return *now;
 }
 
-Ticket ChunkEngine::drop(const ChunkId& chunk, const ContentId& content) {
+Ticket ChunkEngine::commit(const ChunkId& chunk, const ContentId& content) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  const ChunkStat now = s.to_finish(chunk, content);
+  s.free_later(now.committed);
+  return s.record(chunk, {now.pending.state == ContentState::removed ? Content{} : now.pending, Content{}});
+}
+
+Ticket ChunkEngine::drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
+  State& s = *state_;
+  const State::Lock lock(s.mutex);
+  const ChunkStat now = s.to_finish(chunk, content);
+  s.free_later(now.pending);
+  return s.record(chunk, {now.committed, Content{}}, row);
+}
+
+Ticket ChunkEngine::adopt(const std::vector<RequestRow>& rows, bool reset) {
   State& s = *state_;
   const State::Lock lock(s.mutex);
   s.check_usable();
-  const auto now = s.stat(chunk);
-  if (s.staging.contains(chunk)) fail(EngineErrorKind::conflict, name_of(chunk) + " is being staged");
-  if (!now || now->pending.state == ContentState::none || now->pending.id() != content) return s.last;
-  s.free_later(now->pending);
-  return s.record(chunk, {now->committed, Content{}, now->session});
-}
-
-Ticket ChunkEngine::end_session() {
-  State& s = *state_;
-  const State::Lock lock(s.mutex);
-  s.check_usable();
-  std::vector<ChunkId> removed;
-  s.for_all([&](const ChunkRecord& record) {
-    if (record.committed.state == ContentState::removed) removed.push_back(record.id);
-  });
-  for (const ChunkId& chunk : removed) {
-    const auto now = s.stat(chunk);
-    s.record(chunk, {Content{}, now->pending, now->session});
+  const auto take = [&s](const Entry& entry) {
+    s.apply(entry);
+    s.add(entry);
+  };
+  if (reset) {
+    Entry entry;
+    entry.kind = EntryKind::erase_requests;
+    take(entry);
   }
+  for (const RequestRow& row : rows)
+    if (s.replaces(row)) take(request_entry(row));
   return s.last;
-}
-
-Ticket ChunkEngine::set_floor(std::uint64_t version) {
-  State& s = *state_;
-  const State::Lock lock(s.mutex);
-  s.check_usable();
-  if (version <= s.floor) return s.last;
-  s.floor = version;
-  return s.add(floor_entry(version));
 }
 
 Ticket ChunkEngine::forget_client(std::uint64_t client) {
@@ -188,15 +177,6 @@ Ticket ChunkEngine::forget_client(std::uint64_t client) {
   Entry entry;
   entry.kind = EntryKind::erase_client;
   entry.file = client;
-  s.apply(entry);
-  return s.add(entry);
-}
-
-Ticket ChunkEngine::put_request(const RequestRow& row) {
-  State& s = *state_;
-  const State::Lock lock(s.mutex);
-  s.check_usable();
-  const Entry entry = request_entry(row);
   s.apply(entry);
   return s.add(entry);
 }
@@ -213,11 +193,6 @@ std::optional<ChunkStat> ChunkEngine::stat(const ChunkId& chunk) const {
   return state_->stat(chunk);
 }
 
-std::uint64_t ChunkEngine::floor() const {
-  const State::Lock lock(state_->mutex);
-  return state_->floor;
-}
-
 std::optional<RequestRow> ChunkEngine::request(std::uint64_t client, std::uint32_t channel) const {
   const State::Lock lock(state_->mutex);
   const auto found = state_->requests.find({client, channel});
@@ -229,6 +204,13 @@ std::vector<RequestRow> ChunkEngine::requests(std::uint64_t client, std::uint32_
   std::vector<RequestRow> rows;
   for (auto at = state_->requests.lower_bound({client, channel}); at != state_->requests.end() && rows.size() < limit; ++at) rows.push_back(at->second);
   return rows;
+}
+
+std::vector<ChunkId> ChunkEngine::pending() const {
+  const State::Lock lock(state_->mutex);
+  std::vector<ChunkId> chunks;
+  for (const auto& [chunk, content] : state_->pending) chunks.push_back(chunk);
+  return chunks;
 }
 
 std::vector<std::pair<ChunkId, ChunkStat>> ChunkEngine::list(const ChunkId& from, const ChunkId& to, std::size_t limit) const {

@@ -15,7 +15,6 @@ namespace ff {
 struct ChunkRecord {
   ChunkId id;
   Content committed;
-  std::uint64_t session = 0;
 };
 
 class ChunkIndex {

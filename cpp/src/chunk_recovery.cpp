@@ -18,13 +18,6 @@ Entry follows_entry(std::uint32_t journal, std::uint64_t batches) {
 
 }  // namespace
 
-Entry floor_entry(std::uint64_t floor) {
-  Entry entry;
-  entry.kind = EntryKind::put_floor;
-  entry.file = floor;
-  return entry;
-}
-
 RequestEntry stored(const RequestRow& row) {
   return {row.request.client, row.request.sequence, row.chunk.file, row.content.version, row.request.channel, row.chunk.index, row.content.made_in, 0};
 }
@@ -47,19 +40,26 @@ void ChunkEngine::State::keep_request(const RequestEntry& r) {
   requests[{r.client, r.channel}] = {{r.client, r.sequence, r.channel}, {r.chunk_file, r.chunk_index}, {r.made_in, r.version}};
 }
 
+bool ChunkEngine::State::replaces(const RequestRow& row) const {
+  const auto now = requests.find({row.request.client, row.request.channel});
+  if (now == requests.end() || now->second.request.sequence != row.request.sequence)
+    return now == requests.end() || row.request.sequence > now->second.request.sequence;
+  return now->second.content.version == 0 || (row.content.version != 0 && row.content > now->second.content);
+}
+
 void ChunkEngine::State::apply(const Entry& entry) {
   const ChunkId chunk{entry.file, entry.index};
   switch (entry.kind) {
     case EntryKind::put_chunk:
-      index.put({chunk, entry.chunk.committed, entry.chunk.session});
+      index.put({chunk, entry.chunk.committed});
       if (entry.chunk.pending.state == ContentState::none) pending.erase(chunk);
       else pending[chunk] = entry.chunk.pending;
-      if (entry.chunk.pending.state == ContentState::removed) floor = std::max(floor, entry.chunk.pending.version);
       keep_request(entry.request);
       break;
     case EntryKind::erase_chunk:
       index.erase(chunk);
       pending.erase(chunk);
+      keep_request(entry.request);
       break;
     case EntryKind::put_request: keep_request(entry.request); break;
     case EntryKind::erase_client: {
@@ -67,7 +67,7 @@ void ChunkEngine::State::apply(const Entry& entry) {
       requests.erase(from, requests.upper_bound({entry.file, UINT32_MAX}));
       break;
     }
-    case EntryKind::put_floor: floor = std::max(floor, entry.file); break;
+    case EntryKind::erase_requests: requests.clear(); break;
     case EntryKind::follows:
     case EntryKind::end: break;
     default:
@@ -186,7 +186,7 @@ std::vector<Entry> ChunkEngine::State::next_records(std::optional<ChunkId>& next
     Entry& entry = step.emplace_back();
     entry.kind = EntryKind::put_chunk;
     entry.file = record->id.file, entry.index = record->id.index;
-    entry.chunk = {now.committed, now.pending, now.session};
+    entry.chunk = {now.committed, now.pending};
     next = after(record->id);
   }
   if (record == nullptr) next.reset();
@@ -209,7 +209,7 @@ void ChunkEngine::State::take_snapshot() {
     writer.append(step);
     lock.lock();
   }
-  std::vector<Entry> rest{floor_entry(floor)};
+  std::vector<Entry> rest;
   for (const auto& [key, row] : requests) rest.push_back(request_entry(row));
   rest.emplace_back().kind = EntryKind::end;
   flush_waiting(lock, *fresh);

@@ -23,7 +23,6 @@ namespace ff {
 inline std::string name_of(const ChunkId& chunk) { return "chunk " + std::to_string(chunk.file) + ":" + std::to_string(chunk.index); }
 inline std::string name_of(const ContentId& id) { return std::to_string(id.made_in) + "." + std::to_string(id.version); }
 
-Entry floor_entry(std::uint64_t floor);
 RequestEntry stored(const RequestRow& row);
 Entry request_entry(const RequestRow& row);
 // The id behind `chunk`; none behind the last.
@@ -45,7 +44,6 @@ struct ChunkEngine::State {
   std::map<ChunkId, Content> pending;
   std::set<ChunkId> staging;  // their blocks are being written
   std::map<std::pair<std::uint64_t, std::uint32_t>, RequestRow> requests;
-  std::uint64_t floor = 0;
   Blocks blocks;
   std::map<BlockAddress, std::uint32_t> readers;
   std::set<BlockAddress> unwanted;  // free as soon as their last reader is gone
@@ -65,6 +63,7 @@ struct ChunkEngine::State {
   void read_journals(const std::vector<std::uint32_t>& numbers, std::uint32_t first);
   void apply(const Entry& entry);
   void keep_request(const RequestEntry& r);
+  bool replaces(const RequestRow& row) const;
   template <class Each>
   void for_all(const Each& each) const {
     std::optional<ChunkId> next = ChunkId{};
@@ -98,6 +97,7 @@ struct ChunkEngine::State {
   }
   // What stage does before and after it writes the content.
   ChunkStat check(const ChunkId& chunk, const Update& update) const;
+  ChunkStat to_finish(const ChunkId& chunk, const ContentId& content) const;
   BlockAddress take_block(std::uint64_t length);
   void write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old, Content& content);
 

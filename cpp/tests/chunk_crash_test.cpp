@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -33,8 +34,7 @@ struct Version {
 // One point of the history: what the engine holds.
 struct Point {
   std::map<ChunkId, Version> committed, pending;
-  std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> requests;
-  std::uint64_t floor = 0;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, ff::RequestRow> requests;
   bool operator==(const Point&) const = default;
 };
 
@@ -55,8 +55,7 @@ Point point_of(ChunkEngine& engine) {
     if (stat.committed.state != ff::ContentState::none) point.committed[chunk] = version_of(engine, chunk, stat.committed, false);
     if (stat.pending.state != ff::ContentState::none) point.pending[chunk] = version_of(engine, chunk, stat.pending, true);
   }
-  for (const auto& row : engine.requests(0, 0, SIZE_MAX)) point.requests[{row.request.client, row.request.channel}] = row.request.sequence;
-  point.floor = engine.floor();
+  for (const auto& row : engine.requests(0, 0, SIZE_MAX)) point.requests[{row.request.client, row.request.channel}] = row;
   return point;
 }
 
@@ -76,7 +75,7 @@ class Workload {
     points[0] = now_;
     for (const auto* versions : {&now_.committed, &now_.pending})
       for (const auto& [chunk, version] : *versions) version_ = std::max(version_, version.id.version);
-    for (const auto& [channel, sequence] : now_.requests) version_ = std::max(version_, sequence);
+    for (const auto& [channel, row] : now_.requests) version_ = std::max(version_, row.request.sequence);
   }
 
   std::map<ff::Ticket, Point> points;
@@ -84,8 +83,11 @@ class Workload {
   void step() {
     const ChunkId chunk{random_.below(3), static_cast<std::uint32_t>(random_.below(2))};
     if (random_.below(10) == 0) {
-      now_.floor = std::max(now_.floor, version_ + random_.below(3));
-      note(engine_.set_floor(now_.floor));
+      adopt();
+    } else if (random_.below(20) == 0) {
+      const std::uint64_t client = random_.below(3) + 1;
+      std::erase_if(now_.requests, [client](const auto& row) { return row.first.first == client; });
+      note(engine_.forget_client(client));
     } else if (now_.pending.contains(chunk)) {
       finish(chunk);
     } else {
@@ -96,10 +98,37 @@ class Workload {
  private:
   void note(ff::Ticket ticket) { points[ticket] = now_; }
 
+  // A cut may come between the rows of one call, so each is a call of its own.
+  void adopt() {
+    const bool reset = random_.below(3) == 0;
+    const ff::Request request{random_.below(3) + 1, version_ + 1 + random_.below(3), static_cast<std::uint32_t>(random_.below(2))};
+    const ff::RequestRow row{request, {1, 1}, {7, random_.below(2) * version_}};
+    if (reset) {
+      now_.requests.clear();
+      note(engine_.adopt({}, true));
+    }
+    keep(row);
+    note(engine_.adopt({row}, false));
+  }
+
+  void keep(const ff::RequestRow& row) {
+    auto& now = now_.requests[{row.request.client, row.request.channel}];
+    const bool newer = row.request.sequence > now.request.sequence;
+    const bool same = row.request.sequence == now.request.sequence && (now.content.version == 0 || row.content > now.content);
+    if (newer || same) now = row;
+  }
+
   void finish(const ChunkId& chunk) {
     const Version version = now_.pending.at(chunk);
     now_.pending.erase(chunk);
-    if (random_.below(5) == 0) return note(engine_.drop(chunk, version.id));
+    if (random_.below(5) == 0) {
+      std::optional<ff::RequestRow> row;
+      if (random_.below(2) == 0) {
+        row = ff::RequestRow{{random_.below(3) + 1, version.id.version, static_cast<std::uint32_t>(random_.below(2))}, chunk, {}};
+        now_.requests[{row->request.client, row->request.channel}] = *row;
+      }
+      return note(engine_.drop(chunk, version.id, row));
+    }
     if (version.removed) now_.committed.erase(chunk);
     else now_.committed[chunk] = version;
     note(engine_.commit(chunk, version.id));
@@ -110,8 +139,7 @@ class Workload {
     const bool present = now_.committed.contains(chunk);
     update.kind = static_cast<ff::UpdateKind>(random_.below(4));
     update.base = present ? now_.committed[chunk].id : ContentId{};
-    version_ = std::max(version_, now_.floor) + 1;
-    update.next = {7, version_};
+    update.next = {7, ++version_};
     if (random_.below(2) == 0) update.request = ff::Request{random_.below(3) + 1, version_, static_cast<std::uint32_t>(random_.below(2))};
     update.offset = static_cast<std::uint32_t>(random_.below(9000));
     update.length = static_cast<std::uint32_t>(random_.below(70'000));
@@ -126,13 +154,10 @@ class Workload {
         break;
       case ff::UpdateKind::truncate: version.data.resize(update.length); break;
       case ff::UpdateKind::replace: version.data = fresh; break;
-      case ff::UpdateKind::remove:
-        version.data.clear();
-        now_.floor = std::max(now_.floor, update.next.version);
-        break;
+      case ff::UpdateKind::remove: version.data.clear(); break;
     }
     now_.pending[chunk] = version;
-    if (update.request) now_.requests[{update.request->client, update.request->channel}] = update.request->sequence;
+    if (update.request) keep({*update.request, chunk, update.next});
     ff::Ticket ticket = 0;
     engine_.stage(chunk, update, ticket);
     note(ticket);

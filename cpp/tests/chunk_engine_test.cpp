@@ -124,7 +124,7 @@ void holes_are_zeros_and_ends_move() {
   refused(EngineErrorKind::usage, "is above 67108864", [&] { engine.stage(chunk, update(UpdateKind::write, 4, 64u << 20, piece), ticket); });
 }
 
-void repetitions_change_nothing() {
+void what_does_not_fit_is_refused() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
   ChunkEngine engine(std::move(owned), options());
@@ -137,30 +137,39 @@ void repetitions_change_nothing() {
   engine.stage(chunk, u, second);
   CHECK(second <= engine.flush() && disk.log.size() == operations);
   CHECK(!engine.view(chunk) && engine.view(chunk, true));
+  CHECK(engine.pending() == std::vector{chunk});
   engine.commit(chunk, {1, 1});
-  engine.commit(chunk, {1, 1});
+  CHECK(engine.pending().empty());
   CHECK(got(engine, chunk) == data);
   refused(EngineErrorKind::conflict, "is at version 1.1, the update was made for 0.0", [&] { engine.stage(chunk, u, first); });
   refused(EngineErrorKind::conflict, "has no version 1.9 pending", [&] { engine.commit(chunk, {1, 9}); });
   engine.stage(chunk, update(UpdateKind::remove, 2, 0, {}), first);
   refused(EngineErrorKind::conflict, "has version 1.2 pending", [&] { engine.stage(chunk, update(UpdateKind::write, 3, 0, data), first); });
-  CHECK(engine.floor() == 2);
   engine.commit(chunk, {1, 2});
-  engine.commit(chunk, {1, 2});  // nothing is left of it but the floor
   CHECK(!engine.stat(chunk) && engine.stats().chunks == 0 && engine.stats().taken_bytes > 0);
   engine.flush();
   CHECK(engine.stats().taken_bytes == 0);
 }
 
-void tombstones_stay_until_the_session_ends() {
+void rows_stay_in_the_order_of_their_updates() {
   ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
-  put(engine, chunk, 1, noise(10, 1));
+  const auto row = [](std::uint64_t sequence, std::uint64_t version) { return ff::RequestRow{{4, sequence, 1}, chunk, {1, version}}; };
+  const auto kept = [&] { return *engine.request(4, 1); };
+  engine.adopt({row(5, 50), row(4, 60)}, false);
+  CHECK(kept() == row(5, 50));
+  engine.adopt({row(5, 0)}, false);
+  CHECK(kept() == row(5, 50));
   ff::Ticket ticket = 0;
-  engine.stage(chunk, update(UpdateKind::remove, 2, 0, {}), ticket);
-  engine.commit(chunk, {1, 2}, true);
-  CHECK(engine.stat(chunk)->committed.state == ff::ContentState::removed && !engine.view(chunk));
-  engine.end_session();
-  CHECK(!engine.stat(chunk));
+  Update u = update(UpdateKind::remove, 1, 0, {});
+  u.request = ff::Request{4, 3, 1};
+  engine.stage(chunk, u, ticket);
+  CHECK(kept() == row(5, 50));  // an older one changes nothing
+  engine.drop(chunk, {1, 1}, row(5, 0));
+  CHECK(kept() == row(5, 0) && !engine.stat(chunk));
+  engine.adopt({row(1, 1)}, true);
+  CHECK(kept() == row(1, 1));
+  engine.forget_client(4);
+  CHECK(!engine.request(4, 1));
 }
 
 void readers_keep_their_block() {
@@ -339,8 +348,8 @@ void many_records_are_found_in_order() {
 int main() {
   reads_any_range();
   holes_are_zeros_and_ends_move();
-  repetitions_change_nothing();
-  tombstones_stay_until_the_session_ends();
+  what_does_not_fit_is_refused();
+  rows_stay_in_the_order_of_their_updates();
   readers_keep_their_block();
   at_the_limit_updates_are_refused_and_the_rest_goes_on();
   damage_is_found();

@@ -109,7 +109,8 @@ void any_range_is_right(std::unique_ptr<ff::Disk> disk) {
   std::vector<ReadRequest> asked;
   for (std::uint64_t i = 0; i < 600; ++i) {
     const bool aligned = random.below(2) == 0;
-    ReadRequest r = request(static_cast<std::uint32_t>(random.below(2)), static_cast<std::uint32_t>(random.below(1'010'000)), static_cast<std::uint32_t>(random.below(300'000)), i);
+    const auto index = static_cast<std::uint32_t>(random.below(2)), length = static_cast<std::uint32_t>(random.below(300'000));
+    ReadRequest r = request(index, static_cast<std::uint32_t>(random.below(1'010'000)), length, i);
     if (aligned) r.offset &= ~4095u, r.length &= ~4095u;
     if (random.below(4) == 0) r.offset = static_cast<std::uint32_t>(random.below(6000));
     asked.push_back(r);

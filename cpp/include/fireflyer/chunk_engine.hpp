@@ -62,25 +62,26 @@ struct Request {
   auto operator<=>(const Request&) const = default;
 };
 
+// What became of a channel's last update. Rows may come in any order: the highest sequence stays, and of one update the
+// content that was made rather than that it was given up (version 0).
 struct RequestRow {
   Request request;
   ChunkId chunk;
   ContentId content;
+  bool operator==(const RequestRow&) const = default;
 };
 
 struct Update {
   UpdateKind kind = UpdateKind::write;
   std::uint32_t offset = 0, length = 0;  // `length`: of a truncate
   Bytes data;
-  ContentId base;  // what must be committed now (version 0: absent); ignored by replace
+  ContentId base;  // what must be committed now (version 0: absent); replace does not look at it
   ContentId next;
-  std::uint64_t session = 0;       // of a syncing replica
   std::optional<Request> request;  // durable together with the staged content
 };
 
 struct ChunkStat {
   Content committed, pending;
-  std::uint64_t session = 0;
 };
 
 struct EngineStats {
@@ -119,22 +120,20 @@ class ChunkEngine {
 
   // Writes the content; returns what is pending then. Repeating it (same next id) changes nothing.
   Content stage(const ChunkId& chunk, const Update& update, Ticket& ticket);
-  // Repeating it changes nothing. `keep_removed`: a removal leaves a record (a tombstone) until end_session.
-  Ticket commit(const ChunkId& chunk, const ContentId& content, bool keep_removed = false);
-  Ticket drop(const ChunkId& chunk, const ContentId& content);  // the pending content
-  Ticket end_session();                                         // removes all tombstones
-  Ticket set_floor(std::uint64_t version);
+  Ticket commit(const ChunkId& chunk, const ContentId& content);  // what is pending; a removal leaves no record
+  // What is pending goes. `row`, if any, stands for its row from now on, whatever their order.
+  Ticket drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row = std::nullopt);
+  Ticket adopt(const std::vector<RequestRow>& rows, bool reset);  // `reset`: forgets all others first
   Ticket forget_client(std::uint64_t client);
-  Ticket put_request(const RequestRow& row);
 
   // Makes durable what waits for it, and returns the last durable ticket. One caller at a time does it for all.
   Ticket flush();
   Ticket durable() const;
 
   std::optional<ChunkStat> stat(const ChunkId& chunk) const;
-  std::uint64_t floor() const;
   std::optional<RequestRow> request(std::uint64_t client, std::uint32_t channel) const;
   std::vector<RequestRow> requests(std::uint64_t client, std::uint32_t channel, std::size_t limit) const;  // from there on, in order
+  std::vector<ChunkId> pending() const;                                                                    // chunks, in order
   std::vector<std::pair<ChunkId, ChunkStat>> list(const ChunkId& from, const ChunkId& to, std::size_t limit) const;
   std::optional<std::pair<ChunkId, ChunkStat>> last_before(const ChunkId& to) const;
 

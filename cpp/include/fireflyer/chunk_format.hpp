@@ -60,7 +60,7 @@ inline constexpr std::uint32_t trailer_magic = 0x31424646;  // "FFB1"
 inline constexpr std::size_t batch_align_bytes = 4096;      // no two batches share a sector: a torn one cannot hurt its elder
 inline constexpr std::size_t max_batch_bytes = std::size_t{1} << 20;
 
-enum class EntryKind : std::uint32_t { put_chunk = 1, erase_chunk, put_request, erase_client, put_floor, follows, end };
+enum class EntryKind : std::uint32_t { put_chunk = 1, erase_chunk, put_request, erase_client, erase_requests, follows, end };
 
 enum class ContentState : std::uint8_t { none, data, removed };
 
@@ -83,12 +83,11 @@ struct Content {
 
 struct ChunkEntry {
   Content committed, pending;
-  std::uint64_t session = 0;  // the chain version in which a syncing replica got the record; 0: not in a session
 };
 
-// The last update of a client's channel, so that its repetition is recognised.
+// The last update of a client's channel, so that its repetition is recognised. Version 0: it was given up.
 struct RequestEntry {
-  std::uint64_t client = 0, sequence = 0;  // 0: no request
+  std::uint64_t client = 0, sequence = 0;  // sequence 0: no request
   std::uint64_t chunk_file = 0, version = 0;
   std::uint32_t channel = 0, chunk_index = 0, made_in = 0, reserved = 0;
 };
@@ -97,7 +96,7 @@ struct RequestEntry {
 struct Entry {
   EntryKind kind{};
   std::uint32_t index = 0;  // of the chunk; which journal a journal follows
-  std::uint64_t file = 0;   // of the chunk; the client that is forgotten; the floor; how many batches the journal before has
+  std::uint64_t file = 0;   // of the chunk; the client that is forgotten; how many batches the journal before has
   ChunkEntry chunk;
   RequestEntry request;
 };
@@ -124,7 +123,7 @@ struct TrailerHeader {
   std::uint64_t reserved_too[2] = {0, 0};
 };
 
-static_assert(sizeof(Content) == 32 && sizeof(ChunkEntry) == 72 && sizeof(RequestEntry) == 48 && sizeof(Entry) == 136);
+static_assert(sizeof(Content) == 32 && sizeof(ChunkEntry) == 64 && sizeof(RequestEntry) == 48 && sizeof(Entry) == 128);
 static_assert(sizeof(BatchHeader) == 32 && sizeof(TrailerHeader) == trailer_header_bytes);
 static_assert(std::has_unique_object_representations_v<Entry> && std::has_unique_object_representations_v<TrailerHeader>);
 static_assert(max_batch_bytes % batch_align_bytes == 0);
