@@ -187,6 +187,32 @@ def test_who_is_not_sure_comes_back_only_when_an_administrator_has_read_what_may
     assert cluster.run_for(20 * SECOND, cluster.all_serve)
 
 
+def test_after_a_power_cut_of_all_a_chain_does_not_wait_for_the_machine_that_stays_dark() -> None:
+    """Those that come up are seen one after the other; that does not make the last one the only complete one."""
+    cluster = begun(replicas=3, chains=1)
+    for node in [*(one.node for one in cluster.managers), *(one.node for one in cluster.hosts)]:
+        node.crash()
+    cluster.run_for(SECOND)
+    for node in [*(one.node for one in cluster.managers), *(one.node for one in cluster.hosts[:2])]:
+        node.restart()
+        cluster.run_for(2 * SECOND)
+    assert cluster.run_for(20 * SECOND, lambda: sorted(serving(cluster)) == [101, 102])
+
+
+def test_who_left_while_the_others_went_on_is_not_asked_for_what_it_missed() -> None:
+    cluster = begun(replicas=3, chains=1)
+    cluster.hosts[0].node.crash()
+    assert cluster.run_for(20 * SECOND, lambda: len(serving(cluster)) == 2)
+    assert cluster.run_for(5 * SECOND, lambda: cluster.truth.write(1, flush=True))
+    for one in cluster.hosts[1:]:
+        one.node.crash()
+    cluster.hosts[0].node.restart()
+    cluster.run_for(20 * SECOND)
+    assert serving(cluster) == []
+    cluster.hosts[2].node.restart()
+    assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [103, 101])
+
+
 def test_status_says_who_lives_and_what_is_reported() -> None:
     cluster = begun()
     cluster.hosts[2].node.crash()

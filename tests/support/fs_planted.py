@@ -10,6 +10,7 @@ from fireflyer.fs.core import chains, transact
 from fireflyer.fs.core.attendance import Attendance
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.manager import Manager
@@ -73,6 +74,10 @@ def commits_without_the_lease(patch: Patch) -> None:
 
 def acts_until_told_otherwise(patch: Patch) -> None:
     patch.setattr(LeaseMachine, "may_act", lambda self, _now_ns: self.held is not None)
+
+
+def nobody_counts_as_told(patch: Patch) -> None:
+    patch.setattr(Learned, "answered", lambda _self, _node, _chains: None)
 
 
 def two_syncing(patch: Patch) -> None:
@@ -187,6 +192,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         answers_while_it_is_decided,
         commits_without_the_lease,
         acts_until_told_otherwise,
+        nobody_counts_as_told,
         two_syncing,
         any_offline_one_comes_back,
         sure_or_not,

@@ -66,7 +66,11 @@ class Truth:
         self._granted: dict[TargetId, int] = {}
         """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
         self._unsure: dict[TargetId, bool] = {}
-        self._last: dict[int, list[TargetId]] = {}
+        self._last: dict[int, tuple[int, list[TargetId]]] = {}
+        """Of a chain, the last version in which anything may have been committed, and who served in it."""
+        self._served: dict[int, list[tuple[int, list[TargetId]]]] = {}
+        """Of a chain, who served in which version."""
+        self._knew: dict[tuple[int, int], list[TargetId]] = {}
         self._world = world
 
     # --- data ---
@@ -142,6 +146,7 @@ class Truth:
 
     def check_process(self, process: Process) -> None:
         """Called when it has learned something: time alone only closes its fence."""
+        self._note_what_is_known(process)
         for target in process.host.targets:
             if not process.serves(target):
                 continue
@@ -151,6 +156,18 @@ class Truth:
             assert process.incarnation == self.incarnations[process.host.node_id], f"{who} serves but was replaced"
             has, all_of_it = self.content.get(target, 0), self.acknowledged[chain.id]
             assert has == all_of_it, f"{who} serves with {has} of {all_of_it} acknowledged updates"
+
+    def _note_what_is_known(self, process: Process) -> None:
+        for chain in process.routing.chains:
+            knew = self._knew.setdefault((chain.id, chain.version), [])
+            if chain.version <= self._last[chain.id][0]:
+                continue
+            knew += [one for one in process.host.targets if _has(chain, one) and one not in knew]
+            serving = [one.target for one in chain.members if one.state is TargetState.SERVING]
+            last = self._last[chain.id][1]
+            new_tail = bool(serving) and serving[-1] in knew and serving[-1:] != last[-1:]
+            if new_tail or (serving and all(one in knew for one in serving)):
+                self._last[chain.id] = (chain.version, serving)
 
     def committed(self, before: dict[bytes, bytes], written: dict[bytes, bytes | None]) -> None:
         """Called at the instant of each commit."""
@@ -209,10 +226,12 @@ class Truth:
         assert ranks == sorted(ranks), f"members out of order: {new}"
         assert len(syncing) <= (1 if serving else 0), f"syncs without a source, or twice: {new}"
         if old is None:
-            self._last[new.id], self.acknowledged[new.id] = serving, 0
+            self._served[new.id] = []
+            self._last[new.id], self.acknowledged[new.id] = (new.version, serving), 0
             return
         assert new.version == old.version + 1, f"{new} follows {old}"
-        last = self._last[new.id]
+        since, last = self._last[new.id]
+        last = [*last, *(one for version, served in self._served[new.id] if version > since for one in served)]
         for target in serving:
             if _state(old, target) is TargetState.SERVING:
                 continue
@@ -221,15 +240,17 @@ class Truth:
                 self._accept_loss(new, target)
             else:
                 assert synced or target in last, f"target {target} was neither synced nor among the last {last}: {new}"
+                has, all_of_it = self.content.get(target, 0), self.acknowledged[new.id]
+                assert has == all_of_it, f"target {target} shall serve with {has} of {all_of_it} updates: {new}"
                 assert synced or self.sure(target), f"target {target} serves again although it is not sure: {new}"
+        self._served[new.id].append((new.version, serving))
         self.roles_taken += sum(
             1 for one in old.members if one.state is TargetState.SERVING and one.target not in serving
         )
-        if serving:
-            self._last[new.id] = serving
 
     def _accept_loss(self, chain: Chain, target: TargetId) -> None:
         self.acknowledged[chain.id] = self.content.get(target, 0)
+        self._last[chain.id] = (chain.version, [target])
         self._unsure[target] = False
 
 

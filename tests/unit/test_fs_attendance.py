@@ -144,6 +144,15 @@ def test_a_target_that_is_to_give_up_is_gone_when_it_has_stopped_and_until_the_n
     assert not any(isinstance(one, StopTarget) for one in effects)
 
 
+def test_a_target_without_a_role_has_none_to_lay_down() -> None:
+    process = Process().serving()
+    process.told(HeartbeatAnswer(2, routing(2, TargetState.LASTSRV, base=1)))
+    process.feed(TargetStopped(11, 2))
+    beat = process.tick().request
+    assert isinstance(beat, Heartbeat)
+    assert beat.reports == (TargetReport(11, Condition.ONLINE, 2),)
+
+
 def test_a_failed_disk_is_gone_in_every_version() -> None:
     process = Process().serving()
     assert reports(process.feed(TargetFailed(11)))[0].condition is Condition.GONE

@@ -137,6 +137,21 @@ def test_reports_of_another_version_say_nothing() -> None:
             assert next_chain(chain, old) == next_chain(chain, {})
 
 
+def test_who_has_missed_nothing_is_waited_for_with_the_last_and_unused_while_one_serves() -> None:
+    chain = chain_of((("serving", ""), ("syncing", ""), ("waiting", ""), ("offline", "")))
+    lost, _ = next_chain(chain, reports_of((("", "gone"), ("", "gone"), ("", "online"), ("", "silent"))), (2, 3))
+    assert {one.target: str(one.state) for one in lost.members} == {
+        0: "lastsrv",
+        1: "offline",
+        2: "lastsrv",
+        3: "lastsrv",
+    }
+    back, _ = next_chain(lost, {2: TargetReport(2, Condition.ONLINE, lost.version)}, (2, 3))
+    assert [(one.target, str(one.state)) for one in back.members if one.target == 2] == [(2, "serving")]
+    same, _ = next_chain(chain, {}, (2, 3))
+    assert same is chain
+
+
 def test_all_that_were_serving_at_the_end_may_come_back_and_who_left_before_may_not() -> None:
     chain = chain_of((("serving", "gone"), ("serving", "gone"), ("offline", "online")))
     lost, reason = next_chain(chain, reports_of((("", "gone"), ("", "gone"), ("", "online"))))

@@ -231,8 +231,10 @@ class Attendance:
             case Told(_, answer):
                 self._on_answer(now_ns, answer)
             case TargetStopped(target, chain_version):
-                known = self._known(target)
-                known.stopped_in = max(known.stopped_in, chain_version)
+                known, place = self._known(target), self._place.get(target)
+                # Without a role there is nothing to lay down: GONE would keep it from ever getting one.
+                if place is not None and place[1].state in (TargetState.SERVING, TargetState.SYNCING):
+                    known.stopped_in = max(known.stopped_in, chain_version)
             case TargetFailed(target):
                 self._known(target).failed = True
             case TargetSynced(target, chain_version):

@@ -6,26 +6,28 @@ nothing.
 
 | state | becomes |
 |---|---|
-| serving | not gone → serving. Gone, another one serves → offline. All that were serving gone → all of them lastsrv |
+| serving | not gone → serving. Gone, another one serves → offline. All gone → lastsrv, they and all who are complete |
 | lastsrv | nobody serves, online and sure → serving, the first such one. Somebody serves → without a role |
 | ... not sure | online → without a role, unless it is the last lastsrv: then it stays |
 | syncing | up to date → serving. Not gone, somebody serves → syncing, otherwise without a role |
 | waiting, offline | without a role |
+
+*Complete* are those that served before and cannot have missed anything since (see `learned`).
 
 *Without a role*: gone → offline. Online, somebody serves and nobody else syncs → syncing, the first such one. Online →
 waiting. Silent → as it was, or waiting if it was syncing, or offline if it was lastsrv.
 
 Why it is safe. What was acknowledged is on every target that was serving in the last version in which any was: an
 update is acknowledged when all serving ones have it, and who takes a role away here knows that it can be used no more.
-`serving` comes only from there: from `serving` and `lastsrv`, which are those of that version, and from `syncing` when
-the target has been given everything in this very version.
+`serving` comes only from there: from `serving` and `lastsrv`, which are those of that version, or of one before when
+nothing was acknowledged since, and from `syncing` when the target has been given everything in this very version.
 
 One pass is enough: with the same reports the next chain stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from fireflyer.fs.schema.ids import TargetId
@@ -42,14 +44,16 @@ _Said = TargetReport | None
 _States = dict[TargetId, TargetState]
 
 
-def next_chain(chain: Chain, reports: Mapping[TargetId, TargetReport]) -> tuple[Chain, str]:
+def next_chain(
+    chain: Chain, reports: Mapping[TargetId, TargetReport], complete: Collection[TargetId] = ()
+) -> tuple[Chain, str]:
     """The chain after this one, and why; the same object if nothing changes. Reports of another version do not
-    count."""
+    count. `complete`: who has every acknowledged update although it does not serve."""
     said = {member.target: _said(reports.get(member.target), chain) for member in chain.members}
     states: _States = {}
     _serve(chain, said, states)
     if _SERVING not in states.values():
-        _wait_for_the_last(chain, said, states)
+        _wait_for_the_last(chain, said, states, complete)
     _without_role(chain, said, states)
     members = in_order(chain.members, states)
     if members == chain.members:
@@ -99,9 +103,13 @@ def _serve(chain: Chain, said: Mapping[TargetId, _Said], states: _States) -> Non
             return
 
 
-def _wait_for_the_last(chain: Chain, said: Mapping[TargetId, _Said], states: _States) -> None:
+def _wait_for_the_last(
+    chain: Chain, said: Mapping[TargetId, _Said], states: _States, complete: Collection[TargetId]
+) -> None:
     """Nobody serves: who has every acknowledged update."""
     serving = [member.target for member in chain.members if member.state is _SERVING]
+    if serving:
+        serving += [one.target for one in chain.members if one.target in complete and one.target not in serving]
     last = serving or [member.target for member in chain.members if member.state is _LASTSRV]
     unsure = [] if serving else [target for target in last if _there(said[target])]
     for target in reversed(unsure):

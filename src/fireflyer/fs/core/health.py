@@ -41,6 +41,13 @@ class NodeHealth:
     dead: bool = False
 
 
+@dataclass(slots=True)
+class _Order:
+    give_up: GiveUp
+    cut_off: bool
+    """Its reason is a broken path."""
+
+
 class Health:
     def __init__(self, ledger: Ledger, now_ns: int) -> None:
         self._ledger = ledger
@@ -48,7 +55,8 @@ class Health:
         self._nodes: dict[NodeId, NodeHealth] = {}
         for node in ledger.nodes.committed.values():
             self._nodes[node.id] = NodeHealth(node.incarnation, now_ns)
-        self._orders: dict[ChainId, GiveUp] = {}
+        self._orders: dict[ChainId, _Order] = {}
+        """The last one of each chain: of one version, no second target is asked."""
         self._held_until_ns: dict[TargetId, int] = {}
 
     # --- what happens ---
@@ -76,9 +84,19 @@ class Health:
                 continue
             node.reports[report.target] = report
             chain = self._ledger.chain_of(report.target)
+            if chain is not None and report.condition is Condition.GONE:
+                self._hold(chain, report, now_ns)
             if chain is not None and _said(before.get(report.target)) != _said(report):
                 changed[chain] = None
         return list(changed)
+
+    def _hold(self, chain: ChainId, report: TargetReport, now_ns: int) -> None:
+        """A target that has given up as it was asked to, for a broken path, shall not be synced over it at once."""
+        order = self._orders.get(chain)
+        if order is None or not order.cut_off or report.target in self._held_until_ns:
+            return
+        if (order.give_up.target, order.give_up.chain_version) == (report.target, report.chain_version):
+            self._held_until_ns[report.target] = now_ns + HOLD_OFF * self._failure_timeout_ns
 
     def forgive(self, slept_ns: int) -> None:
         """The manager's process stood still for so long: what was sent meanwhile is heard only now."""
@@ -156,19 +174,17 @@ class Health:
 
     def _order(self, chain: Chain, now_ns: int) -> GiveUp | None:
         serving = [one for one in chain.members if one.state is TargetState.SERVING and self._lately(one.node, now_ns)]
-        standing = self._orders.get(chain.id)
-        if standing is not None and standing.chain_version == chain.version:
-            return standing if any(one.target != standing.target for one in serving) else None
         victim, reason = self._drained(serving), "it is drained"
+        cut_off = victim is None
         if victim is None:
             victim, reason = self._cut_off(chain, serving)
-            if victim is not None:
-                self._held_until_ns[victim.target] = now_ns + HOLD_OFF * self._failure_timeout_ns
         if victim is None:
-            self._orders.pop(chain.id, None)
             return None
-        order = self._orders[chain.id] = GiveUp(victim.target, chain.id, chain.version, reason)
-        return order
+        standing = self._orders.get(chain.id)
+        if standing is None or standing.give_up.chain_version != chain.version:
+            standing = _Order(GiveUp(victim.target, chain.id, chain.version, reason), cut_off)
+            self._orders[chain.id] = standing
+        return standing.give_up if any(one.target != standing.give_up.target for one in serving) else None
 
     def _lately(self, node: NodeId, now_ns: int) -> bool:
         return node in self._nodes and self.silent_ns(node, now_ns) < self._failure_timeout_ns // 2

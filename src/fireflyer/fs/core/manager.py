@@ -60,6 +60,7 @@ from fireflyer.fs.core import admin
 from fireflyer.fs.core.chains import next_chain
 from fireflyer.fs.core.fence import fence_ns
 from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY, TABLES, TARGETS, NodeRow
@@ -172,6 +173,7 @@ class Manager:
         self._resting = False
         self._ledger: Ledger | None = None
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
+        self._learned = Learned()
         self._dirty: dict[ChainId, None] = {}
         self._draft: _Draft | None = None
         self._ticked_ns: int | None = None
@@ -246,6 +248,7 @@ class Manager:
             return NotPrimary(self._lease.primary_address)
         if self._draft is not None and heartbeat.node in self._draft.condemned:
             return _refusal(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
+        self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
         orders = self._health.orders(heartbeat.node, now_ns)
         return HeartbeatAnswer(heartbeat.sequence, ledger.delta(heartbeat.known), orders)
 
@@ -268,7 +271,7 @@ class Manager:
             return
         ledger = Ledger(self.term, self._settings.failure_timeout_ns)
         ledger.load(outcome.rows)
-        self._ledger, self._health = ledger, Health(ledger, now_ns)
+        self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), Learned()
         self._soil(sorted(ledger.chains.committed))
         self._note(f"primary in term {self.term} with routing {ledger.state.version}")
 
@@ -371,7 +374,8 @@ class Manager:
             chain = ledger.chains.get(chain_id)
             if chain is None:
                 continue
-            following, reason = next_chain(chain, self._health.reports(chain, draft.replaced))
+            reports, complete = self._health.reports(chain, draft.replaced), self._learned.complete(chain_id)
+            following, reason = next_chain(chain, reports, complete)
             if following is not chain:
                 ledger.put_chain(chain_id, following.members)
                 draft.notes.append(f"chain {chain_id} version {following.version}: {reason}")
@@ -411,6 +415,9 @@ class Manager:
             else:
                 self._health.started(node_id, node.incarnation, now_ns)
         drained = [ledger.chain_of(target) for target, _ in ledger.targets.changes()]
+        for chain_id, chain in ledger.chains.changes():
+            if chain is not None:
+                self._learned.committed(ledger.chains.committed.get(chain_id), chain)
         ledger.commit()
         self._draft = None
         self._soil(list(draft.chains))

@@ -9,7 +9,8 @@ What a storage process promises (the manager's decisions are safe only for those
 2. It takes over the routing of a heartbeat's answer, unless it knows a newer one, before that answer extends its fence.
 3. A target does what its state in the newest chain version known to the process allows, and only while the fence is
    open.
-4. What it reports of a target, it reports for that chain version. GONE means: it has stopped using whatever role it had
+4. It learns of routing from the answers to its own heartbeats and from nothing else.
+5. What it reports of a target, it reports for that chain version. GONE means: it has stopped using whatever role it had
    in this version or before, and will not use one until it learns of a later version that gives it one.
 """
 
