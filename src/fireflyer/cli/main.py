@@ -30,6 +30,7 @@ _COMMANDS = {
     "demo": "fireflyer.cli.demo",
     "report": "fireflyer.cli.report",
     "collectives": "fireflyer.cli.collectives",
+    "fs": "fireflyer.cli.fs",
     "version": "fireflyer.cli.version",
 }
 

@@ -1,0 +1,27 @@
+"""Where the targets of chains lie, such that the loss of a node spreads evenly; and how to get there. Pure.
+
+`place` makes a table for a cluster, `measure` says how even it is and what is possible (it has the metric),
+`rebalance` plans the moves when nodes or disks come and go.
+"""
+
+from fireflyer.fs.core.placement.measure import Quality
+from fireflyer.fs.core.placement.model import Cluster, Place, StorageNode, Table, uniform_cluster
+from fireflyer.fs.core.placement.placing import Placement, place, quality_of
+from fireflyer.fs.core.placement.rebalancing import Move, Plan, apply_move, moves_between, rebalance
+
+__all__ = [
+    "Cluster",
+    "Move",
+    "Place",
+    "Placement",
+    "Plan",
+    "Quality",
+    "StorageNode",
+    "Table",
+    "apply_move",
+    "moves_between",
+    "place",
+    "quality_of",
+    "rebalance",
+    "uniform_cluster",
+]
