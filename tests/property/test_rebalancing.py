@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import pytest
@@ -62,7 +63,7 @@ def planned(cluster: Cluster, table: Table, extra_percent: int = 0) -> Plan:
         raise
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=12, deadline=None, suppress_health_check=FILTERED)
 @given(changes(), st.sampled_from([0, 0, 30]))
 def test_every_step_is_safe_and_the_end_is_the_goal(change: tuple[Cluster, Cluster, int], extra_percent: int) -> None:
     before, after, replicas = change
@@ -92,7 +93,7 @@ def test_every_step_is_safe_and_the_end_is_the_goal(change: tuple[Cluster, Clust
     assert held.keys() <= {where for where, count in slots.items() if count}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=6, deadline=None, suppress_health_check=FILTERED)
 @given(changes())
 def test_no_more_moves_than_needed_and_none_in_what_is_settled(change: tuple[Cluster, Cluster, int]) -> None:
     before, after, replicas = change
@@ -105,7 +106,7 @@ def test_no_more_moves_than_needed_and_none_in_what_is_settled(change: tuple[Clu
     assert again.minimum == 0
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=6, deadline=None, suppress_health_check=FILTERED)
 @given(changes(), st.data())
 def test_after_any_interruption_a_new_plan_finishes_what_is_left(
     change: tuple[Cluster, Cluster, int], data: st.DataObject
@@ -130,7 +131,7 @@ def test_after_any_interruption_a_new_plan_finishes_what_is_left(
         assert made <= first.minimum + max(2, first.minimum // 4)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=6, deadline=None, suppress_health_check=FILTERED)
 @given(changes(), st.data())
 def test_what_is_left_of_a_stored_goal_is_the_rest_of_the_plan(
     change: tuple[Cluster, Cluster, int], data: st.DataObject
@@ -157,6 +158,11 @@ def shrunk(cluster: Cluster, nodes: int) -> Cluster:
 EQUAL = uniform_cluster(25, 16, disks=4)
 
 
+@functools.cache
+def table_of_equals() -> Table:
+    return place(EQUAL, 3).table
+
+
 @pytest.mark.parametrize(
     ("after", "moves"),
     [
@@ -169,7 +175,7 @@ EQUAL = uniform_cluster(25, 16, disks=4)
     ids=["one more", "five more", "twice as many", "one less", "three less"],
 )
 def test_it_ends_about_as_even_as_a_new_table(after: Cluster, moves: int) -> None:
-    table = place(EQUAL, 3).table
+    table = table_of_equals()
     plan = rebalance(after, table)
     assert len(plan.moves) == plan.minimum == moves
     fresh = place(after, 3, chains=len(table.chains)).quality
@@ -180,7 +186,7 @@ def test_it_ends_about_as_even_as_a_new_table(after: Cluster, moves: int) -> Non
 
 
 def test_a_disk_is_emptied_into_its_node_and_others() -> None:
-    table = place(EQUAL, 3).table
+    table = table_of_equals()
     after = tuple(StorageNode(node.id, (5,) * 4 if node.id != 7 else (0, 5, 5, 5)) for node in EQUAL)
     plan = rebalance(after, table)
     assert len(plan.moves) == plan.minimum == 4
@@ -188,7 +194,7 @@ def test_a_disk_is_emptied_into_its_node_and_others() -> None:
 
 
 def test_lost_targets_come_first_and_say_so() -> None:
-    table = place(EQUAL, 3).table
+    table = table_of_equals()
     after = tuple(
         StorageNode(node.id, (0,) * 4 if node.id == 2 else (6,) * 4, node.domain) for node in EQUAL if node.id != 1
     )
@@ -209,6 +215,6 @@ def test_domains_that_are_named_anew_are_kept_apart_again() -> None:
 
 
 def test_no_room_is_said_in_one_line() -> None:
-    table = place(EQUAL, 3).table
+    table = table_of_equals()
     with pytest.raises(UsageError, match="have no room on these disks; add nodes or disks"):
         rebalance(EQUAL[1:], table)

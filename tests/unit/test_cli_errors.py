@@ -37,7 +37,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
     ("argv", "said"),
     [
         (["rnu"], "no command 'rnu'; did you mean 'run'?"),
-        (["frobnicate"], "there are run, demo, report, collectives, version"),
+        (["frobnicate"], "there are run, demo, report, collectives, fs, version"),
         (["train.py"], "to run it: ff run train.py"),
         (["--vresion"], "No such option '--vresion'"),
         (["run"], "Missing argument 'SCRIPT'; see 'ff run --help'"),
