@@ -82,7 +82,7 @@ class Faults:
             self.wires.append(Wire(fx.UpToDate, self.world.chance.randrange(1, 3), self._last_moment))
             faults = [self._crash, self._crash]
         for fault in faults:
-            self.world.sim.call_at(self.world.chance.randrange(FAULTS_NS // 10, FAULTS_NS), fault)
+            self.world.sim.call_after(self.world.chance.randrange(FAULTS_NS // 10, FAULTS_NS), fault)
 
     def _lay_wire(self) -> None:
         effect = self.world.chance.choice(TRIPPING)
@@ -92,7 +92,7 @@ class Faults:
 
     def trip(self, node: StorageNode, effect: fx.Effect) -> None:
         for at, wire in enumerate(self.wires):
-            if type(effect) is wire.effect and self.world.sim.now_ns < FAULTS_NS:
+            if type(effect) is wire.effect and self.world.sim.now_ns < self.world.epoch_ns + FAULTS_NS:
                 self.wires[at] = wire._replace(left=wire.left - 1)
                 if wire.left == 1:
                     wire.fault(node)
@@ -106,7 +106,7 @@ class Faults:
         self._part([node.node.name], [one.node.name for one in self.world.nodes if one is not node], one_way=True)
 
     def _cut_off(self, node: StorageNode) -> None:
-        self._part([node.node.name], [MANAGER])
+        self._part([node.node.name], self.world.managers)
 
     def _reset(self) -> None:
         """A connection breaks; both ends notice."""
@@ -125,7 +125,7 @@ class Faults:
     def _last_moment(self, node: StorageNode) -> None:
         """Who became up to date can say so to the manager alone; the others learn late of what follows."""
         self._mute(node)
-        self._part([MANAGER], [one.node.name for one in self.world.nodes if one is not node], one_way=True)
+        self._part(self.world.managers, [one.node.name for one in self.world.nodes if one is not node], one_way=True)
 
     def _one(self) -> StorageNode:
         return self.world.chance.choice(self.world.nodes)
@@ -155,7 +155,7 @@ class Faults:
 
     def _isolate(self) -> None:
         name = self._one().node.name
-        others = [MANAGER]
+        others = list(self.world.managers)
         if self.world.chance.random() < 0.5:
             others += [one.node.name for one in self.world.nodes if one.node.name != name]
         self._part([name], others) if self.world.chance.random() < 0.5 else self._part(others, [name])

@@ -82,10 +82,13 @@ class Oracle:
 
     def __init__(self, chain: Chain, silence_ns: int) -> None:
         self.chain = chain
-        self.changes = 0
         self._silence_ns = silence_ns
         self._heard = {one.node: _Heard(0, gone=False) for one in chain.members}
         self._give_up: dict[TargetId, None] = {}
+
+    @property
+    def changes(self) -> int:
+        return self.chain.version - 1
 
     def beat(self, now_ns: int, beat: Beat) -> BeatAnswer | None:
         heard = self._heard[beat.node]
@@ -115,5 +118,4 @@ class Oracle:
             if not heard.gone and now_ns - heard.at_ns < self._silence_ns
         }
         after = next_chain(self.chain, present)
-        self.changes += after is not self.chain
         self.chain = after

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from tests.support.replica_clients import Client, Histories
@@ -24,6 +24,7 @@ from fireflyer.base.units import MS, SECOND, US
 from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core.reads import decide
 from fireflyer.fs.core.replica import Limits, Replica
+from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import (
     Found,
     Look,
@@ -53,8 +54,10 @@ LIMITS: Final = Limits(
 )  # fmt: skip
 CHUNKS: Final = [ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 0)]
 CHANCES: Final = [0.0, 0.0, 0.02, 0.1]
-KINDS: Final[tuple[Any, ...]] = (Update, Look, UpdateReply, LookReply, PeerMessage, Beat, BeatAnswer, Chain)
-UPDATE, LOOK, UPDATE_REPLY, LOOK_REPLY, PEER, BEAT, BEAT_ANSWER, ROUTING = range(len(KINDS))
+KINDS: Final[tuple[Any, ...]] = (
+    Update, Look, UpdateReply, LookReply, PeerMessage, Beat, BeatAnswer, Chain, manager.Request, manager.Answer,
+)  # fmt: skip
+UPDATE, LOOK, UPDATE_REPLY, LOOK_REPLY, PEER, BEAT, BEAT_ANSWER, ROUTING, MANAGE, TOLD = range(len(KINDS))
 _DECODERS: Final = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 
 
@@ -75,6 +78,18 @@ def frame(kind: int, body: msgspec.Struct, data: bytes = b"", number: int = 0) -
     return msgspec.msgpack.encode(Frame(kind, number, msgspec.msgpack.encode(body), data))
 
 
+def decoded(payload: bytes) -> tuple[Frame, Any]:
+    one = _FRAMES.decode(payload)
+    return one, _DECODERS[one.kind].decode(one.body)
+
+
+class Knows(Protocol):
+    chain: Chain
+
+    @property
+    def changes(self) -> int: ...
+
+
 class StorageNode:
     """Target t on node t: what survives, and the process of now."""
 
@@ -84,9 +99,9 @@ class StorageNode:
         self.disk_failed = False
         drift_ppm = world.chance.randrange(-10_000, 10_001)
         clock = SimClock(world.sim, offset_ns=world.chance.randrange(10 * SECOND), drift_ppm=drift_ppm)
-        self.node = world.sim.node(f"s{target}", self._boot, clock=clock)
+        self.node = world.sim.node(f"s{target}", self.boot, clock=clock)
 
-    def _boot(self, node: SimNode) -> None:
+    def boot(self, node: SimNode) -> None:
         self.node = node
         self.engine = Engine(self.disk, self.world.sim.fork_random(f"engine {self.target}/{node.incarnation}"))
         self.replica = self.world.make_replica(self.target, self.engine.index)
@@ -96,8 +111,8 @@ class StorageNode:
         self.waiters: dict[int, tuple[str, int]] = {}
         self.asked_routing = False
         self._numbers = 0
-        node.on_message(self._receive)
-        self._beat()
+        node.on_message(self.receive)
+        self.beat()
         node.after(TICK_NS, self._tick)
         node.after(BEAT_NS, self._beats)
 
@@ -107,19 +122,19 @@ class StorageNode:
         self.node.after(TICK_NS, self._tick)
         self.feed(fx.Tick())
         if self.asked_routing:
-            self._beat()
+            self.beat()
 
     def _beats(self) -> None:
         self.node.after(BEAT_NS, self._beats)
-        self._beat()
+        self.beat()
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
         self.asked_routing = False
         now_ns, incarnation = self.node.clock.now_ns(), self.node.incarnation
         gone = self.disk_failed or (self.gone_in > 0 and self.gone_in >= self.chain_version)
         beat = Beat(self.target, incarnation, now_ns, gone, self.up_to_date, self.unreachable)
         self.unreachable = 0
-        self._post(MANAGER, BEAT, beat)
+        self.post(MANAGER, BEAT, beat)
 
     def _answered(self, answer: BeatAnswer) -> None:
         if answer.incarnation != self.node.incarnation:
@@ -132,12 +147,11 @@ class StorageNode:
 
     # --- messages ---
 
-    def _post(self, to: str, kind: int, body: msgspec.Struct, data: bytes = b"", number: int = 0) -> None:
+    def post(self, to: str, kind: int, body: msgspec.Struct, data: bytes = b"", number: int = 0) -> None:
         self.world.net.send(self.node.name, to, frame(kind, body, data, number))
 
-    def _receive(self, source: str, payload: bytes) -> None:
-        one = _FRAMES.decode(payload)
-        body = _DECODERS[one.kind].decode(one.body)
+    def receive(self, source: str, payload: bytes) -> None:
+        one, body = decoded(payload)
         if one.kind == UPDATE:
             waiter = self._number()
             self.waiters[waiter] = (source, one.number)
@@ -151,7 +165,7 @@ class StorageNode:
 
     def _look(self, source: str, number: int, look: Look) -> None:
         reply, data = self.look(look)
-        self._post(source, LOOK_REPLY, reply, data, number)
+        self.post(source, LOOK_REPLY, reply, data, number)
 
     def look(self, look: Look) -> tuple[LookReply, bytes]:
         reply = self.world.decide(self.node.clock.now_ns(), self.table, self.engine.index, look)
@@ -209,11 +223,11 @@ class StorageNode:
                 del self.handles[handle]
             case fx.Reply(waiter, reply):
                 source, number = self.waiters.pop(waiter)
-                self._post(source, UPDATE_REPLY, reply, number=number)
+                self.post(source, UPDATE_REPLY, reply, number=number)
             case _:
-                self._note(effect)
+                self.note(effect)
 
-    def _note(self, effect: fx.Effect) -> None:
+    def note(self, effect: fx.Effect) -> None:
         self.world.sim.record(type(effect).__name__, self.node.name)
         match effect:
             case fx.Publish(entry):
@@ -245,7 +259,7 @@ class StorageNode:
                 self.node.after(0, lambda: self.feed(fx.DamageFound(chunk)))
                 return
         assert data is not None
-        self._post(f"s{effect.peer}", PEER, effect.message, data)
+        self.post(f"s{effect.peer}", PEER, effect.message, data)
 
     # --- faults ---
 
@@ -288,18 +302,26 @@ class ReplicaWorld:
         link = Link(50 * US, 2 * MS, slow, self.chance.choice([100, 300]) * MS, loss / 2, again)
         self.net = SimNet(self.sim, default=link)
         self.reports: list[str] = []
+        self.managers = [MANAGER]
+        self.oracle: Knows
+        """Of which version the chain is now."""
         self.histories = Histories()
         self.contents: dict[tuple[ChunkId, ContentId], bytes | None] = {}
         self.update_of: dict[tuple[ChunkId, ContentId], tuple[int, int, int]] = {}
         self.made_by: dict[tuple[int, int, int], ContentId] = {}
         self.faults = Faults(self)
-        targets = range(1, count + 1)
-        started = Chain(1, 1, tuple(Member(one, one, TargetState.SERVING) for one in targets))
-        self.oracle = Oracle(started, SILENCE_NS)
-        self.manager = self.sim.node(MANAGER, self._boot_manager)
-        self.nodes = [StorageNode(self, target) for target in targets]
+        self.nodes: list[StorageNode] = []
+        self.start(range(1, count + 1))
+        self.epoch_ns = self.sim.now_ns
         self.clients = [self._client(number) for number in range(1, self.chance.randrange(2, 4))]
         self.recovered = False
+
+    def start(self, targets: range) -> None:
+        """Managers and nodes, until they serve. Other worlds have other managers."""
+        started = Chain(1, 1, tuple(Member(one, one, TargetState.SERVING) for one in targets))
+        self.oracle = self.decider = Oracle(started, SILENCE_NS)
+        self.manager = self.sim.node(MANAGER, self._boot_manager)
+        self.nodes += [StorageNode(self, target) for target in targets]
 
     def _boot_manager(self, node: SimNode) -> None:
         node.on_message(self._manage)
@@ -307,13 +329,12 @@ class ReplicaWorld:
 
     def _evaluate(self) -> None:
         self.manager.after(EVALUATE_NS, self._evaluate)
-        self.oracle.evaluate(self.sim.now_ns)
+        self.decider.evaluate(self.sim.now_ns)
 
     def _manage(self, source: str, payload: bytes) -> None:
-        one = _FRAMES.decode(payload)
-        body = _DECODERS[one.kind].decode(one.body)
+        _, body = decoded(payload)
         if isinstance(body, Beat):
-            answer = self.oracle.beat(self.sim.now_ns, body)
+            answer = self.decider.beat(self.sim.now_ns, body)
             if answer is not None:
                 self.net.send(MANAGER, source, frame(BEAT_ANSWER, answer))
         else:
@@ -325,11 +346,11 @@ class ReplicaWorld:
 
         def wire(target: TargetId, message: msgspec.Struct, data: bytes, request: int) -> None:
             kind = UPDATE if isinstance(message, Update) else LOOK if isinstance(message, Look) else ROUTING
-            self.net.send(name, f"s{target}" if target else MANAGER, frame(kind, message, data, request))
+            for to in [f"s{target}"] if target else self.managers:
+                self.net.send(name, to, frame(kind, message, data, request))
 
         def receive(_source: str, payload: bytes) -> None:
-            one = _FRAMES.decode(payload)
-            body = _DECODERS[one.kind].decode(one.body)
+            one, body = decoded(payload)
             if isinstance(body, Chain):
                 clients[0].routing(body)
             else:
@@ -355,17 +376,18 @@ class ReplicaWorld:
     # --- the run ---
 
     def run(self) -> None:
-        self.sim.run(until_ns=FAULTS_NS)
-        self._heal()
+        self.sim.run(until_ns=self.epoch_ns + FAULTS_NS)
+        self.heal()
         self._until_recovered()
         for node in self.nodes:
             if not node.disk_failed and node.node.alive:
                 node.scrub()
         self._until_recovered()
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
         self.faults.heal()
-        names = [MANAGER, *(one.node.name for one in self.nodes), *(f"c{n + 1}" for n in range(len(self.clients)))]
+        clients = [f"c{number + 1}" for number in range(len(self.clients))]
+        names = [*self.managers, *(one.node.name for one in self.nodes), *clients]
         for source in names:
             for target in names:
                 self.net.set_link(source, target, Link())
@@ -403,6 +425,7 @@ class ReplicaWorld:
                 continue
             table = node.table
             fits = table is not None and table.serving and table.chain_version == chain.version
+            fits = fits and table is not None and node.node.clock.now_ns() < table.fence_until_ns
             if member.state is not TargetState.SERVING or not fits or node.replica.busy_chunks:
                 return False
         return all(client.finished for client in self.clients)

@@ -1,0 +1,241 @@
+"""Replicas under the real managers: two of them over one store, and on each node the machine that attends to them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from tests.support.fs_store import SimStore, StoreFaults
+from tests.support.replica_world import (
+    MANAGE,
+    ROUTING,
+    TOLD,
+    ReplicaWorld,
+    StorageNode,
+    decoded,
+    frame,
+)
+
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.attendance import (
+    Ask,
+    Attendance,
+    End,
+    Identity,
+    OpenFence,
+    PathsBroken,
+    StopTarget,
+    TakeRouting,
+    TargetFailed,
+    TargetStopped,
+    TargetSynced,
+    Told,
+)
+from fireflyer.fs.core.attendance import (
+    Effect as NodeEffect,
+)
+from fireflyer.fs.core.attendance import (
+    Event as NodeEvent,
+)
+from fireflyer.fs.core.attendance import (
+    Tick as NodeTick,
+)
+from fireflyer.fs.core.manager import Asked, Effect, Event, Manager, Reply, Settings, Tick
+from fireflyer.fs.core.routing import apply_delta
+from fireflyer.fs.core.transact import Transact
+from fireflyer.fs.schema.manager import (
+    AddChains,
+    AddNode,
+    AddTargets,
+    Done,
+    GetRouting,
+    NewChain,
+    Request,
+    RoutingAnswer,
+)
+from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
+from fireflyer.sim import MachineDriver, SimClock, SimNode
+
+__all__ = ["ManagedWorld"]
+
+FAILURE_TIMEOUT_NS = 600 * MS
+LEASE_NS = 200 * MS
+TICK_NS = 25 * MS
+START_NS = 20 * SECOND
+
+
+class _Seen:
+    """The newest chain that any node has been told."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self._first: int | None = None
+
+    def take(self, routing: Routing) -> None:
+        for chain in routing.chains:
+            if chain.version > self.chain.version:
+                self.chain = chain
+                self._first = chain.version if self._first is None else self._first
+
+    @property
+    def changes(self) -> int:
+        return self.chain.version - (self._first or self.chain.version)
+
+
+class _ManagerHost:
+    """A process with one manager, restarted with nothing."""
+
+    def __init__(self, world: ManagedWorld, name: str) -> None:
+        self._world, self._name = world, name
+        drift_ppm = world.chance.randrange(-10_000, 10_001)
+        self.node = world.sim.node(name, self._boot, clock=SimClock(world.sim, drift_ppm=drift_ppm))
+
+    def _boot(self, node: SimNode) -> None:
+        holder = f"{self._name}/{node.incarnation}"
+        manager = Manager(Settings(holder, self._name, FAILURE_TIMEOUT_NS, LEASE_NS))
+        askers: dict[int, tuple[str, int]] = {}
+
+        def perform(effect: Effect) -> Generator[int | None, None, Event | None]:
+            if isinstance(effect, Transact):
+                return (yield from self._world.store.perform(self._name, effect))
+            if isinstance(effect, Reply):
+                source, number = askers.pop(effect.request_id)
+                if source.startswith("c") and isinstance(effect.answer, RoutingAnswer) and effect.answer.routing:
+                    for chain in apply_delta(Routing(0), effect.answer.routing).chains:
+                        self._world.net.send(self._name, source, frame(ROUTING, chain))
+                elif not source.startswith("c"):
+                    self._world.net.send(self._name, source, frame(TOLD, effect.answer, number=number))
+            return None
+
+        driver: MachineDriver[Event, Effect] = MachineDriver(node, manager, perform, parallel=lambda _: True)
+
+        def hear(source: str, payload: bytes) -> None:
+            one, body = decoded(payload)
+            number = self._world.ask_number()
+            askers[number] = (source, one.number)
+            driver.submit(Asked(number, body if one.kind == MANAGE else GetRouting(0)))
+
+        def tick() -> None:
+            node.after(TICK_NS, tick)
+            driver.submit(Tick())
+
+        node.on_message(hear)
+        tick()
+
+
+class ManagedNode(StorageNode):
+    """`Attendance` speaks with the managers; what it says goes to the replica, and the other way round."""
+
+    def boot(self, node: SimNode) -> None:
+        name = node.name
+        identity = Identity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
+        self.attendance = Attendance(identity, {self.target: True}, self.world.managers)
+        super().boot(node)
+
+    def beat(self) -> None:
+        self.asked_routing = False
+        self._attend(NodeTick())
+
+    def receive(self, source: str, payload: bytes) -> None:
+        one, body = decoded(payload)
+        if one.kind == TOLD:
+            if one.number >> 32 == self.node.incarnation:
+                self._attend(Told(one.number & 0xFFFFFFFF, body))
+        else:
+            super().receive(source, payload)
+
+    def _attend(self, event: NodeEvent) -> None:
+        for effect in self.attendance.handle(self.node.clock.now_ns(), event):
+            self._do(effect)
+
+    def _do(self, effect: NodeEffect) -> None:
+        match effect:
+            case Ask(number, manager, request):
+                self.post(manager, MANAGE, request, number=self.node.incarnation << 32 | number)
+            case TakeRouting(routing):
+                self._take(routing)
+            case OpenFence(until_ns):
+                self.feed(fx.FenceExtended(until_ns))
+            case StopTarget(target, chain_version, reason):
+                self.feed(fx.GiveUp(reason))
+                self._attend(TargetStopped(target, chain_version))
+            case End():
+                self.node.crash()
+
+    def _take(self, routing: Routing) -> None:
+        assert isinstance(self.world, ManagedWorld)
+        self.world.seen.take(routing)
+        for chain in routing.chains:
+            self.chain_version = chain.version
+            self.feed(fx.ChainChanged(chain))
+
+    def note(self, effect: fx.Effect) -> None:
+        super().note(effect)
+        match effect:
+            case fx.ReportGone(version, _, failed):
+                self._attend(TargetFailed(self.target) if failed else TargetStopped(self.target, version))
+            case fx.UpToDate(version):
+                self._attend(TargetSynced(self.target, version))
+            case fx.ReportUnreachable(peer):
+                self._attend(PathsBroken((peer,)))
+                self.node.after(SECOND // 2, lambda: self._attend(PathsBroken(())))
+
+
+class ManagedWorld(ReplicaWorld):
+    """Its chain is made by an administrator who asks until it is done. Managers are restarted, and their store is slow,
+    refuses, and is silent about commits."""
+
+    def start(self, targets: range) -> None:
+        self.managers = ["m1", "m2"]
+        self.seen = _Seen(Chain(1, 0, tuple(Member(one, one, TargetState.OFFLINE) for one in targets)))
+        self.oracle = self.seen
+        self.store = SimStore(self.sim, lambda _before, _written: None)
+        self._asks = 0
+        self.hosts = [_ManagerHost(self, name) for name in self.managers]
+        self._administrate(
+            [
+                *(AddNode(one) for one in targets),
+                *(AddTargets(one, (one,)) for one in targets),
+                AddChains((NewChain(1, tuple(targets)),)),
+            ]
+        )
+        self.nodes += [ManagedNode(self, target) for target in targets]
+        self.sim.run(until_ns=START_NS, stop=self._serves)
+        assert self._serves(), f"not started: {self.seen.chain}"
+
+    def _serves(self) -> bool:
+        return all(node.table is not None and node.table.serving for node in self.nodes)
+
+    def ask_number(self) -> int:
+        self._asks += 1
+        return self._asks
+
+    def _administrate(self, requests: list[Request]) -> None:
+        def boot(node: SimNode) -> None:
+            def turn() -> None:
+                if requests:
+                    for name in self.managers:
+                        self.net.send("admin", name, frame(MANAGE, requests[0], number=len(requests)))
+                    node.after(100 * MS, turn)
+
+            def hear(_source: str, payload: bytes) -> None:
+                one, body = decoded(payload)
+                if isinstance(body, Done) and one.number == len(requests):
+                    requests.pop(0)
+
+            node.on_message(hear)
+            turn()
+
+        self.sim.node("admin", boot)
+
+    def heal(self) -> None:
+        super().heal()
+        self.store.faults = None
+
+    def plan_faults(self) -> None:
+        super().plan_faults()
+        self.store.faults = StoreFaults(slow_ns=SECOND // 2) if self.chance.random() < 0.5 else None
+        for host in self.hosts:
+            if self.chance.random() < 0.4:
+                after_ns = self.chance.randrange(2 * SECOND)
+                self.sim.call_after(after_ns, lambda host=host: host.node.restart())  # type: ignore[misc]
