@@ -13,6 +13,7 @@ from tests.support.placements import clusters, domain_of, held_by_place, replica
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement import (
     Cluster,
+    Place,
     Plan,
     StorageNode,
     Table,
@@ -218,3 +219,24 @@ def test_no_room_is_said_in_one_line() -> None:
     table = table_of_equals()
     with pytest.raises(UsageError, match="have no room on these disks; add nodes or disks"):
         rebalance(EQUAL[1:], table)
+
+
+def chains(*rows: tuple[int, ...]) -> Table:
+    return Table(tuple(tuple(Place(node, 0) for node in row) for row in rows))
+
+
+def test_a_target_moves_only_to_a_slot_that_is_free_already() -> None:
+    before, goal = chains((1, 2), (3, 4)), chains((3, 2), (1, 4))
+    full = tuple(StorageNode(node, (1,)) for node in (1, 2, 3, 4))
+    assert moves_between(before, goal, full) is None
+    roomier = (StorageNode(1, (2,)), *full[1:])
+    moves = moves_between(before, goal, roomier)
+    assert moves is not None
+    assert [(move.chain, move.to.node, move.round) for move in moves] == [(1, 1, 0), (0, 3, 1)]
+
+
+def test_a_chain_moves_one_target_at_a_time() -> None:
+    cluster = tuple(StorageNode(node, (2,)) for node in (1, 2, 3, 4))
+    moves = moves_between(chains((1, 2)), chains((3, 4)), cluster)
+    assert moves is not None
+    assert [move.round for move in moves] == [0, 1]
