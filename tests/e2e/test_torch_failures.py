@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from tests.support.torch_processes import run_torch_ranks
+
+from fireflyer.collectives.flight import find_dumps, read_dumps
 
 pytestmark = pytest.mark.serial
 
@@ -26,8 +29,13 @@ def lose_a_rank(way: str, nodes: tuple[int, ...], *, unhandled: bool) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_killed_rank_is_named_in_the_backward_pass_of_the_others(way: str) -> None:
+def test_a_killed_rank_is_named_in_the_backward_pass_of_the_others(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FF_DUMP_DIR", str(tmp_path))
     lose_a_rank(way, (0, 0, 1), unhandled=False)
+    if way != "ours":  # makes its communicator itself
+        assert {dump.rank for _, dump in read_dumps(find_dumps([str(tmp_path)]))} == {0, 1}
 
 
 def test_an_error_that_nobody_handles_ends_the_process_with_code_1() -> None:

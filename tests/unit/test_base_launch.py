@@ -27,6 +27,7 @@ def test_what_the_launcher_writes_the_rank_reads(nodes: int, per_node: int, data
         control=data.draw(st.none() | st.just("127.0.0.1:1")),
         peer_memory=data.draw(st.booleans()),
         transport=data.draw(st.none() | st.sampled_from(TRANSPORTS)),
+        dumps=data.draw(st.none() | st.just("/dumps")),
     )
     assert RankEnvironment.from_mapping(env.to_mapping()) == env
 
@@ -49,6 +50,12 @@ def test_a_variable_that_is_not_a_number_is_named() -> None:
 def test_a_transport_that_is_not_known_is_named() -> None:
     with pytest.raises(UsageError, match="FF_TRANSPORT='rdma' is not known; use one of tcp, ucx, auto"):
         RankEnvironment.from_mapping({"FF_TRANSPORT": "rdma"})
+
+
+def test_dumps_go_where_the_user_says_or_into_the_directory_of_the_run() -> None:
+    assert RankEnvironment.from_mapping({}).dump_dir is None
+    assert RankEnvironment.from_mapping({"FF_RUN_DIR": "/run"}).dump_dir == "/run/flight"
+    assert RankEnvironment.from_mapping({"FF_RUN_DIR": "/run", "FF_DUMP_DIR": "/d"}).dump_dir == "/d"
 
 
 def test_a_rank_outside_the_world_is_refused() -> None:

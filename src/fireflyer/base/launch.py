@@ -49,10 +49,14 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Let ranks of one node read each other's memory while they have a group (FF_PEER_MEMORY=0: do not)."""
     transport: str | None = None
     """What collectives use between nodes, one of `TRANSPORTS` (FF_TRANSPORT). None: nothing is asked for."""
+    dumps: str | None = None
+    """Where dumps of flight recorders go instead of the directory of the run (FF_DUMP_DIR)."""
 
     @property
     def dump_dir(self) -> str | None:
         """Where a rank leaves a dump of its flight recorder when a collective fails; None where nobody gave it one."""
+        if self.dumps:
+            return self.dumps
         return None if self.run_dir is None else f"{self.run_dir}/{DUMPS_NAME}"
 
     def to_mapping(self) -> dict[str, str]:
@@ -80,6 +84,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_PIN": None if self.pin else "0",
             "FF_PEER_MEMORY": None if self.peer_memory else "0",
             "FF_TRANSPORT": self.transport,
+            "FF_DUMP_DIR": self.dumps,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -128,6 +133,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             pin=switch("FF_PIN", True),
             peer_memory=switch("FF_PEER_MEMORY", True),
             transport=transport,
+            dumps=environ.get("FF_DUMP_DIR"),
         )
         if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:
             raise UsageError(

@@ -180,7 +180,7 @@ class Communicator(Formed):
         `plan` None: that of an earlier attempt of the run, or a new one, for the network that `ff run --topology` has
         declared or `ff run --tune` lets the ranks measure (see `job`). `host` defaults to the address from which this
         machine reaches the launcher, `transport` to what `ff run --transport` or FF_TRANSPORT says, "tcp" where nothing
-        does, `dump_dir` to `flight` in the directory of the run. Raises as `create` does.
+        does, `dump_dir` to FF_DUMP_DIR, else `flight` in the directory of the run. Raises as `create` does.
         """
         from fireflyer.collectives.job import JobPlans, tuned  # tuning needs communicators itself
 

@@ -101,6 +101,7 @@ def join(
         pin=env.pin,
         peer_memory=env.peer_memory,
         transport=asked,
+        dump_dir=env.dump_dir,
     )
     whole = world_size == env.world_size  # what was declared for the job fits no part of it
     communicator = create(
@@ -137,7 +138,7 @@ def communicator_of(
         PrefixStore(f"hfreduce-{number}", store),
         rank=chosen.rank(),
         world_size=chosen.size(),
-        name="torch-beside",
+        name=f"torch-beside-{chosen.group_name}-{number}",  # its dumps lie beside those of the others
         timeout=timeout,
         options=options or HfreduceOptions(),
     )

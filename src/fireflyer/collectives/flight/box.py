@@ -73,7 +73,7 @@ class FlightBox:
         self._fault = fault_from_native(failure)
         if self._fault is None:
             return
-        self._came = _how_far(self.snapshot(), self._fault.seq)
+        self._came = _how_far(self.snapshot(), self._fault)
         if self._directory is None:
             return
         try:
@@ -112,8 +112,11 @@ class FlightBox:
         )
 
 
-def _how_far(snapshot: Snapshot, seq: int) -> str:
+def _how_far(snapshot: Snapshot, fault: Fault) -> str:
+    seq = fault.seq
     for record in snapshot.records:
+        if record.state == "done" and f"{record.kind} #{seq}" not in fault.text:
+            continue  # a rank died between operations: the number, 0, is none
         if record.seq == seq and not record.message and record.inside and record.chunks:
             return f"{record.kind} #{seq} came to {record.chunks_done} of {record.chunks} chunks here"
     return ""
