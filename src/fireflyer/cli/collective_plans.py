@@ -74,7 +74,7 @@ def plan_command(
         plan = default_plan(node_of_rank)
     else:
         declaration = read_topology(topology)
-        zones = _zones(declaration, nodes)
+        zones = _zones(topology, declaration, nodes)
         plan = declaration.plan(node_of_rank, zones=zones)
     shown = _Shown(plan, declaration, zones, operation, nbytes)
     if as_json:
@@ -84,14 +84,14 @@ def plan_command(
     return 0
 
 
-def _zones(declaration: Declaration, nodes: int) -> tuple[int, ...]:
+def _zones(topology: str, declaration: Declaration, nodes: int) -> tuple[int, ...]:
     """Of hosts that are not known yet: as many nodes of the table, in its order."""
     hosts = list(declaration.zone_of_host)
     if hosts and len(hosts) < nodes:
-        raise UsageError(f"--topology: zone_of_host names {len(hosts)} hosts, and --nodes is {nodes}")
+        raise UsageError(f"--topology {topology!r}: zone_of_host names {len(hosts)} hosts, and --nodes is {nodes}")
     zones = declaration.zones_of(hosts[:nodes])
     if zones and len(zones) != nodes:
-        raise UsageError(f"--topology: zones names {len(zones)} nodes, and --nodes is {nodes}")
+        raise UsageError(f"--topology {topology!r}: zones names {len(zones)} nodes, and --nodes is {nodes}")
     return zones
 
 

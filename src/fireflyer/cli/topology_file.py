@@ -33,7 +33,7 @@ def read_topology(path: str) -> Declaration:
     try:
         return msgspec.toml.decode(data, type=Declaration)
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError) as error:
-        raise UsageError(f"--topology {path!r}: {error}") from error
+        raise UsageError(f"--topology {path!r}: {error}; its keys: docs/how-to/tune-collectives.md") from error
 
 
 def topology_json(path: str, *, nodes: int) -> bytes:

@@ -15,6 +15,8 @@ from fireflyer.identity.private_files import read_private_file, write_private_fi
 __all__ = ["SECRET_BYTES", "Secret", "load_secret", "new_secret", "save_secret"]
 
 SECRET_BYTES = 32
+_MAX_FILE_BYTES = 4096
+"""More is not read of a file that is no secret."""
 
 
 class Secret:
@@ -51,10 +53,11 @@ def new_secret() -> Secret:
 
 def load_secret(path: str) -> Secret:
     """Raises `NotFound`, `PermissionDenied` when other users could read it, `DataCorruption` on a wrong length."""
-    data = read_private_file(path, SECRET_BYTES)
+    data = read_private_file(path, _MAX_FILE_BYTES)
     if len(data) != SECRET_BYTES:
         raise DataCorruption(
-            f"{path} holds {len(data)} bytes, a secret has {SECRET_BYTES}; copy it again from its source"
+            f"{path} holds {len(data)} bytes, a secret has {SECRET_BYTES}; copy it again from its source, or make one: "
+            f"(umask 077; head -c {SECRET_BYTES} /dev/urandom > {path})"
         )
     return Secret(data)
 

@@ -318,7 +318,8 @@ def open_store(env: RankEnvironment) -> Store:
         return LocalStore()
     raise UsageError(
         f"rank {env.rank} of {env.world_size} was not started by `ff run`, so there is no store to meet the others in; "
-        "start the job with: ff run --nodes N --ranks-per-node M script.py"
+        "start the job with: ff run --nodes N --ranks-per-node M script.py (a PyTorch program under torchrun makes "
+        "its communicator with fireflyer.collectives.torch_join.communicator_of)"
     )
 
 
