@@ -16,7 +16,7 @@ SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev
 NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt) \
                   $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow sim bench bench-collectives bench-kvstore lint format native clean
+.PHONY: help setup system demo test test-slow test-campaigns sim bench bench-collectives bench-kvstore lint format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -57,7 +57,10 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 
 test-slow: setup  ## Longer campaigns: wide simulations, sanitizers, many kills
 	scripts/native-tests
-	$(BIN)/pytest -q -m "slow and not gpu" --timeout 900
+	$(BIN)/pytest -q -m "slow and not campaign and not gpu" --timeout 900
+
+test-campaigns: setup  ## What takes many minutes more: every small table beside an integer programming solver
+	$(BIN)/pytest -q -m "campaign and not gpu" --timeout 3600
 
 SEEDS ?= 2000
 sim: setup  ## Seeded worlds of chain replicas (SEEDS=20000; says which seed fails, and how to run it again)
