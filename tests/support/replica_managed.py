@@ -157,7 +157,7 @@ class ManagedNode(StorageNode):
             case OpenFence(until_ns):
                 self.feed(fx.FenceExtended(until_ns))
             case StopTarget(target, chain_version, reason):
-                self.feed(fx.GiveUp(reason))
+                self.feed(fx.GiveUp(chain_version, reason))
                 self._attend(TargetStopped(target, chain_version))
             case End():
                 self.node.crash()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tests.support.replica_engine import Disk, Engine
 
+from fireflyer.base.units import SECOND
 from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core.reads import decide
 from fireflyer.fs.core.replica import Limits, Replica
@@ -96,7 +97,9 @@ class Rig:
         self.letters: deque[Letter] = deque()
         self.replies: dict[int, UpdateReply] = {}
         self.effects: list[tuple[TargetId, fx.Effect]] = []
-        self.machines = {one: Machine(self, one, limits or Limits(), kind) for one in range(1, len(states) + 1)}
+        self.machines = {
+            one: Machine(self, one, limits or Limits(resend_ns=SECOND), kind) for one in range(1, len(states) + 1)
+        }
         self.waiters = 0
         for machine in self.machines.values():
             machine.feed(fx.FenceExtended(FAR_NS))

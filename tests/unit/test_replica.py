@@ -434,7 +434,9 @@ def test_a_peer_that_does_not_answer_is_reported() -> None:
     rig.tick(3 * SECOND)
     rig.tick(MS)
     assert rig[1].others == [fx.ReportUnreachable(2)]
-    rig[2].feed(fx.GiveUp("cut off from target 1"))
+    rig[2].feed(fx.GiveUp(7, "said of another version"))
+    assert not rig[2].others
+    rig[2].feed(fx.GiveUp(1, "cut off from target 1"))
     assert rig[2].others == [fx.ReportGone(1, "cut off from target 1")]
 
 
@@ -458,3 +460,35 @@ def test_a_copy_without_space_holds_nobody_up_and_is_tried_again() -> None:
     rig.update(1, write(b"more"), b"more", sequence=3)
     rig.run()
     assert isinstance(rig[2].others[-1], fx.ReportGone)
+
+
+def test_what_is_known_to_be_lost_is_sent_again_soon_and_what_may_be_under_way_late() -> None:
+    rig = Rig(SERVING, SERVING, limits=Limits(resend_ns=10 * SECOND, retry_ns=MS, stall_ns=FAR_NS))
+    rig.update(1, write(b"one"), b"one")
+    assert len(rig.letters) == 0
+    rig[1].work()
+    rig.letters.clear()
+    rig.tick(9 * SECOND)
+    assert not rig.letters
+    rig[1].feed(fx.PeerLost(2))
+    rig.tick(1)
+    assert len(rig.letters) == 1
+    rig.letters.clear()
+    rig.chain(SERVING, SERVING, tell=(1,))
+    rig.run()
+    rig.tick(MS)
+    assert len(rig.letters) == 1
+    rig.letters.clear()
+    rig.tick(10 * SECOND)
+    assert len(rig.letters) == 1
+
+
+def test_a_reader_that_finds_damage_does_not_disturb_the_copying_of_the_rest() -> None:
+    rig = Rig(SERVING, OFFLINE)
+    rig.update(1, write(b"one"), b"one")
+    rig.run()
+    rig.chain(SERVING, SYNCING)
+    rig.run(drop=is_put)
+    session = rig[1].replica.session
+    rig[1].feed(fx.DamageFound(ChunkId(8, 8)))
+    assert rig[1].replica.session is session

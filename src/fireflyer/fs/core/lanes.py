@@ -79,6 +79,11 @@ class Outbox:
             letter.sent_ns = now_ns
         return letters
 
+    def hurry(self, due_ns: int, resend_ns: int) -> None:
+        """What is under way is overdue at `due_ns` at the latest: it is known to be lost, or not to have been taken."""
+        for letter in self._letters.values():
+            letter.sent_ns = min(letter.sent_ns, due_ns - resend_ns)
+
     def close(self, place: Place) -> Letter | None:
         """The letter that was answered; None when the answer is to none that is under way."""
         letter = self._letters.get(place[0])

@@ -91,7 +91,8 @@ class Replica(ChunkWorks):
 
     def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
         super().__init__(chain, target, index, limits or Limits())
-        self._complained_ns = 0
+        self._heard_ns = 0
+        """When the successor last answered, or was last complained of."""
         self._published: TableEntry | None = None
         self._failed = False
         self._rests_until_ns = 0
@@ -135,14 +136,16 @@ class Replica(ChunkWorks):
                     self._change_role(role_of(chain, self._target))
             case PeerLost(peer):
                 if peer == self._role.successor:
+                    self._outbox.hurry(self._now_ns, self._limits.resend_ns)
                     self._restart_session()
             case DamageFound(chunk):
                 self._damaged(chunk)
             case DiskFailed(message):
                 self._failed = True
                 self._leave(message)
-            case GiveUp(reason):
-                self._leave(reason)
+            case GiveUp(version, reason):
+                if version == self._role.chain_version and (self._role.serving or self._role.syncing):
+                    self._leave(reason)
             case ClientEnded(client):
                 self._effects.append(Forget(client))
             case _:
@@ -158,9 +161,11 @@ class Replica(ChunkWorks):
                     self._release(handle)
             case PeerSaid(source, Answer() as answer):
                 self._answered(source, answer)
-            case PeerSaid(_, Behind(chain_version=version)):
+            case PeerSaid(source, Behind(chain_version=version)):
                 if version > self._role.chain_version:
                     self._effects.append(AskRouting())
+                elif source == self._role.successor:
+                    self._outbox.hurry(self._now_ns + self._limits.retry_ns, self._limits.resend_ns)
             case Staged(chunk, content, held):
                 self._staged(chunk, content, held)
             case StageFailed(chunk, content, failure):
@@ -257,19 +262,20 @@ class Replica(ChunkWorks):
             self._source.tick()
         self._send(self._outbox.overdue(self._now_ns, self._limits.resend_ns))
         since_ns = self._outbox.oldest_ns()
-        if since_ns is None or self._now_ns - max(since_ns, self._complained_ns) < self._limits.stall_ns:
+        if since_ns is None or self._now_ns - max(since_ns, self._heard_ns) < self._limits.stall_ns:
             return
-        self._complained_ns = self._now_ns
+        self._heard_ns = self._now_ns
         self._effects.append(ReportUnreachable(self._role.successor))
         self._restart_session()
 
     def _damaged(self, chunk: ChunkId) -> None:
-        if chunk in self._chunks:
-            self._chunks[chunk].damaged = True
+        state = self._chunks.get(chunk)
+        if state is not None:
+            state.damaged = True
         if self._role.serving and not self._role.alone:
             self._leave(f"chunk {chunk} is damaged, and others serve the chain")
-        else:
-            self._restart_session()
+        elif state is not None and state.work is not None and state.work.posted:
+            self._restart_session()  # what is to be sent of it cannot be
 
     # --- the successor ---
 
@@ -291,6 +297,7 @@ class Replica(ChunkWorks):
         letter = self._outbox.close((answer.lane, answer.number))
         if letter is None:
             return
+        self._heard_ns = self._now_ns
         if letter.owner is None:
             if self._source is not None:
                 self._source.answered(answer.body)

@@ -61,9 +61,12 @@ class Limits(msgspec.Struct, frozen=True):
     """Updates that wait for one chunk; beyond, `BUSY`."""
     rows: int = 1 << 20
     """Channels of clients that are remembered; a new one beyond gets `BUSY`."""
-    resend_ns: int = 200 * MS
-    stall_ns: int = 2 * SECOND
-    """Without an answer for so long a peer is reported, and a resync session begins anew."""
+    resend_ns: int = 2 * SECOND
+    """A request without an answer is sent again after this; long, because a large chunk may be under way so long."""
+    retry_ns: int = 100 * MS
+    """... after this where it is known that it was not taken: the successor is behind, or the connection broke."""
+    stall_ns: int = 3 * SECOND
+    """Without any answer for so long a peer is reported, and a resync session begins anew."""
     rest_ns: int = 10 * SECOND
     """How long a resync is not tried again whose copy had no space."""
     page: int = 512

@@ -191,8 +191,10 @@ class ClientEnded(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Leave the chain: an administrator drains the target, or the manager takes it for the one that is cut off."""
+    """Stop what this chain version lets the target do: an administrator drains it, or the manager takes it for the one
+    that is cut off. Of no meaning in another version, or without a role."""
 
+    chain_version: ChainVersion
     reason: str
 
 
