@@ -213,6 +213,24 @@ def test_who_left_while_the_others_went_on_is_not_asked_for_what_it_missed() -> 
     assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [103, 101])
 
 
+def test_what_a_new_tail_may_have_shown_is_not_forgotten_when_the_old_tail_comes_back_first() -> None:
+    """Node 1 is cut off and is never told that node 3 has gone. Node 2 is told, and becomes the tail."""
+    cluster = begun(replicas=3, chains=1)
+    cluster.hosts[2].node.crash()
+    cluster.run_for(4 * SECOND)
+    cluster.net.partition(["m0", "m1"], ["n1"])
+    assert cluster.run_for(4 * SECOND, lambda: serving(cluster) == [101, 102])
+    cluster.run_for(SECOND)
+    for host in cluster.hosts[:2]:
+        host.node.crash()
+    assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [])
+    cluster.hosts[2].node.restart()
+    cluster.run_for(20 * SECOND)
+    assert serving(cluster) == []
+    cluster.hosts[1].node.restart()
+    assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [102, 103])
+
+
 def test_status_says_who_lives_and_what_is_reported() -> None:
     cluster = begun()
     cluster.hosts[2].node.crash()

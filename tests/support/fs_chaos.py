@@ -10,7 +10,7 @@ from tests.support.fs_truth import Truth
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets, Drain, NewChain, Override
-from fireflyer.fs.schema.routing import TargetState
+from fireflyer.fs.schema.routing import Member, TargetState
 from fireflyer.sim import Link, SimNet, World
 
 __all__ = ["Cluster", "chaos"]
@@ -218,6 +218,10 @@ class Cluster:
         if not self.run_for(HEAL_NS, self._help):
             raise AssertionError(f"not all serve {HEAL_NS // SECOND} s after the last fault: {self.describe()}")
 
+    def _reports_unsure(self, member: Member) -> bool:
+        processes = [one.process for one in self.hosts if one.node_id == member.node and one.process and one.node.alive]
+        return any(not process.attendance._targets[member.target].sure for process in processes)
+
     def _help(self) -> bool:
         """Starts what has ended; decides for chains of which no sure target is left. True when all serve."""
         for host in self.hosts:
@@ -226,7 +230,7 @@ class Cluster:
         if self.admin.idle:
             for chain in self.truth.chains.values():
                 last = [one for one in chain.members if one.state is TargetState.LASTSRV]
-                if len(last) == 1 and not self.truth.sure(last[0].target):
+                if len(last) == 1 and self._reports_unsure(last[0]):
                     self.admin.ask(Override(chain.id, last[0].target))
         return self.all_serve()
 

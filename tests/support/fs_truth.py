@@ -12,6 +12,9 @@ from fireflyer.sim import World
 
 __all__ = ["Truth"]
 
+STAYS_UNDER_WAY = 0.2
+"""Of an update, at each target."""
+MAX_STEPS = 20
 _RANKS = ["serving", "lastsrv", "syncing", "waiting", "offline"]
 
 
@@ -65,6 +68,9 @@ class Truth:
         self.roles_taken = 0
         self._granted: dict[TargetId, int] = {}
         """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
+        self._staged: dict[int, list[TargetId]] = {}
+        """Of a chain's one update under way, who has made it durable, from the head on."""
+        self._random = world.fork_random("writes")
         self._unsure: dict[TargetId, bool] = {}
         self._last: dict[int, tuple[int, list[TargetId]]] = {}
         """Of a chain, the last version in which anything may have been committed, and who served in it."""
@@ -84,34 +90,57 @@ class Truth:
             self._unsure[target] = True
 
     def write(self, chain_id: int, *, flush: bool) -> bool:
-        """One update is acknowledged if every serving target of one version takes it, and the one that has been
-        synced."""
-        for host in self.hosts:
-            for target in host.targets:
-                place = self._serves_in(target, chain_id)
-                if place is not None and self._all_take(place):
-                    self.acknowledged[chain_id] += 1
-                    for member in place.members:
-                        if member.state is TargetState.SERVING or self._granted.get(member.target) == place.version:
-                            self.content[member.target] = self.acknowledged[chain_id]
-                            if flush:
-                                self.flushed[member.target] = self.content[member.target]
-                    return True
+        """Carries the chain's update on, or begins one: from target to target, each by the version that it knows and
+        only to one that knows the same, often not to the end. True when its tail has committed it."""
+        for _ in range(MAX_STEPS):
+            if self._random.random() < STAYS_UNDER_WAY:
+                return False
+            following = self._next_to_stage(chain_id)
+            if following is None:
+                return False
+            staged = self._staged.setdefault(chain_id, [])
+            if following not in staged:
+                staged.append(following)
+                continue
+            # Whoever has it now has it in every history to come: it may be read, and is acknowledged.
+            self.acknowledged[chain_id] += 1
+            for target in self._staged.pop(chain_id):
+                self.content[target] = self.acknowledged[chain_id]
+                if flush:
+                    self.flushed[target] = self.content[target]
+            return True
         return False
 
-    def _all_take(self, chain: Chain) -> bool:
-        if self._broken(chain):
-            return False
-        for member in chain.members:
-            if member.state is TargetState.SERVING:
-                place = self._serves_in(member.target, chain.id)
-                if place is None or place.version != chain.version:
-                    return False
-        return all(
-            any(process.takes(one.target, chain) for process in self._processes(one.target))
-            for one in chain.members
-            if one.state is TargetState.SYNCING and self._granted.get(one.target) == chain.version
-        )
+    def _next_to_stage(self, chain_id: int) -> TargetId | None:
+        """Who is to stage the update now; the last that has, if it is the tail; None if nobody can."""
+        staged = self._staged.get(chain_id, [])
+        holding = [one for one in staged if self._serves_in(one, chain_id) is not None]
+        if not holding:
+            heads = [one for one in self._last[chain_id][1] + self._since(chain_id) if self._is_head(one, chain_id)]
+            self._staged.pop(chain_id, None)
+            return heads[0] if heads else None
+        place = self._serves_in(holding[-1], chain_id)
+        if place is None or self._broken(place):
+            return None
+        line = [one.target for one in place.members if one.state is TargetState.SERVING]
+        line += [target for target in self._synced_in(place) if target not in line]
+        behind = line[line.index(holding[-1]) + 1 :]
+        if not behind:
+            return holding[-1]
+        if _state(place, behind[0]) is TargetState.SYNCING:
+            # The last of the line: once it has it, the tail commits.
+            takes = any(process.takes(behind[0], place) for process in self._processes(behind[0]))
+            return behind[0] if takes else None
+        other = self._serves_in(behind[0], chain_id)
+        return behind[0] if other is not None and other.version == place.version else None
+
+    def _is_head(self, target: TargetId, chain_id: int) -> bool:
+        place = self._serves_in(target, chain_id)
+        return place is not None and place.members[0].target == target
+
+    def _synced_in(self, chain: Chain) -> list[TargetId]:
+        syncing = [one.target for one in chain.members if one.state is TargetState.SYNCING]
+        return [one for one in syncing if self._granted.get(one) == chain.version]
 
     def sync(self, target: TargetId, chain: Chain) -> bool:
         """The last serving one gives it everything, if it serves in this version."""
@@ -119,7 +148,12 @@ class Truth:
         place = self._serves_in(serving[-1], chain.id) if serving else None
         if place is None or place.version != chain.version or self._broken(chain):
             return False
-        self.content[target] = self.flushed[target] = self.content[serving[-1]]
+        self.content[target] = self.flushed[target] = self.content.get(serving[-1], 0)
+        staged = self._staged.get(chain.id, [])
+        if target in staged and serving[-1] not in staged:
+            staged.remove(target)
+        elif serving[-1] in staged and target not in staged:
+            staged.append(target)
         self._unsure[target] = False
         self._granted[target] = chain.version
         return True
@@ -230,8 +264,7 @@ class Truth:
             self._last[new.id], self.acknowledged[new.id] = (new.version, serving), 0
             return
         assert new.version == old.version + 1, f"{new} follows {old}"
-        since, last = self._last[new.id]
-        last = [*last, *(one for version, served in self._served[new.id] if version > since for one in served)]
+        last = self._last[new.id][1] + self._since(new.id)
         for target in serving:
             if _state(old, target) is TargetState.SERVING:
                 continue
@@ -247,6 +280,11 @@ class Truth:
         self.roles_taken += sum(
             1 for one in old.members if one.state is TargetState.SERVING and one.target not in serving
         )
+
+    def _since(self, chain_id: int) -> list[TargetId]:
+        """Who was to serve in versions in which nothing can have been committed."""
+        since = self._last[chain_id][0]
+        return [one for version, served in self._served[chain_id] if version > since for one in served]
 
     def _accept_loss(self, chain: Chain, target: TargetId) -> None:
         self.acknowledged[chain.id] = self.content.get(target, 0)
