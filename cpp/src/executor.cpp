@@ -333,6 +333,10 @@ void Executor::begin(Current& current) {
     return;
   }
   const Places places = current.mine = reach_->locate(task.in, in_bytes, task.out, out_bytes);
+  if (reach_->everywhere() && window_->ranks() > 1) {
+    if (places.in_arena == never) huge_pages_.seen(task.in, in_bytes);
+    if (places.out_arena == never && task.out != task.in) huge_pages_.seen(task.out, out_bytes);
+  }
   if (group_.nodes() > 1) {
     const bool receives = task.op.kind == OpKind::allreduce || task.op.kind == OpKind::broadcast || (task.op.kind == OpKind::reduce && task.op.root == group_.rank);
     if (window_->ranks() == 1 && receives) current.geometry.home = task.out;

@@ -22,6 +22,7 @@
 
 #include "fireflyer/arena.hpp"
 #include "fireflyer/group.hpp"
+#include "fireflyer/huge_pages.hpp"
 #include "fireflyer/reach.hpp"
 #include "fireflyer/recorder.hpp"
 #include "fireflyer/small_log.hpp"
@@ -160,6 +161,7 @@ class Executor {
   Group& group_;
   std::unique_ptr<Window> window_;
   std::unique_ptr<Reach> reach_;
+  HugePages huge_pages_;
   std::optional<OpenMemory> open_;  // as long as others may read this rank's arrays where they lie
   std::unique_ptr<Scene> scene_;
   int local_ = 0;
