@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fireflyer.base.errors import InvariantViolation, UsageError
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.attendance import (
     Ask,
     Attendance,
@@ -16,6 +16,7 @@ from fireflyer.fs.core.attendance import (
     Measured,
     OpenFence,
     PathsBroken,
+    RoutingWanted,
     StopTarget,
     TakeRouting,
     TargetFailed,
@@ -181,6 +182,17 @@ def test_another_manager_is_asked_when_one_names_it_and_when_one_is_silent() -> 
     assert [process.tick().manager for _ in range(5)] == ["b", "b", "b", "c", "c"]
     process.told(Refusal("busy", "later"))
     assert process.tick().manager == "c"
+
+
+def test_whoever_wants_routing_has_it_asked_for_soon_but_not_all_the_time() -> None:
+    process = Process().serving()
+    assert process.feed(RoutingWanted()) == []
+    beat = process.tick(20 * MS).request
+    assert isinstance(beat, Heartbeat)
+    process.now_ns += 10 * MS
+    assert process.feed(RoutingWanted()) == []
+    process.now_ns += 10 * MS
+    assert len(process.feed(RoutingWanted())) == 1
 
 
 def test_measures_and_broken_paths_go_with_the_next_heartbeat() -> None:

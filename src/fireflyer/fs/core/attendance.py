@@ -5,6 +5,7 @@
                      ──> StopTarget                        the target shall give its role up
                      ──> End                               a later process has this node: nothing may be done any more
     TargetStopped, TargetFailed, TargetSynced, Measured, PathsBroken: the data path reports
+    RoutingWanted    ──> Ask(Heartbeat)                    the data path met a version that it does not know
 
 The effects are performed in their order, each before the next: routing is taken over before the fence opens further, so
 an open fence always belongs to what the manager last said. The data path asks nothing: it obeys the routing it was
@@ -49,12 +50,23 @@ from fireflyer.fs.schema.manager import (
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 
 __all__ = ["Ask", "Attendance", "Effect", "End", "Event", "Identity", "Measured", "OpenFence", "PathsBroken"]
-__all__ += ["StopTarget", "TakeRouting", "TargetFailed", "TargetStopped", "TargetSynced", "Tick", "Told"]
+__all__ += [
+    "RoutingWanted",
+    "StopTarget",
+    "TakeRouting",
+    "TargetFailed",
+    "TargetStopped",
+    "TargetSynced",
+    "Tick",
+    "Told",
+]
 
 BEATS_PER_TIMEOUT: Final = 8
 """Heartbeats in T. Three in a row may be lost before the fence closes."""
 REGISTER_NS: Final = 500 * MS
 """Between two attempts to register."""
+HURRY_NS: Final = 20 * MS
+"""The least time between two heartbeats, however much somebody wants routing."""
 PATIENCE: Final = 3
 """Messages without any answer until another manager is asked."""
 
@@ -115,7 +127,11 @@ class PathsBroken(msgspec.Struct, frozen=True):
     nodes: tuple[NodeId, ...]
 
 
-Event: TypeAlias = Tick | Told | TargetStopped | TargetFailed | TargetSynced | Measured | PathsBroken
+class RoutingWanted(msgspec.Struct, frozen=True):
+    """A peer or a client knows another version of a chain: ask sooner than the next heartbeat is due."""
+
+
+Event: TypeAlias = Tick | Told | TargetStopped | TargetFailed | TargetSynced | Measured | PathsBroken | RoutingWanted
 
 
 # --- effects ---
@@ -186,6 +202,7 @@ class Attendance:
         self._previous: Incarnation = 0
         self._beat_ns = REGISTER_NS
         self._due_ns: int | None = None
+        self._sent_ns = 0
         self._numbers = 0
         self._unanswered = 0
         self._reported: tuple[TargetReport, ...] = ()
@@ -245,6 +262,9 @@ class Attendance:
                 known.used_bytes, known.capacity_bytes = used_bytes, capacity_bytes
             case PathsBroken(nodes):
                 self._unreachable = nodes[:MAX_UNREACHABLE]
+            case RoutingWanted():
+                if self._fence is not None and self._due_ns is not None:
+                    self._due_ns = min(self._due_ns, self._sent_ns + HURRY_NS)
 
     def _known(self, target: TargetId) -> _Target:
         self._touched = True
@@ -257,7 +277,7 @@ class Attendance:
     def _send(self, now_ns: int) -> None:
         if self._ended:
             return
-        self._due_ns = now_ns + self._beat_ns
+        self._sent_ns, self._due_ns = now_ns, now_ns + self._beat_ns
         self._unanswered += 1
         if self._unanswered > PATIENCE:
             self._next_manager()
