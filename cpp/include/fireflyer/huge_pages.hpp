@@ -14,7 +14,7 @@ namespace ff {
 class HugePages {
  public:
   static constexpr std::size_t least_bytes = std::size_t{4} << 20;
-  static constexpr std::size_t bytes_a_time = std::size_t{256} << 20;  // about 0.1 s
+  static constexpr std::size_t bytes_a_time = std::size_t{32} << 20;  // about 1 ms for each 2 MiB
 
   HugePages();
   void seen(const void* address, std::size_t bytes);
