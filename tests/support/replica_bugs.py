@@ -39,7 +39,8 @@ from fireflyer.fs.schema.chunks import (
 )
 from fireflyer.fs.schema.ids import ChunkId, TargetId
 
-__all__ = ["BUGS", "BeginsWithWorkUnderWay", "ShowsTheOldVersionAfterDone", "plant"]
+__all__ = ["BUGS", "BeginsWithWorkUnderWay", "KeepsRowsFromBefore", "ShowsTheOldVersionAfterDone"]
+__all__ += ["TakesAnswersOfAnyVersion", "plant"]
 
 Planted = Callable[[int], ReplicaWorld]
 
@@ -96,7 +97,7 @@ class _SyncsNoRows(SyncSource):
         return SyncRows(()) if isinstance(body, SyncRows) else body
 
 
-class _KeepsRowsFromBefore(Replica):
+class KeepsRowsFromBefore(Replica):
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         effects = super().handle(now_ns, event)
         return [Adopt(one.rows, reset=False) if isinstance(one, Adopt) else one for one in effects]
@@ -138,7 +139,7 @@ class _TakesRequestsOfAnyVersion(Replica):
         return super()._asked(source, request, handle)
 
 
-class _TakesAnswersOfAnyVersion(Replica):
+class TakesAnswersOfAnyVersion(Replica):
     def _answered(self, source: TargetId, answer: Answer) -> None:
         session = self._source.number if self._source is not None else 0
         version = self._role.chain_version
@@ -300,36 +301,33 @@ def _with_session(kind: type[SyncSource]) -> Planted:
 
 
 class Bug(NamedTuple):
-    """`first`: a seed that finds it is this one, or not far behind. `within`: so many seeds find it, from the first."""
+    """`within`: so many seeds find it, from the first; about five times as many as it took."""
 
     world: Planted
-    first: int
     within: int
 
 
 BUGS: dict[str, Bug] = {
-    "commits before the successor has it": Bug(_machine(_CommitsBeforeTheAnswer), 0, 10),
-    "replies before the successor has it": Bug(_machine(_RepliesBeforeTheAnswer), 0, 10),
-    "forgets what was done": Bug(_machine(_ForgetsWhatWasDone), 0, 10),
-    "does not replicate rows": Bug(_machine(_DoesNotReplicateRows), 30, 100),
-    "syncs no rows": Bug(_with_session(_SyncsNoRows), 30, 1000),
-    "a syncing replica keeps its rows": Bug(_machine(_KeepsRowsFromBefore), 1982, 4000),
-    "shows the old version at every replica": Bug(_machine(_ShowsTheOldVersion), 20, 300),
-    "shows what is pending": Bug(_reading(_reads_pending), 20, 100),
-    "reads behind the fence": Bug(_reading(_reads_behind_the_fence), 53, 1000),
-    "reads without a role": Bug(_reading(_reads_at_any_version), 20, 200),
-    "gives a version twice": Bug(_machine(_ReusesVersions), 0, 10),
-    "takes requests of an older chain": Bug(_machine(_TakesRequestsOfAnyVersion), 57, 300),
-    "takes answers of an older chain": Bug(_machine(_TakesAnswersOfAnyVersion), 561, 2000),
-    "takes updates of an older chain": Bug(_machine(_TakesUpdatesOfAnyVersion), 104, 300),
-    "keeps its queue when the chain changes": Bug(_machine(_KeepsTheQueueOverChanges), 89, 300),
-    "done while copies are under way": Bug(_with_session(_DoneWithCopiesUnderWay), 86, 300),
-    "compares only the first page": Bug(_with_session(_ComparesOnlyTheFirstPage), 0, 30),
-    "commits without the syncing one": Bug(_machine(_CommitsWithoutTheSyncing), 0, 30),
-    "a new tail shows the old version": Bug(_machine(_NewTailWaitsForTheSyncing), 30, 200),
-    "a new tail does not commit": Bug(_machine(_NewTailDoesNotCommit), 0, 30),
-    "returns without what was pending": Bug(_machine(_ReturnsWithoutItsPending), 33, 200),
-    "carries copies of requests out": Bug(_machine(_CarriesOutCopies), 0, 200),
+    "commits before the successor has it": Bug(_machine(_CommitsBeforeTheAnswer), 30),
+    "replies before the successor has it": Bug(_machine(_RepliesBeforeTheAnswer), 30),
+    "forgets what was done": Bug(_machine(_ForgetsWhatWasDone), 30),
+    "does not replicate rows": Bug(_machine(_DoesNotReplicateRows), 150),
+    "syncs no rows": Bug(_with_session(_SyncsNoRows), 2500),
+    "shows the old version at every replica": Bug(_machine(_ShowsTheOldVersion), 150),
+    "shows what is pending": Bug(_reading(_reads_pending), 150),
+    "reads behind the fence": Bug(_reading(_reads_behind_the_fence), 2000),
+    "reads without a role": Bug(_reading(_reads_at_any_version), 200),
+    "gives a version twice": Bug(_machine(_ReusesVersions), 30),
+    "takes requests of an older chain": Bug(_machine(_TakesRequestsOfAnyVersion), 600),
+    "takes updates of an older chain": Bug(_machine(_TakesUpdatesOfAnyVersion), 600),
+    "keeps its queue when the chain changes": Bug(_machine(_KeepsTheQueueOverChanges), 500),
+    "done while copies are under way": Bug(_with_session(_DoneWithCopiesUnderWay), 1000),
+    "compares only the first page": Bug(_with_session(_ComparesOnlyTheFirstPage), 50),
+    "commits without the syncing one": Bug(_machine(_CommitsWithoutTheSyncing), 50),
+    "a new tail shows the old version": Bug(_machine(_NewTailWaitsForTheSyncing), 300),
+    "a new tail does not commit": Bug(_machine(_NewTailDoesNotCommit), 50),
+    "returns without what was pending": Bug(_machine(_ReturnsWithoutItsPending), 150),
+    "carries copies of requests out": Bug(_machine(_CarriesOutCopies), 400),
 }
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.support.replica_bugs import BeginsWithWorkUnderWay, ShowsTheOldVersionAfterDone
+from tests.support.replica_bugs import (
+    BeginsWithWorkUnderWay,
+    KeepsRowsFromBefore,
+    ShowsTheOldVersionAfterDone,
+    TakesAnswersOfAnyVersion,
+)
 from tests.support.replica_rig import CHUNK, FAR_NS, Letter, Rig, write
 
 from fireflyer.base.units import MS, SECOND
@@ -492,3 +497,47 @@ def test_a_reader_that_finds_damage_does_not_disturb_the_copying_of_the_rest() -
     session = rig[1].replica.session
     rig[1].feed(fx.DamageFound(ChunkId(8, 8)))
     assert rig[1].replica.session is session
+
+
+def test_a_copy_forgets_what_it_once_did_alone() -> None:
+    retries_what_was_lost(Replica)
+    with pytest.raises(AssertionError):
+        retries_what_was_lost(KeepsRowsFromBefore)
+
+
+def retries_what_was_lost(kind: type[Replica]) -> None:
+    """A head stages an update that nobody else gets, is synced, and is the head again when the client asks again."""
+    rig = Rig(SERVING, SERVING, kind=kind)
+    rig.update(1, write(b"lost"), b"lost")
+    rig.run(drop=is_put)
+    rig.chain(OFFLINE, SERVING)
+    rig.chain(SYNCING, SERVING)
+    rig.chain(SERVING, SYNCING, order=(2, 1))
+    rig.run()
+    rig.tick(SECOND)
+    rig.run()
+    assert fx.UpToDate(4) in rig[1].others
+    rig.chain(SERVING, OFFLINE)
+    waiter = rig.update(1, write(b"lost"), b"lost")
+    rig.run()
+    assert isinstance(rig.replies[waiter], Done)
+    assert rig.content(1) == b"lost"
+
+
+def test_an_answer_of_an_older_chain_says_nothing() -> None:
+    hears_late(Replica)
+    with pytest.raises(AssertionError):
+        hears_late(TakesAnswersOfAnyVersion)
+
+
+def hears_late(kind: type[Replica]) -> None:
+    """The answer of a successor that is gone has the very lane and number under which the next one is asked."""
+    rig = Rig(SERVING, SERVING, SERVING, kind=kind)
+    waiter = rig.update(1, write(b"one"), b"one")
+    late = rig.run(drop=lambda letter: letter.target == 1)
+    rig.chain(SERVING, OFFLINE, SERVING)
+    rig[3].feed(fx.GiveUp(2, "hears nothing"))
+    rig.run(drop=is_put)
+    for letter in late:
+        rig.deliver(letter)
+    assert waiter not in rig.replies
