@@ -106,13 +106,30 @@ def test_the_exit_code_of_a_script_is_ours_and_its_log_is_named(here: Path) -> N
     assert "Job bad · Failed" in done.stdout
 
 
-def test_a_torchrun_script_without_reports_runs_unchanged_and_unknown_is_said(here: Path) -> None:
+def test_a_torchrun_script_without_reports_runs_unchanged_and_is_told_how_to_report(here: Path) -> None:
     script = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])"
     (here / "plain.py").write_text(script, encoding="utf-8")
     done = ff(here, "run", "--ranks-per-node", "2", "--run-dir", "out", "--env", "A=1", "plain.py", "--lr", "--", "-v")
     assert done.returncode == 0, done.stderr
     assert "rank 1 | 1 2 ['--lr', '--', '-v']" in done.stdout.splitlines()
-    assert re.search(r"Productive +unknown", done.stdout)
+    lines = done.stdout.splitlines()
+    status, headline, how, where = lines[lines.index("Job plain · Succeeded") :]
+    assert re.fullmatch(r"Finished in [^:]+: the ranks reported nothing, 1 attempt, 0 failures\.", headline)
+    assert "fireflyer.cluster.Reporter" in how
+    assert where == f"Logs: {here / 'out' / 'logs'} · Report: {here / 'out' / 'report.html'}"
+    assert (here / "out" / "logs" / "attempt-0" / "rank-1.log").is_file()
+    assert "Effective training time ratio" in (here / "out" / "report.html").read_text(encoding="utf-8")
+    assert ff(here, "report", "out").stdout.splitlines() == [status, headline, how, where]
+
+
+def test_the_script_of_the_how_to_gets_its_report(here: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/how-to/report-steps.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (here / "fit.py").write_text(code, encoding="utf-8")
+    done = ff(here, "run", "--ranks-per-node", "2", "--run-dir", "out", "fit.py")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r": 50 steps, loss \S+ → \S+, 0 failures\.", done.stdout)
+    assert re.search(r"Productive +\d", done.stdout)
 
 
 def test_quiet_prints_the_ranks_only(here: Path) -> None:

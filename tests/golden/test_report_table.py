@@ -11,7 +11,8 @@ from rich.console import Console
 from tests.support.job_logs import Break, JobScript, example_log, make_log
 
 from fireflyer.analytics.report import Fact, build_report
-from fireflyer.base.events import Logged
+from fireflyer.base.events import AttemptFailed, AttemptStarted, JobFinished, JobStarted, Logged
+from fireflyer.base.units import SECOND
 from fireflyer.cli.tables import print_report
 
 HERE = Path(__file__).parent
@@ -26,10 +27,22 @@ def failed() -> tuple[list[Logged], tuple[Fact, ...]]:
     return make_log(script)[0], (Fact("problem", "the loss did not fall", False),)
 
 
-@pytest.mark.parametrize("name", ["example", "failed"])
+def silent() -> tuple[list[Logged], tuple[Fact, ...]]:
+    """As an existing torchrun script is: restarted once, and no word from any rank."""
+    log = [
+        Logged(0, JobStarted("plain", ("plain.py",), 1, 2, 3, 0.0)),
+        Logged(0, AttemptStarted(0)),
+        Logged(SECOND, AttemptFailed(0, "rank 1 died", True, 0, 1)),
+        Logged(2 * SECOND, AttemptStarted(1)),
+        Logged(4 * SECOND, JobFinished(0, "all ranks ended with success")),
+    ]
+    return log, ()
+
+
+@pytest.mark.parametrize("name", ["example", "failed", "silent"])
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_table_looks_as_it_did(name: str, width: int) -> None:
-    log, facts = {"example": example, "failed": failed}[name]()
+    log, facts = {"example": example, "failed": failed, "silent": silent}[name]()
     out = io.StringIO()
     print_report(Console(file=out, width=width, highlight=False), build_report(log, facts=facts))
     text = "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())

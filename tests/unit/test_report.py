@@ -89,11 +89,11 @@ def broken_silent_log(exit_code: int) -> list[Logged]:
 
 def test_without_reports_a_failure_is_not_said_to_have_been_fatal_or_survived_unless_the_end_shows_it() -> None:
     report = build_report(broken_silent_log(0))
-    assert report.headline == "Finished in 4.0 s: the ranks reported nothing, 1 failure survived."
+    assert report.headline == "Finished in 4.0 s: the ranks reported nothing, 2 attempts, 1 failure survived."
     resumed = row(report.failures[0].rows, "Resumed")
     assert (resumed.value, resumed.mark) == ("unknown", "")
     report = build_report(broken_silent_log(1))
-    assert report.headline.endswith("the ranks reported nothing, 2 failures.")
+    assert report.headline.endswith("the ranks reported nothing, 2 attempts, 2 failures.")
     assert [row(story.rows, "Resumed").value for story in report.failures] == ["unknown", "no"]
 
 

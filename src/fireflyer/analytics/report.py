@@ -127,7 +127,9 @@ def _headline(job: JobAccount) -> str:
         start = f"Ended after {wall} on request ({one_line(job.reason)})"
     else:
         start = f"Failed after {wall} with exit code {job.exit_code} ({one_line(job.reason)})"
-    said = [_count(job.steps, "step")] if job.reported else ["the ranks reported nothing"]
+    said = [_count(job.steps, "step")]
+    if not job.reported:
+        said = ["the ranks reported nothing", _count(job.attempts, "attempt")]
     if job.losses:
         said.append(f"loss {job.losses[0].loss:.4g} → {job.losses[-1].loss:.4g}")
     survived = sum(failure.resumed_step is not None for failure in job.failures)

@@ -11,10 +11,12 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DUMPS_NAME", "PLANS_NAME", "TOPOLOGY_NAME", "TRANSPORTS", "RankEnvironment"]
+__all__ = ["DUMPS_NAME", "LOGS_NAME", "PLANS_NAME", "TOPOLOGY_NAME", "TRANSPORTS", "RankEnvironment"]
 
 DUMPS_NAME = "flight"
 """The directory of dumps in the directory of a run."""
+LOGS_NAME = "logs"
+"""The directory of what ranks and agents print, there."""
 TOPOLOGY_NAME = "topology.json"
 """What was declared about the network, there."""
 PLANS_NAME = "collectives"

@@ -81,11 +81,17 @@ def write_report(report: JobReport, path: str) -> None:
 
 
 def show_report(
-    log: Sequence[Logged], *, html_path: str, console: Console | None, facts: Sequence[Fact] = (), gap: bool = False
+    log: Sequence[Logged],
+    *,
+    html_path: str,
+    console: Console | None,
+    logs_dir: str | None = None,
+    facts: Sequence[Fact] = (),
+    gap: bool = False,
 ) -> JobReport:
-    """Writes the page, prints the report (unless `console` is None) and says where the page is. A page that cannot be
-    written does not keep the report from being printed, nor a closed pipe the page from being written. `gap` puts an
-    empty line before it."""
+    """Writes the page, prints the report (unless `console` is None) and says where the page is, and the logs, where
+    they are given. A page that cannot be written does not keep the report from being printed, nor a closed pipe the
+    page from being written. `gap` puts an empty line before it."""
     report = build_report(log, facts=facts)
     try:
         write_report(report, html_path)
@@ -94,6 +100,10 @@ def show_report(
             console.print("\n" if gap else "", end="")
             print_report(console, report)
     if console is not None:
-        console.print()
-        console.print(f"Report: {os.path.abspath(html_path)}", soft_wrap=True)
+        logs = ""
+        if report.account.reported:
+            console.print()
+        elif logs_dir is not None:
+            logs = f"Logs: {os.path.abspath(logs_dir)} · "
+        console.print(f"{logs}Report: {os.path.abspath(html_path)}", soft_wrap=True)
     return report

@@ -6,6 +6,8 @@ import os
 
 import click
 
+from fireflyer.base.launch import LOGS_NAME
+
 __all__ = ["command"]
 
 
@@ -17,4 +19,9 @@ def command(run_dir: str, html_path: str | None) -> None:
     from fireflyer.cli.output import REPORT_NAME, read_events, show_report, stdout_console
 
     log = read_events(run_dir)
-    show_report(log, html_path=html_path or os.path.join(run_dir, REPORT_NAME), console=stdout_console())
+    show_report(
+        log,
+        html_path=html_path or os.path.join(run_dir, REPORT_NAME),
+        console=stdout_console(),
+        logs_dir=os.path.join(run_dir, LOGS_NAME),
+    )

@@ -210,7 +210,13 @@ def _run(spec: JobSpec, *, quiet: bool) -> int:
     failed = result.exit_code != 0
     try:
         html_path = os.path.join(result.run_dir, REPORT_NAME)
-        show_report(read_events(result.run_dir), html_path=html_path, console=None if quiet else console, gap=True)
+        show_report(
+            read_events(result.run_dir),
+            html_path=html_path,
+            console=None if quiet else console,
+            logs_dir=result.logs_dir,
+            gap=True,
+        )
     except (FireflyerError, OSError) as error:
         if not failed:
             raise

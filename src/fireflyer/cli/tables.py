@@ -1,4 +1,8 @@
-"""A job's report on a terminal: the same rows as the HTML page, laid out by rich."""
+"""A job's report on a terminal: the same rows as the HTML page, laid out by rich.
+
+Of a job whose ranks reported nothing, nearly every row is *unknown*: a terminal then gets how it ended and how to get the
+rest, and the page keeps all rows.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,22 @@ MEANING_WIDTH = 84
 """A console narrower than this gets no explanation beside the parts."""
 
 
+HOW_TO_REPORT = (
+    "For its steps, losses and checkpoints let the script call fireflyer.cluster.Reporter: docs/how-to/report-steps.md"
+)
+
+
 def print_report(console: Console, report: JobReport) -> None:
-    """Prints all of it. Colours and symbols are rich's to leave out where the console is no terminal."""
+    """Prints all that is known. Colours and symbols are rich's to leave out where the console is no terminal."""
     undecided = "Stopped" if report.account.stopped else "Incomplete"
     status = {None: (undecided, "bold yellow"), True: ("Succeeded", "bold green"), False: ("Failed", "bold red")}
     word, style = status[report.succeeded]
     console.print(Text.assemble((report.title, "bold"), " · ", (word, style)))
     console.print(Text(report.headline))
+    if not report.account.reported:
+        _print_rows(console, "Checks", report.facts)
+        console.print(Text(HOW_TO_REPORT, style="bright_black"))
+        return
     sections: list[tuple[str, Sequence[Row]]] = [
         ("Checks", report.facts),
         ("Summary", report.summary),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.events import Logged
-from fireflyer.base.launch import TOPOLOGY_NAME
+from fireflyer.base.launch import LOGS_NAME, TOPOLOGY_NAME
 from fireflyer.cluster.core.messages import Finish
 from fireflyer.cluster.launcher.checks import EVENTS_NAME, check_job
 from fireflyer.cluster.launcher.devices import Devices, find_devices
@@ -25,7 +25,6 @@ from fireflyer.runtime.store import StoreService
 
 __all__ = ["Devices", "find_devices", "run_job"]
 
-LOGS_NAME = "logs"
 SECRET_NAME = "node-secret"  # noqa: S105
 _CONNECTIONS_PER_RANK = 8
 
