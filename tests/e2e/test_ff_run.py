@@ -138,7 +138,10 @@ def test_quiet_prints_the_ranks_only(here: Path) -> None:
     assert (here / "out" / "report.html").exists()
 
 
-def test_a_taken_port_and_a_missing_gpu_are_one_line_errors(here: Path) -> None:
+def test_a_taken_port_a_missing_gpu_and_a_wrong_setting_are_one_line_errors(here: Path) -> None:
+    wrong = ff(here, "run", "--run-dir", "out", "--env", "FF_PIN=maybe", "train.py", "--steps", "3")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "error: environment variable FF_PIN='maybe' is neither 0 nor 1\n"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -63,6 +63,10 @@ def test_a_sound_job_passes(tmp_path: Path) -> None:
         ({"env": {"FF_JOB_TOKEN": "1"}}, "FF_JOB_TOKEN is set by the launcher"),
         ({"env": {"A=B": "1"}}, "environment variable 'A=B' cannot be set"),
         ({"env": {"RANK": "1"}}, "environment variable RANK is set by the launcher"),
+        ({"env": {"FF_PIN": "maybe"}}, "environment variable FF_PIN='maybe' is neither 0 nor 1"),
+        ({"env": {"FF_PEER_MEMORY": "2"}}, "environment variable FF_PEER_MEMORY='2' is neither 0 nor 1"),
+        ({"env": {"FF_TUNE": ""}}, "environment variable FF_TUNE='' is neither 0 nor 1"),
+        ({"env": {"FF_TRANSPORT": "x"}}, "FF_TRANSPORT='x' is not known; use one of tcp, ucx, auto"),
         ({"name": "ü" * 101}, "--name"),
         ({"name": "a\nb"}, "--name"),
         ({"args": ("a\0b",)}, "NUL"),
@@ -72,6 +76,18 @@ def test_a_wrong_job_is_refused(tmp_path: Path, changes: dict[str, object], word
     spec = spec_of(tmp_path, **changes)
     assert words in refusal(spec)
     assert not os.path.exists(spec.run_dir)
+
+
+def test_a_wrong_setting_that_ranks_would_inherit_is_refused_unless_the_job_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FF_TRANSPORT", "x")
+    assert "FF_TRANSPORT='x' is not known" in refusal(spec_of(tmp_path))
+    check_job(spec_of(tmp_path, transport="tcp"), TWO_CORES)
+    check_job(spec_of(tmp_path, env={"FF_TRANSPORT": "tcp", "FF_PIN": "0"}), TWO_CORES)
+    monkeypatch.setenv("FF_TRANSPORT", "auto")
+    monkeypatch.setenv("RANK", "7")  # a shell's, or an outer launcher's: every rank gets its own
+    check_job(spec_of(tmp_path), TWO_CORES)
 
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:

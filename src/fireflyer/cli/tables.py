@@ -1,7 +1,7 @@
 """A job's report on a terminal: the same rows as the HTML page, laid out by rich.
 
-Of a job whose ranks reported nothing, nearly every row is *unknown*: a terminal then gets how it ended and how to get the
-rest, and the page keeps all rows.
+Of a job whose ranks reported nothing, nearly every row is *unknown*: a terminal then gets how it ended and how to get
+the rest, and the page keeps all rows.
 """
 
 from __future__ import annotations

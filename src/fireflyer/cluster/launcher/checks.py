@@ -12,7 +12,7 @@ from fireflyer.base.launch import RankEnvironment
 from fireflyer.cluster.launcher.devices import Devices, check_devices
 from fireflyer.cluster.launcher.master_port import check_port
 from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
-from fireflyer.runtime.processes import MARKER
+from fireflyer.runtime.processes import MARKER, child_environment
 
 __all__ = ["EVENTS_NAME", "check_job", "command_of"]
 
@@ -98,3 +98,7 @@ def _check_environment(spec: JobSpec) -> None:
             raise UsageError(f"environment variable {name!r} cannot be set; write NAME=VALUE")
         if name in _OURS:
             raise UsageError(f"environment variable {name} is set by the launcher for each rank; leave it out")
+    # What every rank would refuse in every attempt is refused here, by the code that reads it there.
+    told = RankEnvironment(tune=spec.tune, transport=spec.transport).to_mapping()
+    every_rank = {**child_environment({}), **spec.env, **told}
+    RankEnvironment.from_mapping({name: value for name, value in every_rank.items() if name.startswith("FF_")})
