@@ -179,6 +179,7 @@ class Engine:
     def __init__(self, disk: Disk, chance: random.Random) -> None:
         self.disk = disk
         self.index = Books()
+        disk.durable = len(disk.journal)
         for entry, held, block in disk.journal:
             self.index.apply(entry, held, block)
         self.slow_ns = 0

@@ -14,7 +14,9 @@ The engine:
   order.
 - `Commit` may be lost in a power cut: the content is then pending again, and is committed again. It is durable at the
   latest with the next stage of this chunk.
-- After a restart `ChunkIndex` shows what was durable, pending contents too.
+- After a restart `ChunkIndex` shows what was durable, pending contents too. What an engine finds when it opens it first
+  makes durable: a process that was killed may have left records that are in the page cache alone, and what they say is
+  committed, answered and shown from then on.
 - Damage that was found stays on record, in memory at least, until the chunk is replaced.
 """
 
