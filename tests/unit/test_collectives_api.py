@@ -85,6 +85,22 @@ def test_types_that_numpy_lacks_go_by_name() -> None:
         assert e5m2.tolist() == [0x40] * 5
 
 
+def test_a_type_may_be_called_what_numpy_and_torch_call_it(alone: Communicator) -> None:
+    five: Any = np.int64(5)
+    root: Any = np.int32(0)
+    for asked in ("f32", "float32", np.float32, np.dtype("f4"), torch.float32, np.zeros(1, "f4").dtype):
+        assert alone.empty(10, asked).dtype == np.dtype(np.float32)
+        assert alone.empty([2, five], asked).shape == (2, 5)
+        alone.allreduce(np.zeros(4, "f4"), dtype=asked)
+    for dtype in NUMPY:
+        assert alone.empty((3,), dtype).dtype == alone.empty(3, np.dtype(dtype)).dtype == np.dtype(dtype)
+    assert alone.empty(2, "i8").dtype == np.int8  # in NumPy's short names that is int64
+    for asked in ("bfloat16", torch.bfloat16, "bf16"):
+        assert alone.empty(2, asked).dtype == np.uint16
+        alone.reduce(torch.zeros(2, dtype=torch.bfloat16), root=root, dtype=asked)
+        alone.reduce_scatter(np.zeros(2, "u2"), np.zeros(2, "u2"), dtype=asked)
+
+
 def test_any_type_can_be_broadcast() -> None:
     def body(rank: int, arguments: dict[str, Any]) -> list[Any]:
         arrays: list[Any] = [np.full(9, rank, "u2"), torch.full((3,), rank == 1), np.full(2, rank, "c16")]
@@ -126,6 +142,18 @@ BAD: dict[str, tuple[Callable[[Communicator], object], str]] = {
     "wrong carrier": (lambda c: c.allreduce(np.zeros(4, "f4"), dtype="bf16"), "needs an array of uint16"),
     "unknown op": (lambda c: c.allreduce(np.zeros(4, "f4"), op="xor"), "op 'xor' is not known"),
     "root too high": (lambda c: c.broadcast(np.zeros(4, "f4"), root=1), "root 1 is not a rank"),
+    "NumPy's short name": (lambda c: c.empty(4, "f4"), r"dtype 'f4' is not known; use one of f64 \(float64\), "),
+    "big endian asked for": (lambda c: c.empty(4, np.dtype(">f4")), r"dtype dtype\('>f4'\) is not known"),
+    "an abstract type": (lambda c: c.empty(4, np.floating), "is not known"),
+    "a carrier": (lambda c: c.empty(4, np.uint16), "is not known"),
+    "a list for a type": (lambda c: c.allreduce(LINE, dtype=["f4\n"]), "is not known"),  # type: ignore[arg-type]
+    "root as text": (lambda c: c.broadcast(LINE, root="0"), "root '0' is not a whole number"),  # type: ignore[arg-type]
+    "root in parts": (lambda c: c.gather(LINE, root=0.0), "root 0.0 is not a whole"),  # type: ignore[arg-type]
+    "to nobody": (lambda c: c.send(LINE, to=None), "to None is not a whole number"),  # type: ignore[arg-type]
+    "splits in parts": (lambda c: c.all_to_all(LINE, LINE * 2, in_splits=[8.0]), "in_splits, 8.0 is not"),  # type: ignore[list-item]
+    "a size in parts": (lambda c: c.empty(10.5), "size 10.5 is not a whole number; pass an int"),  # type: ignore[arg-type]
+    "negative sizes": (lambda c: c.empty((-2, -3)), "sizes are not negative"),
+    "a size that wraps": (lambda c: c.empty((2**40, 2**40)), "the arena has no 4835703278458516698824704 bytes left"),
     "root negative": (lambda c: c.reduce(np.zeros(4, "f4"), root=-1), "root -1 is not a rank"),
 }
 

@@ -2,19 +2,42 @@
 
 NumPy arrays and CPU tensors are taken as they are; a tensor is recognised by its methods, so torch is not imported.
 Types that NumPy lacks (bf16 and the two fp8) are uint16 and uint8 arrays with `dtype="bf16"`, `"f8e4m3"`, `"f8e5m2"`;
-without `dtype`, uint8 is a type of its own.
+without `dtype`, uint8 is a type of its own. Where a type is asked for, those of NumPy and torch and their full names do
+as well ("float32", `np.float32`, `torch.bfloat16`); short names are ours alone: "i8" has 8 bits here, 8 bytes in NumPy.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+import operator
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from fireflyer.base.errors import UsageError
 from fireflyer.native import address_of
 
-__all__ = ["DTYPES", "FlatArray", "carrier_of", "check_apart", "flatten"]
+__all__ = [
+    "DTYPES",
+    "DTypeLike",
+    "FlatArray",
+    "carrier_of",
+    "check_apart",
+    "check_rank",
+    "dtype_named",
+    "flatten",
+    "whole_number",
+]
+
+
+class _TorchType(Protocol):
+    """`torch.dtype`, without torch."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+
+
+DTypeLike: TypeAlias = str | np.dtype[Any] | type[np.generic] | _TorchType
+"""What a type may be called by a caller; see `dtype_named`."""
 
 DTYPES: Final = {
     "f64": 8,
@@ -49,6 +72,8 @@ _MOST_TENSOR_TYPES: Final = 64
 _tensor_types: set[type] = set()
 """Classes that have been found to have all of these."""
 _CARRIERS: Final = {"bf16": "uint16", "f8e4m3": "uint8", "f8e5m2": "uint8"}
+_MOST_SHOWN: Final = 60
+"""Characters of a wrong argument in a message."""
 _BYTES: Final = "u8"  # what is only copied travels as bytes
 
 
@@ -60,20 +85,48 @@ class FlatArray(NamedTuple):
     """Keeps the memory alive."""
 
 
+def dtype_named(asked: object) -> str:
+    """Of `DTYPES`, the one that `asked` names: itself, or a type of NumPy or torch or its name. Raises `UsageError`."""
+    if isinstance(asked, str):
+        name = asked
+    elif isinstance(asked, np.dtype):
+        name = asked.name if asked.isnative else str(asked)
+    elif isinstance(asked, type) and issubclass(asked, np.generic):
+        name = asked.__name__
+    else:
+        name = str(asked).removeprefix("torch.") if type(asked).__module__ == "torch" else ""
+    own = name if name in DTYPES else _OF_TORCH.get(name)
+    if own is None:
+        known = ", ".join(f"{one} ({name})" for name, one in _OF_TORCH.items())
+        raise UsageError(f"dtype {_shown(asked)} is not known; use one of {known}")
+    return own
+
+
 def carrier_of(dtype: str) -> str:
-    """The NumPy type that holds elements of `dtype`. Raises `UsageError`."""
-    for name, own in _OF_NUMPY.items():
-        if own == dtype:
-            return name
-    if dtype not in _CARRIERS:
-        raise UsageError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}")
-    return _CARRIERS[dtype]
+    """The NumPy type that holds elements of `dtype`, one of `DTYPES`."""
+    return _CARRIERS.get(dtype) or next(name for name, own in _OF_NUMPY.items() if own == dtype)
 
 
-def check_rank(name: str, rank: int, world_size: int) -> None:
-    """Raises `UsageError` unless the argument `name` is a rank of the group."""
-    if not 0 <= rank < world_size:
-        raise UsageError(f"{name} {rank} is not a rank; the group has ranks 0 to {world_size - 1}")
+def whole_number(name: str, value: object) -> int:
+    """The argument `name`, if it is one. Raises `UsageError`."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} {_shown(value)} is not a whole number; pass an int") from None
+
+
+def check_rank(name: str, rank: object, world_size: int) -> int:
+    """The argument `name`, if it is a rank of the group. Raises `UsageError`."""
+    number = whole_number(name, rank)
+    if not 0 <= number < world_size:
+        raise UsageError(f"{name} {number} is not a rank; the group has ranks 0 to {world_size - 1}")
+    return number
+
+
+def _shown(value: object) -> str:
+    """On one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def check_apart(one: FlatArray, other: FlatArray) -> None:
@@ -84,11 +137,13 @@ def check_apart(one: FlatArray, other: FlatArray) -> None:
         raise UsageError("out and the array share memory, and not as in place; pass arrays without common memory")
 
 
-def flatten(array: Any, dtype: str | None, *, sums: bool, writes: bool = True) -> FlatArray:
+def flatten(array: Any, dtype: DTypeLike | None, *, sums: bool, writes: bool = True) -> FlatArray:
     """`array` for an operation that `sums` its elements, or only copies them, and that `writes` to it or only reads.
 
     Raises `UsageError` where it is no contiguous array in CPU memory of a known type.
     """
+    if dtype is not None:
+        dtype = dtype_named(dtype)
     if isinstance(array, np.ndarray):
         own = _NUMPY_TYPES.get(array.dtype)
         flags = array.flags
@@ -150,8 +205,6 @@ def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
 def _describe(
     address: int, count: int, size: int, name: str, own: str | None, asked: str | None, sums: bool, keeper: object
 ) -> FlatArray:
-    if asked is not None and asked not in DTYPES:
-        raise UsageError(f"dtype {asked!r} is not known; use one of {', '.join(DTYPES)}")
     if asked is not None and asked != own and _CARRIERS.get(asked) != name:
         wanted = _CARRIERS.get(asked, "its own type")
         raise UsageError(f"dtype {asked!r} needs an array of {wanted}, not of {name}")

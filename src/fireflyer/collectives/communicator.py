@@ -16,16 +16,26 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS
-from fireflyer.collectives.arrays import DTYPES, FlatArray, carrier_of, check_apart, check_rank, flatten
+from fireflyer.collectives.arrays import (
+    DTYPES,
+    DTypeLike,
+    FlatArray,
+    carrier_of,
+    check_apart,
+    check_rank,
+    dtype_named,
+    flatten,
+    whole_number,
+)
 from fireflyer.collectives.canonical import CanonicalSums
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
@@ -216,7 +226,7 @@ class Communicator(Formed):
             store.close()
 
     def allreduce(
-        self, array: Any, *, op: str = "sum", dtype: str | None = None, out: Any = None, async_op: bool = False
+        self, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, out: Any = None, async_op: bool = False
     ) -> Work:
         """Puts the element-wise `op` ("sum", "mean", "min", "max", "product") over all ranks into `out`, the same bits
         on all of them; None: into `array` itself.
@@ -236,12 +246,12 @@ class Communicator(Formed):
         *,
         root: int,
         op: str = "sum",
-        dtype: str | None = None,
+        dtype: DTypeLike | None = None,
         out: Any = None,
         async_op: bool = False,
     ) -> Work:
         """As `allreduce`, but only rank `root` receives the result; the arrays of the others stay as they are."""
-        check_rank("root", root, self.world_size)
+        root = check_rank("root", root, self.world_size)
         if root == self.rank:
             source, target = self._pair(array, out, dtype, sums=True)
         else:
@@ -250,12 +260,12 @@ class Communicator(Formed):
 
     def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Work:
         """Replaces `array` by that of rank `root`. Any element type; size and type must be the same on all ranks."""
-        check_rank("root", root, self.world_size)
+        root = check_rank("root", root, self.world_size)
         flat = flatten(array, None, sums=False, writes=root != self.rank)
         return self._submit("broadcast", flat, flat, flat.elements, root=root, async_op=async_op)
 
     def reduce_scatter(
-        self, out: Any, array: Any, *, op: str = "sum", dtype: str | None = None, async_op: bool = False
+        self, out: Any, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, async_op: bool = False
     ) -> Work:
         """`array` holds a part of `out`'s size for each rank, in the order of ranks: rank r receives the `op` of all
         ranks' r-th parts in `out`. Types and bits as for `allreduce`."""
@@ -312,21 +322,23 @@ class Communicator(Formed):
         """Done when every rank has entered."""
         return self._submit("barrier", _EMPTY, _EMPTY, 0, async_op=async_op)
 
-    def empty(self, shape: int | tuple[int, ...], dtype: str = "f32") -> npt.NDArray[Any]:
+    def empty(self, shape: int | tuple[int, ...] | list[int], dtype: DTypeLike = "f32") -> npt.NDArray[Any]:
         """An array of zeros in this rank's arena, where the other ranks of its node reduce it without any copy. Its
         memory goes back when the array and all its views are gone.
 
-        `dtype` is one of `arrays.DTYPES`; bf16 and the float8 types come as uint16 and uint8. Raises `UsageError` where
-        the arena is full, or was made with `arena_bytes=0`.
+        `dtype` is one of `arrays.DTYPES`, or a type of NumPy or torch; bf16 and the float8 types come as uint16 and
+        uint8. Raises `UsageError` where the arena is full, or was made with `arena_bytes=0`.
         """
-        carrier = carrier_of(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
-        size_bytes = count * DTYPES[dtype]
-        if count < 0:
+        own = dtype_named(dtype)
+        sizes = [whole_number("size", size) for size in (shape if isinstance(shape, tuple | list) else (shape,))]
+        if any(size < 0 for size in sizes):
             raise UsageError(f"cannot allocate an array of shape {shape}; sizes are not negative")
+        size_bytes = prod(sizes) * DTYPES[own]
         arena = self._memory.arena
         try:
-            return arena.allocate(size_bytes).view(carrier).reshape(shape)
+            if size_bytes > arena.bytes:  # it may be more than native code can count
+                raise MemoryError
+            return arena.allocate(size_bytes).view(carrier_of(own)).reshape(sizes)
         except MemoryError:
             raise UsageError(
                 f"the arena has no {size_bytes} bytes left ({arena.used} of {arena.bytes} are used); drop arrays, or "
@@ -392,7 +404,7 @@ class Communicator(Formed):
             work.wait()
         return work
 
-    def _pair(self, array: Any, out: Any, dtype: str | None, *, sums: bool) -> tuple[FlatArray, FlatArray]:
+    def _pair(self, array: Any, out: Any, dtype: DTypeLike | None, *, sums: bool) -> tuple[FlatArray, FlatArray]:
         """Where to read and where to write."""
         if out is None:
             flat = flatten(array, dtype, sums=sums)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
-from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten
+from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten, whole_number
 from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
@@ -82,7 +82,7 @@ class RankExchange:
         return self.start("all_to_all", 0, source.dtype, -1, outgoing, incoming, (array, out))
 
     def gather(self, array: Any, root: int, out: Any) -> Flight:
-        check_rank("root", root, self.world_size)
+        root = check_rank("root", root, self.world_size)
         source = flatten(array, None, sums=False, writes=False)
         mine = _part(root, source)
         if root != self.rank:
@@ -92,7 +92,7 @@ class RankExchange:
         return self.start("gather", source.elements, source.dtype, root, [mine], incoming, (array, out))
 
     def scatter(self, out: Any, root: int, array: Any) -> Flight:
-        check_rank("root", root, self.world_size)
+        root = check_rank("root", root, self.world_size)
         target = flatten(out, None, sums=False)
         mine = _part(root, target)
         if root != self.rank:
@@ -155,7 +155,8 @@ class RankExchange:
     # --- what they are made of ---
 
     def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> Flight:
-        check_rank("to" if name == "send" else "source", peer, self.world_size)
+        peer = check_rank("to" if name == "send" else "source", peer, self.world_size)
+        tag = whole_number("tag", tag)
         if peer == self.rank:
             raise UsageError(f"rank {peer} cannot {name} to or from itself; copy the array")
         if not 0 <= tag <= MAX_TAG:
@@ -219,12 +220,13 @@ class RankExchange:
             if size % world != 0:
                 raise UsageError(f"{name} of {size} elements does not divide among {world} ranks; pass {argument}=")
             return [size // world] * world
-        if len(splits) != world or any(split < 0 for split in splits) or sum(splits) != size:
+        numbers = [whole_number(f"a number in {argument},", split) for split in splits]
+        if len(numbers) != world or any(number < 0 for number in numbers) or sum(numbers) != size:
             raise UsageError(
                 f"{argument} must be {world} numbers of elements, one for each rank, that add up to {size}, "
                 f"the size of {name}"
             )
-        return [int(split) for split in splits]
+        return numbers
 
     def _whole(self, name: str, array: Any, part: FlatArray, *, writes: bool) -> FlatArray:
         """At the root: the array that holds a part for every rank."""

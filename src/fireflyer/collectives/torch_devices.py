@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.collectives.arrays import DTYPES, carrier_of, check_rank
+from fireflyer.collectives.arrays import DTYPES, DTypeLike, carrier_of, check_rank, dtype_named
 from fireflyer.collectives.communicator import OPS, Communicator
 from fireflyer.collectives.copies import Copies
 from fireflyer.collectives.device_engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, Job, Running
@@ -75,7 +75,7 @@ class DeviceCommunicator:
     # --- operations ---
 
     def allreduce(
-        self, array: Any, *, op: str = "sum", dtype: str | None = None, out: Any = None, async_op: bool = False
+        self, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, out: Any = None, async_op: bool = False
     ) -> Running:
         if not on_device(array):
             return self._host().allreduce(array, op=op, dtype=dtype, out=out, async_op=async_op)
@@ -100,7 +100,7 @@ class DeviceCommunicator:
         *,
         root: int,
         op: str = "sum",
-        dtype: str | None = None,
+        dtype: DTypeLike | None = None,
         out: Any = None,
         async_op: bool = False,
     ) -> Running:
@@ -109,7 +109,7 @@ class DeviceCommunicator:
         target = array if out is None else out
         _check_alike(array, target)
         name = _check_op(array, dtype, op)
-        check_rank("root", root, self.world_size)
+        root = check_rank("root", root, self.world_size)
 
         def run(slot: Any, piece: Piece) -> Running:
             part = _part(slot, piece.source, name)
@@ -120,7 +120,7 @@ class DeviceCommunicator:
     def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Running:
         if not on_device(array):
             return self._host().broadcast(array, root=root, async_op=async_op)
-        check_rank("root", root, self.world_size)
+        root = check_rank("root", root, self.world_size)
 
         def run(slot: Any, piece: Piece) -> Running:
             return self.communicator.broadcast(_part(slot, piece.source), root=root, async_op=True)
@@ -129,7 +129,7 @@ class DeviceCommunicator:
         return self._pieces("broadcast", array, array, array.numel(), run, async_op, reads=own, writes=not own)
 
     def reduce_scatter(
-        self, out: Any, array: Any, *, op: str = "sum", dtype: str | None = None, async_op: bool = False
+        self, out: Any, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, async_op: bool = False
     ) -> Running:
         if not on_device(array):
             return self._host().reduce_scatter(out, array, op=op, dtype=dtype, async_op=async_op)
@@ -215,7 +215,7 @@ class DeviceCommunicator:
 
     # --- memory and life ---
 
-    def empty(self, shape: int | tuple[int, ...], dtype: str = "f32") -> Any:
+    def empty(self, shape: int | tuple[int, ...] | list[int], dtype: DTypeLike = "f32") -> Any:
         return self.communicator.empty(shape, dtype)
 
     def registered(self, array: Any) -> bool:
@@ -377,10 +377,10 @@ def _check_alike(array: torch.Tensor, out: Any) -> None:
         raise UsageError("out must be on the device of array and have its size and type")
 
 
-def _check_op(tensor: torch.Tensor, dtype: str | None, op: str) -> str:
+def _check_op(tensor: torch.Tensor, dtype: DTypeLike | None, op: str) -> str:
     """The name of the type of its elements. Raises `UsageError` for what the communicator would refuse later."""
-    name = dtype or dtype_name(tensor.dtype)
-    if DTYPES.get(name) != tensor.element_size():
+    name = dtype_name(tensor.dtype) if dtype is None else dtype_named(dtype)
+    if DTYPES[name] != tensor.element_size():
         raise UsageError(f"dtype {name!r} does not fit to a tensor of {tensor.dtype}; use one of {', '.join(DTYPES)}")
     if op not in OPS:
         raise UsageError(f"op {op!r} is not known; use one of {', '.join(OPS)}")
