@@ -29,7 +29,7 @@ from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts, parse_fault
 
 pytestmark = pytest.mark.serial
 
-FAST = Timeouts(stop_grace_ns=2 * SECOND, backoff_ns=20 * MS)
+FAST = Timeouts(settle_ns=20 * MS, stop_grace_ns=2 * SECOND, backoff_ns=20 * MS)
 
 REPORTING = """
 from fireflyer.base.events import ResumeReport, StepReport
@@ -197,7 +197,7 @@ while not all(os.path.exists(sys.argv[1] + str(other)) for other in (0, 1)):
     time.sleep(0.01)
 sys.exit(5) if rank == 0 else time.sleep(60)
 """
-    timeouts = Timeouts(stop_grace_ns=300 * MS)
+    timeouts = Timeouts(settle_ns=20 * MS, stop_grace_ns=300 * MS)
     job = run(spec_of(tmp_path, script, args=(str(tmp_path / "ready"),), ranks_per_node=2, timeouts=timeouts))
     assert job.result.exit_code == 5
     assert {event.rank: event.exit_code for event in job.of(RankExited)} == {0: 5, 1: 128 + 9}

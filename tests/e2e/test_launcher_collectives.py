@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from tests.support.launching import run, write_script
 
-from fireflyer.base.events import AttemptFailed, PeerFailureReport
+from fireflyer.base.events import AttemptFailed, PeerFailureReport, RankExited
 from fireflyer.cluster.schema.job import JobSpec
 from fireflyer.collectives import Plan
 from fireflyer.collectives.declaration import Declaration
+from fireflyer.collectives.flight import find_dumps, read_dumps
 from fireflyer.collectives.job import KeptPlan
 from fireflyer.topology import count_crossings
 
@@ -56,6 +57,34 @@ def test_a_rank_that_hangs_is_named_and_the_job_starts_again(tmp_path: Path) -> 
     assert "rank 2 (node 1" in failed.reason
     assert "has not entered allreduce #3" in failed.reason
     assert {report.peer for report in job.of(PeerFailureReport)} == {2}
+
+
+DYING = """
+import numpy as np
+from fireflyer.collectives import Communicator
+from fireflyer.runtime import read_environment
+
+env = read_environment()
+with Communicator.from_environment(env) as comm:
+    x = np.ones(1000)
+    comm.allreduce(x)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # When this is written the launcher is about to stop the others.
+    while "rank_exited" not in open(env.run_dir + "/events.jsonl").read():
+        time.sleep(0.001)
+    comm.allreduce(x)
+"""
+
+
+def test_who_outlives_a_rank_leaves_its_dump_before_it_is_stopped(tmp_path: Path) -> None:
+    spec = JobSpec(script=write_script(tmp_path, DYING), run_dir=str(tmp_path / "run"), ranks_per_node=2, devices="cpu")
+    job = run(spec)
+    assert job.result.reason == "rank 1 (node 0) was killed by SIGKILL"
+    assert {event.rank: event.exit_code for event in job.of(RankExited)} == {0: 1, 1: 128 + 9}
+    ((_, dump),) = read_dumps(find_dumps([str(tmp_path / "run" / "flight")]))
+    assert dump.rank == 0
+    assert any("PeerFailed" in text for text in job.texts(0, "stderr"))
 
 
 PLANNED = """

@@ -167,8 +167,8 @@ class Cluster:
                 self._say(PrepareFailed(attempt, "port taken") if failed else AttemptPrepared(attempt))
             case StartRanks(node, number, attempt):
                 later(lambda: self._start_ranks(self._find(node, number), attempt))
-            case StopRanks(node, number, attempt, _, grace_ns):
-                later(lambda: self._stop_ranks(self._find(node, number), attempt, grace_ns))
+            case StopRanks(node, number, attempt, _, settle_ns, grace_ns):
+                later(lambda: self._stop_ranks(self._find(node, number), attempt, settle_ns, grace_ns))
             case KillNode(node, number):
                 self._kill(self._find(node, number))
             case ShutDownAgent(node, number):
@@ -245,8 +245,16 @@ class Cluster:
     def _report(self, rank: int, attempt: int, step: int) -> None:
         self._say(RankReported(StepReport(rank, attempt, step, 1, 1, None, 1)))
 
-    def _stop_ranks(self, one: Incarnation, attempt: int, grace_ns: int) -> None:
+    def _stop_ranks(self, one: Incarnation, attempt: int, settle_ns: int, grace_ns: int) -> None:
         if one.alive and not one.hung and one.attempt == attempt and not self._chance(self.chaos.deaf):
+            for rank in one.living():
+                if settle_ns and self._chance(0.3):  # it notices that another one broke
+                    delay_ns = self._upto(settle_ns)
+                    self.world.call_after(delay_ns, partial(self._end, one, attempt, rank, 1, of_another=True))
+            self.world.call_after(settle_ns, lambda: self._end_ranks(one, attempt, grace_ns))
+
+    def _end_ranks(self, one: Incarnation, attempt: int, grace_ns: int) -> None:
+        if one.alive and not one.hung and one.attempt == attempt:
             one.told = True
             for rank in one.living():
                 delay_ns = grace_ns if self._chance(0.2) else self._upto(grace_ns)
@@ -254,13 +262,13 @@ class Cluster:
                     delay_ns, partial(self._end, one, attempt, rank, self.world.random.choice([143, 137]))
                 )
 
-    def _end(self, one: Incarnation, attempt: int, rank: int, code: int) -> None:
+    def _end(self, one: Incarnation, attempt: int, rank: int, code: int, *, of_another: bool = False) -> None:
         if one.attempt != attempt or not one.ranks.get(rank) or (code == 0 and attempt in self.stuck):
             return
         if code:
             self.stuck.add(attempt)
         one.ranks[rank] = False
-        if code and not one.told:
+        if code and not one.told and not of_another:
             self.deadly.append((one.node, rank))
         end = one.ends[rank] = RankEnd(rank, code, one.told)
         if one.alive and not one.hung:

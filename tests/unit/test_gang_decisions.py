@@ -305,12 +305,28 @@ def test_a_fault_that_was_never_due_is_left_over() -> None:
 def test_a_signal_is_passed_on_and_decides_the_exit_code() -> None:
     story = Story().running()
     grace_ns = TIMEOUTS.stop_grace_ns
-    assert of(story.tell(StopAsked(2)), StopRanks) == [StopRanks(node, 1, 0, 2, grace_ns) for node in (0, 1)]
+    assert of(story.tell(StopAsked(2)), StopRanks) == [StopRanks(node, 1, 0, 2, 0, grace_ns) for node in (0, 1)]
     story.tell(gone(0, 0, 0, told=True), gone(1, 130, 0, told=True))
     story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
     assert story.finish() == Finish(130, "stopped by SIGINT", None)
     (failed,) = story.logged(AttemptFailed)
     assert (failed.stopped, failed.restarting, failed.node) == (True, False, None)
+
+
+def test_after_a_failure_ranks_may_end_by_themselves_first() -> None:
+    story = Story().running()
+    settle_ns, grace_ns = TIMEOUTS.settle_ns, TIMEOUTS.stop_grace_ns
+    (stop, _) = of(story.tell(RankExited(1, 1, 0, RankEnd(3, 137, False))), StopRanks)
+    assert stop == StopRanks(0, 1, 0, 15, settle_ns, grace_ns)
+    story.tell(gone(0, 1, 1), gone(1, 1, 137))
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.rank, failed.restarting) == (3, True)
+
+
+def test_nothing_is_waited_for_when_the_job_cannot_go_on() -> None:
+    story = Story().running()
+    (stop, _) = of(story.tell(StorageFailed("disk full")), StopRanks)
+    assert stop.settle_ns == 0
 
 
 def test_a_second_signal_kills_at_once_but_not_the_same_one_twice() -> None:
@@ -333,8 +349,9 @@ def test_a_signal_while_pausing_ends_the_job() -> None:
 def test_an_agent_that_is_too_slow_to_stop_is_killed() -> None:
     story = Story().running()
     story.tell(RankExited(0, 1, 0, RankEnd(0, 1, False)), gone(0, 1, 143, told=True))
-    effects = story.wait(TIMEOUTS.stop_grace_ns + 3 * SECOND)
-    assert of(effects, KillNode) == [KillNode(1, 1)]
+    stop_ns = TIMEOUTS.settle_ns + TIMEOUTS.stop_grace_ns
+    assert of(story.wait(stop_ns + SECOND), KillNode) == []
+    assert of(story.wait(2 * SECOND), KillNode) == [KillNode(1, 1)]
 
 
 def test_an_agent_that_does_not_come_up_is_a_failure() -> None:

@@ -158,11 +158,11 @@ class Agent:
     async def _perform(self, command: Command) -> None:
         if isinstance(command, Start):
             await self._start(command)
-        elif isinstance(command, Stop) and command.attempt == self._attempt:
-            self._stop(command)
+        elif isinstance(command, Stop) and command.attempt == self._attempt and self._running():
+            self._stop(command)  # a timer set when all have ended would strike the next attempt
 
     async def _start(self, command: Start) -> None:
-        if any(rank.end is None for rank in self._ranks.values()):
+        if self._running():
             raise Unreachable(f"told to start attempt {command.attempt} while attempt {self._attempt} is running")
         self._attempt = command.attempt
         self._ranks = {plan.rank: self._new_rank(command.attempt, plan.rank) for plan in command.ranks}
@@ -174,6 +174,9 @@ class Agent:
                 self._news.put_nowait((STARTED, Started(command.attempt, plan.rank, rank.pid)))
             if self._holding_up:
                 rank.pause()
+
+    def _running(self) -> bool:
+        return any(rank.end is None for rank in self._ranks.values())
 
     def _new_rank(self, attempt: int, rank: int) -> RankProcess:
         return RankProcess(
@@ -189,12 +192,18 @@ class Agent:
         return f"{self._config.logs_dir}/attempt-{attempt}/rank-{rank}.log"
 
     def _stop(self, command: Stop) -> None:
-        for rank in self._ranks.values():
-            rank.signal(command.signal)
         if self._stopping is not None:
             self._stopping.cancel()
-        loop = asyncio.get_running_loop()
-        self._stopping = loop.call_later(command.grace_ns / SECOND, self.kill)
+        if command.settle_ns > 0:
+            loop = asyncio.get_running_loop()
+            self._stopping = loop.call_later(command.settle_ns / SECOND, self._end_ranks, command)
+        else:
+            self._end_ranks(command)
+
+    def _end_ranks(self, command: Stop) -> None:
+        for rank in self._ranks.values():
+            rank.signal(command.signal)
+        self._stopping = asyncio.get_running_loop().call_later(command.grace_ns / SECOND, self.kill)
 
     # -- what ranks do ---------------------------------------------------------------------------------------------
 
@@ -203,7 +212,7 @@ class Agent:
 
     def _on_exit(self, end: Exited) -> None:
         self._news.put_nowait((EXITED, end))
-        if all(rank.end is not None for rank in self._ranks.values()):
+        if not self._running():
             if self._stopping is not None:
                 self._stopping.cancel()
                 self._stopping = None

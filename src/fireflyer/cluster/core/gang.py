@@ -35,8 +35,10 @@ incarnation or attempt are ignored, so a message from the past cannot stand in f
 What decides when a node is lost: its agent has been silent for `node_lost_ns`. When the launcher itself slept (a gap
 between ticks), the silence is its own and every node is given the gap back, to its deadline as well.
 
-How a failure proceeds: the first one stops the gang at once. Who is to blame is decided `blame_ns` later, or when all
-nodes are quiet if that is sooner (see `blame`). A first rank that failed before any report is judged only when the
+How a failure proceeds: the first one stops the gang at once. Ranks that are left may end by themselves for `settle_ns`:
+their collectives fail of the same cause, and say so in a log and a dump that a signal would cut off. A stop that was
+asked for, and a job that cannot go on at all, wait for nothing. Who is to blame is decided `blame_ns` later, or when
+all nodes are quiet if that is sooner (see `blame`). A first rank that failed before any report is judged only when the
 gang is gone, because then the port tells whether a stranger had taken it: such a restart is free, a few times.
 """
 
@@ -347,18 +349,19 @@ class Gang:
     def _fail(self, failure: Failure) -> None:
         if self.phase in _IN_ATTEMPT:
             self._failed_ns = self._now_ns
-            self._stop_gang(SIGTERM)
+            self._stop_gang(SIGTERM, self.spec.timeouts.settle_ns)
         if self.phase is Phase.STOPPING and not self._judged:
             self._failures.append(failure)
 
-    def _stop_gang(self, signal: int) -> None:
+    def _stop_gang(self, signal: int, settle_ns: int = 0) -> None:
         self.phase = Phase.STOPPING
         grace_ns = self.spec.timeouts.stop_grace_ns
         for node in self.nodes:
             if node.state is NodeState.BUSY:
                 node.state = NodeState.STOPPING
-                node.deadline_ns = self._now_ns + grace_ns + STOP_SLACK_NS
-                self._effects.append(StopRanks(node.number, node.incarnation, self.attempt, signal, grace_ns))
+                node.deadline_ns = self._now_ns + settle_ns + grace_ns + STOP_SLACK_NS
+                stop = StopRanks(node.number, node.incarnation, self.attempt, signal, settle_ns, grace_ns)
+                self._effects.append(stop)
 
     def _on_stop(self, signal: int) -> None:
         if self._stop_signal is not None:

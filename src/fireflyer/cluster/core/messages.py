@@ -181,12 +181,14 @@ class StartRanks(msgspec.Struct, frozen=True):
 
 
 class StopRanks(msgspec.Struct, frozen=True):
-    """`signal` to every rank, SIGKILL after `grace_ns`. Answered by `RanksGone`."""
+    """`signal` to every rank that has not ended by itself within `settle_ns`, SIGKILL `grace_ns` later. Answered by
+    `RanksGone`."""
 
     node: int
     incarnation: int
     attempt: int
     signal: int
+    settle_ns: int
     grace_ns: int
 
 

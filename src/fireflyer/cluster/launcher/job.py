@@ -153,8 +153,8 @@ class Job:
                 self._spawn(self._prepare(attempt))
             case StartRanks(node, incarnation, attempt):
                 self._tell(node, incarnation, self._start_command(node, attempt))
-            case StopRanks(node, incarnation, attempt, number, grace_ns):
-                self._tell(node, incarnation, Stop(attempt, number, grace_ns))
+            case StopRanks(node, incarnation, attempt, number, settle_ns, grace_ns):
+                self._tell(node, incarnation, Stop(attempt, number, settle_ns, grace_ns))
             case ShutDownAgent(node, incarnation):
                 self._tell(node, incarnation, ShutDown())
             case Inject(fault):

@@ -67,6 +67,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     node_lost_ns: int = 1500 * MS
     """A node whose agent was silent for so long is lost."""
     agent_start_ns: int = 60 * SECOND
+    settle_ns: int = 500 * MS
+    """After a failure, ranks that are left have so long to end by themselves, with a word on why and a dump of their
+    collectives, which notice a death within 100 ms. Whoever still runs then is asked to end."""
     stop_grace_ns: int = 10 * SECOND
     """Between the polite signal and SIGKILL."""
     kill_ns: int = 10 * SECOND

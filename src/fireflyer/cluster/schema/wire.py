@@ -95,6 +95,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     attempt: int
     signal: int
+    settle_ns: int
     grace_ns: int
 
 
