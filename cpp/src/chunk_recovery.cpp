@@ -97,7 +97,10 @@ void ChunkEngine::State::read_journals(const std::vector<std::uint32_t>& numbers
       apply(entry);
     });
     if (read.end == FileEnd::damaged && options.durable) fail(EngineErrorKind::damaged, name + " is not what was written");
-    journal_bytes += disk->open(name)->size();
+    // A process that was killed may have left what is only in the page cache. It is shown from now on, so it must stay.
+    const auto file = disk->open(name);
+    if (options.durable) file->sync();
+    journal_bytes += file->size();
     before = read;
     ++journal_number;
   }

@@ -1,5 +1,6 @@
 // Whatever a power cut leaves of what was not synced: the engine opens, and is at one point of its history, not before
-// the last one that it called durable. Every operation of the disk is a place for the cut.
+// the last one that it called durable. Every operation of the disk is a place for the cut. And what an engine shows after
+// its process was killed stays.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -169,6 +170,16 @@ class Workload {
   std::uint64_t version_ = 0;
 };
 
+// The process is killed, the next one shows what it finds, and then the power is cut: nothing of that may be gone.
+void killed_then_cut(const LoggedDisk& disk, std::size_t count, Random& random) {
+  auto owned = std::make_unique<LoggedDisk>(disk, count);
+  LoggedDisk& left = *owned;
+  ChunkEngine next(std::move(owned), options());
+  const Point shown = point_of(next);
+  ChunkEngine after(std::make_unique<LoggedDisk>(left.after_power_cut(left.log.size(), random)), options());
+  CHECK(point_of(after) == shown);
+}
+
 // Runs a workload on `disk`, then cuts the power at every operation; `depth`: how often it goes on from what was left.
 void run(const Image& start, Random& random, int steps, int depth) {
   auto owned = std::make_unique<LoggedDisk>(start);
@@ -206,6 +217,7 @@ void run(const Image& start, Random& random, int steps, int depth) {
       for (auto point = points.lower_bound(least); point != points.end() && !known; ++point) known = point->second == found;
       if (!known) std::fprintf(stderr, "cut after operation %zu of %zu, durable up to %lu\n", cut, disk.log.size(), static_cast<unsigned long>(least));
       CHECK(known);
+      if (random.below(4) == 0) killed_then_cut(disk, cut, random);
       if (depth > 0 && random.below(40) == 0) run(image, random, steps / 3, depth - 1);
     }
   }

@@ -73,6 +73,21 @@ class LoggedDisk final : public Disk {
     }
   }
 
+  // As a process that was killed after the first `count` operations leaves it: all is there, but not all of it is durable.
+  LoggedDisk(const LoggedDisk& other, std::size_t count) : LoggedDisk(other.start_) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const Operation& op = other.log[i];
+      if (op.kind == Operation::create) files_.resize(std::max(files_.size(), static_cast<std::size_t>(op.file) + 1));
+      if (changes_directory(op)) change(names_, op);
+      if (op.kind == Operation::write || op.kind == Operation::grow) {
+        auto& data = files_[static_cast<std::size_t>(op.file)];
+        data.resize(std::max<std::size_t>(data.size(), op.offset + op.data.size()));
+        if (!op.data.empty()) std::memcpy(data.data() + op.offset, op.data.data(), op.data.size());
+      }
+      log.push_back(op);
+    }
+  }
+
   std::unique_ptr<DiskFile> create(const std::string& name) override {
     const std::lock_guard lock(mutex_);
     if (names_.contains(name)) throw DiskError(EEXIST, "cannot create " + name);
