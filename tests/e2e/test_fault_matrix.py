@@ -52,7 +52,8 @@ def test_a_rank_that_is_killed_or_stopped_is_named(
         for event in ranks.wait_for("failed", others, limit_s=limit_s + 20).values():
             assert (event["type"], event["culprit"]) == ("PeerFailed", victim), event
             assert f"rank {victim} (node " in event["message"], event
-            if kind in ("allgather", "reduce_scatter") and "has not entered" not in event["message"]:
+            # Who is killed may be found dead between two operations, or when this rank has done its part of one.
+            if not killed and kind in ("allgather", "reduce_scatter") and "has not entered" not in event["message"]:
                 assert re.search(r"[a-z_]+ #\d+ came to \d+ of \d+ chunks here", event["message"]), event
             assert event["at"] - at < limit_s, event
 
