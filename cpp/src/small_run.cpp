@@ -55,14 +55,14 @@ void Letters::post() const {
   mine.count = op_.count;
   mine.kinds = call_of(op_);
   if (bytes > 0) std::memcpy(mine.payload(), in_, bytes);
-  mine.number.store(turn_ + 1, std::memory_order_release);
+  mine.number.store(op_.seq + 1, std::memory_order_release);
 }
 
 bool Letters::arrived() {
   for (; arrived_ < scene_->window.ranks(); ++arrived_) {
     const Mail& theirs = scene_->window.mail(arrived_, turn_);
-    if (theirs.number.load(std::memory_order_acquire) != turn_ + 1) return false;
-    if (theirs.count != op_.count || theirs.kinds != call_of(op_)) return false;  // the executor finds and says why
+    if (theirs.number.load(std::memory_order_acquire) != op_.seq + 1) return false;  // not yet, or of another call: the executor finds and says why
+    if (theirs.count != op_.count || theirs.kinds != call_of(op_)) return false;
   }
   return true;
 }

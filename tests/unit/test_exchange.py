@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.launching import wait_until
 from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
@@ -369,3 +370,21 @@ def test_nothing_is_left_behind() -> None:
     for _ in range(3):
         together([0, 0, 1], body)
         assert (set(threading.enumerate()), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_a_call_that_another_rank_left_out_is_found_though_the_next_one_is_alike() -> None:
+    """Rank 0 gives, and is in its barrier long before rank 1 comes to one without having taken."""
+    first: list[Communicator] = []
+
+    def body(comm: Communicator) -> None:
+        if comm.rank == 0:
+            first.append(comm)
+            comm.scatter(np.empty(10, "f4"), root=0, array=np.ones(20, "f4"))
+        else:
+            wait_until(lambda: first and first[0].records().records[-1].kind == "barrier", 10)
+        comm.barrier()
+
+    for error in together([0, 0], body, timeout_ns=2 * SECOND):
+        assert isinstance(error, UsageError), error
+        assert "called scatter" in str(error), error
+        assert "called barrier" in str(error), error
