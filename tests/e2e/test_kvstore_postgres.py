@@ -77,19 +77,18 @@ def _crash_under_load(rounds: int) -> None:
     with running_postgres(programs, durable=True) as server:
         url = server.url()
         with _counting(url, processes=2, count=15 * rounds) as processes:
-            lines: list[str] = []
+            outputs_open = [process.stdout for process in processes if process.stdout is not None]
+            lines = [output.readline().strip() for output in outputs_open]  # all have opened the store
             for number in range(rounds):
-                output = processes[0].stdout
-                assert output is not None
-                lines += [output.readline().strip() for _ in range(5)]
+                lines += [outputs_open[0].readline().strip() for _ in range(5)]
                 if number % 2:
                     server.stop()
                 else:
                     server.crash()
                 server.start()
-            outputs = [process.communicate(timeout=100)[0] for process in processes]
-            assert [process.returncode for process in processes] == [0, 0]
-        acknowledged = lines + [line for output in outputs for line in output.split()]
+            # Not `communicate`, which would leave out what has been read ahead.
+            acknowledged = lines + [line for output in outputs_open for line in output.read().split()]
+            assert [process.wait(100) for process in processes] == [0, 0]
         assert len(acknowledged) == 30 * rounds
         on_loop(_check_counted)(url, acknowledged)
 
