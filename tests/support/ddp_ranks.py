@@ -11,14 +11,13 @@ import time
 from typing import Any
 
 import torch
+from tests.support.joining import joined
 from tests.support.torch_training import MODELS
 from torch import nn
 
 from fireflyer.base.errors import PeerFailed
 from fireflyer.base.units import KIB, SECOND
 from fireflyer.collectives import Communicator
-from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.store import StoreClient
 from fireflyer.training import DistributedDataParallel
 from fireflyer.training.overlap import Interval, overlap_of
 
@@ -123,17 +122,7 @@ def lose_a_rank(comm: Communicator, params: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    secret = load_secret(arguments["secret_file"])
-    store = StoreClient(arguments["store"], secret)
-    comm = Communicator.create(
-        rank=arguments["rank"],
-        world_size=arguments["world_size"],
-        node=arguments["node"],
-        store=store,
-        secret=secret,
-        timeout_ns=20 * SECOND,
-    )
-    store.close()
+    comm = joined(arguments, timeout_ns=20 * SECOND)
     result = {"train": train, "overlap": overlap, "lose_a_rank": lose_a_rank}[arguments["scenario"]](
         comm, arguments["params"]
     )

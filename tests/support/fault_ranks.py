@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from tests.support.collective_scenarios import DivertedStore, say
+from tests.support.joining import joined
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator
-from fireflyer.identity.secrets import load_secret
+from fireflyer.identity.secrets import Secret
 
 
 def call(comm: Communicator, kind: str, count: int, dtype: str = "f4", root: int = 0, op: str = "sum") -> None:
@@ -58,20 +59,14 @@ def run(comm: Communicator, params: dict[str, Any]) -> None:
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     params = arguments["params"]
-    secret = load_secret(arguments["secret_file"])
-    store = DivertedStore(arguments["store"], secret)
-    store.proxy_port = params.get("proxies", {}).get(str(arguments["node"]))
-    store.door_port = params.get("doors", {}).get(str(arguments["rank"]))
-    comm = Communicator.create(
-        rank=arguments["rank"],
-        world_size=arguments["world_size"],
-        node=arguments["node"],
-        store=store,
-        secret=secret,
-        timeout_ns=arguments["timeout_ns"],
-        dump_dir=params.get("dump_dir"),
-    )
-    store.close()
+
+    def diverted(address: str, secret: Secret) -> DivertedStore:
+        store = DivertedStore(address, secret)
+        store.proxy_port = params.get("proxies", {}).get(str(arguments["node"]))
+        store.door_port = params.get("doors", {}).get(str(arguments["rank"]))
+        return store
+
+    comm = joined(arguments, store_of=diverted, dump_dir=params.get("dump_dir"))
     try:
         run(comm, params)
     except FireflyerError as error:

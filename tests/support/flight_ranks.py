@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 from tests.support.collective_scenarios import say
+from tests.support.joining import joined
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator
-from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.store import StoreClient
 
 
 def program(comm: Communicator, params: dict[str, Any]) -> None:
@@ -52,19 +51,7 @@ def circle(comm: Communicator, params: dict[str, Any]) -> None:
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     params = arguments["params"]
-    secret = load_secret(arguments["secret_file"])
-    store = StoreClient(arguments["store"], secret)
-    comm = Communicator.create(
-        rank=arguments["rank"],
-        world_size=arguments["world_size"],
-        node=arguments["node"],
-        store=store,
-        secret=secret,
-        timeout_ns=arguments["timeout_ns"],
-        peer_memory=params.get("peer_memory", True),
-        dump_dir=params["dump_dir"],
-    )
-    store.close()
+    comm = joined(arguments, peer_memory=params.get("peer_memory", True), dump_dir=params["dump_dir"])
     try:
         {"program": program, "endless": endless, "circle": circle}[arguments["scenario"]](comm, params)
     except FireflyerError as error:

@@ -10,11 +10,9 @@ import sys
 
 import msgspec
 import numpy as np
+from tests.support.joining import joined
 
-from fireflyer.collectives import Communicator
-from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.disk import RealDisk
-from fireflyer.runtime.store import StoreClient
 from fireflyer.topology import read_machine
 
 
@@ -35,18 +33,7 @@ def main() -> None:
         mine = params["masks"][arguments["rank"]]
         os.sched_setaffinity(0, mine)
         machine = msgspec.structs.replace(machine, allowed_cpus=tuple(mine))
-    secret = load_secret(arguments["secret_file"])
-    store = StoreClient(arguments["store"], secret)
-    with Communicator.create(
-        rank=arguments["rank"],
-        world_size=arguments["world_size"],
-        node=arguments["node"],
-        store=store,
-        secret=secret,
-        timeout_ns=arguments["timeout_ns"],
-        machine=machine,
-        pin=params.get("pin", True),
-    ) as comm:
+    with joined(arguments, machine=machine, pin=params.get("pin", True)) as comm:
         array = comm.empty(100_000)
         array[:] = comm.rank + 1
         comm.allreduce(array)

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 from tests.support.collective_scenarios import say
+from tests.support.joining import joined
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator
-from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.store import StoreClient
 
 GUARD = 4096
 UNTOUCHED = 0xA5
@@ -50,18 +49,7 @@ def exchange(comm: Communicator, params: dict[str, Any], *, wrong: bool) -> tupl
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     params = arguments["params"]
-    secret = load_secret(arguments["secret_file"])
-    store = StoreClient(arguments["store"], secret)
-    comm = Communicator.create(
-        rank=arguments["rank"],
-        world_size=arguments["world_size"],
-        node=arguments["node"],
-        store=store,
-        secret=secret,
-        timeout_ns=arguments["timeout_ns"],
-        peer_memory=params["peer_memory"],
-    )
-    store.close()
+    comm = joined(arguments, peer_memory=params["peer_memory"])
     raised, overrun = None, False
     for step in range(3):
         if raised is None:  # who is slow hears of it in the barrier before

@@ -110,7 +110,7 @@ def carrier_of(dtype: str) -> str:
 def whole_number(name: str, value: object) -> int:
     """The argument `name`, if it is one. Raises `UsageError`."""
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)  # type: ignore[arg-type]  # whether it can be is what is asked
     except TypeError:
         raise UsageError(f"{name} {_shown(value)} is not a whole number; pass an int") from None
 

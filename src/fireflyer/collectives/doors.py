@@ -250,7 +250,7 @@ class Doors:
         try:
             sock, _ = listener.accept()
         except OSError:  # it has gone again, or there is no descriptor left for it
-            time.sleep(ACCEPT_PAUSE_S)
+            time.sleep(ACCEPT_PAUSE_S)  # the listener stays readable while there is none: no spinning
             return
         if len(self._guests) >= MAX_GUESTS:
             self._turn_away(next(iter(self._guests)), poll)

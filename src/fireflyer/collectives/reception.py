@@ -81,7 +81,7 @@ class Reception:
             try:
                 sock, _ = self._listener.accept()
             except OSError:  # it has gone again, or there are no descriptors left
-                time.sleep(ACCEPT_PAUSE_S)
+                time.sleep(ACCEPT_PAUSE_S)  # the listener stays readable while there are none: no spinning
                 continue
             sock.setblocking(True)
             thread = threading.Thread(target=self._shake_hands, args=(sock,), name="ff-handshake")
