@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.support.rank_processes import Ranks, ranks_running
 
-from fireflyer.base.units import MS
+from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import Verdict, explain, find_dumps, read_dumps
 
 pytestmark = pytest.mark.serial
@@ -24,12 +24,14 @@ ONE_NODE, TWO_NODES = [0, 0, 0], [0, 0, 1, 1]
 
 
 @contextmanager
-def flights(tmp_path: Path, nodes: Sequence[int], scenario: str, **params: Any) -> Iterator[Ranks]:
+def flights(
+    tmp_path: Path, nodes: Sequence[int], scenario: str, *, timeout_ns: int = TIMEOUT_NS, **params: Any
+) -> Iterator[Ranks]:
     with ranks_running(
         tmp_path / "job",
         nodes,
         scenario,
-        timeout_ns=TIMEOUT_NS,
+        timeout_ns=timeout_ns,
         module="tests.support.flight_ranks",
         dump_dir=str(tmp_path / "flight"),
         **params,
@@ -76,7 +78,10 @@ def test_a_rank_that_was_stopped_and_goes_on_leaves_a_dump_too(tmp_path: Path, n
 
 @pytest.mark.parametrize(("nodes", "how"), [(ONE_NODE, "other"), (TWO_NODES, "skip")])
 def test_a_rank_that_calls_something_else(tmp_path: Path, nodes: list[int], how: str) -> None:
-    with flights(tmp_path, nodes, "program", operations=8, odd=1, at=5, how=how) as ranks:
+    program = {"operations": 8, "odd": 1, "at": 5, "how": how}
+    with flights(tmp_path, nodes, "program", timeout_ns=20 * SECOND, **program) as ranks:
+        ranks.wait_for("in it", others(nodes, 1))  # else it is one rank's word against another's
+        ranks.say_to(1)
         ranks.wait_for("failed")
         verdict = verdict_of(tmp_path)
     assert verdict.kind == "mismatch"
@@ -90,10 +95,7 @@ def test_a_rank_that_comes_too_late(tmp_path: Path, nodes: list[int]) -> None:
     with flights(tmp_path, nodes, "program", operations=8, odd=1, at=5, how="late") as ranks:
         ranks.wait_for("failed", others(nodes, 1))
         absent = verdict_of(tmp_path)
-        stdin = ranks.processes[1].stdin
-        assert stdin is not None
-        stdin.write("\n")
-        stdin.flush()
+        ranks.say_to(1)
         ranks.wait_for("failed")
         late = verdict_of(tmp_path)
     assert [each.rank for each in absent.culprits] == [each.rank for each in late.culprits] == [1]
@@ -157,7 +159,7 @@ def test_dumps_of_a_job_that_is_well(tmp_path: Path, nodes: list[int], peer_memo
 HANGS = """
 import time
 import numpy as np
-from fireflyer.base.units import MS
+from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives import Communicator
 from fireflyer.runtime import read_environment
 

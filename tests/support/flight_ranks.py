@@ -7,30 +7,38 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 from tests.support.collective_scenarios import say
 from tests.support.joining import joined
+from tests.support.launching import wait_until
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator
 
 
 def program(comm: Communicator, params: dict[str, Any]) -> None:
-    """Sums of 1, 2, 3, ... thousand elements; at number `at`, rank `odd` does what `how` says."""
+    """Sums of 1, 2, 3, ... thousand elements; at number `at`, rank `odd` waits for a line, then does what `how` says.
+    The others say when they are in that sum."""
     for number in range(params["operations"]):
         count = 1000 * (number + 1)
-        if comm.rank == params["odd"] and number == params["at"]:
+        if number == params["at"] and comm.rank == params["odd"]:
+            sys.stdin.readline()
             if params["how"] == "skip":
                 continue
             if params["how"] == "other":
                 count += 1
-            if params["how"] == "late":
-                say("late")
-                sys.stdin.readline()
+        elif number == params["at"] and params["odd"] >= 0:
+            threading.Thread(target=say_when_in, args=(comm, number)).start()
         comm.allreduce(np.ones(count, "f4"))
     comm.barrier()
+
+
+def say_when_in(comm: Communicator, seq: int) -> None:
+    wait_until(lambda: any(r.seq == seq and r.started_ns > 0 for r in comm.records().records), 30)
+    say("in it")
 
 
 def endless(comm: Communicator, params: dict[str, Any]) -> None:

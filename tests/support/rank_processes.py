@@ -90,6 +90,11 @@ class Ranks:
         self.processes[rank].send_signal(number)
         return at
 
+    def say_to(self, rank: int) -> None:
+        """Gives it the line that it waits for."""
+        self.processes[rank].stdin.write("\n")
+        self.processes[rank].stdin.flush()
+
     def exit_codes(self, limit_s: float = 60) -> list[int]:
         return [process.wait(limit_s) for process in self.processes]
 
