@@ -121,7 +121,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 # --- clients ---
 
 
-class Update(msgspec.Struct, frozen=True, array_like=True):
+class Update(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To the head of the chain. `sequence` grows by one with each update of the channel; a retry has the same."""
 
     chain: ChainId
@@ -153,6 +153,8 @@ class Refusal(enum.StrEnum):
     """The channel has gone on to a later update."""
     CORRUPT = "data_corruption"
     """The chunk is damaged here, or the data was on the way."""
+    DENIED = "permission_denied"
+    """No capability for this was presented on this connection, or it has expired: present one, and ask again."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -176,7 +178,7 @@ class LookKind(enum.StrEnum):
     """The chunks of the file from the index, at most `length` of them."""
 
 
-class Look(msgspec.Struct, frozen=True, array_like=True):
+class Look(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To any serving replica. READ: bytes [offset, offset + length), fewer where the chunk ends."""
 
     chain: ChainId

@@ -1,0 +1,96 @@
+"""What is said on a data connection, beside the reads that native code answers by itself.
+
+The connection is authenticated first (`PURPOSE`), then carries the frames of `chunk_wire.hpp`. The body of a frame of
+kind `message` is one of these, in msgpack; its payload is the data that the message speaks of.
+
+    Ask      ──>                  a client: an update, a look (never READ: that has frames of its own), a capability
+             <──  Told            its answer, by the number that the client gave; in any order
+    Between  ──>  <──  Between    one replica to another, either way
+
+Whoever sends what cannot be decoded loses the connection; what can be decoded but is not allowed is answered.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.units import KIB
+from fireflyer.fs.schema.chunks import Look, LookReply, PeerMessage, Update, UpdateReply
+from fireflyer.fs.schema.ids import TargetId
+
+__all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_CAPABILITY_BYTES",
+    "PURPOSE",
+    "Ask",
+    "Between",
+    "Granted",
+    "Message",
+    "Present",
+    "Told",
+    "decode",
+    "encode",
+]
+
+PURPOSE: Final = "fs data"
+"""Of the handshake."""
+MAX_BODY_BYTES: Final = 256 * KIB
+MAX_CAPABILITY_BYTES: Final = 512
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Present(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A capability, as `fireflyer.fs.core.capability` signs it. It counts for this connection until it expires."""
+
+    capability: Annotated[bytes, msgspec.Meta(max_length=MAX_CAPABILITY_BYTES)]
+
+
+class Granted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The capability that was presented is good for so long."""
+
+    left_ns: _Number
+
+
+class Ask(msgspec.Struct, frozen=True, tag=1, array_like=True):
+    number: _Number
+    body: Update | Look | Present
+
+
+class Told(msgspec.Struct, frozen=True, tag=2, array_like=True):
+    number: _Number
+    body: UpdateReply | LookReply | Granted
+
+
+class Between(msgspec.Struct, frozen=True, tag=3, array_like=True):
+    source: TargetId
+    target: TargetId
+    message: PeerMessage
+
+
+Message: TypeAlias = Ask | Told | Between
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Raises `UsageError` where it would not fit into a frame."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_BODY_BYTES:
+        raise UsageError(f"a message of {len(body)} bytes is longer than a frame's body ({MAX_BODY_BYTES} bytes)")
+    return body
+
+
+def decode(body: bytes) -> Message:
+    """Raises `DataCorruption` for everything that `encode` cannot have made."""
+    if len(body) > MAX_BODY_BYTES:
+        raise DataCorruption(f"a message of {len(body)} bytes is longer than a frame's body ({MAX_BODY_BYTES} bytes)")
+    try:
+        message: Message = _decoder.decode(body)
+        return message
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataCorruption(f"malformed message of {len(body)} bytes: {error}") from None
