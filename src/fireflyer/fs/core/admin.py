@@ -84,7 +84,9 @@ def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
         for row in (ledger.targets.committed[one] for one in sorted(ledger.targets.committed))
     ]
     chains = tuple(ledger.chains.committed[one] for one in sorted(ledger.chains.committed))
-    return Status(ledger.state.version, ledger.state.term, tuple(nodes), tuple(targets), chains)
+    state = ledger.state
+    sessions = len(ledger.sessions.committed)
+    return Status(state.version, state.term, tuple(nodes), tuple(targets), chains, state.cluster, sessions)
 
 
 # --- nodes and targets ---

@@ -1,7 +1,7 @@
 """The storage process's side of the manager: registration, heartbeats, the fence, and what its targets may do.
 
     Tick             ──> Ask(Register) ... Ask(Heartbeat) ──> Told(answer)
-    Told(answer)     ──> TakeRouting, then OpenFence       a manager that was primary has answered
+    Told(answer)     ──> TakeSessions, TakeRouting, then OpenFence    a manager that was primary has answered
                      ──> StopTarget                        the target shall give its role up
                      ──> End                               a later process has this node: nothing may be done any more
     TargetStopped, TargetFailed, TargetSynced, Measured, PathsBroken: the data path reports
@@ -31,7 +31,8 @@ from fireflyer.base.errors import InvariantViolation, StaleVersion, UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.routing import apply_delta
-from fireflyer.fs.schema.ids import ChainVersion, Incarnation, NodeId, TargetId
+from fireflyer.fs.core.sessions import LiveSessions, apply_sessions
+from fireflyer.fs.schema.ids import ChainVersion, ClientId, Incarnation, NodeId, TargetId
 from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,
     MAX_UNREACHABLE,
@@ -54,6 +55,7 @@ __all__ += [
     "RoutingWanted",
     "StopTarget",
     "TakeRouting",
+    "TakeSessions",
     "TargetFailed",
     "TargetStopped",
     "TargetSynced",
@@ -79,6 +81,7 @@ class Identity(msgspec.Struct, frozen=True):
     address: str
     machine: str
     boot: str
+    cluster: str = ""
 
 
 # --- events ---
@@ -145,6 +148,15 @@ class Ask(msgspec.Struct, frozen=True):
     request: Request
 
 
+class TakeSessions(msgspec.Struct, frozen=True):
+    """Who is admitted from now on. Of `ended` nothing is any more: what waits of them is dropped, then their rows are
+    forgotten."""
+
+    sessions: LiveSessions
+    ended: tuple[ClientId, ...]
+    """Those of the list before that are over."""
+
+
 class TakeRouting(msgspec.Struct, frozen=True):
     routing: Routing
 
@@ -169,7 +181,7 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Effect: TypeAlias = Ask | TakeRouting | OpenFence | StopTarget | End
+Effect: TypeAlias = Ask | TakeSessions | TakeRouting | OpenFence | StopTarget | End
 
 
 @dataclass(slots=True)
@@ -196,6 +208,8 @@ class Attendance:
         self._managers = list(managers)
         self._manager = self._managers[0]
         self._routing = Routing(0)
+        self._sessions = LiveSessions()
+        self._key_ids: tuple[int, ...] = ()
         self._place: dict[TargetId, tuple[Chain, Member]] = {}
         self._fence: Fence | None = None
         self._incarnation: Incarnation = 0
@@ -219,6 +233,15 @@ class Attendance:
     @property
     def routing(self) -> Routing:
         return self._routing
+
+    @property
+    def sessions(self) -> LiveSessions:
+        return self._sessions
+
+    @property
+    def key_ids(self) -> tuple[int, ...]:
+        """Of the keys of capabilities; none until it has registered."""
+        return self._key_ids
 
     def serves(self, now_ns: int, target: TargetId) -> bool:
         """Whether this target may serve now: by the routing, by the fence, and unless it has stopped."""
@@ -284,12 +307,19 @@ class Attendance:
         self._numbers += 1
         me = self._identity
         if self._fence is None:
-            request: Request = Register(me.node, me.nonce, self._previous, me.address, me.machine, me.boot)
+            request: Request = Register(me.node, me.nonce, self._previous, me.address, me.machine, me.boot, me.cluster)
         else:
             sequence = self._fence.sent(now_ns)
             self._reported, self._touched = self._reports(), False
-            known, unreachable = self._routing.version, self._unreachable
-            request = Heartbeat(me.node, self._incarnation, sequence, known, self._reported, unreachable)
+            request = Heartbeat(
+                me.node,
+                self._incarnation,
+                sequence,
+                self._routing.version,
+                self._reported,
+                self._unreachable,
+                self._sessions.version,
+            )
         self._effects.append(Ask(self._numbers, self._manager, request))
 
     def _news(self) -> bool:
@@ -327,8 +357,9 @@ class Attendance:
                     self._manager = address
                 else:
                     self._next_manager()
-            case Registered(incarnation, failure_timeout_ns) if self._fence is None:
+            case Registered(incarnation, failure_timeout_ns, key_ids) if self._fence is None:
                 self._incarnation, self._fence = incarnation, Fence(failure_timeout_ns)
+                self._key_ids = key_ids
                 self._beat_ns = failure_timeout_ns // BEATS_PER_TIMEOUT
                 self._due_ns = None
             case Behind(incarnation) if self._fence is None and incarnation > self._previous:
@@ -344,13 +375,20 @@ class Attendance:
                 pass  # a refusal: the next heartbeat or registration tries again
 
     def _on_heartbeat_answer(self, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
-        if answer.routing is not None:
-            try:
-                routing = apply_delta(self._routing, answer.routing)
-            except StaleVersion:
-                return  # an answer to a heartbeat before those that have been answered: nothing is learned from it
-            if routing is not self._routing:
-                self._take_routing(routing)
+        routing, sessions = self._routing, self._sessions
+        try:
+            if answer.sessions is not None:
+                sessions = apply_sessions(sessions, answer.sessions)
+            if answer.routing is not None:
+                routing = apply_delta(routing, answer.routing)
+        except StaleVersion:
+            return  # an answer to a heartbeat before those that have been answered: nothing is learned from it
+        if sessions is not self._sessions:
+            ended = tuple(one for one in self._sessions.clients if not sessions.admits(one))
+            self._sessions = sessions
+            self._effects.append(TakeSessions(sessions, ended))
+        if routing is not self._routing:
+            self._take_routing(routing)
         for order in answer.give_up:
             place = self._place.get(order.target)
             valid = place is not None and place[0].version == order.chain_version

@@ -21,17 +21,19 @@ from fireflyer.fs.core.routing import RoutingLog
 from fireflyer.fs.core.rows import (
     CHAINS,
     NODES,
+    SESSIONS,
     STATE_KEY,
     TABLES,
     TARGETS,
     Kind,
     NodeRow,
+    SessionRow,
     StateRow,
     TargetRow,
     decode_row,
     encode_row,
 )
-from fireflyer.fs.schema.ids import RoutingVersion
+from fireflyer.fs.schema.ids import ClientId, RoutingVersion
 from fireflyer.fs.schema.routing import Chain, ChainTable, Member, RoutingDelta, TargetState
 
 __all__ = ["Ledger", "Table"]
@@ -93,15 +95,17 @@ class Table(Generic[R]):
 class Ledger:
     """All tables, the state row, and which target is in which chain."""
 
-    def __init__(self, term: int, failure_timeout_ns: int) -> None:
-        """Empty, as a cluster begins; `failure_timeout_ns` is what it then gets."""
+    def __init__(self, term: int, failure_timeout_ns: int, cluster: str = "") -> None:
+        """Empty, as a cluster begins; `failure_timeout_ns` and `cluster` are what it then gets."""
         self.nodes, self.targets = Table(NODES), Table(TARGETS)
         self.chains, self.tables = Table(CHAINS), Table(TABLES)
-        self.state = StateRow(0, failure_timeout_ns, 0, 0)
+        self.sessions = Table(SESSIONS)
+        self.state = StateRow(0, failure_timeout_ns, 0, 0, cluster)
         self._state_raw: bytes | None = None
         self._next_state: StateRow | None = None
         self._term = term
         self._number = 0
+        self._next_client = self.state.next_client
         self.log = RoutingLog(0)
         self._chain_of: dict[int, int] = {}
         self._targets_of: dict[int, dict[int, None]] = {}
@@ -123,9 +127,10 @@ class Ledger:
             self._targets_of.setdefault(target.node, {})[target.id] = None
         self.log = RoutingLog(self.state.version)
         self._number = self.state.number if self.state.term == self._term else 0
+        self._next_client = self.state.next_client
 
-    def _tables(self) -> tuple[Table[NodeRow], Table[TargetRow], Table[Chain], Table[ChainTable]]:
-        return self.nodes, self.targets, self.chains, self.tables
+    def _tables(self) -> tuple[Table[NodeRow], Table[TargetRow], Table[Chain], Table[ChainTable], Table[SessionRow]]:
+        return self.nodes, self.targets, self.chains, self.tables, self.sessions
 
     # --- reading what is committed ---
 
@@ -158,6 +163,11 @@ class Ledger:
             if member.state is TargetState.SERVING and member.target not in serving and row is not None:
                 self.targets.put(row.id, msgspec.structs.replace(row, served_until=version))
 
+    def new_client(self) -> ClientId:
+        """The id of a new session; given out when the draft is committed."""
+        self._next_client += 1
+        return self._next_client - 1
+
     def draft_rows(self) -> int:
         return sum(1 for table in self._tables() for _ in table.changes())
 
@@ -168,12 +178,20 @@ class Ledger:
         for table in self._tables():
             for row_id, row in table.changes():
                 writes.append((table.kind.key(row_id), None if row is None else encode_row(row)))
-                public = public or table.kind is not TARGETS
+                public = public or table.kind not in (TARGETS, SESSIONS)
         if not writes and self._state_raw is not None:
             return None
         self._number += 1
         version = self.state.version + (1 if public or self._state_raw is None else 0)
-        self._next_state = StateRow(version, self.state.failure_timeout_ns, self._term, self._number)
+        sessions = self.state.sessions + (1 if any(True for _ in self.sessions.changes()) else 0)
+        self._next_state = msgspec.structs.replace(
+            self.state,
+            version=version,
+            term=self._term,
+            number=self._number,
+            sessions=sessions,
+            next_client=self._next_client,
+        )
         writes.append((STATE_KEY, encode_row(self._next_state)))
         return tuple(writes), (STATE_KEY, self._state_raw)
 
@@ -200,6 +218,6 @@ class Ledger:
             table.commit()
 
     def rollback(self) -> None:
-        self._next_state = None
+        self._next_state, self._next_client = None, self.state.next_client
         for table in self._tables():
             table.rollback()

@@ -63,9 +63,10 @@ from fireflyer.fs.core.health import Health
 from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY, TABLES, TARGETS, NodeRow
+from fireflyer.fs.core.rows import CHAINS, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
+from fireflyer.fs.core.sessions import SessionBook
 from fireflyer.fs.core.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
-from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
+from fireflyer.fs.schema.ids import ChainId, ClientId, Incarnation, NodeId, RoutingVersion
 from fireflyer.fs.schema.manager import (
     AdminRequest,
     Answer,
@@ -82,6 +83,16 @@ from fireflyer.fs.schema.manager import (
     RoutingAnswer,
     Superseded,
 )
+from fireflyer.fs.schema.sessions import (
+    EndSession,
+    GetCapability,
+    GetSessions,
+    KeepSession,
+    OpenSession,
+    SessionKept,
+    SessionList,
+    SessionOver,
+)
 
 __all__ = ["MAX_PENDING", "Asked", "Effect", "Event", "Manager", "Note", "Reply", "Settings", "Tick"]
 
@@ -95,7 +106,7 @@ MAX_ROWS_PER_DRAFT: Final = 20_000
 
 _RANGES: Final = (
     (STATE_KEY, STATE_KEY + b"\0"),
-    *((kind.prefix, kind.end) for kind in (NODES, TARGETS, CHAINS, TABLES)),
+    *((kind.prefix, kind.end) for kind in (NODES, TARGETS, CHAINS, TABLES, SESSIONS)),
 )
 
 
@@ -107,6 +118,10 @@ class Settings(msgspec.Struct, frozen=True):
     failure_timeout_ns: int = 6 * SECOND
     """T. Counts when the cluster is made; later it is what was kept then."""
     lease_ns: int = 2 * SECOND
+    cluster: str = ""
+    """Of which cluster the store must be, if not empty; a new store becomes its."""
+    session_ns: int = 60 * SECOND
+    """A session that is silent for so long is over."""
 
 
 # --- events ---
@@ -121,6 +136,10 @@ class Asked(msgspec.Struct, frozen=True):
 
     request_id: int
     request: Request
+    user: str = ""
+    """Who asks, as the connection has proven."""
+    trusted: bool = True
+    """A service or an administrator: may end the sessions of others."""
 
 
 Event: TypeAlias = Tick | Asked | Outcome
@@ -167,13 +186,15 @@ class Manager:
         self._lease = LeaseMachine(settings.holder, settings.address, settings.lease_ns)
         self._numbers = 0
         self._effects: list[Effect] = []
-        self._queue: deque[tuple[int, Request]] = deque()
+        self._queue: deque[Asked] = deque()
         self._held: Held | None = None
         self._loading: int | None = None
         self._resting = False
         self._ledger: Ledger | None = None
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
         self._learned = Learned()
+        self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
+        self._silent: list[ClientId] = []
         self._dirty: dict[ChainId, None] = {}
         self._draft: _Draft | None = None
         self._ticked_ns: int | None = None
@@ -197,8 +218,8 @@ class Manager:
         match event:
             case Tick():
                 self._on_tick(now_ns)
-            case Asked(request_id, request):
-                self._on_request(now_ns, request_id, request)
+            case Asked():
+                self._on_request(now_ns, event)
             case Committed() | Refused() | Failed() | Unknown():
                 self._on_outcome(now_ns, event)
         self._advance(now_ns)
@@ -213,14 +234,16 @@ class Manager:
         self._ticked_ns = now_ns
         if slept_ns > self._settings.lease_ns // 2:
             self._health.forgive(slept_ns)
+            self._book.forgive(slept_ns)
         if self._draft is not None and self._draft.resting:
             self._draft.resting = False
             self._attempt(self._draft)
         if self._ledger is not None:
             self._soil(self._health.sweep(now_ns))
+            self._silent = self._book.silent(now_ns)
 
-    def _on_request(self, now_ns: int, request_id: int, request: Request) -> None:
-        ledger = self._ledger
+    def _on_request(self, now_ns: int, asked: Asked) -> None:
+        ledger, request_id, request = self._ledger, asked.request_id, asked.request
         if isinstance(request, Heartbeat) and ledger is not None:
             self._reply(request_id, self._on_heartbeat(now_ns, ledger, request))
         elif ledger is None or not self.may_act(now_ns):
@@ -229,10 +252,20 @@ class Manager:
             self._reply(request_id, RoutingAnswer(ledger.delta(request.known)))
         elif isinstance(request, GetStatus):
             self._reply(request_id, admin.status(ledger, self._health, now_ns))
+        elif isinstance(request, GetSessions):
+            self._reply(request_id, SessionList(self._book.status(now_ns)))
+        elif isinstance(request, KeepSession):
+            self._reply(request_id, self._keep(now_ns, ledger, asked, request))
         elif len(self._queue) >= MAX_PENDING:
             self._reply(request_id, _refusal(Busy(f"{MAX_PENDING} requests wait for the manager; ask again later")))
         else:
-            self._queue.append((request_id, request))
+            self._queue.append(asked)
+
+    def _keep(self, now_ns: int, ledger: Ledger, asked: Asked, request: KeepSession) -> Answer:
+        if not self._book.living(request.client, asked.user, trusted=asked.trusted):
+            return SessionOver(request.client)
+        self._book.heard(request.client, now_ns)
+        return SessionKept(ledger.delta(request.known))
 
     def _on_heartbeat(self, now_ns: int, ledger: Ledger, heartbeat: Heartbeat) -> Answer:
         """Also a primary that may not answer now hears it: the node lives."""
@@ -250,7 +283,8 @@ class Manager:
             return _refusal(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
         self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
         orders = self._health.orders(heartbeat.node, now_ns)
-        return HeartbeatAnswer(heartbeat.sequence, ledger.delta(heartbeat.known), orders)
+        sessions = self._book.delta(heartbeat.sessions)
+        return HeartbeatAnswer(heartbeat.sequence, ledger.delta(heartbeat.known), orders, sessions)
 
     def _on_outcome(self, now_ns: int, outcome: Outcome) -> None:
         if self._lease.outcome(now_ns, outcome):
@@ -269,9 +303,16 @@ class Manager:
         if not isinstance(outcome, Committed):
             self._resting = True
             return
-        ledger = Ledger(self.term, self._settings.failure_timeout_ns)
+        settings = self._settings
+        ledger = Ledger(self.term, settings.failure_timeout_ns, settings.cluster)
         ledger.load(outcome.rows)
+        if settings.cluster and ledger.state.cluster not in ("", settings.cluster):
+            raise UsageError(
+                f"the manager's store is that of cluster {ledger.state.cluster!r}, not of {settings.cluster!r}; "
+                "name the right store, or another one for a new cluster"
+            )
         self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), Learned()
+        self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), []
         self._soil(sorted(ledger.chains.committed))
         self._note(f"primary in term {self.term} with routing {ledger.state.version}")
 
@@ -286,8 +327,8 @@ class Manager:
 
     def _forget(self) -> None:
         draft, self._draft = self._draft, None
-        waiting = [request_id for request_id, _ in (*(draft.replies if draft is not None else ()), *self._queue)]
-        for request_id in waiting:
+        waiting = [request_id for request_id, _ in (draft.replies if draft is not None else ())]
+        for request_id in (*waiting, *(asked.request_id for asked in self._queue)):
             self._reply(request_id, NotPrimary(self._lease.primary_address))
         self._queue.clear()
         self._dirty.clear()
@@ -314,12 +355,13 @@ class Manager:
         """One draft of all that waits. Nothing is sent if it comes out empty."""
         draft = _Draft()
         while self._queue and len(draft.replies) < MAX_BATCH and ledger.draft_rows() < MAX_ROWS_PER_DRAFT:
-            request_id, request = self._queue.popleft()
+            asked = self._queue.popleft()
             try:
-                answer = self._decide(now_ns, ledger, draft, request)
+                answer = self._decide(now_ns, ledger, draft, asked)
             except (UsageError, TransientError, PermanentError) as error:
                 answer = _refusal(error)
-            draft.replies.append((request_id, answer))
+            draft.replies.append((asked.request_id, answer))
+        self._end_silent(ledger, draft)
         self._evaluate(ledger, draft)
         pending = ledger.pending()
         if pending is None:
@@ -332,17 +374,35 @@ class Manager:
         self._draft = draft
         self._attempt(draft)
 
-    def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, request: Request) -> Answer:
-        if isinstance(request, Register):
-            return self._register(now_ns, ledger, draft, request)
-        if isinstance(request, Heartbeat | GetRouting | GetStatus):
-            raise InvariantViolation(f"{type(request).__name__} waits for a transaction")
-        return self._administrate(now_ns, ledger, request)
+    def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, asked: Asked) -> Answer:
+        match asked.request:
+            case Register() as request:
+                return self._register(now_ns, ledger, draft, request)
+            case OpenSession() as request:
+                return self._book.open(request, asked.user)
+            case EndSession() as request:
+                return self._book.end(request, asked.user, trusted=asked.trusted)
+            case Heartbeat() | GetRouting() | GetStatus() | GetSessions() | KeepSession() | GetCapability():
+                raise InvariantViolation(f"{type(asked.request).__name__} waits for a transaction")
+            case request:
+                return self._administrate(now_ns, ledger, request)
+
+    def _end_silent(self, ledger: Ledger, draft: _Draft) -> None:
+        for client in self._silent:
+            if ledger.sessions.get(client) is not None:
+                ledger.sessions.put(client, None)
+                draft.notes.append(f"session {client} is over: nothing was heard of it")
+        self._silent = []
 
     def _administrate(self, now_ns: int, ledger: Ledger, request: AdminRequest) -> Answer:
         return admin.apply(request, ledger, self._health, now_ns)
 
     def _register(self, now_ns: int, ledger: Ledger, draft: _Draft, request: Register) -> Answer:
+        if request.cluster and ledger.state.cluster not in ("", request.cluster):
+            raise UsageError(
+                f"node {request.node} has directories of cluster {request.cluster!r}, this manager is one of "
+                f"{ledger.state.cluster!r}; name the managers of its own cluster"
+            )
         row = ledger.nodes.get(request.node)
         if row is None:
             raise NotFound(f"there is no node {request.node}; an administrator adds it first")
@@ -361,7 +421,7 @@ class Manager:
         return self._registered(ledger, incarnation)
 
     def _registered(self, ledger: Ledger, incarnation: Incarnation) -> Registered:
-        return Registered(incarnation, ledger.state.failure_timeout_ns)
+        return Registered(incarnation, ledger.state.failure_timeout_ns, ledger.state.key_ids)
 
     def _evaluate(self, ledger: Ledger, draft: _Draft) -> None:
         """Applies the rules to chains that lose a process, all at once, and to those of which something new is
@@ -418,7 +478,9 @@ class Manager:
         for chain_id, chain in ledger.chains.changes():
             if chain is not None:
                 self._learned.committed(ledger.chains.committed.get(chain_id), chain)
+        sessions = dict(ledger.sessions.changes())
         ledger.commit()
+        self._book.committed(sessions, now_ns)
         self._draft = None
         self._soil(list(draft.chains))
         self._soil([chain for chain in drained if chain is not None])

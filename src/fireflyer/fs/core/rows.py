@@ -3,6 +3,7 @@
     FMle             the lease                          FMst             numbers of the whole cluster
     FMno + id (4)    a node                             FMta + id (8)    a target
     FMch + id (4)    a chain                            FMtb + id (4)    a chain table
+    FMse + id (8)    a session
 
 Ids are big-endian, so a range is in the order of ids. A value is one byte, the version of its format, and MessagePack.
 What does not decode is `DataCorruption` naming the key: the manager then does not become primary, rather than guess.
@@ -15,11 +16,12 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.schema.ids import ChainVersion, Incarnation, NodeId, RoutingVersion, TargetId
+from fireflyer.fs.schema.ids import ChainVersion, ClientId, Incarnation, NodeId, RoutingVersion, TargetId
 from fireflyer.fs.schema.routing import Chain, ChainTable
+from fireflyer.fs.schema.sessions import SessionsVersion
 
-__all__ = ["CHAINS", "LEASE_KEY", "NODES", "STATE_KEY", "TABLES", "TARGETS", "Kind", "LeaseRow", "NodeRow", "StateRow"]
-__all__ += ["TargetRow", "decode_row", "encode_row"]
+__all__ = ["CHAINS", "LEASE_KEY", "NODES", "SESSIONS", "STATE_KEY", "TABLES", "TARGETS", "Kind", "LeaseRow", "NodeRow"]
+__all__ += ["SessionRow", "StateRow", "TargetRow", "decode_row", "encode_row"]
 
 FORMAT: Final = 1
 PREFIX: Final = b"FM"
@@ -52,6 +54,13 @@ class StateRow(msgspec.Struct, frozen=True):
     """T, fixed when the cluster is made: storage nodes fence themselves by it whoever is primary."""
     term: int
     number: int
+    cluster: str = ""
+    """Whose store this is; empty for one whose managers do not say."""
+    sessions: SessionsVersion = 0
+    next_client: ClientId = 1
+    """The id of the next session: ids are never given twice, or a replica would take new updates for old ones."""
+    key_ids: tuple[int, ...] = (1,)
+    """Of the keys of capabilities; the first one signs."""
 
 
 class NodeRow(msgspec.Struct, frozen=True):
@@ -72,6 +81,15 @@ class TargetRow(msgspec.Struct, frozen=True):
     drained: bool = False
     served_until: ChainVersion = 0
     """The last version of its chain in which it served, if it does no more."""
+
+
+class SessionRow(msgspec.Struct, frozen=True):
+    """A session that lives."""
+
+    id: ClientId
+    user: str
+    nonce: str
+    name: str = ""
 
 
 class Kind(Generic[R]):
@@ -99,6 +117,7 @@ NODES: Final = Kind(b"no", 4, NodeRow)
 TARGETS: Final = Kind(b"ta", 8, TargetRow)
 CHAINS: Final = Kind(b"ch", 4, Chain)
 TABLES: Final = Kind(b"tb", 4, ChainTable)
+SESSIONS: Final = Kind(b"se", 8, SessionRow)
 
 
 def encode_row(row: msgspec.Struct) -> bytes:

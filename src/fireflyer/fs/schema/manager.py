@@ -6,7 +6,8 @@ request can get: `NotPrimary` (ask another one), `Refusal` (an error of `firefly
 What a storage process promises (the manager's decisions are safe only for those who keep it):
 
 1. It registers when it starts, with a nonce of its own, while it holds the lock of its directories.
-2. It takes over the routing of a heartbeat's answer, unless it knows a newer one, before that answer extends its fence.
+2. It takes over the sessions and the routing of a heartbeat's answer, in this order, unless it knows newer ones, before
+   that answer extends its fence.
 3. A target does what its state in the newest chain version known to the process allows, and only while the fence is
    open.
 4. It learns of routing from the answers to its own heartbeats and from nothing else.
@@ -23,6 +24,7 @@ import msgspec
 
 from fireflyer.fs.schema.ids import ChainId, ChainVersion, Incarnation, NodeId, RoutingVersion, TableId, TargetId
 from fireflyer.fs.schema.routing import MAX_REPLICAS, Address, Chain, RoutingDelta
+from fireflyer.fs.schema.sessions import ClientAnswer, ClientRequest, SessionsDelta, SessionsVersion
 
 __all__ = [
     "MAX_PER_REQUEST",
@@ -115,6 +117,8 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     """Names the machine: on the same one, the directories' locks prove that the process before is dead."""
     boot: _Name
     """Names the boot of the machine."""
+    cluster: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    """Whose directories they are; a manager of another cluster refuses. Empty: not checked."""
 
 
 class Registered(msgspec.Struct, frozen=True, tag=True):
@@ -123,6 +127,8 @@ class Registered(msgspec.Struct, frozen=True, tag=True):
     incarnation: Incarnation
     failure_timeout_ns: _U63
     """T of this cluster: the fence is half of it."""
+    key_ids: tuple[_U63, ...] = (1,)
+    """Of the keys of capabilities, which services derive from the node secret: the first one signs, all are valid."""
 
 
 class Behind(msgspec.Struct, frozen=True, tag=True):
@@ -149,6 +155,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     reports: Annotated[tuple[TargetReport, ...], msgspec.Meta(max_length=MAX_TARGETS_PER_NODE)] = ()
     unreachable: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MAX_UNREACHABLE)] = ()
     """Neighbours in chains that have not answered it for a while."""
+    sessions: SessionsVersion = 0
+    """The list of living sessions that the process has; 0 for none."""
 
 
 class GiveUp(msgspec.Struct, frozen=True, array_like=True):
@@ -167,6 +175,8 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
     routing: RoutingDelta | None
     """None: unchanged."""
     give_up: Annotated[tuple[GiveUp, ...], msgspec.Meta(max_length=MAX_TARGETS_PER_NODE)] = ()
+    sessions: SessionsDelta | None = None
+    """None: unchanged. Belongs to the routing: both are taken over, or neither."""
 
 
 # --- everybody ---
@@ -308,12 +318,15 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     nodes: tuple[NodeStatus, ...]
     targets: tuple[TargetStatus, ...]
     chains: tuple[Chain, ...]
+    cluster: str = ""
+    sessions: int = 0
+    """That live."""
 
 
 AdminRequest: TypeAlias = (
     AddNode | AddTargets | AddChains | AddTable | ChangeMembers | Drain | RetireTargets | RetireNode | Override
 )
-Request: TypeAlias = Register | Heartbeat | GetRouting | GetStatus | AdminRequest
+Request: TypeAlias = Register | Heartbeat | GetRouting | GetStatus | ClientRequest | AdminRequest
 Answer: TypeAlias = (
     Registered
     | Behind
@@ -325,4 +338,5 @@ Answer: TypeAlias = (
     | OverrideWarning
     | Done
     | Status
+    | ClientAnswer
 )
