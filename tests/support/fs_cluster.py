@@ -1,7 +1,7 @@
 """Managers, storage nodes and an administrator in the seeded world, with checks after everything that happens.
 
-Managers and the nodes' attendance (registration, heartbeats, fence) are the real machines. The data path is played: it
-stops what it is told to stop, and its data is one number per target: how many acknowledged updates of its chain it has.
+Managers and storage processes (registration, heartbeats, fence) are the real machines. Their replicas are played: they
+stop when they are told to, and their data is one number per target: how many acknowledged updates of its chain it has.
 `Truth` knows how many there are.
 """
 
@@ -15,22 +15,10 @@ from tests.support.fs_store import SimStore
 from tests.support.fs_truth import Truth
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.attendance import (
-    Ask,
-    Attendance,
-    End,
-    Identity,
-    OpenFence,
-    PathsBroken,
-    StopTarget,
-    TakeRouting,
-    TargetFailed,
-    TargetStopped,
-    TargetSynced,
-    Told,
-)
-from fireflyer.fs.core.attendance import Effect as NodeEffect
-from fireflyer.fs.core.attendance import Event as NodeEvent
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core import storage
+from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, Told
+from fireflyer.fs.core.attendance import Tick as NodeTick
 from fireflyer.fs.core.manager import Asked, Effect, Event, Manager, Note, Reply, Settings, Tick
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
@@ -187,8 +175,36 @@ class StorageHost:
         self.node.crash()
 
 
+class _Says(msgspec.Struct, frozen=True):
+    """To a played replica: it wants this now."""
+
+    effect: fx.Effect
+
+
+class _Played:
+    """A replica as far as the manager hears of it. It takes its time to stop."""
+
+    busy_chunks = 0
+
+    def __init__(self, process: StorageProcess, target: TargetId) -> None:
+        self._process, self._target = process, target
+        self._chain_version = 0
+
+    def handle(self, _now_ns: int, event: fx.Event | _Says) -> list[fx.Effect]:
+        match event:
+            case _Says(effect):
+                return [effect]
+            case fx.ChainChanged(chain):
+                self._chain_version = chain.version
+            case fx.GiveUp(chain_version, reason):
+                self._process.soon(self._target, fx.ReportGone(chain_version, reason))
+            case fx.DiskFailed(message):
+                return [fx.ReportGone(self._chain_version, message, failed=True)]
+        return []
+
+
 class StorageProcess:
-    """Performs the effects of an `Attendance`, and is the data path as far as that hears of it."""
+    """Performs the effects of a `StorageCore`, and plays its replicas."""
 
     def __init__(self, host: StorageHost, node: SimNode) -> None:
         self.host = host
@@ -198,6 +214,9 @@ class StorageProcess:
         identity = Identity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
         sure = {target: host.truth.sure(target) for target in host.targets}
         self.attendance = Attendance(identity, sure, host.managers)
+        self.core = storage.StorageCore(
+            self.attendance, host.targets, lambda _, target: _Played(self, target), complaint_ns=NODE_TICK_NS
+        )
         self._synced: dict[TargetId, int] = {}
         node.on_message(self._hear)
         node.after(host.world.random.randrange(NODE_TICK_NS), self._turn)
@@ -226,19 +245,30 @@ class StorageProcess:
         """The data path has stopped it by itself, for now."""
         for chain in self.routing.chains:
             if any(member.target == target for member in chain.members):
-                self.feed(TargetStopped(target, chain.version))
+                self._says(target, fx.ReportGone(chain.version, "it has stopped"))
 
     def fail(self, target: TargetId) -> None:
-        self.feed(TargetFailed(target))
+        self.feed(storage.Of(target, fx.DiskFailed("the disk has failed")))
 
-    def feed(self, event: NodeEvent) -> None:
-        for effect in self.attendance.handle(self.host.clock.now_ns(), event):
-            self._perform(effect)
+    def soon(self, target: TargetId, effect: fx.Effect) -> None:
+        self.node.after(self.host.world.random.randrange(SECOND), lambda: self._says(target, effect))
+
+    def feed(self, event: storage.Event) -> None:
+        for effect in self.core.handle(self.host.clock.now_ns(), event):
+            match effect:
+                case Ask(number, manager, request):
+                    self.host.net.send(self.host.name, manager, _ENCODE(_Ask(self._first + number, request)))
+                case End():
+                    self.node.crash()
         self.host.truth.check_process(self)
+
+    def _says(self, target: TargetId, effect: fx.Effect) -> None:
+        self.feed(storage.Of(target, _Says(effect)))  # type: ignore[arg-type]
 
     def _turn(self) -> None:
         self._sync()
-        self.feed(PathsBroken(tuple(node for node, broken in self.host.broken_to.items() if broken)))
+        self._complain()
+        self.feed(NodeTick())
         self.node.after(NODE_TICK_NS, self._turn)
 
     def _hear(self, _source: str, payload: bytes) -> None:
@@ -246,17 +276,12 @@ class StorageProcess:
         if told.number > self._first:
             self.feed(Told(told.number - self._first, told.answer))
 
-    def _perform(self, effect: NodeEffect) -> None:
-        match effect:
-            case Ask(number, manager, request):
-                self.host.net.send(self.host.name, manager, _ENCODE(_Ask(self._first + number, request)))
-            case StopTarget(target, chain_version):
-                stopped = TargetStopped(target, chain_version)
-                self.node.after(self.host.world.random.randrange(SECOND), lambda: self.feed(stopped))
-            case End():
-                self.node.crash()
-            case TakeRouting() | OpenFence():
-                pass  # `serves` asks the attendance itself
+    def _complain(self) -> None:
+        for chain in self.routing.chains:
+            own = next((one.target for one in chain.members if one.target in self.host.targets), None)
+            for member in chain.members:
+                if own is not None and self.host.broken_to.get(member.node, False):
+                    self._says(own, fx.ReportUnreachable(member.target))
 
     def _sync(self) -> None:
         for chain in self.routing.chains:
@@ -268,7 +293,7 @@ class StorageProcess:
                     continue
                 if self.host.world.random.random() < SYNC_CHANCE and self.host.truth.sync(target, chain):
                     self._synced[target] = version
-                    self.feed(TargetSynced(target, version))
+                    self._says(target, fx.UpToDate(version))
 
 
 class Administrator:

@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 from tests.support.fs_store import SimStore, StoreFaults
 from tests.support.replica_world import (
+    LIMITS,
     MANAGE,
     ROUTING,
     TOLD,
@@ -17,29 +18,9 @@ from tests.support.replica_world import (
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.attendance import (
-    Ask,
-    Attendance,
-    End,
-    Identity,
-    OpenFence,
-    PathsBroken,
-    StopTarget,
-    TakeRouting,
-    TargetFailed,
-    TargetStopped,
-    TargetSynced,
-    Told,
-)
-from fireflyer.fs.core.attendance import (
-    Effect as NodeEffect,
-)
-from fireflyer.fs.core.attendance import (
-    Event as NodeEvent,
-)
-from fireflyer.fs.core.attendance import (
-    Tick as NodeTick,
-)
+from fireflyer.fs.core import storage
+from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeRouting, Told
+from fireflyer.fs.core.attendance import Tick as NodeTick
 from fireflyer.fs.core.manager import Asked, Effect, Event, Manager, Reply, Settings, Tick
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.core.transact import Transact
@@ -124,61 +105,54 @@ class _ManagerHost:
 
 
 class ManagedNode(StorageNode):
-    """`Attendance` speaks with the managers; what it says goes to the replica, and the other way round."""
+    """What a storage process is: `StorageCore`, here with one target."""
 
     def boot(self, node: SimNode) -> None:
         name = node.name
         identity = Identity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
-        self.attendance = Attendance(identity, {self.target: True}, self.world.managers)
+        attendance = Attendance(identity, {self.target: True}, self.world.managers)
+        self.core = storage.StorageCore(
+            attendance, [self.target], lambda _chain, _target: self.replica, complaint_ns=SECOND // 2
+        )
         super().boot(node)
 
     def beat(self) -> None:
         self.asked_routing = False
-        self._attend(NodeTick())
 
     def receive(self, source: str, payload: bytes) -> None:
         one, body = decoded(payload)
         if one.kind == TOLD:
             if one.number >> 32 == self.node.incarnation:
-                self._attend(Told(one.number & 0xFFFFFFFF, body))
+                self._handle(Told(one.number & 0xFFFFFFFF, body))
         else:
             super().receive(source, payload)
 
-    def _attend(self, event: NodeEvent) -> None:
-        for effect in self.attendance.handle(self.node.clock.now_ns(), event):
-            self._do(effect)
+    def feed(self, event: fx.Event) -> None:
+        match event:
+            case fx.Tick():
+                self._handle(NodeTick())
+            case fx.ClientUpdate(waiter, update, handle):
+                self._handle(storage.ClientAsked(waiter, update, handle))
+            case fx.PeerSaid(source, message, handle):
+                self._handle(storage.PeerWrote(source, self.target, message, handle))
+            case fx.PeerLost(peer):
+                self._handle(storage.NodeLost(peer))
+            case _:
+                self._handle(storage.Of(self.target, event))
+        assert self.replica.busy_chunks <= 2 * LIMITS.chunks + LIMITS.copies
 
-    def _do(self, effect: NodeEffect) -> None:
-        match effect:
-            case Ask(number, manager, request):
-                self.post(manager, MANAGE, request, number=self.node.incarnation << 32 | number)
-            case TakeRouting(routing):
-                self._take(routing)
-            case OpenFence(until_ns):
-                self.feed(fx.FenceExtended(until_ns))
-            case StopTarget(target, chain_version, reason):
-                self.feed(fx.GiveUp(chain_version, reason))
-                self._attend(TargetStopped(target, chain_version))
-            case End():
-                self.node.crash()
-
-    def _take(self, routing: Routing) -> None:
-        assert isinstance(self.world, ManagedWorld)
-        self.world.seen.take(routing)
-        for chain in routing.chains:
-            self.chain_version = chain.version
-            self.feed(fx.ChainChanged(chain))
-
-    def note(self, effect: fx.Effect) -> None:
-        super().note(effect)
-        match effect:
-            case fx.ReportGone(version, _, failed):
-                self._attend(TargetFailed(self.target) if failed else TargetStopped(self.target, version))
-            case fx.UpToDate(version):
-                self._attend(TargetSynced(self.target, version))
-            case fx.ReportUnreachable(peer):
-                self._attend(PathsBroken((peer,)))
-                self.node.after(SECOND // 2, lambda: self._attend(PathsBroken(())))
+    def _handle(self, event: storage.Event) -> None:
+        for effect in self.core.handle(self.node.clock.now_ns(), event):
+            match effect:
+                case Ask(number, manager, request):
+                    self.post(manager, MANAGE, request, number=self.node.incarnation << 32 | number)
+                case TakeRouting(routing):
+                    self.world.seen.take(routing)  # type: ignore[attr-defined]
+                case End():
+                    self.node.crash()
+                case storage.Of(_, what):
+                    self.world.faults.trip(self, what)  # type: ignore[arg-type]
+                    self._perform(what)  # type: ignore[arg-type]
 
 
 class ManagedWorld(ReplicaWorld):

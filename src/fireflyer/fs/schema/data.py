@@ -3,7 +3,7 @@
 The connection is authenticated first (`PURPOSE`), then carries the frames of `chunk_wire.hpp`. The body of a frame of
 kind `message` is one of these, in msgpack; its payload is the data that the message speaks of.
 
-    Ask      ──>                  a client: an update, a look (never READ: that has frames of its own), a capability
+    Ask      ──>                  a client: an update, a look (never READ: that has frames of its own), …
              <──  Told            its answer, by the number that the client gave; in any order
     Between  ──>  <──  Between    one replica to another, either way
 
@@ -19,7 +19,7 @@ import msgspec
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import KIB
 from fireflyer.fs.schema.chunks import Look, LookReply, PeerMessage, Update, UpdateReply
-from fireflyer.fs.schema.ids import TargetId
+from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -27,6 +27,7 @@ __all__ = [
     "PURPOSE",
     "Ask",
     "Between",
+    "Doubt",
     "Granted",
     "Message",
     "Present",
@@ -49,6 +50,13 @@ class Present(msgspec.Struct, frozen=True, tag=True, array_like=True):
     capability: Annotated[bytes, msgspec.Meta(max_length=MAX_CAPABILITY_BYTES)]
 
 
+class Doubt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What was read of this chunk did not match its checksum: look whether it is damaged. Not answered."""
+
+    chain: ChainId
+    chunk: ChunkId
+
+
 class Granted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The capability that was presented is good for so long."""
 
@@ -57,7 +65,7 @@ class Granted(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Ask(msgspec.Struct, frozen=True, tag=1, array_like=True):
     number: _Number
-    body: Update | Look | Present
+    body: Update | Look | Present | Doubt
 
 
 class Told(msgspec.Struct, frozen=True, tag=2, array_like=True):

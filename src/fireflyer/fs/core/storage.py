@@ -1,0 +1,284 @@
+"""A storage process as one machine: the node before the manager, and the replicas of its targets.
+
+    Tick, Told, Measured      ──> attendance ──> TakeRouting ──> each replica: ChainChanged
+                                             ──> StopTarget  ──> its replica: GiveUp
+                                             ──> OpenFence   ──> each replica: FenceExtended
+                                             ──> Ask, End                                            ──> the shell
+    PeerWrote, ClientAsked, Of, NodeLost     ──> a replica   ──> ReportGone  ──> attendance: TargetStopped, TargetFailed
+                                                             ──> UpToDate    ──> attendance: TargetSynced
+                                                             ──> ReportUnreachable ──> attendance: PathsBroken
+                                                             ──> AskRouting  ──> attendance: RoutingWanted
+                                                             ──> all of these and the others, as `Of`  ──> the shell
+
+What attendance and replicas say to each other waits in one queue: nobody is entered while the effects of its last event
+are not through, and what was said first is heard first. So routing is with all replicas before any of them hears that
+the fence is open further, and a role that is given up is given up before a later answer can bring it back.
+
+*One target, one replica.* A replica belongs to a chain and a target. A target that is put into another chain gets a new
+replica, but not before the engine has finished what the old one asked it for: the new one must not meet its results.
+
+*Leaving.* A process that is to end lays down its roles one last time: each replica gives up, then every target is
+reported as gone for good, and `Left` says that the manager has heard it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core import attendance as node
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.schema.chunks import PeerMessage, Refusal, Refused, Update
+from fireflyer.fs.schema.ids import ChainId, NodeId, TargetId
+from fireflyer.fs.schema.manager import HeartbeatAnswer
+from fireflyer.fs.schema.routing import Chain, Routing
+
+__all__ = ["ClientAsked", "Effect", "Event", "Leave", "Left", "NodeLost", "Of", "PeerWrote", "StorageCore"]
+
+
+class ReplicaMachine(Protocol):
+    """`fireflyer.fs.core.replica.Replica`."""
+
+    def handle(self, now_ns: int, event: fx.Event) -> list[fx.Effect]: ...
+
+    @property
+    def busy_chunks(self) -> int: ...
+
+
+class Of(msgspec.Struct, frozen=True):
+    """Event: something happened to this target. Effect: its replica wants this."""
+
+    target: TargetId
+    what: fx.Event | fx.Effect
+
+
+class PeerWrote(msgspec.Struct, frozen=True):
+    """From an authenticated node. `handle`: the data that came with it, or 0."""
+
+    source: TargetId
+    target: TargetId
+    message: PeerMessage
+    handle: int = 0
+
+
+class ClientAsked(msgspec.Struct, frozen=True):
+    """An update, by somebody who has the right to it."""
+
+    waiter: int
+    update: Update
+    handle: int = 0
+
+
+class NodeLost(msgspec.Struct, frozen=True):
+    """The connection to it broke, or is a new one: what was sent and not answered will not be."""
+
+    node: NodeId
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The process shall end."""
+
+    reason: str
+
+
+class Left(msgspec.Struct, frozen=True):
+    """The manager has been told that all targets are gone."""
+
+
+Event: TypeAlias = node.Event | Of | PeerWrote | ClientAsked | NodeLost | Leave
+Effect: TypeAlias = node.Ask | node.TakeRouting | node.End | Of | Left
+"""`TakeRouting` has been obeyed when it is handed on: it is for those who keep connections."""
+
+
+class _Seat:
+    def __init__(self, chain: ChainId, machine: ReplicaMachine) -> None:
+        self.chain = chain
+        self.machine = machine
+        self.chain_version = 0
+
+
+class StorageCore:
+    """`targets`: as given to the attendance. `make_replica` makes the machine of a target in a chain."""
+
+    def __init__(
+        self,
+        attendance: node.Attendance,
+        targets: Iterable[TargetId],
+        make_replica: Callable[[ChainId, TargetId], ReplicaMachine],
+        *,
+        complaint_ns: int = 5 * SECOND,
+    ) -> None:
+        """`complaint_ns`: how long a node is reported as unreachable after a replica has said so for the last time."""
+        self.attendance = attendance
+        self._targets = dict.fromkeys(sorted(targets))
+        self._make_replica = make_replica
+        self._complaint_ns = complaint_ns
+        self._seats: dict[TargetId, _Seat] = {}
+        self._at: dict[ChainId, TargetId] = {}
+        self._chains: dict[TargetId, Chain] = {}
+        self._nodes: dict[TargetId, NodeId] = {}
+        """Of all targets in the chains of this process."""
+        self._complaints: dict[NodeId, int] = {}
+        self._complained: tuple[NodeId, ...] = ()
+        self._leaving = False
+        self._left_from: int | None = None
+        """The number of the first message to the manager which says that all are gone."""
+        self._asked = 0
+        self._queue: deque[Event] = deque()
+        self._effects: list[Effect] = []
+
+    @property
+    def routing(self) -> Routing:
+        return self.attendance.routing
+
+    def replica(self, target: TargetId) -> ReplicaMachine | None:
+        """For people who look, and tests."""
+        seat = self._seats.get(target)
+        return seat.machine if seat is not None else None
+
+    def target_of(self, chain: ChainId) -> TargetId:
+        """This process's target in the chain; 0 for none."""
+        return self._at.get(chain, 0)
+
+    def node_of(self, target: TargetId) -> NodeId:
+        """The node of a target that is in a chain with one of this process; 0 for any other."""
+        return self._nodes.get(target, 0)
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        self._queue.append(event)
+        while self._queue:
+            self._one(now_ns, self._queue.popleft())
+        if isinstance(event, Leave):
+            self._left_from = self._asked
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _one(self, now_ns: int, event: Event) -> None:
+        match event:
+            case Of(target, what):
+                self._to_replica(now_ns, target, what)  # type: ignore[arg-type]
+            case PeerWrote(source, target, message, handle):
+                if target not in self._seats:
+                    self._release(handle)
+                self._to_replica(now_ns, target, fx.PeerSaid(source, message, handle))
+            case ClientAsked(waiter, update, handle):
+                self._client_asked(now_ns, waiter, update, handle)
+            case NodeLost(lost):
+                for target, at in self._nodes.items():
+                    if at == lost:
+                        self._to_all(fx.PeerLost(target))
+            case Leave(reason):
+                self._leave(reason)
+            case node.Tick():
+                self._complain(now_ns)
+                self._to_all(fx.Tick())
+                self._to_attendance(now_ns, event)
+            case _:
+                self._to_attendance(now_ns, event)
+
+    # --- attendance ---
+
+    def _to_attendance(self, now_ns: int, event: node.Event) -> None:
+        for effect in self.attendance.handle(now_ns, event):
+            match effect:
+                case node.TakeRouting(routing):
+                    self._take_routing(routing)
+                    self._effects.append(effect)
+                case node.OpenFence(until_ns):
+                    self._to_all(fx.FenceExtended(until_ns))
+                case node.StopTarget(target, chain_version, reason):
+                    self._queue.append(Of(target, fx.GiveUp(chain_version, reason)))
+                case node.Ask(number):
+                    self._asked = number
+                    self._effects.append(effect)
+                case _:
+                    self._effects.append(effect)
+        match event:
+            case node.Told(number, HeartbeatAnswer()) if self._left_from is not None and number >= self._left_from:
+                self._left_from = None
+                self._effects.append(Left())
+
+    def _take_routing(self, routing: Routing) -> None:
+        for chain in routing.chains:
+            known = False
+            for member in chain.members:
+                if member.target in self._targets:
+                    known, self._chains[member.target] = True, chain
+            if known:
+                self._nodes.update({member.target: member.node for member in chain.members})
+            seated = self._seats.get(self._at.get(chain.id, 0))
+            if seated is not None and chain.version > seated.chain_version:
+                seated.chain_version = chain.version
+                self._queue.append(Of(self._at[chain.id], fx.ChainChanged(chain)))
+        for target in self._targets:
+            self._seat(target)
+
+    def _seat(self, target: TargetId) -> None:
+        """Gives the target the replica of the chain that it is in, if that can be done now."""
+        chain, seat = self._chains.get(target), self._seats.get(target)
+        if chain is None or (seat is not None and (seat.chain == chain.id or seat.machine.busy_chunks)):
+            return
+        if seat is not None:
+            self._at.pop(seat.chain, None)
+        made = self._seats[target] = _Seat(chain.id, self._make_replica(chain.id, target))
+        self._at[chain.id] = target
+        made.chain_version = chain.version
+        self._queue.append(Of(target, fx.ChainChanged(chain)))
+
+    # --- replicas ---
+
+    def _to_all(self, event: fx.Event) -> None:
+        self._queue.extend(Of(target, event) for target in self._seats)
+
+    def _to_replica(self, now_ns: int, target: TargetId, event: fx.Event) -> None:
+        seat = self._seats.get(target)
+        if seat is None:
+            if isinstance(event, fx.DiskFailed):
+                self._queue.append(node.TargetFailed(target))
+            return
+        for effect in seat.machine.handle(now_ns, event):
+            self._effects.append(Of(target, effect))
+            match effect:
+                case fx.ReportGone(version, _, failed):
+                    gone = failed or self._leaving
+                    self._queue.append(node.TargetFailed(target) if gone else node.TargetStopped(target, version))
+                case fx.UpToDate(version):
+                    self._queue.append(node.TargetSynced(target, version))
+                case fx.ReportUnreachable(peer):
+                    self._complaints[self._nodes.get(peer, 0)] = now_ns + self._complaint_ns
+                    self._complain(now_ns)
+                case fx.AskRouting():
+                    self._queue.append(node.RoutingWanted())
+        chain = self._chains[target]
+        if chain.id != seat.chain:
+            self._seat(target)
+
+    def _client_asked(self, now_ns: int, waiter: int, update: Update, handle: int) -> None:
+        target = self._at.get(update.chain)
+        if target is not None and not self._leaving:
+            self._to_replica(now_ns, target, fx.ClientUpdate(waiter, update, handle))
+            return
+        message = "this node has no target that serves the chain; ask for routing"
+        self._effects.append(Of(0, fx.Reply(waiter, Refused(Refusal.STALE, message))))
+        self._release(handle)
+
+    def _release(self, handle: int) -> None:
+        if handle:
+            self._effects.append(Of(0, fx.Release(handle)))
+
+    def _complain(self, now_ns: int) -> None:
+        self._complaints = {one: until for one, until in self._complaints.items() if one and now_ns < until}
+        nodes = tuple(sorted(self._complaints))
+        if nodes != self._complained:
+            self._complained = nodes
+            self._queue.append(node.PathsBroken(nodes))
+
+    def _leave(self, reason: str) -> None:
+        self._leaving = True
+        for target, seat in self._seats.items():
+            self._queue.append(Of(target, fx.GiveUp(seat.chain_version, reason)))
+        self._queue.extend(node.TargetFailed(target) for target in self._targets)

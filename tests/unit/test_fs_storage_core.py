@@ -1,0 +1,169 @@
+"""One storage process: what attendance and replicas say to each other, in which order, and who gets it."""
+
+from __future__ import annotations
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core import attendance as node
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.storage import ClientAsked, Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore
+from fireflyer.fs.schema.chunks import Behind, Change, Operation, Refusal, Refused, Update
+from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
+from fireflyer.fs.schema.manager import Answer, Condition, GiveUp, Heartbeat, HeartbeatAnswer, Registered
+from fireflyer.fs.schema.routing import Chain, Member, RoutingDelta, TargetState
+
+SERVING, SYNCING, OFFLINE = TargetState.SERVING, TargetState.SYNCING, TargetState.OFFLINE
+T = 6 * SECOND
+
+
+class _Replica:
+    """Notes what it hears; does what it is told to stop."""
+
+    def __init__(self, chain: ChainId, target: TargetId) -> None:
+        self.chain, self.target = chain, target
+        self.heard: list[fx.Event] = []
+        self.busy_chunks = 0
+        self.says: list[fx.Effect] = []
+
+    def handle(self, _now_ns: int, event: fx.Event) -> list[fx.Effect]:
+        self.heard.append(event)
+        if isinstance(event, fx.GiveUp):
+            return [fx.ReportGone(event.chain_version, event.reason)]
+        said, self.says = self.says, []
+        return said
+
+
+class _Process:
+    """Node 1 with targets 1 and 2; target n of other nodes is on node n."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.made: list[_Replica] = []
+        self.asked: list[node.Ask] = []
+        identity = node.Identity(1, "nonce", "localhost:1", "machine", "boot")
+        attendance = node.Attendance(identity, {1: True, 2: True}, ["manager"])
+        self.core = StorageCore(attendance, [1, 2], self._make, complaint_ns=5 * SECOND)
+        self.feed(node.Tick())
+        self.told(Registered(1, T))
+
+    def _make(self, chain: ChainId, target: TargetId) -> _Replica:
+        self.made.append(_Replica(chain, target))
+        return self.made[-1]
+
+    def feed(self, event: Event) -> list[Effect]:
+        effects = self.core.handle(self.now_ns, event)
+        self.asked += [one for one in effects if isinstance(one, node.Ask)]
+        return effects
+
+    def told(self, answer: Answer) -> list[Effect]:
+        return self.feed(node.Told(self.asked[-1].number, answer))
+
+    def beat(self) -> Heartbeat:
+        request = self.asked[-1].request
+        assert isinstance(request, Heartbeat)
+        return request
+
+    def route(self, version: int, *chains: Chain, give_up: tuple[GiveUp, ...] = ()) -> list[Effect]:
+        delta = RoutingDelta(version - 1, version, (), chains)
+        return self.told(HeartbeatAnswer(self.beat().sequence, delta, give_up))
+
+    def conditions(self) -> dict[TargetId, Condition]:
+        return {one.target: one.condition for one in self.beat().reports}
+
+
+def chain(number: int, version: int, *states: TargetState, targets: tuple[int, ...] = (1, 7)) -> Chain:
+    members = tuple(
+        Member(target, 1 if target < 3 else target, state) for target, state in zip(targets, states, strict=True)
+    )
+    return Chain(number, version, members)
+
+
+def test_all_replicas_have_the_routing_and_their_orders_before_the_fence_opens() -> None:
+    process = _Process()
+    first, second = chain(10, 1, SERVING, SERVING), chain(20, 3, SERVING, targets=(2,))
+    effects = process.route(1, first, second, give_up=(GiveUp(1, 10, 1, "drained"),))
+    assert [(one.chain, one.target) for one in process.made] == [(10, 1), (20, 2)]
+    fence = fx.FenceExtended(T // 2)
+    assert process.made[0].heard == [fx.ChainChanged(first), fx.GiveUp(1, "drained"), fence]
+    assert process.made[1].heard == [fx.ChainChanged(second), fence]
+    assert isinstance(effects[0], node.TakeRouting)
+    assert process.conditions() == {1: Condition.GONE, 2: Condition.ONLINE}
+
+
+def test_what_replicas_report_goes_to_the_manager() -> None:
+    process = _Process()
+    process.route(1, chain(10, 1, SERVING, SERVING), chain(20, 3, SYNCING, SERVING, targets=(2, 8)))
+    process.made[1].says = [fx.UpToDate(3)]
+    process.made[0].says = [fx.ReportUnreachable(7), fx.AskRouting()]
+    process.feed(node.Tick())
+    assert process.conditions() == {1: Condition.ONLINE, 2: Condition.UP_TO_DATE}
+    process.now_ns += SECOND
+    process.feed(node.Tick())
+    assert process.beat().unreachable == (7,)
+    process.now_ns += 5 * SECOND
+    process.feed(node.Tick())
+    process.now_ns += SECOND
+    process.feed(node.Tick())
+    assert process.beat().unreachable == ()
+    process.feed(Of(2, fx.DiskFailed("no such device")))
+    process.made[1].says = [fx.ReportGone(3, "no such device", failed=True)]
+    process.feed(Of(2, fx.Tick()))
+    assert process.conditions()[2] is Condition.GONE
+
+
+def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
+    process = _Process()
+    process.route(1, chain(10, 1, SERVING, SERVING))
+    update = Update(10, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
+    process.feed(ClientAsked(4, update))
+    process.feed(PeerWrote(7, 1, Behind(10, 1)))
+    process.feed(NodeLost(7))
+    process.feed(NodeLost(99))
+    assert process.made[0].heard[2:] == [fx.ClientUpdate(4, update), fx.PeerSaid(7, Behind(10, 1)), fx.PeerLost(7)]
+    lost = Update(11, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
+    reply, release = process.feed(ClientAsked(5, lost, 3))
+    assert isinstance(reply, Of)
+    assert isinstance(reply.what, fx.Reply)
+    assert isinstance(reply.what.reply, Refused)
+    assert reply.what.reply.refusal is Refusal.STALE
+    assert release == Of(0, fx.Release(3))
+    assert process.feed(PeerWrote(7, 2, Behind(20, 1), 9)) == [Of(0, fx.Release(9))]
+
+
+def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() -> None:
+    process = _Process()
+    process.route(1, chain(10, 1, SERVING, SERVING))
+    old = process.made[0]
+    old.busy_chunks = 1
+    process.feed(node.Tick())
+    process.now_ns += SECOND
+    process.feed(node.Tick())
+    without = chain(10, 2, SERVING, targets=(7,))
+    new_chain = chain(20, 5, SERVING, SYNCING, targets=(8, 1))
+    process.route(2, without, new_chain)
+    assert process.made == [old]
+    assert old.heard[-2:-1] == [fx.ChainChanged(without)]
+    assert process.core.target_of(20) == 0
+    old.busy_chunks = 0
+    process.feed(Of(1, fx.Staged(ChunkId(1, 1), None, None)))  # type: ignore[arg-type]
+    assert [(one.chain, one.heard[0]) for one in process.made[1:]] == [(20, fx.ChainChanged(new_chain))]
+    assert (process.core.target_of(10), process.core.target_of(20)) == (0, 1)
+
+
+def test_who_leaves_is_gone_for_good_and_knows_when_the_manager_has_heard_it() -> None:
+    process = _Process()
+    process.route(1, chain(10, 1, SERVING, SERVING), chain(20, 3, SERVING, targets=(2,)))
+    before = process.asked[-1]
+    assert Left() not in process.feed(Leave("the administrator stops it"))
+    assert [one.heard[-1] for one in process.made] == [
+        fx.GiveUp(version, "the administrator stops it") for version in (1, 3)
+    ]
+    assert process.conditions() == {1: Condition.GONE, 2: Condition.GONE}
+    assert Left() not in process.feed(node.Told(before.number, HeartbeatAnswer(1, None)))
+    assert Left() in process.route(2, chain(10, 2, OFFLINE, SERVING))
+    process.now_ns += SECOND
+    process.feed(node.Tick())
+    assert process.conditions() == {1: Condition.GONE, 2: Condition.GONE}
+    update = Update(10, 2, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
+    (reply,) = process.feed(ClientAsked(5, update))
+    assert isinstance(reply, Of)
+    assert isinstance(reply.what, fx.Reply)
