@@ -35,6 +35,7 @@ from fireflyer.fs.schema.manager import (
     RoutingAnswer,
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
+from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session
 from fireflyer.sim import MachineDriver, SimClock, SimNode
 
 __all__ = ["ManagedWorld"]
@@ -43,6 +44,8 @@ FAILURE_TIMEOUT_NS = 600 * MS
 LEASE_NS = 200 * MS
 TICK_NS = 25 * MS
 START_NS = 20 * SECOND
+CLIENTS = range(1, 4)
+"""An administrator opens and keeps their sessions."""
 
 
 class _Seen:
@@ -171,6 +174,7 @@ class ManagedWorld(ReplicaWorld):
                 *(AddNode(one) for one in targets),
                 *(AddTargets(one, (one,)) for one in targets),
                 AddChains((NewChain(1, tuple(targets)),)),
+                *(OpenSession(f"client {one}") for one in CLIENTS),
             ]
         )
         self.nodes += [ManagedNode(self, target) for target in targets]
@@ -178,7 +182,11 @@ class ManagedWorld(ReplicaWorld):
         assert self._serves(), f"not started: {self.seen.chain}"
 
     def _serves(self) -> bool:
-        return all(node.table is not None and node.table.serving for node in self.nodes)
+        return all(
+            node.table is not None and node.table.serving and len(node.core.attendance.sessions.clients) == len(CLIENTS)
+            for node in self.nodes
+            if isinstance(node, ManagedNode)
+        )
 
     def ask_number(self) -> int:
         self._asks += 1
@@ -187,14 +195,15 @@ class ManagedWorld(ReplicaWorld):
     def _administrate(self, requests: list[Request]) -> None:
         def boot(node: SimNode) -> None:
             def turn() -> None:
-                if requests:
+                ask = [requests[0]] if requests else [KeepSession(client) for client in CLIENTS]
+                for request in ask:
                     for name in self.managers:
-                        self.net.send("admin", name, frame(MANAGE, requests[0], number=len(requests)))
-                    node.after(100 * MS, turn)
+                        self.net.send("admin", name, frame(MANAGE, request, number=len(requests)))
+                node.after(100 * MS, turn)
 
             def hear(_source: str, payload: bytes) -> None:
                 one, body = decoded(payload)
-                if isinstance(body, Done) and one.number == len(requests):
+                if isinstance(body, Done | Session) and requests and one.number == len(requests):
                     requests.pop(0)
 
             node.on_message(hear)

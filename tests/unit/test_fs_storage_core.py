@@ -5,11 +5,23 @@ from __future__ import annotations
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core import attendance as node
 from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.storage import ClientAsked, Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore
+from fireflyer.fs.core.storage import (
+    ClientAsked,
+    Effect,
+    Event,
+    Leave,
+    Left,
+    NodeLost,
+    Of,
+    PeerWrote,
+    StorageCore,
+    Swept,
+)
 from fireflyer.fs.schema.chunks import Behind, Change, Operation, Refusal, Refused, Update
 from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
 from fireflyer.fs.schema.manager import Answer, Condition, GiveUp, Heartbeat, HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import Chain, Member, RoutingDelta, TargetState
+from fireflyer.fs.schema.sessions import SessionsDelta
 
 SERVING, SYNCING, OFFLINE = TargetState.SERVING, TargetState.SYNCING, TargetState.OFFLINE
 T = 6 * SECOND
@@ -66,6 +78,23 @@ class _Process:
         delta = RoutingDelta(version - 1, version, (), chains)
         return self.told(HeartbeatAnswer(self.beat().sequence, delta, give_up))
 
+    def sessions(
+        self, version: int, next_client: int, *, opened: tuple[int, ...] = (), ended: tuple[int, ...] = ()
+    ) -> None:
+        delta = SessionsDelta(version - 1, version, next_client, opened, ended)
+        self.now_ns += SECOND
+        self.feed(node.Tick())
+        self.told(HeartbeatAnswer(self.beat().sequence, None, (), delta))
+
+    def refused(self, client: int) -> Refusal | None:
+        """Why an update of this client is not admitted to chain 10."""
+        update = Update(10, 1, client, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
+        for effect in self.feed(ClientAsked(4, update, 3)):
+            if isinstance(effect, Of) and isinstance(effect.what, fx.Reply):
+                assert isinstance(effect.what.reply, Refused)
+                return effect.what.reply.refusal
+        return None
+
     def conditions(self) -> dict[TargetId, Condition]:
         return {one.target: one.condition for one in self.beat().reports}
 
@@ -113,6 +142,8 @@ def test_what_replicas_report_goes_to_the_manager() -> None:
 def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     process = _Process()
     process.route(1, chain(10, 1, SERVING, SERVING))
+    process.sessions(1, 9, opened=(5,))
+    del process.made[0].heard[2:]
     update = Update(10, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
     process.feed(ClientAsked(4, update))
     process.feed(PeerWrote(7, 1, Behind(10, 1)))
@@ -127,6 +158,20 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     assert reply.what.reply.refusal is Refusal.STALE
     assert release == Of(0, fx.Release(3))
     assert process.feed(PeerWrote(7, 2, Behind(20, 1), 9)) == [Of(0, fx.Release(9))]
+
+
+def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() -> None:
+    process = _Process()
+    process.route(1, chain(10, 1, SERVING, SERVING))
+    assert process.refused(1) is Refusal.STALE
+    process.sessions(1, 3, opened=(1, 2))
+    assert [process.refused(client) for client in (1, 2, 3)] == [None, None, Refusal.STALE]
+    process.sessions(2, 3, ended=(1,))
+    assert fx.ClientEnded(1) in process.made[0].heard
+    assert [process.refused(client) for client in (1, 2)] == [Refusal.DENIED, None]
+    process.made[0].heard.clear()
+    process.feed(Swept(1, (1, 2, 7)))
+    assert process.made[0].heard == [fx.ClientEnded(1)]
 
 
 def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() -> None:

@@ -241,6 +241,20 @@ def test_every_queue_has_an_end() -> None:
     assert isinstance(rig.replies[waiter], Done)
 
 
+def test_what_waits_of_a_client_that_is_over_is_refused_before_its_rows_are_forgotten() -> None:
+    """Else a retry that waits would find no row, and do it again."""
+    rig = Rig(SERVING)
+    first, retry = rig.update(1, write(b"one"), b"one"), rig.update(1, write(b"one"), b"one")
+    other = rig.update(1, write(b"two"), b"two", client=2)
+    rig[1].feed(fx.ClientEnded(1))
+    assert rig.replies.keys() == {retry}
+    assert refusal(rig, retry) is Refusal.DENIED
+    rig.run()
+    assert [type(rig.replies[one]) for one in (first, other)] == [Done, Done]
+    assert rig.content(1) == b"two"
+    assert not rig[1].handles
+
+
 def test_a_later_attempt_takes_the_place_of_one_that_waits() -> None:
     rig = Rig(SERVING)
     rig.update(1, write(b"a"), b"a", client=2)

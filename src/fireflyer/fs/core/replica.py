@@ -81,7 +81,7 @@ from fireflyer.fs.schema.chunks import (
     SyncRows,
     SyncStart,
 )
-from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
+from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TargetId
 
 __all__ = ["Limits", "Replica"]
 
@@ -147,7 +147,7 @@ class Replica(ChunkWorks):
                 if version == self._role.chain_version and (self._role.serving or self._role.syncing):
                     self._leave(reason)
             case ClientEnded(client):
-                self._effects.append(Forget(client))
+                self._client_ended(client)
             case _:
                 return False
         return True
@@ -254,6 +254,16 @@ class Replica(ChunkWorks):
         self._source = None
         for chunk, state in list(self._chunks.items()):
             self._clear(chunk, state, keep_work=False)
+
+    def _client_ended(self, client: ClientId) -> None:
+        """What waits of it must not find that it was forgotten; what is under way is done once, whatever is known."""
+        for chunk, state in self._chunks.items():
+            waiting = [one for one in state.queue if isinstance(one, Wanted) and one.update.client == client]
+            for one in waiting:
+                state.queue.remove(one)
+                self._refuse(one, Refusal.DENIED, "the client's session is over; open another one")
+                self._touched[chunk] = None
+        self._effects.append(Forget(client))
 
     def _tick(self) -> None:
         if not self._acts:

@@ -187,7 +187,8 @@ class DiskFailed(msgspec.Struct, frozen=True):
 
 
 class ClientEnded(msgspec.Struct, frozen=True):
-    """Its session is over at the manager: nothing of it is under way."""
+    """Its session is over at the manager: nothing of it is admitted any more. What waits of it is refused, and what
+    is known of it forgotten."""
 
     client: ClientId
 

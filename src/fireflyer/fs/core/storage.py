@@ -1,6 +1,7 @@
 """A storage process as one machine: the node before the manager, and the replicas of its targets.
 
-    Tick, Told, Measured      ──> attendance ──> TakeRouting ──> each replica: ChainChanged
+    Tick, Told, Measured      ──> attendance ──> TakeSessions ──> each replica: ClientEnded, for those that are over
+                                             ──> TakeRouting ──> each replica: ChainChanged
                                              ──> StopTarget  ──> its replica: GiveUp
                                              ──> OpenFence   ──> each replica: FenceExtended
                                              ──> Ask, End                                            ──> the shell
@@ -13,6 +14,9 @@
 What attendance and replicas say to each other waits in one queue: nobody is entered while the effects of its last event
 are not through, and what was said first is heard first. So routing is with all replicas before any of them hears that
 the fence is open further, and a role that is given up is given up before a later answer can bring it back.
+
+*Clients.* An update is admitted if the list of living sessions has its client (`core.sessions` says why that is
+enough). Rows of clients that are over are found by the shell (`Swept`): others of the chain may have brought them back.
 
 *One target, one replica.* A replica belongs to a chain and a target. A target that is put into another chain gets a new
 replica, but not before the engine has finished what the old one asked it for: the new one must not meet its results.
@@ -33,11 +37,11 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core import attendance as node
 from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.schema.chunks import PeerMessage, Refusal, Refused, Update
-from fireflyer.fs.schema.ids import ChainId, NodeId, TargetId
+from fireflyer.fs.schema.ids import ChainId, ClientId, NodeId, TargetId
 from fireflyer.fs.schema.manager import HeartbeatAnswer
 from fireflyer.fs.schema.routing import Chain, Routing
 
-__all__ = ["ClientAsked", "Effect", "Event", "Leave", "Left", "NodeLost", "Of", "PeerWrote", "StorageCore"]
+__all__ = ["ClientAsked", "Effect", "Event", "Leave", "Left", "NodeLost", "Of", "PeerWrote", "StorageCore", "Swept"]
 
 
 class ReplicaMachine(Protocol):
@@ -79,6 +83,13 @@ class NodeLost(msgspec.Struct, frozen=True):
     node: NodeId
 
 
+class Swept(msgspec.Struct, frozen=True):
+    """These clients have rows at the target."""
+
+    target: TargetId
+    clients: tuple[ClientId, ...]
+
+
 class Leave(msgspec.Struct, frozen=True):
     """The process shall end."""
 
@@ -89,9 +100,9 @@ class Left(msgspec.Struct, frozen=True):
     """The manager has been told that all targets are gone."""
 
 
-Event: TypeAlias = node.Event | Of | PeerWrote | ClientAsked | NodeLost | Leave
-Effect: TypeAlias = node.Ask | node.TakeRouting | node.End | Of | Left
-"""`TakeRouting` has been obeyed when it is handed on: it is for those who keep connections."""
+Event: TypeAlias = node.Event | Of | PeerWrote | ClientAsked | NodeLost | Swept | Leave
+Effect: TypeAlias = node.Ask | node.TakeSessions | node.TakeRouting | node.End | Of | Left
+"""`TakeSessions` and `TakeRouting` have been obeyed when they are handed on: they are for who keeps connections."""
 
 
 class _Seat:
@@ -171,6 +182,9 @@ class StorageCore:
                 for target, at in self._nodes.items():
                     if at == lost:
                         self._to_all(fx.PeerLost(target))
+            case Swept(target, clients):
+                over = [one for one in clients if self.attendance.sessions.over(one)]
+                self._queue.extend(Of(target, fx.ClientEnded(one)) for one in over)
             case Leave(reason):
                 self._leave(reason)
             case node.Tick():
@@ -185,6 +199,10 @@ class StorageCore:
     def _to_attendance(self, now_ns: int, event: node.Event) -> None:
         for effect in self.attendance.handle(now_ns, event):
             match effect:
+                case node.TakeSessions(_, ended):
+                    for client in ended:
+                        self._to_all(fx.ClientEnded(client))
+                    self._effects.append(effect)
                 case node.TakeRouting(routing):
                     self._take_routing(routing)
                     self._effects.append(effect)
@@ -258,12 +276,18 @@ class StorageCore:
             self._seat(target)
 
     def _client_asked(self, now_ns: int, waiter: int, update: Update, handle: int) -> None:
-        target = self._at.get(update.chain)
-        if target is not None and not self._leaving:
+        target, sessions = self._at.get(update.chain), self.attendance.sessions
+        if target is None or self._leaving:
+            refused = Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
+        elif sessions.admits(update.client):
             self._to_replica(now_ns, target, fx.ClientUpdate(waiter, update, handle))
             return
-        message = "this node has no target that serves the chain; ask for routing"
-        self._effects.append(Of(0, fx.Reply(waiter, Refused(Refusal.STALE, message))))
+        elif sessions.over(update.client):
+            refused = Refused(Refusal.DENIED, f"the session of client {update.client} is over; open another one")
+        else:
+            self._queue.append(node.RoutingWanted())
+            refused = Refused(Refusal.STALE, f"this node has not yet heard of client {update.client}; ask again")
+        self._effects.append(Of(0, fx.Reply(waiter, refused)))
         self._release(handle)
 
     def _release(self, handle: int) -> None:
