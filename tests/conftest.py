@@ -8,12 +8,17 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
 
 # Whoever runs the tests in the background may have them ignore Ctrl-C, and what they start would inherit that: some
 # tests interrupt what they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is a matter of the machine: benchmarks are for that.
+settings.register_profile("fireflyer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fireflyer")
 
 
 @pytest.fixture(scope="session")

@@ -200,7 +200,7 @@ def test_paths_are_absolute(place: Place, path: str) -> None:
 _WRITES = st.lists(st.tuples(st.binary(max_size=70), st.integers(0, 200)), max_size=12)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(writes=_WRITES, reads=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=5))
 def test_any_writes_leave_what_a_byte_array_would_hold(
     place: Place, writes: list[tuple[bytes, int]], reads: list[tuple[int, int]]

@@ -90,13 +90,13 @@ def check_invariants(result: JobAccount) -> None:
 
 
 @given(LOGS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_parts_of_any_log_sum_to_its_wall_time(log: Sequence[Logged]) -> None:
     check_invariants(account(log))
 
 
 @given(LOGS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_progress_of_any_attempt_rises(log: Sequence[Logged]) -> None:
     for attempt in read_log(log).attempts:
         steps = [step for step, _ in attempt.progress]
@@ -135,7 +135,7 @@ def job_scripts(draw: st.DrawFn) -> JobScript:
 
 
 @given(job_scripts())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_account_of_an_honest_log_is_the_truth(script: JobScript) -> None:
     log, truth = make_log(script)
     result = account(log)
@@ -149,7 +149,7 @@ def test_account_of_an_honest_log_is_the_truth(script: JobScript) -> None:
 
 
 @given(job_scripts(), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_order_and_repetition_of_entries_do_not_matter(script: JobScript, seed: int) -> None:
     log, _ = make_log(script)
     chance = random.Random(seed)
@@ -159,7 +159,7 @@ def test_order_and_repetition_of_entries_do_not_matter(script: JobScript, seed: 
 
 
 @given(job_scripts(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_log_that_a_kill_cut_short_still_sums_and_never_shrinks(script: JobScript, data: st.DataObject) -> None:
     log, _ = make_log(script)
     cut = data.draw(st.integers(0, len(log)))
@@ -171,7 +171,7 @@ def test_a_log_that_a_kill_cut_short_still_sums_and_never_shrinks(script: JobScr
 
 
 @given(job_scripts(), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_lost_step_reports_never_hide_a_step_that_a_later_report_proves(script: JobScript, seed: int) -> None:
     chance = random.Random(seed)
     log, _ = make_log(script)

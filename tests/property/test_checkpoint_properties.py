@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption, UsageError
@@ -42,7 +42,7 @@ shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 specs = st.dictionaries(names, st.tuples(st.sampled_from(sorted(DTYPE_BYTES)), shapes), max_size=8).map(
     lambda chosen: [TensorSpec(name, dtype, shape) for name, (dtype, shape) in chosen.items()]
 )
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=60)
 
 
 def tensor_of(spec: TensorSpec, seed: int) -> torch.Tensor:

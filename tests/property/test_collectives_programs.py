@@ -43,7 +43,6 @@ def cases(draw: st.DrawFn, most_nodes: int = 9) -> Case:
     return Case(plan, kind, algorithm, root)
 
 
-@settings(deadline=None)
 @given(case=cases(40), lane=st.integers(0, 1))
 def test_every_send_has_its_receive_in_the_same_round(case: Case, lane: int) -> None:
     made = build(case.plan, case.kind, case.algorithm, lane, case.root)
@@ -63,7 +62,6 @@ def test_every_send_has_its_receive_in_the_same_round(case: Case, lane: int) -> 
     assert all(count == 1 for count in sent.values())
 
 
-@settings(deadline=None)
 @given(case=cases(40), lane=st.integers(0, 1))
 def test_a_transfer_depends_on_lower_rounds_only(case: Case, lane: int) -> None:
     for program in build(case.plan, case.kind, case.algorithm, lane, case.root):
@@ -77,7 +75,7 @@ def test_a_transfer_depends_on_lower_rounds_only(case: Case, lane: int) -> None:
                 assert earlier.round <= step.round if local else earlier.round < step.round
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     case=cases(), chunks=st.integers(0, 9), in_transit=st.integers(1, 3), scratch=st.integers(1, 3), seed=st.integers()
 )
@@ -138,7 +136,6 @@ def halving_doubling_sum(plan: Plan, lane: int, block: int) -> Value:
     return sum_at(block, 1)
 
 
-@settings(deadline=None)
 @given(nodes=st.integers(2, 20).flatmap(lambda n: st.permutations(range(n))), lane=st.integers(0, 1))
 def test_sums_are_taken_in_the_documented_order(nodes: list[int], lane: int) -> None:
     plan = make_plan(range(len(nodes)), node_order=nodes)
@@ -151,7 +148,6 @@ def test_sums_are_taken_in_the_documented_order(nodes: list[int], lane: int) -> 
         assert expected_sum(halving, block) == halving_doubling_sum(plan, lane, block)
 
 
-@settings(deadline=None)
 @given(case=cases(30), lane=st.integers(0, 1))
 def test_native_trees_are_the_same_programs(case: Case, lane: int) -> None:
     if case.algorithm != TREE:
@@ -163,7 +159,6 @@ def test_native_trees_are_the_same_programs(case: Case, lane: int) -> None:
         assert native == (case.kind, lane, program.channel, 1, 1, steps)
 
 
-@settings(deadline=None)
 @given(case=cases(12))
 def test_both_ends_of_every_link_know_it_and_every_step_has_its_link(case: Case) -> None:
     route = Route(case.kind, None, case.algorithm, 4096)

@@ -24,7 +24,7 @@ def exchanges(draw: st.DrawFn) -> tuple[list[int], list[list[list[int]]]]:
     return nodes, draw(st.lists(calls, min_size=1, max_size=4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(exchanges())
 def test_every_element_goes_where_it_belongs(case: tuple[list[int], list[list[list[int]]]]) -> None:
     nodes, calls = case

@@ -29,7 +29,7 @@ def reports_of(chain: Chain, said: Sequence[tuple[Condition | None, bool]]) -> d
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 6).flatmap(lambda size: st.lists(st.lists(SAID, min_size=size, max_size=size), min_size=1)))
 def test_a_chain_lives_through_any_reports(rounds: list[list[tuple[Condition | None, bool]]]) -> None:
     chain = Chain(1, 1, tuple(Member(target, target, SERVING) for target in range(len(rounds[0]))))

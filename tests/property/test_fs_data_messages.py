@@ -54,13 +54,13 @@ def _is_one_or_refused(body: bytes) -> None:
     assert data.decode(data.encode(message)) == message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(body=st.binary(max_size=400) | _VALUES.map(msgspec.msgpack.encode))
 def test_nonsense_is_refused(body: bytes) -> None:
     _is_one_or_refused(body)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(message=st.sampled_from(MESSAGES), at=st.integers(0, 1 << 30), byte=st.integers(0, 255), cut=st.booleans())
 def test_an_altered_message_is_another_one_or_refused(message: data.Message, at: int, byte: int, cut: bool) -> None:
     body = bytearray(data.encode(message))
@@ -74,7 +74,7 @@ def _leaves(value: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     return [leaf for at, one in enumerate(value[:30]) for leaf in _leaves(one, (*path, at))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(message=st.sampled_from(MESSAGES), which=st.integers(0, 1 << 30), value=_VALUES)
 def test_a_field_of_another_kind_or_out_of_bounds_is_refused(message: data.Message, which: int, value: Any) -> None:
     plain = msgspec.msgpack.decode(data.encode(message))

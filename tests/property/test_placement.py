@@ -17,7 +17,7 @@ from fireflyer.fs.core.placement.quotas import chain_count, share_out
 QUICK = 200
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(clusters(), st.integers(0, 3))
 def test_every_table_keeps_replicas_apart_and_nodes_equal(request: tuple[Cluster, int], seed: int) -> None:
     cluster, replicas = request
@@ -35,7 +35,7 @@ def test_every_table_keeps_replicas_apart_and_nodes_equal(request: tuple[Cluster
         assert max(counts) - min(counts) <= 1
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(clusters())
 def test_the_ratio_is_what_its_definition_says_and_not_below_its_bound(request: tuple[Cluster, int]) -> None:
     cluster, replicas = request
@@ -84,7 +84,7 @@ def test_in_between_the_bound_is_reached(nodes: int, replicas: int, targets: int
     assert quality.reads_ratio == quality.reads_bound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(clusters())
 def test_no_more_chains_have_room(request: tuple[Cluster, int]) -> None:
     """One more chain would need more targets than nodes and domains may give to so many."""

@@ -64,7 +64,7 @@ def planned(cluster: Cluster, table: Table, extra_percent: int = 0) -> Plan:
         raise
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=12, suppress_health_check=FILTERED)
 @given(changes(), st.sampled_from([0, 0, 30]))
 def test_every_step_is_safe_and_the_end_is_the_goal(change: tuple[Cluster, Cluster, int], extra_percent: int) -> None:
     before, after, replicas = change
@@ -94,7 +94,7 @@ def test_every_step_is_safe_and_the_end_is_the_goal(change: tuple[Cluster, Clust
     assert held.keys() <= {where for where, count in slots.items() if count}
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=6, suppress_health_check=FILTERED)
 @given(changes())
 def test_no_more_moves_than_needed_and_none_in_what_is_settled(change: tuple[Cluster, Cluster, int]) -> None:
     before, after, replicas = change
@@ -107,7 +107,7 @@ def test_no_more_moves_than_needed_and_none_in_what_is_settled(change: tuple[Clu
     assert again.minimum == 0
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=6, suppress_health_check=FILTERED)
 @given(changes(), st.data())
 def test_after_any_interruption_a_new_plan_finishes_what_is_left(
     change: tuple[Cluster, Cluster, int], data: st.DataObject
@@ -132,7 +132,7 @@ def test_after_any_interruption_a_new_plan_finishes_what_is_left(
         assert made <= first.minimum + max(2, first.minimum // 4)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=FILTERED)
+@settings(max_examples=6, suppress_health_check=FILTERED)
 @given(changes(), st.data())
 def test_what_is_left_of_a_stored_goal_is_the_rest_of_the_plan(
     change: tuple[Cluster, Cluster, int], data: st.DataObject

@@ -83,7 +83,7 @@ def test_chunks_fit_a_plan(speeds: Speeds, layout: Layout, kind: tuple[str, str]
         assert chunk >= 8 * layout.nodes * layout.ranks_per_node
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_speeds(), some_layouts(), kinds, st.integers(1, 4 * MIB))
 def test_the_closed_form_finds_what_brute_force_finds(
     speeds: Speeds, layout: Layout, kind: tuple[str, str], nbytes: int
@@ -109,7 +109,7 @@ def test_the_closed_form_of_ordinary_networks(nodes: int, latency_ns: float) -> 
             assert found <= GOOD_ENOUGH * 1.001 * best, (algorithm, nbytes, window)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_speeds(), some_layouts())
 def test_rows_cover_every_size_and_give_their_reason(speeds: Speeds, layout: Layout) -> None:
     rows = choose_routes(speeds, layout)
@@ -135,7 +135,7 @@ def test_rows_cover_every_size_and_give_their_reason(speeds: Speeds, layout: Lay
             assert "\n" not in row.reason
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(some_speeds(), some_layouts())
 def test_a_choice_is_near_the_best_prediction(speeds: Speeds, layout: Layout) -> None:
     """Rows go on while changing gains little; where that gives too many rows, a little more is given away."""
@@ -152,7 +152,7 @@ def test_windows_are_those_of_a_plan(speeds: Speeds, layout: Layout) -> None:
     assert best_window(speeds, layout) in (4, 8, 16, 32)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some_speeds(), st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
 def test_a_plan_takes_the_rows(speeds: Speeds, places: list[int], data: st.DataObject) -> None:
     numbers = {place: number for number, place in enumerate(sorted(set(places)))}

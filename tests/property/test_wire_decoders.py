@@ -36,7 +36,7 @@ def _server() -> ServerHandshake:
     return ServerHandshake(Accepts(SECRET), identity="hub", purpose="test", nonce=b"n" * 32)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=_HOSTILE)
 def test_no_bytes_pass_the_handshake_and_none_break_it(data: bytes) -> None:
     try:
@@ -54,7 +54,7 @@ def test_no_bytes_pass_the_handshake_and_none_break_it(data: bytes) -> None:
             other.on_proof(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7), turn=st.integers(0, 3))
 def test_one_flipped_bit_keeps_the_connection_shut_unless_it_means_nothing(at: int, bit: int, turn: int) -> None:
     def through(number: int, message: bytes) -> bytes:

@@ -37,7 +37,7 @@ def test_a_death_at_every_step_ends_in_results_or_in_the_name_of_the_dead(
     assert blamed > events // 2
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     way=st.sampled_from(WAYS),
     nodes=st.integers(2, 9),

@@ -150,7 +150,7 @@ def test_operations_of_the_exchange_are_copied_as_a_whole() -> None:
     assert together_ok(ranks([0, 0], body))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=5),
     slots=st.integers(1, 4),

@@ -35,7 +35,7 @@ def test_a_key_that_is_not_used_any_more_or_never_was_is_refused() -> None:
         verify(sign(msgspec.structs.replace(ONE, key_id=9), b""), KEYS, "ann", 1000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(token=st.binary(max_size=300), at=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_no_other_bytes_are_allowed_anything(token: bytes, at: int, bit: int) -> None:
     flipped = bytearray(TOKEN)

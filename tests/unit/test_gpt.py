@@ -17,7 +17,7 @@ def count(model: GPTModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
 def test_the_config_knows_the_number_of_parameters(vocab_size: int, layers: int, heads: int, pairs: int) -> None:
     config = GPTConfig(vocab_size=vocab_size, layers=layers, heads=heads, width=2 * heads * pairs)

@@ -155,7 +155,7 @@ def test_nonsense_is_refused_when_it_is_read(content: dict[str, Any], text: str)
         msgspec.convert(content, Declaration)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(nodes=st.integers(1, 300), ranks=st.integers(1, 64))
 def test_the_default_plan_keeps_the_bounds(nodes: int, ranks: int) -> None:
     plan = default_plan([node for node in range(nodes) for _ in range(ranks)])

@@ -31,7 +31,7 @@ def write(path: Path, records: list[bytes]) -> str:
     return str(path)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(st.binary(max_size=200), max_size=30))
 def test_records_come_back_by_number(tmp_path: Path, records: list[bytes]) -> None:
     path = tmp_path / "shard"

@@ -22,7 +22,7 @@ def token_set(directory: Path, documents: list[list[int]]) -> RecordSet:
     return RecordSet(str(directory))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), length=st.integers(1, 20))
 def test_the_windows_cover_the_row_once(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], length: int
