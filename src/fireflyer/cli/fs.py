@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fireflyer.cli.fs_placement import placement_command
+from fireflyer.cli.fs_processes import manager_command
 
 __all__ = ["admin", "command"]
 
@@ -19,4 +20,5 @@ def admin() -> None:
     """What administrators plan and decide."""
 
 
+command.add_command(manager_command)
 admin.add_command(placement_command)

@@ -16,11 +16,17 @@ So the holder has stopped for half a lease, less the drift of two clocks, before
 A holder whose renewals fail, or stay without an answer, stops acting, and keeps trying: as long as the row is still its
 own nobody else was primary, and it goes on where it was. Each try writes a new beat, so one whose outcome is unknown
 needs no inquiry. Whoever finds the row in its own name (a taking of unknown outcome that came through) is holder, but
-acts only after a renewal: when that taking was committed, and so when others began to count, it cannot know."""
+acts only after a renewal: when that taking was committed, and so when others began to count, it cannot know.
+
+A holder that ends gives the lease up: it stops acting, and then writes the row with a `lease_ns` of nothing, upon which
+the next candidate takes it at its second look. What others promise each other by time (fences) is not shortened by it:
+the next primary counts from its own beginning."""
 
 from __future__ import annotations
 
 from typing import Final
+
+import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, format_duration
@@ -52,11 +58,18 @@ class LeaseMachine:
         self._trying: Transact | None = None
         self._started_ns = 0
         self._term = 0
+        self._leaving = False
+        self._last: Transact | None = None
 
     @property
     def held(self) -> Held | None:
         """What every transaction of this primary must be conditional on; None for a candidate."""
         return Held(self._me.holder, self._term) if self._term else None
+
+    @property
+    def left(self) -> bool:
+        """After `leave`: nothing is under way any more, and the lease is not held, or cannot be given up."""
+        return self._leaving and self._trying is None and not self._term
 
     @property
     def primary_address(self) -> str:
@@ -65,10 +78,14 @@ class LeaseMachine:
 
     def may_act(self, now_ns: int) -> bool:
         """Whether answers of this manager count. True for one manager at a time."""
-        return bool(self._term) and self._acts_until_ns is not None and now_ns < self._acts_until_ns
+        return (
+            bool(self._term) and not self._leaving and self._acts_until_ns is not None and now_ns < self._acts_until_ns
+        )
 
     def tick(self, now_ns: int, number: int) -> Transact | None:
         """The transaction that is due, as `number`."""
+        if self._leaving:
+            return self._giving_up(number)
         if self._trying is not None or (self._due_ns is not None and now_ns < self._due_ns):
             return None
         self._started_ns = now_ns
@@ -76,13 +93,19 @@ class LeaseMachine:
         self._trying = self._renewal(number) if self._term else self._taking(now_ns, number)
         return self._trying
 
+    def leave(self) -> None:
+        """Does not act any more; `tick` gives the lease up as soon as no transaction of it is under way."""
+        self._leaving = True
+
     def outcome(self, now_ns: int, outcome: Outcome) -> bool:
         """False if it is not about the lease."""
         trying = self._trying
         if trying is None or outcome.number != trying.number:
             return False
         self._trying = None
-        if isinstance(outcome, Committed) and trying.write:
+        if self._leaving and trying is self._last:
+            self._term = 0
+        elif isinstance(outcome, Committed) and trying.write:
             self._won(trying)
         elif isinstance(outcome, Committed | Refused):
             self.seen(now_ns, outcome.lease)
@@ -105,6 +128,14 @@ class LeaseMachine:
     def _renewal(self, number: int) -> Transact:
         self._me = self._beat(self._term)
         return Transact(number, held=self.held, write=((LEASE_KEY, encode_row(self._me)),))
+
+    def _giving_up(self, number: int) -> Transact | None:
+        """Once: whether or not it is committed, nothing more can be done."""
+        if self._trying is not None or not self._term:
+            return None
+        row = msgspec.structs.replace(self._beat(self._term), lease_ns=0)
+        self._trying = self._last = Transact(number, held=self.held, write=((LEASE_KEY, encode_row(row)),))
+        return self._trying
 
     def _taking(self, now_ns: int, number: int) -> Transact:
         since_ns = self._unchanged_since_ns

@@ -30,6 +30,9 @@ Why nobody loses a role that it still uses:
    silence on another. The transaction that gives out its incarnation takes the roles of the old one.
 3. GONE, reported for the present version of the chain: see the promises in `schema.manager`.
 
+A manager that ends (`Leave`) refuses what waits, lets a transaction that is under way come to its end, and then gives
+the lease up, so that the next primary need not wait for it.
+
 A primary that stood still (no tick for half a lease) has not heard what was sent meanwhile: it takes the silence for
 its own.
 
@@ -94,7 +97,7 @@ from fireflyer.fs.schema.sessions import (
     SessionOver,
 )
 
-__all__ = ["MAX_PENDING", "Asked", "Effect", "Event", "Manager", "Note", "Reply", "Settings", "Tick"]
+__all__ = ["MAX_PENDING", "Asked", "Effect", "Event", "Leave", "Manager", "Note", "Reply", "Settings", "Tick"]
 
 MAX_PENDING: Final = 1024
 """Requests that wait for a transaction."""
@@ -142,7 +145,11 @@ class Asked(msgspec.Struct, frozen=True):
     """A service or an administrator: may end the sessions of others."""
 
 
-Event: TypeAlias = Tick | Asked | Outcome
+class Leave(msgspec.Struct, frozen=True):
+    """The process is to end; it may when `Manager.left`. Ticks go on until then."""
+
+
+Event: TypeAlias = Tick | Asked | Leave | Outcome
 
 
 # --- effects ---
@@ -198,6 +205,7 @@ class Manager:
         self._dirty: dict[ChainId, None] = {}
         self._draft: _Draft | None = None
         self._ticked_ns: int | None = None
+        self._leaving = False
 
     @property
     def term(self) -> int:
@@ -208,6 +216,11 @@ class Manager:
     def routing_version(self) -> RoutingVersion:
         """What is committed, as a primary knows it; 0 for the others."""
         return self._ledger.state.version if self._ledger is not None else 0
+
+    @property
+    def left(self) -> bool:
+        """After `Leave`: nothing is under way."""
+        return self._leaving and self._draft is None and self._lease.left
 
     def may_act(self, now_ns: int) -> bool:
         """Whether it answers as primary."""
@@ -220,6 +233,8 @@ class Manager:
                 self._on_tick(now_ns)
             case Asked():
                 self._on_request(now_ns, event)
+            case Leave():
+                self._leaving = True
             case Committed() | Refused() | Failed() | Unknown():
                 self._on_outcome(now_ns, event)
         self._advance(now_ns)
@@ -336,11 +351,14 @@ class Manager:
 
     def _advance(self, now_ns: int) -> None:
         self._follow_lease()
+        if self._leaving and (self._draft is None or self._draft.in_doubt):
+            self._forget()
+            self._lease.leave()
         order = self._lease.tick(now_ns, self._numbers + 1)
         if order is not None:
             self._numbers += 1
             self._effects.append(order)
-        if self._held is None or self._resting:
+        if self._held is None or self._resting or self._leaving:
             return
         if self._ledger is None:
             if self._loading is None:

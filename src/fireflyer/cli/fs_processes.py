@@ -1,0 +1,71 @@
+"""`ff fs manager` and `ff fs storage`: one process of a cluster, as a service manager or `ff fs up` starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["READY", "manager_command", "read_config", "run_process"]
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+READY: Final = "ready "
+"""Before the address, in the one line that a process prints on standard output when it serves."""
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+def read_config(path: str, config_type: type[C]) -> C:
+    """Raises `UsageError`: one line that names the file and what is wrong in it."""
+    try:
+        if not os.path.isfile(path):
+            raise UsageError(f"configuration {path!r} is no file; give the TOML file of this process")
+        with open(path, "rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"configuration {path!r} cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise UsageError(f"configuration {path!r} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        return msgspec.toml.decode(data, type=config_type)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"configuration {path!r}: {error}") from error
+
+
+@click.command("manager", short_help="Run a cluster manager.")
+@click.argument("config_file", metavar="CONFIG")
+def manager_command(*, config_file: str) -> int:
+    """Run a cluster manager in the foreground, as the TOML file CONFIG says, until SIGTERM."""
+    from fireflyer.fs.service.manager import run_manager
+    from fireflyer.fs.service.manager_config import ManagerConfig
+
+    config = read_config(config_file, ManagerConfig)
+    return run_process(lambda on_ready: run_manager(config, on_ready=on_ready))
+
+
+def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]]) -> int:
+    """Runs until SIGTERM or SIGINT, upon which it is cancelled: then 0."""
+    from fireflyer.runtime import run
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    async def until_stopped() -> None:
+        loop = asyncio.get_running_loop()
+        working = loop.create_task(main(lambda address: click.echo(f"{READY}{address}")))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, working.cancel)
+        try:
+            await working
+        except asyncio.CancelledError:
+            pass
+
+    run(until_stopped())
+    return 0

@@ -1,0 +1,199 @@
+"""The manager process: `core.manager.Manager` between the network and the key-value store.
+
+    connection ──fs.ask──> Asked ──┐                       ┌──> Reply ──> the call that waits for it
+    every L/8 ─────────────> Tick ──┼──> Manager.handle ───┼──> Transact ──> the engine ──> one outcome ──┐
+    SIGTERM ──────────────> Leave ──┘          ^           └──> Note ──> the log                          │
+                                               └──────────────────────────────────────────────────────────┘
+
+Who may ask for what is decided here, by what the connection has proven, before the machine hears of it: services
+(the node secret) everything, administrators (users who are named in the configuration) everything but what storage
+processes say, other users what concerns routing, status and their own sessions.
+
+Capabilities are signed here, since the machine knows no secrets and no time of day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fireflyer.base.errors import Aborted, Busy, PermissionDenied
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.control import ASK
+from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.transact import Transact
+from fireflyer.fs.schema.manager import Answer, GetRouting, GetStatus, Heartbeat, Register, Request
+from fireflyer.fs.schema.sessions import EndSession, GetCapability, KeepSession, OpenSession
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.transactions import transact_on
+from fireflyer.identity import Accepts, TokenStore, load_secret
+from fireflyer.kvstore import Engine
+from fireflyer.kvstore import open as open_store
+from fireflyer.runtime.driver import Driver
+from fireflyer.runtime.rpc import Address, Caller, RpcServer
+
+__all__ = ["MAX_WAITING", "check_role", "run_manager"]
+
+_log = logging.getLogger(__name__)
+MAX_WAITING: Final = 4096
+"""Requests that wait for an answer of the machine."""
+TICKS_PER_LEASE: Final = 8
+TRANSACTION_LEASES: Final = 2
+"""How long a transaction may take, in leases: a renewal that takes longer helps nobody, and its outcome is unknown."""
+LEAVE_NS: Final = 3 * SECOND
+"""For the last transaction, and for giving the lease up."""
+
+_OF_STORAGE: Final = (Register, Heartbeat)
+_OF_USERS: Final = (GetRouting, GetStatus, OpenSession, KeepSession, EndSession)
+
+
+def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]) -> bool:
+    """Whether the caller is a service or an administrator. Raises `PermissionDenied` for what it may not ask."""
+    if caller.role == "node":
+        return True
+    name = type(request).__name__
+    if isinstance(request, _OF_STORAGE):
+        raise PermissionDenied(f"{name} is for storage processes, which prove themselves with the node secret")
+    if caller.identity in administrators:
+        return True
+    if not isinstance(request, _OF_USERS):
+        raise PermissionDenied(f"{name} is for administrators, and user {caller.identity} is none; ask one of them")
+    return False
+
+
+async def run_manager(config: ManagerConfig, *, on_ready: Callable[[str], None]) -> None:
+    """Runs until it is cancelled, then gives the lease up and ends. `on_ready` is called with its address once it
+    listens. Raises `FireflyerError` when it cannot begin or go on."""
+    secret = load_secret(config.secret_file)
+    tokens = TokenStore(config.tokens_file) if config.tokens_file else None
+    find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
+    host, port = _parse_listen(config.listen)
+    async with await open_store(config.store) as engine:
+        server = RpcServer(Accepts(secret, find_user), identity=f"manager {config.name}")
+        started: asyncio.Future[_Service] = asyncio.get_running_loop().create_future()
+
+        async def ask(request: Request, caller: Caller) -> Answer:
+            return await (await asyncio.shield(started)).ask(request, caller)
+
+        server.register(ASK, ask)
+        listening = await server.start(host, port)
+        address = config.advertise or str(listening)
+        started.set_result(service := _Service(config, engine, address))
+        try:
+            on_ready(address)
+            await service.run()
+        finally:
+            await server.close()
+
+
+def _parse_listen(text: str) -> tuple[str, int]:
+    """As `Address.parse`; port 0 is allowed."""
+    host, _, port = text.rpartition(":")
+    return (Address.parse(f"{host}:1").host, 0) if port == "0" else Address.parse(text)
+
+
+class _Service:
+    """Lives in the loop in which it is made. `handle` is the machine's, and notices when it has left."""
+
+    def __init__(self, config: ManagerConfig, engine: Engine, address: str) -> None:
+        self._config = config
+        self._engine = engine
+        settings = Settings(
+            holder=f"{config.name}/{secrets.token_hex(8)}",
+            address=address,
+            failure_timeout_ns=config.failure_timeout_ms * MS,
+            lease_ns=config.lease_ms * MS,
+            cluster=config.cluster,
+            session_ns=config.session_ms * MS,
+        )
+        self._manager = Manager(settings)
+        self._driver: Driver[Event, Effect] = Driver(self, self._perform)
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._numbers = 0
+        self._leaving = False
+        self._left = asyncio.Event()
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        effects = self._manager.handle(now_ns, event)
+        if self._manager.left:
+            self._left.set()
+        return effects
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises what the machine or the store cannot live with."""
+        ticking = asyncio.get_running_loop().create_task(self._tick())
+        running = asyncio.get_running_loop().create_task(self._driver.run())
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if not running.done():
+                await self._leave()
+            raise
+        finally:
+            ticking.cancel()
+            running.cancel()
+            await asyncio.wait([ticking, running])
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(Aborted("the manager ends; ask another one"))
+
+    async def _tick(self) -> None:
+        while True:
+            self._driver.post(Tick())
+            await asyncio.sleep(self._config.lease_ms / 1000 / TICKS_PER_LEASE)
+
+    async def _leave(self) -> None:
+        """The clean end: whoever waits is told, the lease is given up. Not being able to costs the others L."""
+        self._leaving = True
+        self._driver.post(Leave())
+        try:
+            async with asyncio.timeout(LEAVE_NS / SECOND):
+                await self._left.wait()
+        except TimeoutError:
+            _log.warning("the lease could not be given up in time")
+        self._driver.stop()
+
+    # --- requests ---
+
+    async def ask(self, request: Request, caller: Caller) -> Answer:
+        trusted = check_role(request, caller, self._config.administrators)
+        user = caller.identity if caller.role == "user" else ""
+        if isinstance(request, GetCapability):
+            raise PermissionDenied("this release gives out no capabilities")
+        return await self._put(Asked(0, request, user, trusted))
+
+    async def _put(self, asked: Asked) -> Answer:
+        if self._leaving:
+            raise Busy("the manager is about to end; ask another one")
+        if len(self._waiting) >= MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} requests wait for the manager; ask again later")
+        self._numbers += 1
+        number = self._numbers
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._driver.post(Asked(number, asked.request, asked.user, asked.trusted))
+            return await answer
+        finally:
+            del self._waiting[number]
+
+    # --- effects ---
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Transact():
+                self._driver.spawn(self._transact(effect))
+            case Reply(request_id, answer):
+                waits = self._waiting.get(request_id)
+                if waits is not None and not waits.done():
+                    waits.set_result(answer)
+            case Note(text):
+                _log.info("%s", text)
+
+    async def _transact(self, order: Transact) -> None:
+        timeout_ns = TRANSACTION_LEASES * self._config.lease_ms * MS
+        self._driver.post(await transact_on(self._engine, order, timeout_ns=timeout_ns))
