@@ -289,6 +289,11 @@ class Attendance:
                 if self._fence is not None and self._due_ns is not None:
                     self._due_ns = min(self._due_ns, self._sent_ns + HURRY_NS)
 
+    def sure(self, target: TargetId) -> bool:
+        """Whether it is known to have all that it acknowledged."""
+        known = self._targets.get(target)
+        return known is not None and known.sure
+
     def _known(self, target: TargetId) -> _Target:
         self._touched = True
         if target not in self._targets:

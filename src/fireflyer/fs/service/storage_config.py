@@ -1,0 +1,53 @@
+"""What a storage process is told when it starts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from fireflyer.base.units import MIB
+from fireflyer.fs.schema.manager import MAX_TARGETS_PER_NODE
+
+__all__ = ["StorageConfig", "StorageTarget"]
+
+_Port = Annotated[int, msgspec.Meta(ge=0, lt=65536)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=256)]
+_RealNode = Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
+_RealTarget = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+
+
+class StorageTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`directory` must have been made for this target (`target_directory.make_target`)."""
+
+    id: _RealTarget
+    directory: str
+    capacity_bytes: _Bytes = 0
+    """For all chunks; 0: what the disk has."""
+
+
+class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    cluster: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    node: _RealNode
+    managers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=64)]
+    targets: Annotated[tuple[StorageTarget, ...], msgspec.Meta(min_length=1, max_length=MAX_TARGETS_PER_NODE)]
+    secret_file: str
+    tokens_file: str = ""
+    """Users that may connect; none: services alone."""
+    host: str = "127.0.0.1"
+    port: _Port = 0
+    """0: any free one."""
+    advertise: str = ""
+    """The host name under which others reach this process; `host` where it is empty."""
+    reserve: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.05
+    """Share of each disk that is left free."""
+    durable: bool = True
+    """False: what was acknowledged may be lost in a power cut, and the target says that it is not sure."""
+    io_threads: _Count = 4
+    job_threads: _Count = 4
+    """Of each target."""
+    buffer_bytes: Annotated[int, msgspec.Meta(ge=128 * MIB)] = 512 * MIB
+    """For data that are being received."""
+    scrub_bytes_per_s: _Bytes = 16 * MIB
+    """Of each target; 0: no scrub."""

@@ -1,0 +1,168 @@
+"""A target's directory: which target it is, and whether it has everything that was acknowledged.
+
+    DIRECTORY/target.json     cluster and number, written once: a directory without it is no target
+    DIRECTORY/run.json        of the last process: the boot of its machine, and what it left behind
+    DIRECTORY/chunks/         the engine's
+    DIRECTORY/chunks.damaged/ what an engine refused to open; kept once, for people
+
+A target is *sure* to have what it acknowledged, unless
+
+- it is new: a directory that was removed and made again must not pass for the old one (who is given a new chain serves,
+  and is sure from then on);
+- its last process did not wait for the disk, ended without saying that it had flushed, and its machine has been booted
+  since (the page cache outlives a process, not a kernel);
+- or its chunks are gone or were put aside: then it begins with nothing, and is synced;
+- or it was not sure before, and has not been synced or given the chain since.
+
+All of it is read and written by who holds the lock of `chunks`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Final
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.units import KIB
+from fireflyer.fs.schema.ids import TargetId
+from fireflyer.identity.private_files import read_private_file, write_private_file
+
+__all__ = ["TargetDirectory", "make_target"]
+
+_IDENTITY: Final = "target.json"
+_RUN: Final = "run.json"
+_CHUNKS: Final = "chunks"
+_DAMAGED: Final = "chunks.damaged"
+_MAX_BYTES: Final = 4 * KIB
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    version: int
+    cluster: Annotated[str, msgspec.Meta(max_length=128)]
+    target: TargetId
+
+
+class _Run(msgspec.Struct, frozen=True):
+    boot: str
+    durable: bool
+    sure: bool
+    flushed: bool
+    """It ended in order: all that it had is on the disk."""
+
+
+_VERSION: Final = 1
+_identity_decoder = msgspec.json.Decoder(_Identity)
+_run_decoder = msgspec.json.Decoder(_Run)
+
+
+def make_target(directory: str, cluster: str, target: TargetId) -> None:
+    """Makes a directory the target's: it must be empty, or not there. Repeating it changes nothing. Raises `Exists` for
+    a directory that has something else."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        names = os.listdir(directory)
+    except OSError as error:
+        raise translate_os_error(error, f"make target directory {directory}") from error
+    wanted = _Identity(_VERSION, cluster, target)
+    if _IDENTITY in names:
+        found = _read_identity(directory)
+        if found != wanted:
+            raise Exists(f"{directory} is target {found.target} of cluster {found.cluster!r}; choose another directory")
+        return
+    others = [one for one in names if one != "lost+found"]
+    if others:
+        raise Exists(f"{directory} has other files in it ({min(others)!r}); a target needs an empty directory")
+    write_private_file(os.path.join(directory, _IDENTITY), msgspec.json.encode(wanted))
+
+
+class TargetDirectory:
+    """`prepare`, then the engine opens `chunks`, then `begin`; `end` when the engine has closed in order."""
+
+    def __init__(self, directory: str, cluster: str, target: TargetId, boot: str) -> None:
+        self.path = os.path.abspath(directory)
+        self.chunks = os.path.join(self.path, _CHUNKS)
+        self.sure = False
+        self._cluster, self._target, self._boot = cluster, target, boot
+        self._durable = True
+        self._lost = True
+        """There are no chunks: none were made, or somebody has removed them."""
+
+    def prepare(self) -> None:
+        """Raises `NotFound` where this is no target's directory, `PermissionDenied` where it is another one's."""
+        self.check()
+        try:
+            os.makedirs(self.chunks, mode=0o700, exist_ok=True)
+            self._lost = not os.listdir(self.chunks)
+        except OSError as error:
+            raise translate_os_error(error, f"make {self.chunks}") from error
+
+    def check(self) -> None:
+        """Whether it is still there, and still this target's."""
+        found = _read_identity(self.path)
+        if (found.cluster, found.target) != (self._cluster, self._target):
+            raise PermissionDenied(
+                f"{self.path} is target {found.target} of cluster {found.cluster!r}, not {self._target} of "
+                f"{self._cluster!r}; correct the configuration"
+            )
+
+    def put_aside(self) -> None:
+        """The engine refuses to open its chunks: it shall begin anew, and be synced. Raises `Exists` if that has
+        happened before and nobody has looked."""
+        damaged = os.path.join(self.path, _DAMAGED)
+        if os.path.exists(damaged):
+            raise Exists(f"{damaged} is there from an earlier damage; remove it when nobody needs it any more")
+        try:
+            os.rename(self.chunks, damaged)
+            os.mkdir(self.chunks, 0o700)
+        except OSError as error:
+            raise translate_os_error(error, f"put {self.chunks} aside") from error
+        self._lost = True
+
+    def begin(self, *, durable: bool) -> None:
+        """The engine is open. Sets `sure`."""
+        before = self._read()
+        self._durable = durable
+        kept = before is not None and before.sure and (before.durable or before.flushed or before.boot == self._boot)
+        self.sure = kept and not self._lost
+        self._write(_Run(self._boot, durable, self.sure, False))
+
+    def now_sure(self) -> None:
+        """It was synced, or serves."""
+        if not self.sure:
+            self.sure = True
+            self._write(_Run(self._boot, self._durable, True, False))
+
+    def end(self) -> None:
+        """The engine has closed, and all is on the disk."""
+        self._write(_Run(self._boot, self._durable, self.sure, True))
+
+    def _read(self) -> _Run | None:
+        try:
+            return _run_decoder.decode(read_private_file(os.path.join(self.path, _RUN), _MAX_BYTES))
+        except NotFound:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _Run("", False, False, False)
+
+    def _write(self, run: _Run) -> None:
+        write_private_file(os.path.join(self.path, _RUN), msgspec.json.encode(run))
+
+
+def _read_identity(directory: str) -> _Identity:
+    path = os.path.join(directory, _IDENTITY)
+    try:
+        found = _identity_decoder.decode(read_private_file(path, _MAX_BYTES))
+    except NotFound:
+        raise NotFound(
+            f"{directory} is no target's directory ({_IDENTITY} is missing); was the disk mounted?"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataCorruption(
+            f"{path} is damaged ({error}); the target has to be made anew in another directory"
+        ) from None
+    if found.version != _VERSION:
+        raise DataCorruption(f"{path} has version {found.version}, this release reads {_VERSION}; upgrade")
+    return found

@@ -1,0 +1,97 @@
+"""A target's directory: which target it is, and when it may be the last one to have everything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied
+from fireflyer.fs.service.target_directory import TargetDirectory, make_target
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    path = str(tmp_path / "disk" / "target")
+    make_target(path, "home", 7)
+    return path
+
+
+def opened(path: str, *, boot: str = "boot 1", durable: bool = True) -> TargetDirectory:
+    """As a process opens it; the engine's part is one file."""
+    one = TargetDirectory(path, "home", 7, boot)
+    one.prepare()
+    Path(one.chunks, "journal.1").touch()
+    one.begin(durable=durable)
+    return one
+
+
+def test_a_directory_is_one_target_for_ever(directory: str, tmp_path: Path) -> None:
+    make_target(directory, "home", 7)
+    for cluster, target in (("home", 8), ("other", 7)):
+        with pytest.raises(Exists, match="is target 7"):
+            make_target(directory, cluster, target)
+        with pytest.raises(PermissionDenied, match="is target 7 of cluster 'home'"):
+            TargetDirectory(directory, cluster, target, "boot").prepare()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.txt").touch()
+    with pytest.raises(Exists, match=r"thesis\.txt"):
+        make_target(str(full), "home", 9)
+    with pytest.raises(NotFound, match="was the disk mounted"):
+        TargetDirectory(str(tmp_path / "absent"), "home", 7, "boot").prepare()
+    Path(directory, "target.json").write_bytes(b"{")
+    with pytest.raises(DataCorruption):
+        TargetDirectory(directory, "home", 7, "boot").prepare()
+
+
+def test_a_new_target_is_not_sure_until_it_serves(directory: str) -> None:
+    one = opened(directory)
+    assert not one.sure
+    one.now_sure()
+    assert opened(directory).sure
+    shutil.rmtree(directory)
+    with pytest.raises(NotFound):
+        one.check()
+    make_target(directory, "home", 7)
+    assert not opened(directory).sure
+
+
+@pytest.mark.parametrize(
+    ("durable", "ends", "boot", "sure"),
+    [
+        (True, False, "boot 2", True),
+        (False, False, "boot 1", True),
+        (False, True, "boot 2", True),
+        (False, False, "boot 2", False),
+    ],
+)
+def test_what_was_not_flushed_when_its_machine_went_down_may_be_lost(
+    directory: str, durable: bool, ends: bool, boot: str, sure: bool
+) -> None:
+    one = opened(directory, durable=durable)
+    one.now_sure()
+    if ends:
+        one.end()
+    later = opened(directory, boot=boot)
+    assert later.sure is sure
+    # What was lost once does not come back by starting again.
+    assert opened(directory, boot=boot).sure is sure
+
+
+def test_chunks_that_were_removed_or_put_aside_are_missed(directory: str) -> None:
+    one = opened(directory)
+    one.now_sure()
+    shutil.rmtree(one.chunks)
+    assert not opened(directory).sure
+    one.now_sure()
+    later = TargetDirectory(directory, "home", 7, "boot 1")
+    later.prepare()
+    later.put_aside()
+    assert os.listdir(later.chunks) == []
+    later.begin(durable=True)
+    assert not later.sure
+    with pytest.raises(Exists, match="remove it"):
+        later.put_aside()
