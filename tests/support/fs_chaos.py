@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.fs_cluster import FAILURE_TIMEOUT_NS, Administrator, ManagerHost, StorageHost
+from tests.support.fs_cluster import FAILURE_TIMEOUT_NS, Administrator, ManagerHost, StorageHost, played_client
 from tests.support.fs_store import SimStore, StoreFaults
 from tests.support.fs_truth import Truth
 
@@ -51,6 +51,7 @@ class Cluster:
         """Hosts on which a disk has failed since."""
         self._faults: list[tuple[Callable[[], None], int]] = []
         self.admin = Administrator(self.world, self.net, self.truth)
+        self.clients = [played_client(self.world, self.net, self.truth, f"c{number}") for number in range(3)]
 
     def _drift(self) -> int:
         return self.world.random.choice([-MAX_DRIFT_PPM, 0, MAX_DRIFT_PPM, self.world.random.randint(-9000, 9000)])
@@ -164,9 +165,12 @@ class Cluster:
             after_ns += self.chance.randrange(3 * SECOND)
 
     def _stop_or_start_manager(self) -> None:
-        node = self.chance.choice(self.managers).node
+        manager = self.chance.choice(self.managers)
+        node = manager.node
         if not node.alive or self.chance.random() < 0.5:
             node.restart()
+        elif self.chance.random() < 0.5:
+            manager.leave()
         else:
             node.crash()
 
@@ -211,12 +215,20 @@ class Cluster:
             elif self._failed.get(host.name, False):
                 host.node.restart()
         for manager in self.managers:
-            if not manager.node.alive:
+            if not manager.node.alive or (manager.manager is not None and manager.manager.leaving):
                 manager.node.restart()
         self.run_for(LONGEST_DELAY_NS)  # until the last straggler has come in
         self.admin.ask(*(Drain(node=node, drain=False) for node in self.targets))
         if not self.run_for(HEAL_NS, self._help):
             raise AssertionError(f"not all serve {HEAL_NS // SECOND} s after the last fault: {self.describe()}")
+        if not self.run_for(10 * SECOND, self._all_know_who_lives):
+            raise AssertionError(f"not all have heard which sessions live: {self.truth.sessions.living}")
+
+    def _all_know_who_lives(self) -> bool:
+        """Of each node, the process that has registered last."""
+        last = self.truth.incarnations
+        processes = [one.process for one in self.hosts if one.process and one.process.incarnation == last[one.node_id]]
+        return all(dict(one.sessions.clients) == self.truth.sessions.living for one in processes)
 
     def _reports_unsure(self, member: Member) -> bool:
         processes = [one.process for one in self.hosts if one.node_id == member.node and one.process and one.node.alive]

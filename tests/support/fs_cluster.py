@@ -8,18 +8,20 @@ stop when they are told to, and their data is one number per target: how many ac
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import msgspec
+from tests.support.fs_sessions import SESSION_NS, PlayedClient
 from tests.support.fs_store import SimStore
 from tests.support.fs_truth import Truth
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core import storage
-from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, Told
+from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeSessions, Told
 from fireflyer.fs.core.attendance import Tick as NodeTick
-from fireflyer.fs.core.manager import Asked, Effect, Event, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.sessions import LiveSessions
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import Answer, NotPrimary, Override, OverrideWarning, Refusal, Request
@@ -27,6 +29,7 @@ from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import MachineDriver, SimClock, SimNet, SimNode, World
 
 __all__ = ["FAILURE_TIMEOUT_NS", "LEASE_NS", "Administrator", "ManagerHost", "StorageHost", "StorageProcess"]
+__all__ += ["played_client"]
 
 FAILURE_TIMEOUT_NS = 6 * SECOND
 LEASE_NS = 2 * SECOND
@@ -64,15 +67,22 @@ class ManagerHost:
         self._world, self._net, self._store, self._truth = world, net, store, truth
         self._askers: dict[int, tuple[str, int]] = {}
         self._asked = 0
+        self._leave: Callable[[], None] | None = None
         self.clock = SimClock(world, offset_ns=world.random.randrange(10**15), drift_ppm=drift_ppm)
         self.node = world.node(name, self._boot, clock=self.clock)
 
     def acts(self) -> bool:
         return self.node.alive and self.manager is not None and self.manager.may_act(self.clock.now_ns())
 
+    def leave(self) -> None:
+        """Its clean end: it gives the lease up."""
+        if self._leave is not None and self.node.alive:
+            self._leave()
+
     def _boot(self, node: SimNode) -> None:
         holder = f"{self.name}/{node.incarnation}"
-        manager = Manager(Settings(holder, self.name, FAILURE_TIMEOUT_NS, LEASE_NS))
+        settings = Settings(holder, self.name, FAILURE_TIMEOUT_NS, LEASE_NS, session_ns=SESSION_NS)
+        manager = Manager(settings)
         self.manager = manager
         self._askers.clear()
         driver: MachineDriver[Event, Effect] = MachineDriver(node, manager, self._perform, parallel=lambda _: True)
@@ -89,6 +99,7 @@ class ManagerHost:
             self._truth.check_primaries()
             node.after(TICK_NS, tick)
 
+        self._leave = lambda: driver.submit(Leave())
         node.on_message(hear)
         node.after(self._world.random.randrange(TICK_NS), tick)
 
@@ -233,6 +244,10 @@ class StorageProcess:
     def routing(self) -> Routing:
         return self.attendance.routing
 
+    @property
+    def sessions(self) -> LiveSessions:
+        return self.attendance.sessions
+
     def serves(self, target: TargetId) -> bool:
         """Whether this process lets the target serve now."""
         return self.node.alive and self.attendance.serves(self.host.clock.now_ns(), target)
@@ -258,6 +273,8 @@ class StorageProcess:
             match effect:
                 case Ask(number, manager, request):
                     self.host.net.send(self.host.name, manager, _ENCODE(_Ask(self._first + number, request)))
+                case TakeSessions(sessions):
+                    self.host.truth.sessions.learn(self.host.targets, sessions)
                 case End():
                     self.node.crash()
         self.host.truth.check_process(self)
@@ -294,6 +311,16 @@ class StorageProcess:
                 if self.host.world.random.random() < SYNC_CHANCE and self.host.truth.sync(target, chain):
                     self._synced[target] = version
                     self._says(target, fx.UpToDate(version))
+
+
+def played_client(world: World, net: SimNet, truth: Truth, name: str) -> PlayedClient:
+    def connect(
+        node: SimNode, managers: list[str]
+    ) -> tuple[Callable[[Request], int], Callable[[bytes], tuple[int, Answer] | None]]:
+        asker = _Asker(net, node, managers)
+        return asker.ask, asker.told
+
+    return PlayedClient(world, name, truth.sessions, truth.manager_names, connect)
 
 
 class Administrator:

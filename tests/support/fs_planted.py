@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from fireflyer.fs.core import chains, transact
@@ -14,8 +15,10 @@ from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.manager import Manager
+from fireflyer.fs.core.sessions import SessionBook
 from fireflyer.fs.schema.manager import Answer, Condition, HeartbeatAnswer, Register, TargetReport
 from fireflyer.fs.schema.routing import Chain, TargetState
+from fireflyer.fs.schema.sessions import SessionsDelta
 
 __all__ = ["PLANTED"]
 
@@ -181,6 +184,56 @@ def old_processes_are_heard(patch: Patch) -> None:
     patch.setattr(Manager, "handle", handle)
 
 
+def forgets_while_it_is_decided(patch: Patch) -> None:
+    """Storage processes are told of an end that the store may not take."""
+    original = SessionBook.delta
+
+    def delta(self: SessionBook, known: int) -> SessionsDelta | None:
+        ended = [one for one, row in self._ledger.sessions.changes() if row is None]
+        found = original(self, known)
+        if not ended or found is not None:
+            return found
+        state = self._ledger.state
+        return SessionsDelta(state.sessions, state.sessions + 1, state.next_client, (), tuple(ended))
+
+    patch.setattr(SessionBook, "delta", delta)
+
+
+def routing_without_its_sessions(patch: Patch) -> None:
+    original = Attendance._on_heartbeat_answer
+
+    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+        if answer.sequence % 8:
+            answer = msgspec.structs.replace(answer, sessions=None)
+        original(self, now_ns, fence, answer)
+
+    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+
+
+def ids_are_given_again(patch: Patch) -> None:
+    def new_client(self: Ledger) -> int:
+        used = self.sessions.ids()
+        return next(one for one in range(1, len(used) + 2) if one not in used)
+
+    patch.setattr(Ledger, "new_client", new_client)
+
+
+def new_primary_has_heard_no_client(patch: Patch) -> None:
+    original = SessionBook.__init__
+
+    def init(self: SessionBook, ledger: Ledger, lifetime_ns: int, now_ns: int) -> None:
+        original(self, ledger, lifetime_ns, now_ns - lifetime_ns)
+
+    patch.setattr(SessionBook, "__init__", init)
+
+
+def acts_after_it_gave_the_lease_up(patch: Patch) -> None:
+    def may_act(self: LeaseMachine, now_ns: int) -> bool:
+        return bool(self._term) and self._acts_until_ns is not None and now_ns < self._acts_until_ns
+
+    patch.setattr(LeaseMachine, "may_act", may_act)
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     planted.__name__: planted
     for planted in (
@@ -202,5 +255,10 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         stragglers_may_register,
         moved_disks_are_believed_at_once,
         old_processes_are_heard,
+        forgets_while_it_is_decided,
+        routing_without_its_sessions,
+        ids_are_given_again,
+        new_primary_has_heard_no_client,
+        acts_after_it_gave_the_lease_up,
     )
 }

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, NODES, STATE_KEY, LeaseRow, NodeRow, StateRow, decode_row
+from tests.support.fs_sessions import SessionTruth
+
+from fireflyer.fs.core.rows import (
+    CHAINS,
+    LEASE_KEY,
+    NODES,
+    SESSIONS,
+    STATE_KEY,
+    LeaseRow,
+    NodeRow,
+    StateRow,
+    decode_row,
+)
+from fireflyer.fs.core.sessions import LiveSessions
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import World
@@ -40,6 +53,8 @@ class Process(Protocol):
     def incarnation(self) -> int: ...
     @property
     def routing(self) -> Routing: ...
+    @property
+    def sessions(self) -> LiveSessions: ...
     def serves(self, target: TargetId) -> bool: ...
     def takes(self, target: TargetId, chain: Chain) -> bool: ...
 
@@ -66,6 +81,7 @@ class Truth:
         self.content: dict[TargetId, int] = {}
         self.flushed: dict[TargetId, int] = {}
         self.roles_taken = 0
+        self.sessions = SessionTruth()
         self._granted: dict[TargetId, int] = {}
         """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
         self._staged: dict[int, list[TargetId]] = {}
@@ -87,6 +103,7 @@ class Truth:
     def lose_unflushed(self, target: TargetId) -> None:
         if self.flushed.get(target, 0) < self.content.get(target, 0):
             self.content[target] = self.flushed.get(target, 0)
+            self.sessions.lose_unflushed(target)
             self._unsure[target] = True
 
     def write(self, chain_id: int, *, flush: bool) -> bool:
@@ -104,12 +121,20 @@ class Truth:
                 continue
             # Whoever has it now has it in every history to come: it may be read, and is acknowledged.
             self.acknowledged[chain_id] += 1
+            self._writes_of_a_client(chain_id, staged, flush=flush)
             for target in self._staged.pop(chain_id):
                 self.content[target] = self.acknowledged[chain_id]
                 if flush:
                     self.flushed[target] = self.content[target]
             return True
         return False
+
+    def _writes_of_a_client(self, chain_id: int, staged: list[TargetId], *, flush: bool) -> None:
+        """It was one that the head admits, or nobody's."""
+        heads = [one for one in self._processes(staged[0]) if one.serves(staged[0])]
+        admitted = [one for one in self.sessions.given if any(head.sessions.admits(one) for head in heads)]
+        if admitted:
+            self.sessions.wrote(chain_id, staged, self._random.choice(admitted), flush=flush)
 
     def _next_to_stage(self, chain_id: int) -> TargetId | None:
         """Who is to stage the update now; the last that has, if it is the tail; None if nobody can."""
@@ -149,6 +174,7 @@ class Truth:
         if place is None or place.version != chain.version or self._broken(chain):
             return False
         self.content[target] = self.flushed[target] = self.content.get(serving[-1], 0)
+        self.sessions.copy(serving[-1], target)
         staged = self._staged.get(chain.id, [])
         if target in staged and serving[-1] not in staged:
             staged.remove(target)
@@ -189,6 +215,7 @@ class Truth:
             assert _state(chain, target) is TargetState.SERVING, f"{who} believes that it serves, but {chain}"
             assert process.incarnation == self.incarnations[process.host.node_id], f"{who} serves but was replaced"
             has, all_of_it = self.content.get(target, 0), self.acknowledged[chain.id]
+            self.sessions.check(who, chain.id, target, process.sessions)
             assert has == all_of_it, f"{who} serves with {has} of {all_of_it} acknowledged updates"
 
     def _note_what_is_known(self, process: Process) -> None:
@@ -220,6 +247,8 @@ class Truth:
                 self.incarnations[node.id] = node.incarnation
                 if key in before:
                     self._check_replaced(NODES.decode(key, before[key])[1], node)
+            elif key.startswith(SESSIONS.prefix):
+                self.sessions.committed(self._world.now_ns, key, before.get(key), value)
             elif key.startswith(CHAINS.prefix) and value is not None:
                 self._check_chain(CHAINS.decode(key, value)[1])
         for key in written:
@@ -291,6 +320,7 @@ class Truth:
 
     def _accept_loss(self, chain: Chain, target: TargetId) -> None:
         self.acknowledged[chain.id] = self.content.get(target, 0)
+        self.sessions.accept_loss(chain.id, target)
         self._last[chain.id] = (chain.version, [target])
         self._unsure[target] = False
 

@@ -69,7 +69,7 @@ from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.rows import CHAINS, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
 from fireflyer.fs.core.sessions import SessionBook
 from fireflyer.fs.core.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
-from fireflyer.fs.schema.ids import ChainId, ClientId, Incarnation, NodeId, RoutingVersion
+from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
 from fireflyer.fs.schema.manager import (
     AdminRequest,
     Answer,
@@ -201,7 +201,7 @@ class Manager:
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
         self._learned = Learned()
         self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
-        self._silent: list[ClientId] = []
+        self._silent = False
         self._dirty: dict[ChainId, None] = {}
         self._draft: _Draft | None = None
         self._ticked_ns: int | None = None
@@ -216,6 +216,10 @@ class Manager:
     def routing_version(self) -> RoutingVersion:
         """What is committed, as a primary knows it; 0 for the others."""
         return self._ledger.state.version if self._ledger is not None else 0
+
+    @property
+    def leaving(self) -> bool:
+        return self._leaving
 
     @property
     def left(self) -> bool:
@@ -255,7 +259,7 @@ class Manager:
             self._attempt(self._draft)
         if self._ledger is not None:
             self._soil(self._health.sweep(now_ns))
-            self._silent = self._book.silent(now_ns)
+            self._silent = bool(self._book.silent(now_ns))
 
     def _on_request(self, now_ns: int, asked: Asked) -> None:
         ledger, request_id, request = self._ledger, asked.request_id, asked.request
@@ -279,6 +283,8 @@ class Manager:
     def _keep(self, now_ns: int, ledger: Ledger, asked: Asked, request: KeepSession) -> Answer:
         if not self._book.living(request.client, asked.user, trusted=asked.trusted):
             return SessionOver(request.client)
+        if ledger.sessions.get(request.client) is None:
+            return _refusal(Busy(f"it is being decided about session {request.client}; ask again"))
         self._book.heard(request.client, now_ns)
         return SessionKept(ledger.delta(request.known))
 
@@ -327,7 +333,7 @@ class Manager:
                 "name the right store, or another one for a new cluster"
             )
         self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), Learned()
-        self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), []
+        self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), False
         self._soil(sorted(ledger.chains.committed))
         self._note(f"primary in term {self.term} with routing {ledger.state.version}")
 
@@ -379,7 +385,8 @@ class Manager:
             except (UsageError, TransientError, PermanentError) as error:
                 answer = _refusal(error)
             draft.replies.append((asked.request_id, answer))
-        self._end_silent(ledger, draft)
+        if self._silent:
+            self._end_silent(now_ns, ledger, draft)
         self._evaluate(ledger, draft)
         pending = ledger.pending()
         if pending is None:
@@ -405,12 +412,12 @@ class Manager:
             case request:
                 return self._administrate(now_ns, ledger, request)
 
-    def _end_silent(self, ledger: Ledger, draft: _Draft) -> None:
-        for client in self._silent:
+    def _end_silent(self, now_ns: int, ledger: Ledger, draft: _Draft) -> None:
+        for client in self._book.silent(now_ns):
             if ledger.sessions.get(client) is not None:
                 ledger.sessions.put(client, None)
                 draft.notes.append(f"session {client} is over: nothing was heard of it")
-        self._silent = []
+        self._silent = False
 
     def _administrate(self, now_ns: int, ledger: Ledger, request: AdminRequest) -> Answer:
         return admin.apply(request, ledger, self._health, now_ns)
