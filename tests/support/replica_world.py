@@ -272,7 +272,7 @@ class StorageNode:
     def fail_disk(self) -> None:
         if not self.node.alive:
             return
-        self.feed(fx.DiskFailed("input/output error"))
+        self.node.guarded(lambda: self.feed(fx.DiskFailed("input/output error")))
         self.disk_failed = True
 
     def scrub(self) -> None:
@@ -282,8 +282,18 @@ class StorageNode:
                 self.feed(fx.DamageFound(chunk))
 
 
+class AnyClient(Protocol):
+    @property
+    def finished(self) -> bool: ...
+    def hurry(self) -> None: ...
+    def routing(self, chain: Chain) -> None: ...
+    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None: ...
+
+
 class ReplicaWorld:
-    """One seeded history. `make_replica` is the seam for planted bugs."""
+    """One seeded history. `make_replica` is the seam for planted bugs, `make_client` for other clients."""
+
+    make_client: Callable[..., AnyClient] = Client
 
     def __init__(
         self,
@@ -299,8 +309,8 @@ class ReplicaWorld:
         count = replicas or self.chance.choice([1, 2, 2, 3, 3, 3, 4])
         self.make_replica = replica or (lambda target, index: Replica(1, target, index, LIMITS))
         loss, again, slow = (0.0, 0.0, 0.0) if calm else (self.chance.choice(CHANCES) for _ in range(3))
-        link = Link(50 * US, 2 * MS, slow, self.chance.choice([100, 300]) * MS, loss / 2, again)
-        self.net = SimNet(self.sim, default=link)
+        self.link = Link(50 * US, 2 * MS, slow, self.chance.choice([100, 300]) * MS, loss / 2, again)
+        self.net = SimNet(self.sim, default=self.link)
         self.reports: list[str] = []
         self.managers = [MANAGER]
         self.oracle: Knows
@@ -340,8 +350,8 @@ class ReplicaWorld:
         else:
             self.net.send(MANAGER, source, frame(ROUTING, self.oracle.chain))
 
-    def _client(self, number: int) -> Client:
-        clients: list[Client] = []
+    def _client(self, number: int) -> AnyClient:
+        clients: list[AnyClient] = []
         name = f"c{number}"
 
         def wire(target: TargetId, message: msgspec.Struct, data: bytes, request: int) -> None:
@@ -363,7 +373,7 @@ class ReplicaWorld:
         count = self.chance.choice([6, 15, 25])
         node = self.sim.node(name, boot)
         clients.append(
-            Client(
+            type(self).make_client(
                 node, number, wire, self.oracle.chain, self.histories,
                 chunks=CHUNKS, channels=channels, count=count, span_ns=FAULTS_NS,
             )

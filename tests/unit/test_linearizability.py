@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,11 @@ from fireflyer.sim.linearizability import HistoryOperation, linearize
 
 def write(value: str, invoked: int, returned: int | None) -> HistoryOperation[str]:
     return HistoryOperation(f"write {value}", invoked, returned, lambda _: value)
+
+
+def maybe(value: str, invoked: int, returned: int) -> HistoryOperation[str]:
+    """A write that may have been, but not later."""
+    return replace(write(value, invoked, returned), maybe=True)
 
 
 def read(value: str, invoked: int, returned: int) -> HistoryOperation[str]:
@@ -35,6 +41,8 @@ LEGAL = {
     "an update that was never answered took place late": [write("a", 0, None), read("", 5, 6), read("a", 7, 8)],
     "or not at all": [write("a", 0, None), read("", 5, 6), write("b", 7, 8), read("b", 9, 10)],
     "or only after everything": [write("a", 0, None), write("b", 1, 2), read("b", 3, 4), read("a", 5, 6)],
+    "what may have been was": [maybe("a", 0, 5), read("a", 1, 2), read("a", 6, 7)],
+    "what may have been was not": [maybe("a", 0, 5), read("", 1, 2), read("", 6, 7)],
     "returned at the instant of the invocation": [write("a", 0, 5), read("", 5, 6)],
     "three swaps beside each other": [
         swap("b", "c", 0, 9),
@@ -56,6 +64,7 @@ ILLEGAL = {
         write("a", 0, None), read("a", 1, 2), write("b", 3, 4), read("b", 5, 6), read("a", 7, 8),
     ],
     "an unanswered write takes place before it was asked for": [read("a", 0, 1), write("a", 2, None)],
+    "what may have been was too late": [maybe("a", 0, 5), read("", 6, 7), read("a", 8, 9)],
     "both swaps win": [swap("", "a", 0, 9), swap("", "b", 0, 9)],
 }  # fmt: skip
 
@@ -68,7 +77,7 @@ def test_a_history_that_can_be_explained_is_accepted(name: str) -> None:
         after = one.apply(state)
         assert after is not None
         state = after
-    assert {one.label for one in LEGAL[name] if one.returned_ns is not None} <= {one.label for one in order}
+    assert {one.label for one in LEGAL[name] if one.needed} <= {one.label for one in order}
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
@@ -79,8 +88,8 @@ def test_a_history_that_cannot_is_refused(name: str) -> None:
 
 def by_force(history: list[HistoryOperation[str]]) -> bool:
     """All orders of all subsets that hold what returned."""
-    sure = [one for one in history if one.returned_ns is not None]
-    unsure = [one for one in history if one.returned_ns is None]
+    sure = [one for one in history if one.needed]
+    unsure = [one for one in history if not one.needed]
     for count in range(len(unsure) + 1):
         for extra in itertools.combinations(unsure, count):
             for order in itertools.permutations(sure + list(extra)):
@@ -112,7 +121,8 @@ def test_it_agrees_with_trying_all_orders() -> None:
             if chance.random() < 0.5:
                 history.append(read(chance.choice(["", "0", "1", "2"]), start, end))
             else:
-                history.append(write(str(number % 3), start, None if chance.random() < 0.2 else end))
+                written = write(str(number % 3), start, None if chance.random() < 0.2 else end)
+                history.append(replace(written, maybe=chance.random() < 0.2))
         try:
             linearize(history, "")
             found = True

@@ -1,9 +1,9 @@
 """Whether a history could have come from one object that does one operation at a time.
 
 An operation was invoked, and returned, or nobody knows whether it took place (`returned_ns` None: it may take effect at
-any time after its invocation, or never). The history is linearizable if all that returned, and any of the others, can
-be put into an order that respects time (who returned before another was invoked comes before it) and in which each
-gives the result that was seen.
+any time after its invocation, or never; with `maybe`: before it returned, or never). The history is linearizable if all
+that returned, and any of the others, can be put into an order that respects time (who returned before another was
+invoked comes before it) and in which each gives the result that was seen.
 
 The search is that of Wing and Gong ("Testing and Verifying Concurrent Objects", 1993), with Lowe's table of what was
 tried ("Testing for linearizability", 2017): a set of operations done and the state that they left are not looked at
@@ -36,6 +36,12 @@ class HistoryOperation(Generic[S]):
     returned_ns: int | None
     apply: Callable[[S], S | None]
     observes: bool = False
+    maybe: bool = False
+
+    @property
+    def needed(self) -> bool:
+        """It has taken place."""
+        return self.returned_ns is not None and not self.maybe
 
 
 def linearize(operations: Sequence[HistoryOperation[S]], initial: S) -> list[HistoryOperation[S]]:
@@ -73,7 +79,13 @@ def linearize(operations: Sequence[HistoryOperation[S]], initial: S) -> list[His
 class _Search(Generic[S]):
     def __init__(self, ordered: list[HistoryOperation[S]]) -> None:
         self._ordered = ordered
-        self.needed = sum(1 << index for index, one in enumerate(ordered) if one.returned_ns is not None)
+        self.needed = sum(1 << index for index, one in enumerate(ordered) if one.needed)
+        self._too_late = {
+            index: sum(1 << at for at, other in enumerate(ordered) if other.invoked_ns > one.returned_ns)
+            for index, one in enumerate(ordered)
+            if one.maybe and one.returned_ns is not None
+        }
+        """Of what may be left out, those that began after it: done, they leave no place for it."""
 
     def candidates(self, done: int) -> list[int]:
         """Operations that can be next: invoked before any other that is still to come has returned."""
@@ -82,10 +94,10 @@ class _Search(Generic[S]):
         for index, one in enumerate(self._ordered):
             if earliest_ns is not None and one.invoked_ns > earliest_ns:
                 break
-            if not done >> index & 1:
+            if not done >> index & 1 and not done & self._too_late.get(index, 0):
                 found.append(index)
-                if one.returned_ns is not None and (earliest_ns is None or one.returned_ns < earliest_ns):
-                    earliest_ns = one.returned_ns
+                if one.needed and one.returned_ns is not None:
+                    earliest_ns = one.returned_ns if earliest_ns is None else min(earliest_ns, one.returned_ns)
         return found
 
     def observe(self, done: int, state: S, path: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

@@ -1,0 +1,182 @@
+"""What the machine of a client's requests hears, what it asks for, and its bounds.
+
+The driver performs the effects of one `handle` in their order before it gives the machine the next event, and wakes it
+with `Tick` when `due_ns` has come.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from fireflyer.base.units import MIB, MS, SECOND
+from fireflyer.fs.schema.chunks import Change, Done, Found, Look, LookKind, LookReply, Missing, Update, UpdateReply
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ContentId, NodeId, TargetId
+from fireflyer.fs.schema.routing import Routing
+
+__all__ = [
+    "Arrived",
+    "Ask",
+    "AskRouting",
+    "Begin",
+    "Doubt",
+    "Effect",
+    "End",
+    "Event",
+    "Failed",
+    "Finish",
+    "GiveUp",
+    "Glance",
+    "Limits",
+    "Lost",
+    "RoutingLearned",
+    "Tick",
+    "Told",
+    "Withdraw",
+]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of one client session."""
+
+    requests: int = 1 << 16
+    """Begun and not finished; beyond, `Busy`."""
+    channels: int = 256
+    """Updates under way, and those whose outcome is not known."""
+    node_asks: int = 256
+    """Under way to one storage process."""
+    node_bytes: int = 64 * MIB
+    """... and data of them, in both directions; one request may always be under way."""
+    senders: int = 0
+    """Request-to-send: how many nodes at a time may owe large replies; 0: any number."""
+    large_bytes: int = 128 << 10
+    """A reply from this size on needs the permission."""
+    grant_bytes: int = 8 * MIB
+    """So much a node is asked for with one permission, while others wait for it."""
+    attempt_ns: int = 5 * SECOND
+    """Without an answer for so long another replica is asked; twice as long with each further attempt, to 8 times."""
+    pause_ns: int = 2 * MS
+    """After a refusal; twice as long with each further one."""
+    max_pause_ns: int = 500 * MS
+    suspect_ns: int = SECOND
+    """How long a node that did not answer is asked only where there is no other."""
+    routing_ns: int = 50 * MS
+    """The least time between two requests for routing."""
+    damaged: int = 3
+    """Answers of each serving replica, on average, that its data are damaged, until that is believed."""
+
+
+class Glance(msgspec.Struct, frozen=True):
+    """A `Look` before it is decided whom to ask. Fields as there."""
+
+    kind: LookKind
+    offset: int = 0
+    length: int = MAX_CHUNK_BYTES
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """A read's data lie in the caller's memory, verified. Fewer than asked for where the chunk ends."""
+
+    length: int
+    id: ContentId
+    chunk_length: int
+
+
+# --- events ---
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """`operation`: the driver's number, never used twice."""
+
+    operation: int
+    deadline_ns: int
+    chain: ChainId
+    chunk: ChunkId
+    what: Change | Glance
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """Nobody waits for this operation any more. There will be no `Finish`."""
+
+    operation: int
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The answer to an `Ask`. Those that come later than a `Withdraw`, or twice, are ignored."""
+
+    ask: int
+    reply: UpdateReply | LookReply | Arrived
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """There is no connection with the node, and its asks will not be answered. `sent` False: none of them has left."""
+
+    node: NodeId
+    sent: bool = True
+
+
+class RoutingLearned(msgspec.Struct, frozen=True):
+    """Older than what is known already: ignored."""
+
+    routing: Routing
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """`due_ns` has come."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """The session is over: all fails, now and later, with this reason."""
+
+    reason: str
+
+
+Event: TypeAlias = Begin | GiveUp | Told | Lost | RoutingLearned | Tick | End
+
+# --- effects ---
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """To the node, at most once; over a connection that is made if there is none. The data are the operation's."""
+
+    ask: int
+    operation: int
+    node: NodeId
+    target: TargetId
+    body: Update | Look
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """The answer to this look is not wanted any more; from now on it must not touch the operation's memory."""
+
+    ask: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """`code` as in `fireflyer.base.errors`. An update was not done and never will be by this client, unless `code` is
+    that of `Timeout`: then nobody knows."""
+
+    code: str
+    message: str
+
+
+class Finish(msgspec.Struct, frozen=True):
+    operation: int
+    result: Done | Found | Missing | Arrived | Failed
+
+
+class AskRouting(msgspec.Struct, frozen=True):
+    """Of a manager. No more often than `Limits.routing_ns`; if it fails it is asked for again when it is wanted."""
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """Tell the replica that its chunk did not match its checksums."""
+
+    node: NodeId
+    target: TargetId
+    chain: ChainId
+    chunk: ChunkId
+
+
+Effect: TypeAlias = Ask | Withdraw | Finish | AskRouting | Doubt

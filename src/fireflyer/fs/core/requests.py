@@ -1,0 +1,551 @@
+"""A client's requests: whom to ask, what to do with the answer, when to ask again, and what may be said at the end.
+
+    Begin ──> (waits for its turn, and a channel: updates) ──> queued at a node ──> asked ──> Finish
+                                                                  ^               │
+                                                                  └── rests <─────┘  refused, late, or lost
+
+*Looks* go to the serving replica whose node has least to do for this client (`request_nodes`). One that answers
+NotCommitted names the tail, which is asked next; one that is damaged is told so, and another is asked. A look that is
+late is withdrawn before another replica is asked: data of two answers must not meet in the caller's memory.
+
+*Updates* go to the head, with the numbers of `request_channels`. An attempt that is late stays open: if its answer
+comes it is as good as any. The retry has the same number, so the chain does it once.
+
+*What an end means.* Done is final. A refusal speaks of one attempt. So an update that ends otherwise was *not done and
+never will be* if each of its attempts was answered with a refusal which says so; those because of a stale version do
+not: what had been begun then may have gone on. In all other cases the outcome is unknown, and the error is `Timeout`,
+whatever its reason; no other error of an update is ambiguous. That holds also when the session ends.
+
+*Routing* is asked for when an answer says that the version is another, when a node cannot be reached, and when nobody
+serves; at most once in `Limits.routing_ns`. When it comes, what rests or is queued for the chain is decided anew, what
+was asked of a replica that has lost its role as well.
+
+Chance comes from the seed, for pauses only.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from fireflyer.base.errors import (
+    Aborted,
+    Busy,
+    DataCorruption,
+    NoSpace,
+    NotFound,
+    PermissionDenied,
+    StaleVersion,
+    Timeout,
+    Unreachable,
+    UsageError,
+)
+from fireflyer.fs.core.placement.chance import Chance
+from fireflyer.fs.core.request_channels import Channel, Channels, Place
+from fireflyer.fs.core.request_effects import (
+    Arrived,
+    Ask,
+    AskRouting,
+    Begin,
+    Doubt,
+    Effect,
+    End,
+    Event,
+    Failed,
+    Finish,
+    GiveUp,
+    Limits,
+    Lost,
+    RoutingLearned,
+    Told,
+    Withdraw,
+)
+from fireflyer.fs.core.request_nodes import Load, Nodes
+from fireflyer.fs.schema.chunks import (
+    Change,
+    Done,
+    Found,
+    Look,
+    LookKind,
+    LookReply,
+    Missing,
+    NotCommitted,
+    Operation,
+    Refusal,
+    Refused,
+    Update,
+    UpdateReply,
+)
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChainVersion, ClientId, NodeId, Sequence, TargetId
+from fireflyer.fs.schema.routing import Member, Routing, TargetState
+
+__all__ = ["Requests"]
+
+_MAX_DOUBLINGS: Final = 3
+_MAX_OLD_ENTRIES: Final = 256
+"""In the heap of what is due, beside so many times the requests."""
+_FINAL: Final = {
+    Refusal.NO_SPACE: NoSpace.code,
+    Refusal.USAGE: UsageError.code,
+    Refusal.DENIED: PermissionDenied.code,
+}
+"""Refusals after which nothing is tried again."""
+
+
+class _State(enum.Enum):
+    WAITS = enum.auto()
+    """For its turn or a channel."""
+    QUEUED = enum.auto()
+    ASKED = enum.auto()
+    RESTS = enum.auto()
+    OVER = enum.auto()
+
+
+@dataclass(slots=True, frozen=True)
+class _Route:
+    version: ChainVersion
+    serving: tuple[Member, ...]
+
+
+_NOWHERE: Final = _Route(0, ())
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """`asks`: open ones, with the node. `present`: the newest of them."""
+
+    begin: Begin
+    load: Load
+    state: _State = _State.WAITS
+    due_ns: int = 0
+    asks: dict[int, NodeId] = field(default_factory=dict)
+    present: int = 0
+    target: TargetId = 0
+    node: NodeId = 0
+    attempts: int = 0
+    refusals: int = 0
+    damaged: int = 0
+    doubtful: bool = False
+    """An attempt that is not open any more may yet be done."""
+    channel: Channel | None = None
+    sequence: Sequence = 0
+    tail: TargetId = 0
+    avoid: dict[TargetId, None] = field(default_factory=dict)
+    code: str = Unreachable.code
+    why: str = "nobody was asked"
+
+    @property
+    def place(self) -> Place:
+        return self.begin.chain, self.begin.chunk
+
+    @property
+    def update(self) -> bool:
+        return isinstance(self.begin.what, Change)
+
+
+class Requests:
+    """`handle(now_ns, event)` for all events of one session; `now_ns`: a monotonic clock."""
+
+    def __init__(self, client: ClientId, limits: Limits | None = None, *, seed: int) -> None:
+        self._client = client
+        self._limits = limits or Limits()
+        self._chance = Chance(seed)
+        self._nodes = Nodes(self._limits)
+        self._channels = Channels(self._limits.channels)
+        self._requests: dict[int, _Request] = {}
+        self._ghosts: deque[_Request] = deque()
+        """Updates that ended without a known outcome, and may be answered yet."""
+        self._asks: dict[int, _Request] = {}
+        self._numbers = 0
+        self._due: list[tuple[int, int]] = []
+        self._routing = Routing(0)
+        self._routes: dict[ChainId, _Route] = {}
+        self._routing_wanted = True
+        self._routing_asked_ns: int | None = None
+        self._ended: str | None = None
+        self._now_ns = 0
+        self._effects: list[Effect] = []
+
+    @property
+    def routing(self) -> Routing:
+        return self._routing
+
+    @property
+    def due_ns(self) -> int | None:
+        """When `Tick` is to be given at the latest; None: never."""
+        while self._due and self._stale(*self._due[0]):
+            heapq.heappop(self._due)
+        due_ns = self._due[0][0] if self._due else None
+        if self._routing_wanted and self._routing_asked_ns is not None and self._ended is None:
+            routing_ns = self._routing_asked_ns + self._limits.routing_ns
+            due_ns = routing_ns if due_ns is None else min(due_ns, routing_ns)
+        return due_ns
+
+    @property
+    def open(self) -> int:
+        """Operations that have not finished."""
+        return len(self._requests)
+
+    @property
+    def senders(self) -> int:
+        """Nodes that owe large replies."""
+        return self._nodes.senders
+
+    @property
+    def unresolved_channels(self) -> int:
+        return self._channels.unresolved
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        """What to do about the event, in this order."""
+        self._now_ns = max(now_ns, self._now_ns)
+        match event:
+            case Begin():
+                self._begin(event)
+            case Told(ask, reply):
+                self._told(ask, reply)
+            case Lost(node, sent):
+                self._lost(node, sent=sent)
+            case RoutingLearned(routing):
+                self._learn(routing)
+            case GiveUp(operation):
+                request = self._requests.get(operation)
+                if request is not None:
+                    self._over(request, done=False)
+            case End(reason):
+                self._ended = reason
+                for request in list(self._requests.values()):
+                    self._fail(request, Aborted.code, f"the session is over: {reason}")
+        self._wake()
+        for _, operation, _ in self._nodes.leaving():
+            self._ask(self._requests[operation])
+        self._ask_routing()
+        effects, self._effects = self._effects, []
+        return effects
+
+    # --- beginnings ---
+
+    def _begin(self, begin: Begin) -> None:
+        what = begin.what
+        data_bytes, large = 0, False
+        if isinstance(what, Change):
+            data_bytes = what.length if what.carries_data else 0
+            end = what.length + (what.offset if what.operation is Operation.WRITE else 0)
+        else:
+            end = what.offset + what.length if what.kind is LookKind.READ else 0
+            if what.kind is LookKind.READ:
+                data_bytes, large = what.length, what.length >= self._limits.large_bytes
+        request = _Request(begin, Load(data_bytes, large))
+        self._requests[begin.operation] = request
+        if self._ended is not None:
+            self._fail(request, Aborted.code, f"the session is over: {self._ended}")
+        elif len(self._requests) > self._limits.requests:
+            self._fail(request, Busy.code, f"{self._limits.requests} requests are under way; wait for some of them")
+        elif end > MAX_CHUNK_BYTES:
+            self._fail(request, UsageError.code, f"{what}: a chunk has at most {MAX_CHUNK_BYTES} bytes")
+        elif isinstance(what, Change):
+            self._wait_until(request, begin.deadline_ns)
+            request.code, request.why = Busy.code, "updates of the same chunk, or all channels, were under way"
+            self._give_channels(self._channels.enter(request.place, begin.operation))
+        else:
+            self._place(request)
+
+    def _give_channels(self, begun: list[tuple[int, Channel]]) -> None:
+        for operation, channel in begun:
+            request = self._requests[operation]
+            request.channel, request.sequence = channel, channel.sequence
+            request.code, request.why = Unreachable.code, "nobody was asked"
+            self._place(request)
+
+    # --- whom to ask ---
+
+    def _place(self, request: _Request) -> None:
+        """Decides whom to ask, and queues it there."""
+        route = self._routes.get(request.begin.chain, _NOWHERE)
+        serving = route.serving
+        tail, request.tail = request.tail, 0
+        if not serving:
+            request.code, request.why = self._nobody(request.begin.chain)
+            self._want_routing()
+            self._rest(request)
+            return
+        if request.update:
+            chosen = serving[0]
+        else:
+            chosen = next((one for one in serving if one.target == tail), serving[0])
+            if chosen.target != tail:
+                chosen = self._nodes.choose(self._now_ns, serving, request.avoid) or chosen
+        request.target, request.node, request.state = chosen.target, chosen.node, _State.QUEUED
+        self._nodes.queue(chosen.node, request.begin.operation, request.load)
+        self._wait_until(request, request.begin.deadline_ns)
+
+    def _nobody(self, chain: ChainId) -> tuple[str, str]:
+        if chain in self._routes:
+            return Unreachable.code, f"nobody serves chain {chain} now"
+        if self._routing.version:
+            return NotFound.code, f"chain {chain} is not in routing {self._routing.version}"
+        return Unreachable.code, "no manager has answered yet"
+
+    def _ask(self, request: _Request) -> None:
+        begin, what = request.begin, request.begin.what
+        version = self._routes[begin.chain].version
+        self._numbers += 1
+        ask = request.present = self._numbers
+        request.asks[ask] = request.node
+        self._asks[ask] = request
+        request.state = _State.ASKED
+        if isinstance(what, Change):
+            number = request.channel.number if request.channel else 0
+            body: Update | Look = Update(
+                begin.chain, version, self._client, number, request.sequence, begin.chunk, what
+            )
+        else:
+            body = Look(begin.chain, version, what.kind, begin.chunk, what.offset, what.length)
+        self._nodes.sent(request.node, request.load)
+        patience_ns = self._limits.attempt_ns << min(request.attempts, _MAX_DOUBLINGS)
+        request.attempts += 1
+        self._wait_until(request, self._now_ns + patience_ns)
+        self._effects.append(Ask(ask, begin.operation, request.node, request.target, body))
+
+    def _elsewhere(self, request: _Request) -> bool:
+        """Whether there is a replica that may know better."""
+        serving = self._routes.get(request.begin.chain, _NOWHERE).serving
+        return not request.update and any(
+            one.target not in request.avoid and not self._nodes.suspected(self._now_ns, one.node) for one in serving
+        )
+
+    def _again(self, request: _Request) -> None:
+        """At once where somebody else can be asked."""
+        if self._elsewhere(request):
+            self._place(request)
+        else:
+            self._rest(request)
+
+    def _rest(self, request: _Request) -> None:
+        bound = self._limits
+        pause_ns = min(bound.pause_ns << min(request.refusals, 16), bound.max_pause_ns)
+        request.refusals += 1
+        request.state = _State.RESTS
+        self._wait_until(request, self._now_ns + 1 + pause_ns // 2 + self._chance.below(pause_ns // 2 + 1))
+
+    # --- time ---
+
+    def _wait_until(self, request: _Request, due_ns: int) -> None:
+        request.due_ns = min(due_ns, request.begin.deadline_ns)
+        heapq.heappush(self._due, (request.due_ns, request.begin.operation))
+        if len(self._due) > 4 * len(self._requests) + _MAX_OLD_ENTRIES:
+            self._due = [(one.due_ns, number) for number, one in self._requests.items()]
+            heapq.heapify(self._due)
+
+    def _stale(self, due_ns: int, operation: int) -> bool:
+        request = self._requests.get(operation)
+        return request is None or request.due_ns != due_ns
+
+    def _wake(self) -> None:
+        while self._due and (self._due[0][0] <= self._now_ns or self._stale(*self._due[0])):
+            due_ns, operation = heapq.heappop(self._due)
+            request = self._requests.get(operation)
+            if request is None or request.due_ns != due_ns:
+                continue
+            if self._now_ns >= request.begin.deadline_ns:
+                self._expire(request)
+            elif request.state is _State.RESTS:
+                self._place(request)
+            elif request.state is _State.ASKED:
+                self._late(request)
+
+    def _expire(self, request: _Request) -> None:
+        what = "no answer came in time" if request.state is _State.ASKED else request.why
+        code = request.code if request.update else NotFound.code if request.code == NotFound.code else Timeout.code
+        self._fail(request, code, f"given up at the deadline after {request.attempts} attempts: {what}")
+
+    def _late(self, request: _Request) -> None:
+        request.code, request.why = Unreachable.code, f"node {request.node} did not answer"
+        self._nodes.suspect(request.node, self._now_ns + self._limits.suspect_ns)
+        self._want_routing()
+        self._withdraw(request)
+        self._place(request)
+
+    def _withdraw(self, request: _Request) -> None:
+        if not request.update:
+            for ask in list(request.asks):
+                self._close(ask, request)
+                self._effects.append(Withdraw(ask))
+
+    def _close(self, ask: int, request: _Request) -> None:
+        del self._asks[ask]
+        node = request.asks.pop(ask)
+        if request.state is not _State.OVER:
+            self._nodes.ended(node, request.load)
+
+    # --- answers ---
+
+    def _told(self, ask: int, reply: UpdateReply | LookReply | Arrived) -> None:
+        request = self._asks.get(ask)
+        if request is None:
+            return
+        self._nodes.trust(request.asks[ask])
+        newest = ask == request.present and request.state is _State.ASKED
+        self._close(ask, request)
+        match reply:
+            case Done() | Found() | Missing() | Arrived() if request.state is not _State.OVER:
+                self._effects.append(Finish(request.begin.operation, reply))
+                self._over(request, done=request.update)
+            case Done():
+                self._resolved(request, done=True)
+            case NotCommitted(tail) if newest:
+                self._not_committed(request, tail)
+            case Refused():
+                self._refused(request, reply, newest=newest)
+            case _:
+                pass
+
+    def _not_committed(self, request: _Request, tail: TargetId) -> None:
+        request.why = "an update of the chunk was under way"
+        request.tail = tail
+        if tail == request.target:
+            self._rest(request)
+        else:
+            self._place(request)
+
+    def _refused(self, request: _Request, refused: Refused, *, newest: bool) -> None:
+        refusal = refused.refusal
+        if request.update and refusal in (Refusal.STALE, Refusal.DUPLICATE):
+            request.doubtful = True
+        if request.state is _State.OVER:
+            if not request.asks:
+                self._answered_late(request)
+            return
+        if not newest:
+            return
+        request.why = refused.message
+        request.code = _FINAL.get(refusal, Busy.code if refusal is Refusal.BUSY else StaleVersion.code)
+        if refusal in _FINAL:
+            self._fail(request, request.code, refused.message)
+        elif refusal is Refusal.CORRUPT:
+            self._corrupt(request)
+        else:
+            if refusal is not Refusal.BUSY:
+                self._want_routing()
+            request.avoid[request.target] = None
+            self._again(request)
+
+    def _corrupt(self, request: _Request) -> None:
+        begin = request.begin
+        request.code = DataCorruption.code
+        request.damaged += 1
+        request.avoid[request.target] = None
+        serving = self._routes.get(begin.chain, _NOWHERE).serving
+        if not request.update:
+            self._effects.append(Doubt(request.node, request.target, begin.chain, begin.chunk))
+        if request.damaged >= self._limits.damaged * max(1, 1 if request.update else len(serving)):
+            self._fail(request, request.code, f"{request.why}; it is damaged wherever it was asked for")
+        else:
+            self._again(request)
+
+    def _lost(self, node: NodeId, *, sent: bool) -> None:
+        self._nodes.suspect(node, self._now_ns + self._limits.suspect_ns)
+        self._want_routing()
+        for ask, request in list(self._asks.items()):
+            if request.asks.get(ask) != node:
+                continue
+            newest = ask == request.present and request.state is _State.ASKED
+            self._close(ask, request)
+            request.doubtful = request.doubtful or (request.update and sent)
+            if request.state is _State.OVER and not request.asks:
+                self._ghosts.remove(request)
+            if newest:
+                request.code, request.why = Unreachable.code, f"the connection with node {node} was lost"
+                self._again(request)
+
+    # --- routing ---
+
+    def _want_routing(self) -> None:
+        self._routing_wanted = True
+
+    def _ask_routing(self) -> None:
+        asked_ns = self._routing_asked_ns
+        if not self._routing_wanted or self._ended is not None:
+            return
+        if asked_ns is None or self._now_ns >= asked_ns + self._limits.routing_ns:
+            self._routing_wanted, self._routing_asked_ns = False, self._now_ns
+            self._effects.append(AskRouting())
+
+    def _learn(self, routing: Routing) -> None:
+        if routing.version <= self._routing.version:
+            return
+        before, self._routing = self._routes, routing
+        self._routes = {}
+        for chain in routing.chains:
+            known = before.get(chain.id)
+            if known is None or known.version != chain.version:
+                serving = tuple(one for one in chain.members if one.state is TargetState.SERVING)
+                known = _Route(chain.version, serving)
+            self._routes[chain.id] = known
+        for request in list(self._requests.values()):
+            chain_id = request.begin.chain
+            if self._routes.get(chain_id, _NOWHERE) is not before.get(chain_id, _NOWHERE):
+                self._decide_anew(request)
+
+    def _decide_anew(self, request: _Request) -> None:
+        request.avoid.clear()
+        if request.state is _State.QUEUED:
+            self._nodes.drop(request.node, request.begin.operation)
+            self._place(request)
+        elif request.state is _State.RESTS:
+            self._place(request)
+        elif request.state is _State.ASKED:
+            serving = self._routes.get(request.begin.chain, _NOWHERE).serving
+            able = serving[:1] if request.update else serving
+            if request.target not in [one.target for one in able]:
+                self._withdraw(request)
+                self._place(request)
+
+    # --- ends ---
+
+    def _fail(self, request: _Request, code: str, message: str) -> None:
+        if request.update and (request.doubtful or request.asks):
+            code = Timeout.code
+            message += "; the update may or may not have been done, and may be done yet"
+        self._effects.append(Finish(request.begin.operation, Failed(code, message[:1024])))
+        self._over(request, done=False)
+
+    def _over(self, request: _Request, *, done: bool) -> None:
+        """Of what is still open, looks are withdrawn; answers to an update of unknown outcome are listened for."""
+        operation = request.begin.operation
+        del self._requests[operation]
+        if request.state is _State.QUEUED:
+            self._nodes.drop(request.node, operation)
+        unknown = request.update and not done and (request.doubtful or bool(request.asks))
+        self._withdraw(request)
+        for ask, node in list(request.asks.items()):
+            self._nodes.ended(node, request.load)
+            if not unknown:
+                del self._asks[ask], request.asks[ask]
+        request.state = _State.OVER
+        if unknown:
+            self._ghosts.append(request)
+            if len(self._ghosts) > self._limits.channels:
+                self._forget(self._ghosts.popleft())
+        if request.update:
+            self._give_channels(self._channels.leave(request.place, operation, done=done, unknown=unknown))
+
+    def _answered_late(self, ghost: _Request) -> None:
+        """All its attempts were refused."""
+        if ghost.doubtful:
+            self._ghosts.remove(ghost)
+        else:
+            self._resolved(ghost, done=False)
+
+    def _forget(self, ghost: _Request) -> None:
+        for ask in ghost.asks:
+            del self._asks[ask]
+        ghost.asks.clear()
+
+    def _resolved(self, ghost: _Request, *, done: bool) -> None:
+        self._ghosts.remove(ghost)
+        self._forget(ghost)
+        if ghost.channel is not None:
+            self._give_channels(self._channels.resolve(ghost.place, ghost.channel, ghost.sequence, done=done))

@@ -1,0 +1,55 @@
+"""What clients are told about their reads and updates is true, whatever is lost, late, cut off or dead."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.request_bugs import BUGS, plant
+from tests.support.request_world import RequestWorld, run_seed
+
+BLOCK = 40
+SOON = 60
+"""Bugs that so many seeds find are planted in every test run."""
+
+
+@pytest.mark.parametrize("first", range(0, 80, BLOCK))
+def test_what_clients_are_told_can_be_explained(first: int) -> None:
+    worlds = [run_seed(seed) for seed in range(first, first + BLOCK)]
+    assert sum(world.histories.updates for world in worlds) > 5 * BLOCK
+    assert sum(world.histories.reads for world in worlds) > 10 * BLOCK
+    assert sum(world.histories.unknown for world in worlds) > BLOCK
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_so_it_is_for_many_seeds() -> None:
+    for seed in range(80, 4000):
+        run_seed(seed)
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    def history(seed: int) -> bytes:
+        return run_seed(seed).sim.trace.to_bytes()
+
+    assert history(5) == history(5)
+    assert history(6) != history(5)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        name if bug.within <= SOON else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+        for name, bug in BUGS.items()
+    ],
+)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    found = next(((seed, what) for seed, what in plant(bug, range(BUGS[bug].within)) if what), None)
+    assert found is not None
+    print(bug, *found)
+
+
+def test_without_faults_no_outcome_is_unknown_but_of_those_that_were_given_no_time() -> None:
+    world = RequestWorld(3, calm=True)
+    world.run()
+    world.check()
+    assert world.oracle.changes == 0
+    assert world.histories.updates > 10

@@ -1,0 +1,148 @@
+"""Mistakes of clients, each the real machine with one thing wrong. The simulation must find all in `BUGS`.
+
+The others are too rare for chance, or show in nothing that is seen; `test_requests` plays them by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.support.request_world import RequestClient, RequestWorld, run_seed
+
+from fireflyer.fs.core.request_channels import Channel, Channels, Place
+from fireflyer.fs.core.request_effects import Effect, Event, Failed, Finish, Limits, Told
+from fireflyer.fs.core.requests import Requests, _Request
+from fireflyer.fs.schema.chunks import Missing, NotCommitted, Refusal, Refused
+from fireflyer.fs.schema.ids import ClientId
+
+__all__ = ["BUGS", "BelievesThatStaleIsNotDone", "Bug", "OneChannelForAll", "plant"]
+
+
+class _NumbersEachAttempt(Requests):
+    """A retry looks like another update."""
+
+    def _ask(self, request: _Request) -> None:
+        if request.channel is not None and request.attempts:
+            request.channel.sequence += 1
+            request.sequence = request.channel.sequence
+        super()._ask(request)
+
+
+class _BelievesTheLastRefusal(Requests):
+    """What earlier attempts may yet do is forgotten."""
+
+    def _fail(self, request: _Request, code: str, message: str) -> None:
+        super()._fail(request, code, message)
+        if request.refusals:
+            at, said = next(
+                (at, one) for at, one in reversed(list(enumerate(self._effects))) if isinstance(one, Finish)
+            )
+            assert isinstance(said.result, Failed)
+            self._effects[at] = Finish(said.operation, Failed(code, said.result.message))
+
+
+class BelievesThatStaleIsNotDone(Requests):
+    def _refused(self, request: _Request, refused: Refused, *, newest: bool) -> None:
+        doubtful = request.doubtful
+        super()._refused(request, refused, newest=newest)
+        if refused.refusal is Refusal.STALE:
+            request.doubtful = doubtful
+
+
+class _BelievesThatLostIsNotDone(Requests):
+    def _lost(self, node: int, *, sent: bool) -> None:
+        super()._lost(node, sent=False)
+
+
+class _TakesPendingForAbsent(Requests):
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        if isinstance(event, Told) and isinstance(event.reply, NotCommitted):
+            event = Told(event.ask, Missing())
+        return super().handle(now_ns, event)
+
+
+class _AnyChannel(Channels):
+    """Channels go back although the outcome of their last update is not known."""
+
+    def leave(self, place: Place, operation: int, *, done: bool, unknown: bool) -> list[tuple[int, Channel]]:
+        return super().leave(place, operation, done=done, unknown=False)
+
+
+class _OldNumbers(_AnyChannel):
+    """... and the next update gets the number of one that was given up."""
+
+    def leave(self, place: Place, operation: int, *, done: bool, unknown: bool) -> list[tuple[int, Channel]]:
+        turn = self._turns.get(place)
+        if unknown and turn is not None and turn.channel is not None and turn.active == operation:
+            turn.channel.sequence -= 1
+        return super().leave(place, operation, done=done, unknown=unknown)
+
+
+class _OneForAll(Channels):
+    """Updates that are under way together have one channel."""
+
+    def _next(self, place: Place, turn: object) -> list[tuple[int, Channel]]:
+        begun = super()._next(place, turn)  # type: ignore[arg-type]
+        shared = self.__dict__.setdefault("shared", Channel(0))
+        for _, channel in begun:
+            shared.sequence += 1
+            channel.number, channel.sequence = 0, shared.sequence
+        return begun
+
+
+def _with_channels(kind: type[Channels]) -> type[Requests]:
+    class Machine(Requests):
+        def __init__(self, client: ClientId, limits: Limits | None = None, *, seed: int) -> None:
+            super().__init__(client, limits, seed=seed)
+            self._channels = kind(self._limits.channels)
+
+    return Machine
+
+
+OneChannelForAll = _with_channels(_OneForAll)
+
+
+class _UsesAskNumbersAgain(Requests):
+    """An answer that was withdrawn is taken for that to a later request."""
+
+    def _ask(self, request: _Request) -> None:
+        free = next(number for number in range(1, 1000) if number not in self._asks)
+        self._numbers = free - 1
+        super()._ask(request)
+
+
+class Bug(NamedTuple):
+    """`within`: so many seeds find it, from the first; about five times as many as it took."""
+
+    machine: type[Requests]
+    within: int
+
+
+BUGS: dict[str, Bug] = {
+    "a retry has a new number": Bug(_NumbersEachAttempt, 120),
+    "the last refusal speaks for all attempts": Bug(_BelievesTheLastRefusal, 30),
+    "a lost connection is taken for not done": Bug(_BelievesThatLostIsNotDone, 700),
+    "pending is taken for absent": Bug(_TakesPendingForAbsent, 20),
+    "an unresolved channel is used again": Bug(_with_channels(_AnyChannel), 600),
+    "a number is used again": Bug(_with_channels(_OldNumbers), 20),
+    "ask numbers are used again": Bug(_UsesAskNumbersAgain, 30),
+}
+
+
+def plant(bug: str, seeds: range) -> Iterator[tuple[int, str | None]]:
+    """For each seed what the simulation found, or None."""
+
+    class Client(RequestClient):
+        machine_type = BUGS[bug].machine
+
+    class World(RequestWorld):
+        make_client = Client
+
+    for seed in seeds:
+        try:
+            run_seed(seed, World)
+        except Exception as error:
+            yield seed, f"{type(error).__name__}: {error}"
+        else:
+            yield seed, None

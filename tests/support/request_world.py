@@ -1,0 +1,240 @@
+"""The machine of real clients before simulated replicas: what it says about each operation must explain what is seen.
+
+A failure that is not a `Timeout` says that the update was not done and never will be, so it is left out of the history.
+One whose outcome is unknown may be done at any time, but not after a later update of the same client and chunk is done.
+Connections break now and then; what had been sent may arrive all the same.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import msgspec
+from tests.support.replica_clients import Histories, Wire, _some_change
+from tests.support.replica_world import AnyClient, ReplicaWorld
+
+from fireflyer.base.errors import Timeout
+from fireflyer.base.units import MS
+from fireflyer.fs.core.request_effects import (
+    Ask,
+    AskRouting,
+    Begin,
+    Effect,
+    Event,
+    Failed,
+    Finish,
+    GiveUp,
+    Glance,
+    Limits,
+    Lost,
+    RoutingLearned,
+    Tick,
+    Told,
+)
+from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, LookReply, UpdateReply
+from fireflyer.fs.schema.ids import ChunkId
+from fireflyer.fs.schema.routing import Chain, Routing
+from fireflyer.native import crc32c
+from fireflyer.sim import SimNode, Timer
+
+__all__ = ["LIMITS", "RequestClient", "RequestWorld", "run_seed"]
+
+LIMITS = Limits(
+    channels=2, node_asks=2, senders=1, large_bytes=64, grant_bytes=200, attempt_ns=150 * MS, pause_ns=4 * MS,
+    max_pause_ns=60 * MS, suspect_ns=100 * MS, routing_ns=20 * MS,
+)  # fmt: skip
+DEADLINES_NS = [10 * MS, 300 * MS, 1500 * MS]
+GIVES_UP = 0.04
+"""Of operations, by the caller, before the end."""
+BREAKS = 0.02
+"""Of asks, with the whole connection, some time after."""
+READ_BYTES = 64
+
+
+@dataclass
+class _Call:
+    worker: int
+    chunk: ChunkId
+    begun_ns: int
+    what: Change | Glance
+    data: bytes
+
+
+class RequestClient:
+    """`channels` workers that update, and two that look, each `count` operations one after the other."""
+
+    machine_type: type[Requests] = Requests
+
+    def __init__(
+        self, node: SimNode, number: int, wire: Wire, chain: Chain, histories: Histories, *, chunks: list[ChunkId],
+        channels: int, count: int, span_ns: int,
+    ) -> None:  # fmt: skip
+        self._node, self._number, self._wire, self._histories = node, number, wire, histories
+        self._chunks, self._chance = chunks, node.world.fork_random(f"client {number}")
+        self._chain = chain
+        self._machine = self.machine_type(number, LIMITS, seed=self._chance.getrandbits(64))
+        self._writers, self._left = channels, [count] * (channels + 2)
+        self._pause_ns = span_ns // count
+        self._calls: dict[int, _Call] = {}
+        self._numbers = 0
+        self._asked: dict[int, int] = {}
+        self._data: dict[int, bytes] = {}
+        self._unknown: dict[ChunkId, list[int]] = {}
+        """Of a chunk, places in its history of updates that were given up."""
+        self._timer: Timer | None = None
+        self.routing(chain)
+        for worker in range(len(self._left)):
+            self._think(worker)
+
+    @property
+    def finished(self) -> bool:
+        return not self._calls and not any(self._left)
+
+    def hurry(self) -> None:
+        """What was not begun is not."""
+        self._left = [min(left, 1) for left in self._left]
+
+    def routing(self, chain: Chain) -> None:
+        self._feed(RoutingLearned(Routing(chain.version, chains=(chain,))))
+
+    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None:
+        operation = self._asked.get(number)
+        if operation is not None:
+            self._data[operation] = data
+            self._feed(Told(number, reply))
+
+    # --- work ---
+
+    def _think(self, worker: int) -> None:
+        self._node.after(self._chance.randrange(2 * self._pause_ns), lambda: self._begin(worker))
+
+    def _begin(self, worker: int) -> None:
+        if not self._left[worker]:
+            return
+        self._left[worker] -= 1
+        self._numbers += 1
+        operation, now_ns = self._numbers, self._node.world.now_ns
+        chunk = self._chunks[0] if self._chance.random() < 0.5 else self._chance.choice(self._chunks)
+        what: Change | Glance = _some_glance(self._chance)
+        data = b""
+        if worker < self._writers:
+            what, data = _some_change(self._chance, f"{self._number}{worker}{operation:02d}")
+        self._calls[operation] = _Call(worker, chunk, now_ns, what, data)
+        deadline_ns = now_ns + self._chance.choice(DEADLINES_NS)
+        if self._chance.random() < GIVES_UP:
+            self._node.after(self._chance.randrange(50) * MS, lambda: self._give_up(operation))
+        self._feed(Begin(operation, deadline_ns, self._chain.id, chunk, what))
+
+    def _give_up(self, operation: int) -> None:
+        call = self._calls.pop(operation, None)
+        if call is not None:
+            self._feed(GiveUp(operation))
+            self._record(operation, call, Failed(Timeout.code, "given up"))
+            self._think(call.worker)
+
+    # --- the machine ---
+
+    def _feed(self, event: Event) -> None:
+        for effect in self._machine.handle(self._node.world.now_ns, event):
+            self._perform(effect)
+        assert self._machine.senders <= LIMITS.senders
+        if self._timer is not None:
+            self._timer.cancel()
+        due_ns = self._machine.due_ns
+        if due_ns is not None:
+            self._timer = self._node.after(max(0, due_ns - self._node.world.now_ns), lambda: self._feed(Tick()))
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Ask(ask, operation, node, target, body):
+                self._asked[ask] = operation
+                self._wire(target, body, self._calls[operation].data, ask)
+                if self._chance.random() < BREAKS:
+                    self._node.after(self._chance.randrange(30) * MS, lambda: self._feed(Lost(node)))
+            case AskRouting():
+                self._wire(0, self._chain, b"", 0)
+            case Finish(operation, result):
+                call = self._calls.pop(operation, None)
+                if call is not None:
+                    self._record(operation, call, result)
+                    self._think(call.worker)
+            case _:
+                pass
+
+    # --- what was seen ---
+
+    def _record(self, operation: int, call: _Call, result: msgspec.Struct) -> None:
+        what, now_ns = call.what, self._node.world.now_ns
+        label = f"client {self._number}/{call.worker} {what} {call.data!r}"
+        if isinstance(what, Change):
+            self._record_update(label, call, what, result, now_ns)
+        elif not isinstance(result, Failed):
+            self._record_look(label, call, what, result, self._data.get(operation, b""), now_ns)
+
+    def _record_update(self, label: str, call: _Call, what: Change, result: msgspec.Struct, now_ns: int) -> None:
+        histories, chunk = self._histories, call.chunk
+        if isinstance(result, Done):
+            histories.update(label, chunk, what, call.data, call.begun_ns, now_ns, result)
+            for at in self._unknown.pop(chunk, []):
+                histories.of[chunk][at] = replace(histories.of[chunk][at], returned_ns=now_ns, maybe=True)
+        elif isinstance(result, Failed) and result.code == Timeout.code:
+            histories.update(label, chunk, what, call.data, call.begun_ns, None, None)
+            self._unknown.setdefault(chunk, []).append(len(histories.of[chunk]) - 1)
+
+    def _record_look(
+        self, label: str, call: _Call, what: Glance, result: msgspec.Struct, data: bytes, now_ns: int
+    ) -> None:
+        entries = result.entries if isinstance(result, Found) else ()
+        found = {one.chunk: one.held for one in entries}
+        if what.kind is LookKind.READ:
+            content = data if call.chunk in found else None
+            held = found.get(call.chunk)
+            assert held is None or crc32c(data) == held.crc, "a replica sent what does not match its checksum"
+            self._histories.read(label, call.chunk, content, call.begun_ns, now_ns)
+            return
+        for chunk in self._seen(what.kind, call.chunk, list(found)):
+            self._histories.stat(label, chunk, _sizes(found.get(chunk)), call.begun_ns, now_ns)
+
+    def _seen(self, kind: LookKind, chunk: ChunkId, found: list[ChunkId]) -> list[ChunkId]:
+        """Of which chunks this answer says something."""
+        of_file = [one for one in self._chunks if one.file == chunk.file]
+        if kind is LookKind.STAT:
+            return [chunk]
+        if kind is LookKind.LIST:
+            return [one for one in of_file if one >= chunk]
+        return [one for one in of_file if one <= chunk and (not found or one >= found[0])]
+
+
+def _sizes(held: Held | None) -> tuple[int, int] | None:
+    return None if held is None else (held.length, held.crc)
+
+
+def _some_glance(chance: random.Random) -> Glance:
+    kind = chance.choice([LookKind.READ, LookKind.READ, LookKind.READ, *LookKind])
+    return Glance(kind, 0, READ_BYTES if kind is LookKind.READ else 100)
+
+
+class RequestWorld(ReplicaWorld):
+    """Its clients are the real machine. Their connections neither alter nor repeat what is sent."""
+
+    make_client = RequestClient
+
+    def _client(self, number: int) -> AnyClient:
+        client = super()._client(number)
+        slow_chance = self.chance.choice([self.link.slow_chance, 0.2])
+        link = msgspec.structs.replace(self.link, duplication=0.0, slow_chance=slow_chance)
+        for node in self.nodes:
+            self.net.set_link(f"c{number}", node.node.name, link)
+            self.net.set_link(node.node.name, f"c{number}", link)
+        return client
+
+
+def run_seed(seed: int, world_type: type[RequestWorld] = RequestWorld) -> RequestWorld:
+    """Raises what the checkers find."""
+    world = world_type(seed)
+    world.plan_faults()
+    world.run()
+    world.check()
+    return world
