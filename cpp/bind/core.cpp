@@ -7,6 +7,7 @@ void bind_kernels(nb::module_& m);
 void bind_collectives(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_exchange(nb::module_& m);
+void bind_chunk_node(nb::module_& m);
 
 NB_MODULE(_core, m) {
   // A training script may freeze the garbage collector (it saves seconds at the end of a rank); what it then leaves to the
@@ -17,4 +18,5 @@ NB_MODULE(_core, m) {
   bind_collectives(m);
   bind_recorder(m);
   bind_exchange(m);
+  bind_chunk_node(m);
 }

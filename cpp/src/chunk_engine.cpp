@@ -50,7 +50,7 @@ ChunkStat ChunkEngine::State::check(const ChunkId& chunk, const Update& update) 
   const ContentId base = now.committed.state == ContentState::data ? now.committed.id() : ContentId{};
   if (!whole && base != update.base)
     fail(EngineErrorKind::conflict, name_of(chunk) + " is at version " + name_of(base) + ", the update was made for " + name_of(update.base));
-  if (update.next.version == 0 || update.next == now.committed.id()) fail(EngineErrorKind::usage, "version " + name_of(update.next) + " was given before");
+  if (update.next.version == 0 || (!whole && update.next == now.committed.id())) fail(EngineErrorKind::usage, "version " + name_of(update.next) + " was given before");
   return now;
 }
 
@@ -149,7 +149,10 @@ Ticket ChunkEngine::drop(const ChunkId& chunk, const ContentId& content, const s
   const State::Lock lock(s.mutex);
   const ChunkStat now = s.to_finish(chunk, content);
   s.free_later(now.pending);
-  return s.record(chunk, {now.committed, Content{}}, row);
+  // A channel that has gone on to a later update keeps the row of that one.
+  const auto last = row ? s.requests.find({row->request.client, row->request.channel}) : s.requests.end();
+  const bool later = last != s.requests.end() && last->second.request.sequence > row->request.sequence;
+  return s.record(chunk, {now.committed, Content{}}, later ? std::nullopt : row);
 }
 
 Ticket ChunkEngine::adopt(const std::vector<RequestRow>& rows, bool reset) {

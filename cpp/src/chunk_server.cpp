@@ -1,348 +1,325 @@
 #include "fireflyer/chunk_server.hpp"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <stdexcept>
 #include <thread>
 #include <unordered_map>
+#include <utility>
+#include <variant>
+
+#include "chunk_link.hpp"
+#include "fireflyer/window.hpp"
 
 namespace ff {
 namespace {
 
-constexpr std::size_t receive_bytes = max_body_bytes + sizeof(Prefix);
-constexpr std::size_t buffer_bytes = std::size_t{256} << 10;     // replies that are sent together
-constexpr std::size_t max_waiting_bytes = std::size_t{8} << 20;  // of replies; then requests of this connection wait in the socket
-constexpr std::size_t sendfile_from_bytes = std::size_t{32} << 10;
+constexpr std::size_t max_waiting_frames = 4096, max_waiting_bytes = std::size_t{64} << 20;  // of one link
+constexpr std::uint64_t wake_id = 0;                                                        // links begin at 1
 
-std::int64_t now_ns() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
-}
-
-using Table = std::unordered_map<std::uint32_t, PublishedChain>;
-using SharedTable = std::atomic<std::shared_ptr<const Table>>;
-
-// Bytes, or a piece of a file whose block stays as it is until it is sent.
-struct Out {
-  std::vector<std::byte> bytes;
-  std::shared_ptr<ChunkEngine> engine;  // of the view
-  std::optional<ChunkEngine::View> view;
-  std::uint64_t at = 0;  // of the bytes, or in the file
-  std::size_t left = 0;
+struct Arrive {
+  int fd;
+  std::shared_ptr<LinkShare> share;
 };
+struct Say {
+  std::uint64_t link;
+  std::vector<std::byte> frame;
+  SharedBuffer data;
+};
+struct End {
+  std::uint64_t link;
+  std::string reason;
+};
+struct Memory {
+  std::uint64_t link;
+  SharedBuffer buffer;
+};
+struct HasRoom {};
+using Command = std::variant<Arrive, Say, End, Memory, HasRoom>;
 
-class Connection {
+// One thread and its links.
+class Loop : public std::enable_shared_from_this<Loop> {
  public:
-  explicit Connection(int fd) : fd_(fd), in_(receive_bytes) {}
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
-  ~Connection() { ::close(fd_); }
+  Loop(LinkContext context, std::function<void(std::uint64_t)> forget)
+      : context_(context), forget_(std::move(forget)), epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (epoll_ < 0 || wake_ < 0) throw DiskError(errno, "cannot make a server thread's descriptors");
+    epoll_event event{EPOLLIN, {.u64 = wake_id}};
+    ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
+  }
+  ~Loop() {
+    for (Command& command : commands_)
+      if (auto* const arrive = std::get_if<Arrive>(&command)) ::close(arrive->fd);
+    if (epoll_ >= 0) ::close(epoll_);
+    if (wake_ >= 0) ::close(wake_);
+  }
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
 
-  int fd() const { return fd_; }
-  bool blocked() const { return !out_.empty(); }
-
-  // Answers what has come, as far as replies find room. False: the connection is over.
-  bool work(const SharedTable& tables, ServerStats& stats) {
-    for (;;) {
-      bool starved = false;  // no whole frame is left; else it was room that ended
-      while (!starved && waiting_ < max_waiting_bytes) {
-        const int handled = handle_frame(tables, stats);
-        if (handled < 0) return false;
-        starved = handled == 0;
-      }
-      if (!flush()) return false;
-      if (waiting_ >= max_waiting_bytes) return true;
-      if (!starved) continue;
-      const ssize_t n = ::recv(fd_, in_.data() + have_, in_.size() - have_, MSG_DONTWAIT);
-      if (n == 0) return false;
-      if (n < 0) return errno == EAGAIN || errno == EINTR;
-      have_ += static_cast<std::size_t>(n);
+  void start() {
+    thread_ = std::thread([this] { run(); });
+  }
+  void stop() {
+    stop_ = true;
+    wake();
+    thread_.join();
+  }
+  void post(Command command) {
+    {
+      const std::lock_guard lock(mutex_);
+      commands_.push_back(std::move(command));
+      if (commands_.size() > 1) return;
     }
+    wake();
   }
 
  private:
-  // 1: a frame was answered, 0: none is whole, -1: it is nonsense
-  int handle_frame(const SharedTable& tables, ServerStats& stats) {
-    if (have_ < sizeof(Prefix)) return 0;
-    Prefix prefix;
-    std::memcpy(&prefix, in_.data(), sizeof prefix);
-    if (prefix.magic != chunk_wire_magic || prefix.kind != FrameKind::reads || prefix.payload_bytes != 0) return -1;
-    if (prefix.body_bytes > max_reads_per_frame * sizeof(ReadRequest) || prefix.body_bytes % sizeof(ReadRequest) != 0) return -1;
-    const std::size_t frame = sizeof prefix + prefix.body_bytes;
-    if (have_ < frame) return 0;
-    if (prefix.crc != frame_crc(prefix, in_.data() + sizeof prefix)) return -1;
-    // Looked at when the requests are here: a role that was lost before they came is not acted on.
-    const std::shared_ptr<const Table> table = tables.load();
-    const std::int64_t now = now_ns();
-    for (std::size_t at = sizeof prefix; at < frame; at += sizeof(ReadRequest)) {
-      ReadRequest request;
-      std::memcpy(&request, in_.data() + at, sizeof request);
-      answer(request, *table, now, stats);
-    }
-    std::memmove(in_.data(), in_.data() + frame, have_ - frame);
-    have_ -= frame;
-    return 1;
+  void wake() const {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
   }
 
-  void answer(const ReadRequest& request, const Table& table, std::int64_t now, ServerStats& stats) {
-    ReadReply reply;
-    reply.tag = request.tag;
-    ++stats.reads;
-    reply.status = ReadStatus::stale;
-    const auto found = table.find(request.chain);
-    if (found == table.end() || !found->second.serving) return refuse(reply, stats);
-    const PublishedChain& chain = found->second;
-    reply.chain_version = chain.chain_version;
-    if (now >= chain.fence_until_ns || request.chain_version != chain.chain_version) return refuse(reply, stats);
-    reply.status = ReadStatus::usage;
-    if (request.length > max_block_bytes || request.offset > max_block_bytes) return refuse(reply, stats);
-    try {
-      read(request, chain, reply, stats);
-    } catch (const std::exception&) {
-      reply.status = ReadStatus::damaged;
-      refuse(reply, stats);
-    }
+  void run();
+  void obey(Command& command);
+  void work(Link& link);
+  void end(Link& link, const std::string& reason);
+  void watch(Link& link);
+  void end_patience();
+  int timeout_ms() const;
+  Link* find(std::uint64_t link) {
+    const auto found = links_.find(link);
+    return found == links_.end() ? nullptr : found->second.get();
   }
 
-  void read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, ServerStats& stats) {
-    bool pending = false;
-    auto view = chain.engine->view_committed({request.file, request.index}, pending);
-    if (pending && !chain.answers_committed) {
-      reply.status = ReadStatus::not_committed;
-      reply.where = chain.tail;
-      return refuse(reply, stats);
-    }
-    if (!view) {
-      reply.status = ReadStatus::missing;
-      return refuse(reply, stats);
-    }
-    const Content& content = view->content();
-    reply.status = ReadStatus::found;
-    reply.version = content.version, reply.made_in = content.made_in, reply.chunk_length = content.length;
-    const std::uint32_t length = request.offset >= content.length ? 0 : std::min(request.length, content.length - request.offset);
-    const std::size_t pieces = pieces_of(request.offset, length);
-    const bool whole = request.offset % granule_bytes == 0 && (length % granule_bytes == 0 || request.offset + length == content.length);
-    std::vector<std::uint32_t>& checksums = checksums_;
-    checksums.resize(pieces);
-    stats.bytes += length;
-    if (whole && pieces > 0) chain.engine->checksums(*view, request.offset / granule_bytes, checksums);
-    const std::size_t header = sizeof(Prefix) + sizeof reply + pieces * sizeof(std::uint32_t);
-    if (whole && length >= sendfile_from_bytes && view->file().descriptor() >= 0) {
-      put_header(room(header), reply, checksums, length);
-      Out file;
-      file.at = view->offset() + request.offset;
-      file.left = length;
-      file.engine = chain.engine;
-      file.view = std::move(view);
-      waiting_ += length;
-      out_.push_back(std::move(file));
-      return;
-    }
-    std::byte* const target = room(header + length);
-    try {
-      const MutableBytes data(target + header, length);
-      if (!whole) {
-        chain.engine->read(*view, request.offset, data);
-        std::size_t done = 0;
-        for (std::uint32_t& checksum : checksums) {
-          const std::size_t n = std::min<std::size_t>(granule_bytes - (request.offset + done) % granule_bytes, length - done);
-          checksum = crc32c(0, data.data() + done, n);
-          done += n;
-        }
-      } else if (view->file().read(view->offset() + request.offset, data) != length) {
-        throw EngineError(EngineErrorKind::damaged, "a block is behind the end of its file");
-      }
-    } catch (...) {
-      give_back(header + length);
-      throw;
-    }
-    put_header(target, reply, checksums, length);
-  }
+  LinkContext context_;
+  std::function<void(std::uint64_t)> forget_;
+  int epoll_, wake_;
+  std::thread thread_;
+  std::atomic<bool> stop_ = false;
+  std::mutex mutex_;  // of what follows
+  std::vector<Command> commands_;
 
-  void refuse(const ReadReply& reply, ServerStats& stats) {
-    ++stats.refused;
-    put_header(room(sizeof(Prefix) + sizeof reply), reply, {}, 0);
-  }
-
-  static void put_header(std::byte* at, const ReadReply& reply, std::span<const std::uint32_t> checksums, std::uint32_t length) {
-    Prefix prefix;
-    prefix.kind = FrameKind::read_reply;
-    prefix.body_bytes = static_cast<std::uint32_t>(sizeof reply + checksums.size_bytes());
-    prefix.payload_bytes = length;
-    std::memcpy(at + sizeof prefix, &reply, sizeof reply);
-    if (!checksums.empty()) std::memcpy(at + sizeof prefix + sizeof reply, checksums.data(), checksums.size_bytes());
-    prefix.crc = frame_crc(prefix, at + sizeof prefix);
-    std::memcpy(at, &prefix, sizeof prefix);
-  }
-
-  // Memory at the end of what is to be sent.
-  std::byte* room(std::size_t bytes) {
-    if (out_.empty() || out_.back().view || out_.back().bytes.size() + bytes > buffer_bytes) {
-      out_.emplace_back();
-      out_.back().bytes.reserve(std::max(bytes, buffer_bytes));
-    }
-    Out& last = out_.back();
-    last.bytes.resize(last.bytes.size() + bytes);
-    last.left += bytes;
-    waiting_ += bytes;
-    return last.bytes.data() + last.bytes.size() - bytes;
-  }
-
-  void give_back(std::size_t bytes) {
-    Out& last = out_.back();
-    last.bytes.resize(last.bytes.size() - bytes);
-    last.left -= bytes;
-    waiting_ -= bytes;
-  }
-
-  bool flush() {
-    while (!out_.empty()) {
-      Out& out = out_.front();
-      ssize_t n = 0;
-      if (out.left > 0) {
-        if (out.view) {
-          auto at = static_cast<off_t>(out.at);
-          n = ::sendfile(fd_, out.view->file().descriptor(), &at, out.left);
-          if (n == 0) return false;  // the file is shorter than its records say
-        } else {
-          n = ::send(fd_, out.bytes.data() + out.at, out.left, MSG_NOSIGNAL | MSG_DONTWAIT | (out_.size() > 1 ? MSG_MORE : 0));
-        }
-      }
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return errno == EAGAIN;
-      out.at += static_cast<std::uint64_t>(n);
-      out.left -= static_cast<std::size_t>(n);
-      waiting_ -= static_cast<std::size_t>(n);
-      if (out.left == 0) out_.pop_front();
-    }
-    return true;
-  }
-
-  int fd_;
-  std::vector<std::byte> in_;
-  std::size_t have_ = 0;
-  std::deque<Out> out_;
-  std::size_t waiting_ = 0;  // bytes of out_
-  std::vector<std::uint32_t> checksums_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Link>> links_;
+  std::set<std::uint64_t> wait_for_events_, wait_for_memory_, touched_;
 };
+
+void Loop::run() {
+  epoll_event events[64];
+  while (!stop_) {
+    const int ready = ::epoll_wait(epoll_, events, 64, timeout_ms());
+    for (int i = 0; i < ready; ++i) {
+      if (events[i].data.u64 == wake_id) {
+        std::uint64_t count = 0;
+        [[maybe_unused]] const ssize_t n = ::read(wake_, &count, sizeof count);
+        continue;
+      }
+      Link* const link = find(events[i].data.u64);
+      if (link == nullptr) continue;
+      const bool gone = (events[i].events & (EPOLLHUP | EPOLLERR)) != 0;
+      if (gone && link->pause() != Link::Pause::none) end(*link, "the other side closed the connection");
+      else work(*link);
+    }
+    std::vector<Command> commands;
+    {
+      const std::lock_guard lock(mutex_);
+      commands.swap(commands_);
+    }
+    for (Command& command : commands) obey(command);
+    for (const std::uint64_t id : std::exchange(touched_, {}))
+      if (Link* const link = find(id)) work(*link);
+    end_patience();
+  }
+  links_.clear();
+}
+
+void Loop::obey(Command& command) {
+  if (auto* const arrive = std::get_if<Arrive>(&command)) {
+    const std::uint64_t id = arrive->share->id;
+    // The memory may come when this loop is gone.
+    const auto granted = [loop = weak_from_this(), id](SharedBuffer buffer) {
+      if (const auto there = loop.lock()) there->post(Memory{id, std::move(buffer)});
+    };
+    Link& link = *links_.emplace(id, std::make_unique<Link>(arrive->fd, std::move(arrive->share), context_, granted)).first->second;
+    link.interest = EPOLLIN;
+    epoll_event event{EPOLLIN, {.u64 = id}};
+    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, link.fd(), &event) != 0) end(link, "its socket cannot be watched");
+  } else if (auto* const say = std::get_if<Say>(&command)) {
+    Link* const link = find(say->link);
+    if (link == nullptr) return;
+    link->share().handed_frames -= 1;
+    link->share().handed_bytes -= say->frame.size();
+    link->enqueue(say->frame, std::move(say->data));
+    touched_.insert(say->link);
+  } else if (auto* const ending = std::get_if<End>(&command)) {
+    if (Link* const link = find(ending->link)) end(*link, ending->reason);
+  } else if (auto* const memory = std::get_if<Memory>(&command)) {
+    Link* const link = find(memory->link);
+    if (link == nullptr) return;
+    link->give_memory(std::move(memory->buffer));
+    touched_.insert(memory->link);
+  } else {
+    touched_.merge(wait_for_events_);
+    wait_for_events_.clear();
+  }
+}
+
+void Loop::work(Link& link) {
+  if (!link.work()) return end(link, link.reason());
+  const std::uint64_t id = link.share().id;
+  if (link.pause() == Link::Pause::events) wait_for_events_.insert(id);
+  if (link.patience_ends_ns()) wait_for_memory_.insert(id);
+  else wait_for_memory_.erase(id);
+  watch(link);
+}
+
+void Loop::watch(Link& link) {
+  const std::uint32_t interest = (link.pause() == Link::Pause::none ? std::uint32_t{EPOLLIN} : 0) | (link.has_to_send() ? std::uint32_t{EPOLLOUT} : 0);
+  if (interest == link.interest) return;
+  link.interest = interest;
+  epoll_event event{interest, {.u64 = link.share().id}};
+  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, link.fd(), &event);
+}
+
+void Loop::end(Link& link, const std::string& reason) {
+  const std::uint64_t id = link.share().id;
+  wait_for_events_.erase(id);
+  wait_for_memory_.erase(id);
+  forget_(id);
+  LostEvent lost{id, reason};
+  links_.erase(id);
+  --context_.counts.links;
+  context_.events.put(std::move(lost));
+}
+
+void Loop::end_patience() {
+  for (const std::uint64_t id : std::set(wait_for_memory_)) {
+    Link* const link = find(id);
+    if (link == nullptr || !link->patience_ends_ns() || monotonic_ns() < *link->patience_ends_ns()) continue;
+    link->end_patience();
+    work(*link);
+  }
+}
+
+int Loop::timeout_ms() const {
+  constexpr int patience_step_ms = 20;
+  return wait_for_memory_.empty() ? -1 : patience_step_ms;
+}
 
 }  // namespace
 
 struct ChunkServer::State {
-  struct Loop {
-    int epoll = -1, wake = -1;
-    std::thread thread;
-    std::mutex mutex;  // of what follows
-    std::vector<int> arrived;
-    ServerStats stats;
+  struct Known {
+    std::shared_ptr<LinkShare> share;
+    std::shared_ptr<Loop> loop;
   };
 
-  SharedTable table{std::make_shared<const Table>()};
-  std::vector<std::unique_ptr<Loop>> loops;
-  std::atomic<std::size_t> next = 0;
-  std::atomic<bool> stop = false;
+  std::shared_ptr<EventQueue> events;
+  std::shared_ptr<BufferPool> pool;
+  ServerCounts counts;
+  SharedTable table{std::make_shared<const ReadTable>()};
+  std::vector<std::shared_ptr<Loop>> loops;
+  std::mutex mutex;  // of what follows
+  std::unordered_map<std::uint64_t, Known> links;
+  std::uint64_t last = 0;
+  bool closed = false;
 
-  void run(Loop& loop);
-  static void wake(const Loop& loop) {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = ::write(loop.wake, &one, sizeof one);
+  std::optional<Known> find(std::uint64_t link) {
+    const std::lock_guard lock(mutex);
+    const auto found = links.find(link);
+    return found == links.end() ? std::nullopt : std::optional(found->second);
   }
 };
 
-void ChunkServer::State::run(Loop& loop) {
-  std::map<int, std::unique_ptr<Connection>> connections;
-  ServerStats stats;
-  epoll_event events[64];
-  while (!stop) {
-    const int ready = ::epoll_wait(loop.epoll, events, 64, -1);
-    for (int i = 0; i < ready; ++i) {
-      const int fd = events[i].data.fd;
-      if (fd == loop.wake) {
-        std::uint64_t count = 0;
-        [[maybe_unused]] const ssize_t n = ::read(loop.wake, &count, sizeof count);
-        continue;
-      }
-      const auto at = connections.find(fd);
-      if (at == connections.end()) continue;
-      const bool was_blocked = at->second->blocked();
-      if (!at->second->work(table, stats)) {
-        connections.erase(at);
-        continue;
-      }
-      if (at->second->blocked() == was_blocked) continue;
-      epoll_event event{at->second->blocked() ? EPOLLIN | EPOLLOUT : EPOLLIN, {.fd = fd}};
-      ::epoll_ctl(loop.epoll, EPOLL_CTL_MOD, fd, &event);
-    }
-    const std::lock_guard lock(loop.mutex);
-    for (const int fd : loop.arrived) {
-      connections[fd] = std::make_unique<Connection>(fd);
-      epoll_event event{EPOLLIN, {.fd = fd}};
-      ::epoll_ctl(loop.epoll, EPOLL_CTL_ADD, fd, &event);
-    }
-    loop.arrived.clear();
-    stats.connections = connections.size();
-    loop.stats = stats;
-  }
+ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool) : state_(std::make_shared<State>()) {
+  State& s = *state_;
+  s.events = std::move(events);
+  s.pool = std::move(pool);
+  const auto forget = [&s](std::uint64_t link) {
+    const std::lock_guard lock(s.mutex);
+    s.links.erase(link);
+  };
+  for (int i = 0; i < threads; ++i) s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts}, forget));
+  s.events->on_room([weak = std::weak_ptr(state_)] {
+    if (const auto state = weak.lock())
+      for (const auto& loop : state->loops) loop->post(HasRoom{});
+  });
+  for (const auto& loop : s.loops) loop->start();
 }
 
-ChunkServer::ChunkServer(int threads) : state_(std::make_unique<State>()) {
-  for (int i = 0; i < threads; ++i) {
-    auto& loop = *state_->loops.emplace_back(std::make_unique<State::Loop>());
-    loop.epoll = ::epoll_create1(EPOLL_CLOEXEC);
-    loop.wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (loop.epoll < 0 || loop.wake < 0) throw DiskError(errno, "cannot make a server thread's descriptors");
-    epoll_event event{EPOLLIN, {.fd = loop.wake}};
-    ::epoll_ctl(loop.epoll, EPOLL_CTL_ADD, loop.wake, &event);
-    loop.thread = std::thread([this, &loop] { state_->run(loop); });
+ChunkServer::~ChunkServer() { close(); }
+
+void ChunkServer::close() {
+  State& s = *state_;
+  {
+    const std::lock_guard lock(s.mutex);
+    if (std::exchange(s.closed, true)) return;
   }
+  for (const auto& loop : s.loops) loop->stop();
+  const std::lock_guard lock(s.mutex);
+  s.links.clear();
+  s.counts.links = 0;
+  s.table.store(std::make_shared<const ReadTable>());
 }
 
-ChunkServer::~ChunkServer() {
-  state_->stop = true;
-  for (auto& loop : state_->loops) {
-    State::wake(*loop);
-    if (loop->thread.joinable()) loop->thread.join();
-    for (const int fd : loop->arrived) ::close(fd);
-    ::close(loop->epoll);
-    ::close(loop->wake);
-  }
-}
-
-void ChunkServer::publish(std::vector<PublishedChain> chains) {
-  auto table = std::make_shared<Table>();
+void ChunkServer::publish(const std::vector<PublishedChain>& chains) {
+  auto table = std::make_shared<ReadTable>();
   for (const PublishedChain& chain : chains) (*table)[chain.chain] = chain;
   state_->table.store(std::move(table));
 }
 
-void ChunkServer::serve(int fd) {
-  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-  State::Loop& loop = *state_->loops[state_->next++ % state_->loops.size()];
-  const std::lock_guard lock(loop.mutex);
-  loop.arrived.push_back(fd);
-  State::wake(loop);
+std::uint64_t ChunkServer::connect(int fd, bool reads) {
+  State& s = *state_;
+  prepare_stream(fd);
+  const std::lock_guard lock(s.mutex);
+  if (s.closed) {
+    ::close(fd);
+    throw std::invalid_argument("the node is closed");
+  }
+  const std::uint64_t id = ++s.last;
+  const auto& loop = s.loops[id % s.loops.size()];
+  const auto share = std::make_shared<LinkShare>(id, reads);
+  s.links[id] = {share, loop};
+  ++s.counts.links;
+  loop->post(Arrive{fd, share});
+  return id;
+}
+
+void ChunkServer::disconnect(std::uint64_t link) {
+  if (const auto known = state_->find(link)) known->loop->post(End{link, "this side ended the connection"});
+}
+
+void ChunkServer::grant(std::uint64_t link, std::uint64_t file_from, std::uint64_t file_to, std::int64_t until_ns) {
+  if (const auto known = state_->find(link)) known->share->rights.grant(file_from, file_to, until_ns);
+}
+
+void ChunkServer::trust(std::uint64_t link) {
+  if (const auto known = state_->find(link)) known->share->rights.trust();
+}
+
+void ChunkServer::send(std::uint64_t link, const std::string& body, SharedBuffer data) {
+  const auto known = state_->find(link);
+  if (!known) return;
+  LinkShare& share = *known->share;
+  auto frame = message_frame(body, data ? data->bytes().size() : 0);
+  const bool full = share.handed_frames + share.waiting_pieces >= max_waiting_frames || share.handed_bytes + share.waiting_bytes + frame.size() > max_waiting_bytes;
+  if (full) return known->loop->post(End{link, "it does not take what it is sent"});
+  share.handed_frames += 1;
+  share.handed_bytes += frame.size();
+  known->loop->post(Say{link, std::move(frame), std::move(data)});
 }
 
 ServerStats ChunkServer::stats() const {
-  ServerStats sum;
-  for (const auto& loop : state_->loops) {
-    const std::lock_guard lock(loop->mutex);
-    sum.reads += loop->stats.reads, sum.bytes += loop->stats.bytes;
-    sum.refused += loop->stats.refused, sum.connections += loop->stats.connections;
-  }
-  return sum;
+  const ServerCounts& c = state_->counts;
+  return {c.links, c.reads, c.read_bytes, c.refused, c.messages, c.dropped};
 }
 
 }  // namespace ff

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -143,5 +144,15 @@ std::unique_ptr<Disk> real_disk(const std::string& path) {
   if (fd < 0) throw DiskError(errno, "cannot open the directory " + path);
   return std::make_unique<RealDisk>(fd, path);
 }
+
+DirectoryLock::DirectoryLock(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0) throw DiskError(errno, "cannot open the directory " + path);
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  ::close(fd_);
+  throw DiskError(error, "cannot lock the directory " + path + "; is another process using it");
+}
+
+DirectoryLock::~DirectoryLock() { ::close(fd_); }
 
 }  // namespace ff

@@ -126,7 +126,8 @@ class Workload {
       std::optional<ff::RequestRow> row;
       if (random_.below(2) == 0) {
         row = ff::RequestRow{{random_.below(3) + 1, version.id.version, static_cast<std::uint32_t>(random_.below(2))}, chunk, {}};
-        now_.requests[{row->request.client, row->request.channel}] = *row;
+        auto& now = now_.requests[{row->request.client, row->request.channel}];
+        if (row->request.sequence >= now.request.sequence) now = *row;
       }
       return note(engine_.drop(chunk, version.id, row));
     }

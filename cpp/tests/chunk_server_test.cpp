@@ -19,10 +19,13 @@
 
 namespace {
 
+using ff::BufferPool;
 using ff::ChunkEngine;
 using ff::ChunkRing;
 using ff::ChunkServer;
+using ff::ChunkTarget;
 using ff::Completion;
+using ff::EventQueue;
 using ff::ReadRequest;
 using ff::ReadStatus;
 using ff::test::LoggedDisk;
@@ -47,22 +50,33 @@ ff::EngineOptions options() {
   return o;
 }
 
-void stage(ChunkEngine& engine, std::uint32_t index, std::uint64_t version, const Data& data) {
+void stage(ChunkTarget& target, std::uint32_t index, std::uint64_t version, const Data& data) {
   ff::Update update;
   update.kind = ff::UpdateKind::replace;
   update.data = data;
   update.next = {chain_version, version};
   ff::Ticket ticket = 0;
-  engine.stage({1, index}, update, ticket);
+  target.engine().stage({1, index}, update, ticket);
 }
 
-void put(ChunkEngine& engine, std::uint32_t index, std::uint64_t version, const Data& data) {
-  stage(engine, index, version, data);
-  engine.commit({1, index}, {chain_version, version});
-  engine.flush();
+void put(ChunkTarget& target, std::uint32_t index, std::uint64_t version, const Data& data) {
+  stage(target, index, version, data);
+  target.commit({1, index}, {chain_version, version});
+  target.engine().flush();
 }
 
-ff::PublishedChain serving(std::shared_ptr<ChunkEngine> engine) { return {chain, chain_version, true, false, forever, 77, std::move(engine)}; }
+ff::PublishedChain serving(std::shared_ptr<ChunkTarget> target) { return {chain, chain_version, true, false, forever, 77, std::move(target)}; }
+
+// A server with its target, whose links may read everything.
+struct Node {
+  std::shared_ptr<EventQueue> events = std::make_shared<EventQueue>();
+  std::shared_ptr<BufferPool> pool = BufferPool::create(std::size_t{8} << 20);
+  std::shared_ptr<ChunkTarget> target;
+  ChunkServer server;
+
+  explicit Node(std::unique_ptr<ff::Disk> disk = std::make_unique<LoggedDisk>(), int threads = 1)
+      : target(std::make_shared<ChunkTarget>(7, std::move(disk), options(), 1, events)), server(threads, events, pool) {}
+};
 
 std::pair<int, int> connected() {
   int fds[2];
@@ -70,9 +84,9 @@ std::pair<int, int> connected() {
   return {fds[0], fds[1]};
 }
 
-int connect_to(ChunkServer& server) {
+int connect_to(Node& node) {
   const auto [mine, theirs] = connected();
-  server.serve(theirs);
+  node.server.trust(node.server.connect(theirs, true));
   return mine;
 }
 
@@ -96,14 +110,13 @@ struct Directory {
 
 // On a real disk whole granules go by sendfile, on the logged one by buffers.
 void any_range_is_right(std::unique_ptr<ff::Disk> disk) {
-  const auto engine = std::make_shared<ChunkEngine>(std::move(disk), options());
+  Node world(std::move(disk), 2);
   const Data small = noise(5000, 1), large = noise(1'000'001, 2);
-  put(*engine, 0, 1, small);
-  put(*engine, 1, 1, large);
-  ChunkServer server(2);
-  server.publish({serving(engine)});
+  put(*world.target, 0, 1, small);
+  put(*world.target, 1, 1, large);
+  world.server.publish({serving(world.target)});
   ChunkRing ring;
-  const int servers[] = {ring.add(connect_to(server)), ring.add(connect_to(server)), ring.add(connect_to(server))};
+  const int servers[] = {ring.add(connect_to(world)), ring.add(connect_to(world)), ring.add(connect_to(world))};
   Random random{3};
   std::vector<Data> memory;
   std::vector<ReadRequest> asked;
@@ -130,23 +143,22 @@ void any_range_is_right(std::unique_ptr<ff::Disk> disk) {
       CHECK(expected == 0 || std::memcmp(memory[c.tag].data(), whole.data() + r.offset, expected) == 0);
       ++done;
     }
-  CHECK(server.stats().reads == asked.size());
+  CHECK(world.server.stats().reads == asked.size());
 }
 
 void what_is_published_is_obeyed() {
-  const auto engine = std::make_shared<ChunkEngine>(std::make_unique<LoggedDisk>(), options());
+  Node world;
   const Data data = noise(100, 1);
-  put(*engine, 0, 1, data);
-  stage(*engine, 0, 2, noise(50, 2));
-  ChunkServer server(1);
+  put(*world.target, 0, 1, data);
+  stage(*world.target, 0, 2, noise(50, 2));
   ChunkRing ring;
-  const int node = ring.add(connect_to(server));
+  const int node = ring.add(connect_to(world));
   Data into(100);
   const auto status = [&](ff::PublishedChain published, std::uint32_t index = 0) {
-    server.publish({std::move(published)});
+    world.server.publish({std::move(published)});
     return one(ring, node, request(index, 0, 100), into);
   };
-  ff::PublishedChain published = serving(engine);
+  ff::PublishedChain published = serving(world.target);
   CHECK(status(published).status == ReadStatus::not_committed && status(published).where == 77);
   CHECK(status(published, 4).status == ReadStatus::missing);
   published.answers_committed = true;
@@ -159,27 +171,32 @@ void what_is_published_is_obeyed() {
   published.chain_version = chain_version;
   published.serving = false;
   CHECK(status(published).status == ReadStatus::stale);
-  server.publish({});
+  world.server.publish({});
   CHECK(one(ring, node, request(0, 0, 100), into).status == ReadStatus::stale);
-  server.publish({serving(engine)});
+  world.server.publish({serving(world.target)});
   CHECK(one(ring, node, {1, 1, 0, chain, chain_version, 0xffffffff, 1, 0}, into).status == ReadStatus::usage);
 }
 
 void damage_is_seen() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
-  const auto engine = std::make_shared<ChunkEngine>(std::move(owned), options());
-  put(*engine, 0, 1, noise(9000, 1));
+  Node world(std::move(owned));
+  put(*world.target, 0, 1, noise(9000, 1));
   disk.content("blocks-00-0000")[5000] ^= std::byte{1};
-  ChunkServer server(1);
-  server.publish({serving(engine)});
+  world.server.publish({serving(world.target)});
   ChunkRing ring;
-  const int node = ring.add(connect_to(server));
+  const int node = ring.add(connect_to(world));
   Data into(9000);
   CHECK(one(ring, node, request(0, 0, 4096), into).status == ReadStatus::found);
   CHECK(one(ring, node, request(0, 0, 9000), into).status == ReadStatus::damaged);  // found by the reader
-  CHECK(one(ring, node, request(0, 4999, 2), into).status == ReadStatus::damaged);  // found by the server
   CHECK(one(ring, node, request(0, 8192, 808), into).status == ReadStatus::found);
+  CHECK(one(ring, node, request(0, 4999, 2), into).status == ReadStatus::damaged);    // found by the server, which tells
+  CHECK(one(ring, node, request(0, 8192, 808), into).status == ReadStatus::damaged);  // and remembers
+  CHECK(one(ring, node, request(0, 4999, 2), into).status == ReadStatus::damaged);
+  const auto told = world.events->take(10);
+  CHECK(told.size() == 1 && std::get<ff::DamageEvent>(told[0]).chunk == (ff::ChunkId{1, 0}));
+  put(*world.target, 0, 2, noise(9000, 2));
+  CHECK(one(ring, node, request(0, 0, 9000), into).status == ReadStatus::found);
 }
 
 void send_all(int fd, const void* data, std::size_t n) { CHECK(::send(fd, data, n, MSG_NOSIGNAL) == static_cast<ssize_t>(n)); }
@@ -201,15 +218,14 @@ bool closed(int fd) {
 }
 
 void a_client_that_sends_nonsense_loses_its_own_connection() {
-  const auto engine = std::make_shared<ChunkEngine>(std::make_unique<LoggedDisk>(), options());
+  Node world;
   const Data data = noise(100, 1);
-  put(*engine, 0, 1, data);
-  ChunkServer server(1);
-  server.publish({serving(engine)});
+  put(*world.target, 0, 1, data);
+  world.server.publish({serving(world.target)});
   ChunkRing ring;
-  const int node = ring.add(connect_to(server));
+  const int node = ring.add(connect_to(world));
   const auto refused = [&](const Data& bytes) {
-    const int fd = connect_to(server);
+    const int fd = connect_to(world);
     send_all(fd, bytes.data(), bytes.size());
     CHECK(closed(fd));
     Data into(100);
@@ -228,7 +244,7 @@ void a_client_that_sends_nonsense_loses_its_own_connection() {
   prefix.payload_bytes = 0;
   prefix.kind = ff::FrameKind::read_reply;
   refused(frame(prefix, Data(40)));
-  const int half = connect_to(server);  // and one that stops in the middle holds up nobody
+  const int half = connect_to(world);  // and one that stops in the middle holds up nobody
   send_all(half, &prefix, 10);
   Data into(100);
   CHECK(one(ring, node, request(0, 0, 100), into).status == ReadStatus::found);
@@ -289,11 +305,10 @@ void a_node_that_sends_nonsense_loses_its_reads_and_no_memory() {
 }
 
 void a_reader_that_does_not_read_holds_up_nobody() {
-  const auto engine = std::make_shared<ChunkEngine>(std::make_unique<LoggedDisk>(), options());
-  put(*engine, 0, 1, noise(1 << 20, 1));
-  ChunkServer server(1);
-  server.publish({serving(engine)});
-  const int lazy = connect_to(server);
+  Node world;
+  put(*world.target, 0, 1, noise(1 << 20, 1));
+  world.server.publish({serving(world.target)});
+  const int lazy = connect_to(world);
   Data requests(200 * sizeof(ReadRequest));
   for (std::size_t i = 0; i < 200; ++i) {
     const ReadRequest r = request(0, 0, 1 << 20);
@@ -304,7 +319,7 @@ void a_reader_that_does_not_read_holds_up_nobody() {
   const Data bytes = frame(prefix, requests);
   send_all(lazy, bytes.data(), bytes.size());
   ChunkRing ring;
-  const int node = ring.add(connect_to(server));
+  const int node = ring.add(connect_to(world));
   Data into(1 << 20);
   CHECK(one(ring, node, request(0, 0, 1 << 20), into).bytes == 1 << 20);
   ::close(lazy);

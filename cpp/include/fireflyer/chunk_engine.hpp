@@ -53,7 +53,7 @@ enum class UpdateKind : std::uint8_t {
   write,     // data at offset; what lies between the old end and the offset becomes zeros
   truncate,  // to `length`, longer or shorter
   remove,
-  replace,   // data is the whole content, whatever was there
+  replace,   // data is the whole content, whatever was there: also the same content, where that is damaged
 };
 
 struct Request {
@@ -121,7 +121,7 @@ class ChunkEngine {
   // Writes the content; returns what is pending then. Repeating it (same next id) changes nothing.
   Content stage(const ChunkId& chunk, const Update& update, Ticket& ticket);
   Ticket commit(const ChunkId& chunk, const ContentId& content);  // what is pending; a removal leaves no record
-  // What is pending goes. `row`, if any, stands for its row from now on, whatever their order.
+  // What is pending goes. `row`, if any, stands for its row from now on, also where that said that it was done.
   Ticket drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row = std::nullopt);
   Ticket adopt(const std::vector<RequestRow>& rows, bool reset);  // `reset`: forgets all others first
   Ticket forget_client(std::uint64_t client);

@@ -1,12 +1,15 @@
-// Answers reads from authenticated connections, from the chunks of this node's targets. Nothing but the published table is
-// asked: whoever decides publishes, these threads obey.
+// The data connections ("links") of one node: epoll threads that answer reads from the published table, and carry messages
+// to and from the node's owner. Nothing but the table and the rights of a link is asked: whoever decides publishes, these
+// threads obey.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "fireflyer/chunk_engine.hpp"
+#include "fireflyer/chunk_events.hpp"
+#include "fireflyer/chunk_target.hpp"
 #include "fireflyer/chunk_wire.hpp"
 
 namespace ff {
@@ -18,28 +21,42 @@ struct PublishedChain {
   bool answers_committed = false;   // a tail: what is pending here has been shown by nobody
   std::int64_t fence_until_ns = 0;  // CLOCK_MONOTONIC
   std::uint64_t tail = 0;
-  std::shared_ptr<ChunkEngine> engine;
+  std::shared_ptr<ChunkTarget> target;
 };
 
 struct ServerStats {
-  std::uint64_t reads = 0, bytes = 0, refused = 0, connections = 0;
+  std::uint64_t links = 0, reads = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
 };
 
+// Thread-safe, and no call blocks but `close`. A link that is not there any more is ignored.
 class ChunkServer {
  public:
-  explicit ChunkServer(int threads);
+  ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool);
   ~ChunkServer();
   ChunkServer(const ChunkServer&) = delete;
   ChunkServer& operator=(const ChunkServer&) = delete;
 
   // Replaces the table: reads that come in later see this one. Earlier ones were decided when they came in.
-  void publish(std::vector<PublishedChain> chains);
-  void serve(int fd);  // a connected stream socket, which now belongs to the server
+  void publish(const std::vector<PublishedChain>& chains);
+
+  // A connected stream socket, which now belongs to the server. The number is never given again; in the end LostEvent
+  // comes, once, and nothing of that link after it.
+  std::uint64_t connect(int fd, bool reads);
+  void disconnect(std::uint64_t link);
+  // Reads of files [from, to) are answered until then. Of one file, or one range, the latest grant counts. Throws
+  // std::length_error above the bound of a link.
+  void grant(std::uint64_t link, std::uint64_t file_from, std::uint64_t file_to, std::int64_t until_ns);
+  // All files; and its payloads may use all memory, and are dropped with their messages if there is none for a while, so
+  // that two nodes never wait for each other.
+  void trust(std::uint64_t link);
+  // At most once. A link that does not take what it is sent ends.
+  void send(std::uint64_t link, const std::string& body, SharedBuffer data);
   ServerStats stats() const;
+  void close();
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace ff

@@ -5,6 +5,9 @@
 // Reads are answered natively: the body of `reads` is an array of ReadRequest; each is answered, in any order, by a frame
 // `read_reply` with ReadReply, checksums and data. The range that was asked for is cut at multiples of granule_bytes of
 // the chunk; there is one CRC-32C for each piece, and the receiver verifies the data against them.
+//
+// The body of a `message` is for whoever owns the two ends, in either direction; these layers do not look into it. Its
+// payload is the data that it speaks of, whose checksum is in the body.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +20,10 @@ namespace ff {
 
 inline constexpr std::uint32_t chunk_wire_magic = 0x31434646;  // "FFC1"
 inline constexpr std::size_t max_body_bytes = std::size_t{256} << 10;
+inline constexpr std::size_t max_payload_bytes = max_block_bytes;
 inline constexpr std::size_t max_reads_per_frame = 256;
 
-enum class FrameKind : std::uint16_t { reads = 1, read_reply = 2 };
+enum class FrameKind : std::uint16_t { reads = 1, read_reply = 2, message = 3 };
 
 struct Prefix {
   std::uint32_t magic = chunk_wire_magic;

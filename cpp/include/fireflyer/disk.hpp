@@ -56,4 +56,16 @@ class Disk {
 // The directory `path` of this machine, which must exist.
 std::unique_ptr<Disk> real_disk(const std::string& path);
 
+// While it lives no other one of this machine has the directory. Throws DiskError EWOULDBLOCK if another one has.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const std::string& path);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int fd_;
+};
+
 }  // namespace ff

@@ -11,6 +11,9 @@ import os
 from fireflyer.native import _core
 from fireflyer.native._core import (
     Arena,
+    ChunkError,
+    ChunkNode,
+    ChunkTarget,
     Exchange,
     Executor,
     Fabric,
@@ -44,6 +47,9 @@ from fireflyer.native._core import (
 
 __all__ = [
     "Arena",
+    "ChunkError",
+    "ChunkNode",
+    "ChunkTarget",
     "Exchange",
     "Executor",
     "Fabric",

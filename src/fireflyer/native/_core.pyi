@@ -159,3 +159,116 @@ def submit_parts(
     in_: list[tuple[int, int, int]],
     sum: tuple[str, int, int, list[int]] | None = None,
 ) -> NativeWork: ...
+
+# --- chunk_node.cpp: the native half of a storage process. Meaning as in cpp/include/fireflyer/chunk_*.hpp. ---
+# Everything crosses as plain tuples of ints; thread-safe; what may wait releases the GIL.
+
+_Chunk: TypeAlias = tuple[int, int]  # file, index
+_Content: TypeAlias = tuple[int, int]  # made_in, version
+_Held: TypeAlias = tuple[int, int, int, int]  # made_in, version, length, crc of all of it
+# client, channel, sequence, file, index, made_in, version; version 0: it was given up
+_Row: TypeAlias = tuple[int, int, int, int, int, int, int]
+
+# args: (kind, message). kind: "usage", "conflict", "no_space", "damaged", "failed" (the disk refused: open it anew).
+class ChunkError(RuntimeError): ...
+
+# No call blocks but open_target and close.
+#
+# event_fd (an eventfd; do not read it) is readable while `take` has something:
+#   ("message", link, body, handle)                 handle 0: no payload; else `release` it in the end
+#   ("lost", link, reason)                          once for every link, but for those that `close` ends; its last event
+#   ("staged", target, job, made_in, version, length, crc)     durable; of the whole chunk; 0, 0 for a removal
+#   ("stage_failed", target, job, kind, message)    nothing was staged; kind: those of ChunkError, and "bad_data"
+#   ("adopted", target, job)                        durable; in order
+#   ("damage", target, file, index)                 on record now; told once for a content
+#   ("disk_failed", target, message)                once; every later update of the target fails
+#   ("verified", target, job, (file, index) | None, bytes)     the last one that was verified; None: the end
+class ChunkNode:
+    # io_threads: for all links. job_threads: for each target, so that a disk that hangs holds up no other one.
+    # buffer_bytes: for payloads in all, taken as they come. Links that are not trusted get half at the most, and a
+    # payload above that ends its link: 128 MiB at least for chunks of 64 MiB.
+    def __init__(self, *, io_threads: int, job_threads: int, buffer_bytes: int) -> None: ...
+    @property
+    def event_fd(self) -> int: ...
+    def take(self, limit: int) -> list[tuple[Any, ...]]: ...
+    # Reads the journal, and locks the directory, which must exist; what is not its own it leaves alone.
+    # capacity_bytes 0: what the disk has. reserve: share of the disk that is left free. BlockingIOError: locked by
+    # another one. OSError: the disk. ChunkError "damaged": what was durable is gone. ValueError: open already.
+    def open_target(
+        self, target: int, directory: str, *, capacity_bytes: int = 0, reserve: float = 0.05, durable: bool = True
+    ) -> ChunkTarget: ...
+    # A connected, authenticated stream socket's descriptor (detached), nothing read ahead. It is the node's from now
+    # on, also when this raises. Without `reads` a frame of reads ends the link. Link numbers are never used twice.
+    def connect(self, fd: int, *, reads: bool) -> int: ...
+    # Files file_from <= file < file_to may be read there until then (CLOCK_MONOTONIC); the latest grant of a file or
+    # range counts. ValueError: above 65536 files or 64 ranges. Here and below, a link that has ended is ignored.
+    def grant(self, link: int, file_from: int, file_to: int, until_ns: int) -> None: ...
+    # May read all files and use all buffers. If there is none for 200 ms its message is dropped (peers send again),
+    # so that two nodes do not wait for each other.
+    def trust(self, link: int) -> None: ...
+    def disconnect(self, link: int) -> None: ...
+    # At most once; `handle` may be released at once. Above 4096 frames or 64 MiB of bodies that wait the link ends.
+    # ValueError: body above 256 KiB, no such handle.
+    def send(self, link: int, body: bytes, handle: int = 0) -> None: ...
+    # The payload is that content of the chunk, pending or committed, read and verified in a job thread. Nothing is
+    # sent if it is gone, or damaged (event), or there is no buffer for 200 ms.
+    def send_content(
+        self, link: int, body: bytes, target: int, file: int, index: int, made_in: int, version: int
+    ) -> None: ...
+    # Bytes of its data. ValueError: no such handle.
+    def length(self, handle: int) -> int: ...
+    # Stages and sends that were asked for before still have the data.
+    def release(self, handle: int) -> None: ...
+    # What reads obey, replaced as a whole: target, chain, chain_version, serving, fence_until_ns, tail,
+    # answers_committed.
+    def publish(self, entries: Sequence[tuple[int, int, int, bool, int, int, bool]]) -> None: ...
+    # links, reads, read_bytes, refused, messages, dropped, buffer_bytes, handles, events (waiting)
+    def stats(self) -> dict[str, int]: ...
+    # Ends the links, then what the targets have begun.
+    def close(self) -> None: ...
+
+# One target's engine. commit, drop, adopt, forget have taken effect in memory when they return. Raises ChunkError;
+# ValueError after `close`.
+class ChunkTarget:
+    @property
+    def number(self) -> int: ...
+    # operation: "write", "truncate", "remove", "replace". base None: the chunk is absent. length, crc: of the data of
+    # `handle` (write, replace), or the new length (truncate). row: client, channel, sequence; durable together with
+    # the content.
+    def stage(
+        self,
+        job: int,
+        chunk: _Chunk,
+        next: _Content,
+        base: _Content | None,
+        operation: str,
+        offset: int,
+        length: int,
+        crc: int,
+        handle: int,
+        row: tuple[int, int, int] | None,
+    ) -> None: ...
+    def commit(self, chunk: _Chunk, content: _Content) -> None: ...
+    def drop(self, chunk: _Chunk, content: _Content, row: _Row | None) -> None: ...
+    def adopt(self, job: int, rows: Sequence[_Row], reset: bool) -> None: ...
+    def forget(self, client: int) -> None: ...
+    # One step of a scrub: committed contents of the chunks after this one, until so many bytes were read.
+    def verify(self, job: int, after: _Chunk | None, limit_bytes: int) -> None: ...
+    @property
+    def row_count(self) -> int: ...
+    # committed, pending (length -1: a removal), damaged
+    def find(self, chunk: _Chunk) -> tuple[_Held | None, _Held | None, bool] | None: ...
+    def row(self, client: int, channel: int) -> _Row | None: ...
+    # After this (client, channel), in order.
+    def rows(self, after: tuple[int, int] | None, limit: int) -> list[_Row]: ...
+    # In order; None: something is pending, or it is damaged, or not committed.
+    def chunks(self, after: _Chunk | None, limit: int) -> list[tuple[_Chunk, _Held | None]]: ...
+    # Indices of the file's chunks from this one on; 256 at most: go on behind the last. Those with something pending
+    # too.
+    def of_file(self, file: int, index: int, limit: int, *, backwards: bool = False) -> list[int]: ...
+    def pending(self) -> list[_Chunk]: ...
+    # chunks, pending, rows, file_bytes, taken_bytes, journal_bytes, memory_bytes, jobs (waiting); of the disk:
+    # free_bytes, total_bytes
+    def stats(self) -> dict[str, int]: ...
+    # Ends what was begun, makes it durable, and gives the directory to others. It is not served from then on.
+    def close(self) -> None: ...

@@ -1,0 +1,108 @@
+// One target of a node: its engine, and the threads that do what touches its disk. A disk that hangs holds up no other one.
+//
+//   job threads    write staged content, load content that is to be sent, verify
+//   flush thread   makes durable, in one go, all that was staged and adopted while it made durable what came before
+//
+// What is asked for here comes back as an event, in any order; commit, drop, adopt and forget have taken effect in memory
+// when they return, and are durable with what is flushed next, a moment later at the latest.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fireflyer/chunk_engine.hpp"
+#include "fireflyer/chunk_events.hpp"
+
+namespace ff {
+
+struct StageJob {
+  std::uint64_t job = 0;
+  ChunkId chunk;
+  Update update;            // without its data
+  std::uint32_t crc = 0;    // of the data
+  std::uint32_t bytes = 0;  // how much data there should be
+  SharedBuffer data;
+};
+
+// Thread-safe. A disk that failed is told once, and fails every update from then on.
+class ChunkTarget {
+ public:
+  ChunkTarget(std::uint64_t number, std::unique_ptr<Disk> disk, const EngineOptions& options, int threads, std::shared_ptr<EventQueue> events,
+              std::unique_ptr<DirectoryLock> lock = nullptr);
+  ~ChunkTarget();
+  ChunkTarget(const ChunkTarget&) = delete;
+  ChunkTarget& operator=(const ChunkTarget&) = delete;
+
+  std::uint64_t number() const { return number_; }
+  ChunkEngine& engine() { return engine_; }
+  Disk& disk() { return disk_; }
+
+  void stage(StageJob job);                                                           // StagedEvent or StageFailedEvent
+  void commit(const ChunkId& chunk, const ContentId& content);
+  void drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row);
+  void adopt(std::uint64_t job, const std::vector<RequestRow>& rows, bool reset);     // AdoptedEvent when durable, in order
+  void forget(std::uint64_t client);
+  void verify(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes);  // VerifiedEvent
+  // All of a content that is pending or committed, verified; `loaded` is not called if it is not there or damaged.
+  void load(const ChunkId& chunk, const ContentId& content, std::shared_ptr<BufferPool> pool, std::function<void(SharedBuffer)> loaded);
+  void run(std::function<void()> job);  // in a job thread
+
+  // Damage stays on record until the chunk has other content.
+  bool damaged(const ChunkId& chunk, const ChunkStat& stat) const;
+  void note_damage(const ChunkId& chunk, const Content& content);
+
+  std::size_t jobs() const;
+  void close();  // ends what was begun, flushes, and gives the directory to others; then nothing is served or written
+  bool closed() const { return closed_; }
+
+ private:
+  void work();
+  void flush_what_waits();
+  void stage_now(const StageJob& job);
+  Content stage_with_room(const StageJob& job, Ticket& ticket);
+  void verify_now(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes);
+  SharedBuffer load_now(const ChunkId& chunk, const ContentId& content, BufferPool& pool);
+  void stage_failed(std::uint64_t job, const std::string& kind, const std::string& message);
+  void disk_failed(const std::string& message);
+  void tell_when_durable(NodeEvent event, std::uint64_t job);
+  void flush_later();
+
+  struct Waiting {
+    NodeEvent event;
+    std::uint64_t job;
+  };
+
+  const std::uint64_t number_;
+  const bool durable_;
+  std::unique_ptr<DirectoryLock> lock_;
+  Disk& disk_;
+  ChunkEngine engine_;
+  const std::shared_ptr<EventQueue> events_;
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable has_job_, has_flush_;
+  std::deque<std::function<void()>> jobs_;
+  std::vector<Waiting> waiting_;  // for the flush that begins next
+  std::optional<std::chrono::steady_clock::time_point> flush_at_;
+  bool closing_ = false, stopped_ = false;
+  std::map<ChunkId, BlockAddress> damaged_;
+  std::atomic<bool> failed_ = false, closed_ = false;
+
+  std::vector<std::thread> workers_;
+  std::thread flusher_;
+};
+
+const char* name_of(EngineErrorKind kind);
+
+}  // namespace ff

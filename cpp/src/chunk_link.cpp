@@ -1,0 +1,218 @@
+#include "chunk_link.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "fireflyer/window.hpp"
+
+namespace ff {
+namespace {
+
+constexpr std::size_t receive_bytes = std::size_t{16} << 10;  // grows for larger bodies
+constexpr std::size_t max_replies_bytes = std::size_t{8} << 20;  // waiting for one link; then its reads wait in the socket
+constexpr int receives_per_turn = 64;                           // then other links of the thread have theirs
+constexpr std::int64_t memory_patience_ns = 200'000'000;
+constexpr int idle_before_probes_s = 10, probe_interval_s = 5, probes = 3;
+
+}  // namespace
+
+void prepare_stream(int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  const auto set = [fd](int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof value); };  // what is no TCP refuses it
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, idle_before_probes_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, probe_interval_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, probes);
+}
+
+std::vector<std::byte> message_frame(const std::string& body, std::size_t payload_bytes) {
+  Prefix prefix;
+  prefix.kind = FrameKind::message;
+  prefix.body_bytes = static_cast<std::uint32_t>(body.size());
+  prefix.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
+  prefix.crc = frame_crc(prefix, body.data());
+  std::vector<std::byte> frame(sizeof prefix + body.size());
+  std::memcpy(frame.data(), &prefix, sizeof prefix);
+  if (!body.empty()) std::memcpy(frame.data() + sizeof prefix, body.data(), body.size());
+  return frame;
+}
+
+Link::Link(int fd, std::shared_ptr<LinkShare> share, LinkContext context, BufferPool::Granted granted)
+    : fd_(fd), share_(std::move(share)), context_(context), granted_(std::move(granted)), answers_(context.counts), in_(receive_bytes) {}
+
+Link::~Link() {
+  if (place_ != 0) context_.pool.cancel(place_);
+  ::close(fd_);
+}
+
+Link::Step Link::over(std::string why) {
+  reason_ = std::move(why);
+  return Step::over;
+}
+
+// ---------------------------------------------------------------------------------------------- what was received
+
+Link::Step Link::take() {
+  if (to_drop_ > 0) return take_dropped();
+  if (payload_) return take_payload();
+  if (payload_bytes_ > 0) return begin_payload();
+  return take_frame();
+}
+
+Link::Step Link::take_frame() {
+  if (end_ - begin_ < sizeof(Prefix)) return Step::starved;
+  Prefix prefix;
+  std::memcpy(&prefix, in_.data() + begin_, sizeof prefix);
+  const bool reads = prefix.kind == FrameKind::reads && share_->reads;
+  if (prefix.magic != chunk_wire_magic || !(reads || prefix.kind == FrameKind::message)) return over("it sent something that is no frame for a node");
+  if (prefix.body_bytes > max_body_bytes) return over("it sent a frame of " + std::to_string(prefix.body_bytes) + " bytes");
+  const std::size_t frame_bytes = sizeof prefix + prefix.body_bytes;
+  if (in_.size() < frame_bytes) in_.resize(frame_bytes);
+  if (end_ - begin_ < frame_bytes) return Step::starved;
+  const std::byte* const body = in_.data() + begin_ + sizeof prefix;
+  if (prefix.crc != frame_crc(prefix, body)) return over("a frame was damaged on its way");
+  const Step step = reads ? take_reads(prefix, body) : take_message(prefix, body);
+  if (step == Step::more) begin_ += frame_bytes;
+  return step;
+}
+
+Link::Step Link::take_reads(const Prefix& prefix, const std::byte* body) {
+  const bool sound = prefix.body_bytes % sizeof(ReadRequest) == 0 && prefix.body_bytes <= max_reads_per_frame * sizeof(ReadRequest);
+  if (!sound || prefix.payload_bytes != 0) return over("it sent reads that are none");
+  if (out_.waiting_bytes() >= max_replies_bytes) return paused(Pause::room);
+  // Looked at when the requests are here: a role that was lost before they came is not acted on.
+  const std::shared_ptr<const ReadTable> table = context_.table.load();
+  const std::int64_t now_ns = monotonic_ns();
+  for (std::size_t at = 0; at < prefix.body_bytes; at += sizeof(ReadRequest)) {
+    ReadRequest request;
+    std::memcpy(&request, body + at, sizeof request);
+    answers_.answer(request, *table, share_->rights, now_ns, out_);
+  }
+  return Step::more;
+}
+
+Link::Step Link::take_message(const Prefix& prefix, const std::byte* body) {
+  const auto share = share_->rights.trusted() ? BufferPool::Share::all : BufferPool::Share::half;
+  const std::size_t most = std::min(max_payload_bytes, context_.pool.most_bytes(share));
+  if (prefix.payload_bytes > most) return over("it sent " + std::to_string(prefix.payload_bytes) + " bytes at once; this node takes " + std::to_string(most));
+  if (context_.events.crowded()) return paused(Pause::events);
+  body_.assign(reinterpret_cast<const char*>(body), prefix.body_bytes);
+  payload_bytes_ = prefix.payload_bytes;
+  if (payload_bytes_ == 0) deliver(nullptr);
+  return Step::more;
+}
+
+// Memory for the payload, or a place in the line for it.
+Link::Step Link::begin_payload() {
+  if (place_ != 0) return paused(Pause::memory);
+  const bool trusted = share_->rights.trusted();
+  payload_ = context_.pool.take(payload_bytes_, trusted ? BufferPool::Share::all : BufferPool::Share::half, granted_, place_);
+  if (payload_) return Step::more;
+  patience_ends_ns_.reset();
+  if (trusted) patience_ends_ns_ = monotonic_ns() + memory_patience_ns;
+  return paused(Pause::memory);
+}
+
+void Link::give_memory(SharedBuffer memory) {
+  // Memory for what was dropped meanwhile comes too late.
+  if (place_ == 0 || memory->bytes().size() != payload_bytes_) return;
+  place_ = 0;
+  payload_ = std::move(memory);
+}
+
+void Link::end_patience() {
+  context_.pool.cancel(place_);
+  place_ = 0;
+  to_drop_ = std::exchange(payload_bytes_, 0);
+  ++context_.counts.dropped;
+}
+
+Link::Step Link::take_payload() {
+  const std::size_t n = std::min(end_ - begin_, payload_bytes_ - done_);
+  if (n > 0) std::memcpy(payload_->bytes().data() + done_, in_.data() + begin_, n);
+  begin_ += n;
+  done_ += n;
+  if (done_ < payload_bytes_) return Step::starved;
+  payload_bytes_ = done_ = 0;
+  deliver(std::exchange(payload_, nullptr));
+  return Step::more;
+}
+
+Link::Step Link::take_dropped() {
+  const std::size_t n = std::min(end_ - begin_, to_drop_);
+  begin_ += n;
+  to_drop_ -= n;
+  return to_drop_ > 0 ? Step::starved : Step::more;
+}
+
+void Link::deliver(SharedBuffer data) {
+  ++context_.counts.messages;
+  context_.events.put(MessageEvent{share_->id, std::move(body_), std::move(data)});
+}
+
+// ---------------------------------------------------------------------------------------------- the socket
+
+// One piece of what has come. False: there is none now (errno), or it is over (reason).
+bool Link::receive() {
+  std::byte* into = nullptr;
+  std::size_t room = 0;
+  if (payload_) {
+    into = payload_->bytes().data() + done_;
+    room = payload_bytes_ - done_;
+  } else {
+    if (begin_ > 0) std::memmove(in_.data(), in_.data() + begin_, end_ - begin_);
+    end_ -= std::exchange(begin_, 0);
+    into = in_.data() + end_;
+    room = in_.size() - end_;
+  }
+  ssize_t n = 0;
+  do n = ::recv(fd_, into, room, MSG_DONTWAIT);
+  while (n < 0 && errno == EINTR);
+  if (n == 0) reason_ = "the other side closed the connection";
+  if (n < 0 && errno != EAGAIN) reason_ = std::string("cannot receive: ") + std::strerror(errno);
+  if (n <= 0) return false;
+  (payload_ ? done_ : end_) += static_cast<std::size_t>(n);
+  return true;
+}
+
+bool Link::work() {
+  pause_ = Pause::none;
+  for (int turn = 0;;) {
+    Step step = Step::more;
+    while (step == Step::more) step = take();
+    if (step == Step::over) return false;
+    if (!out_.flush(fd_)) {
+      reason_ = std::string("cannot send: ") + std::strerror(errno);
+      return false;
+    }
+    if (step == Step::paused) {
+      if (pause_ != Pause::room || out_.waiting_bytes() >= max_replies_bytes) break;
+      pause_ = Pause::none;
+      continue;
+    }
+    if (++turn > receives_per_turn) break;
+    if (!receive()) {
+      if (!reason_.empty()) return false;
+      break;
+    }
+  }
+  share_->waiting_pieces = out_.pieces();
+  share_->waiting_bytes = out_.own_bytes();
+  return true;
+}
+
+void Link::enqueue(const std::vector<std::byte>& frame, SharedBuffer data) {
+  std::memcpy(out_.room(frame.size()), frame.data(), frame.size());
+  if (data) out_.put(std::move(data));
+}
+
+}  // namespace ff

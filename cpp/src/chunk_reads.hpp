@@ -1,0 +1,55 @@
+// Answering one read: what the table allows, from the chunks of the target that it names.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "chunk_outbox.hpp"
+#include "fireflyer/chunk_server.hpp"
+
+namespace ff {
+
+using ReadTable = std::unordered_map<std::uint32_t, PublishedChain>;
+
+struct ServerCounts {
+  std::atomic<std::uint64_t> links = 0, reads = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
+};
+
+// Which files a link may read. Thread-safe.
+class ReadRights {
+ public:
+  void grant(std::uint64_t from, std::uint64_t to, std::int64_t until_ns);
+  void trust() { trusted_ = true; }
+  bool trusted() const { return trusted_; }
+  bool allow(std::uint64_t file, std::int64_t now_ns) const;
+
+ private:
+  struct Range {
+    std::uint64_t from, to;
+    std::int64_t until_ns;
+  };
+  std::atomic<bool> trusted_ = false;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::int64_t> files_;
+  std::vector<Range> ranges_;
+};
+
+class ReadAnswers {
+ public:
+  explicit ReadAnswers(ServerCounts& counts) : counts_(counts) {}
+  void answer(const ReadRequest& request, const ReadTable& table, const ReadRights& rights, std::int64_t now_ns, Outbox& out);
+
+ private:
+  void read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, Outbox& out);
+  void send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View view, ReadReply& reply, Outbox& out);
+  void refuse(ReadReply& reply, ReadStatus status, Outbox& out);
+
+  ServerCounts& counts_;
+  std::vector<std::uint32_t> checksums_;
+};
+
+}  // namespace ff

@@ -1,0 +1,274 @@
+#include "fireflyer/chunk_target.hpp"
+
+#include <chrono>
+#include <exception>
+
+#include "fireflyer/crc32c.hpp"
+
+namespace ff {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds flush_delay{500};      // of what nobody waits for: commits, whose old blocks are then free
+constexpr milliseconds memory_patience{200};  // then a content is not sent, and is asked for again
+constexpr std::size_t list_step = 64;
+
+}  // namespace
+
+const char* name_of(EngineErrorKind kind) {
+  switch (kind) {
+    case EngineErrorKind::usage: return "usage";
+    case EngineErrorKind::conflict: return "conflict";
+    case EngineErrorKind::no_space: return "no_space";
+    case EngineErrorKind::damaged: return "damaged";
+    case EngineErrorKind::failed: return "failed";
+  }
+  return "usage";
+}
+
+ChunkTarget::ChunkTarget(std::uint64_t number, std::unique_ptr<Disk> disk, const EngineOptions& options, int threads, std::shared_ptr<EventQueue> events,
+                         std::unique_ptr<DirectoryLock> lock)
+    : number_(number), durable_(options.durable), lock_(std::move(lock)), disk_(*disk), engine_(std::move(disk), options), events_(std::move(events)) {
+  for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  flusher_ = std::thread([this] { flush_what_waits(); });
+}
+
+ChunkTarget::~ChunkTarget() { close(); }
+
+void ChunkTarget::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;
+    closing_ = true;
+  }
+  closed_ = true;
+  has_job_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  has_flush_.notify_all();
+  flusher_.join();
+  lock_.reset();
+}
+
+std::size_t ChunkTarget::jobs() const {
+  const std::lock_guard lock(mutex_);
+  return jobs_.size() + waiting_.size();
+}
+
+// ---------------------------------------------------------------------------------------------- threads
+
+void ChunkTarget::run(std::function<void()> job) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;
+    jobs_.push_back(std::move(job));
+  }
+  has_job_.notify_one();
+}
+
+void ChunkTarget::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    has_job_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    std::function<void()> job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    job();
+    job = nullptr;  // what it holds may take locks when it goes
+    lock.lock();
+  }
+}
+
+void ChunkTarget::tell_when_durable(NodeEvent event, std::uint64_t job) {
+  if (!durable_) {
+    events_->put(std::move(event));
+    return flush_later();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back({std::move(event), job});
+  }
+  has_flush_.notify_one();
+}
+
+void ChunkTarget::flush_later() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (flush_at_) return;
+    flush_at_ = steady_clock::now() + flush_delay;
+  }
+  has_flush_.notify_one();
+}
+
+void ChunkTarget::flush_what_waits() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto due = [this] { return stopped_ || !waiting_.empty() || (flush_at_ && steady_clock::now() >= *flush_at_); };
+    while (!due()) flush_at_ ? void(has_flush_.wait_until(lock, *flush_at_)) : has_flush_.wait(lock);
+    if (stopped_ && waiting_.empty() && !flush_at_) return;
+    std::vector<Waiting> group;
+    group.swap(waiting_);
+    flush_at_.reset();
+    lock.unlock();
+    try {
+      engine_.flush();
+      for (Waiting& one : group) events_->put(std::move(one.event));
+    } catch (const std::exception& error) {
+      disk_failed(error.what());
+      for (const Waiting& one : group)
+        if (std::holds_alternative<StagedEvent>(one.event)) stage_failed(one.job, name_of(EngineErrorKind::failed), error.what());
+    }
+    lock.lock();
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- updates
+
+void ChunkTarget::stage_failed(std::uint64_t job, const std::string& kind, const std::string& message) {
+  events_->put(StageFailedEvent{number_, job, kind, message});
+}
+
+void ChunkTarget::disk_failed(const std::string& message) {
+  if (!failed_.exchange(true)) events_->put(DiskFailedEvent{number_, message});
+}
+
+void ChunkTarget::stage(StageJob job) {
+  run([this, job = std::move(job)] { stage_now(job); });
+}
+
+// Blocks that are free after the next flush are asked for before space is refused.
+Content ChunkTarget::stage_with_room(const StageJob& job, Ticket& ticket) {
+  Update update = job.update;
+  if (job.data) update.data = job.data->bytes();
+  try {
+    return engine_.stage(job.chunk, update, ticket);
+  } catch (const EngineError& error) {
+    if (error.kind() != EngineErrorKind::no_space) throw;
+  }
+  engine_.flush();
+  return engine_.stage(job.chunk, update, ticket);
+}
+
+void ChunkTarget::stage_now(const StageJob& job) {
+  const Bytes data = job.data ? Bytes(job.data->bytes()) : Bytes{};
+  if (data.size() != job.bytes || crc32c(0, data.data(), data.size()) != job.crc)
+    return stage_failed(job.job, "bad_data", "the data are not those that the update speaks of");
+  try {
+    Ticket ticket = 0;
+    const Content content = stage_with_room(job, ticket);
+    tell_when_durable(StagedEvent{number_, job.job, content}, job.job);
+  } catch (const EngineError& error) {
+    if (error.kind() == EngineErrorKind::failed) disk_failed(error.what());
+    const auto stat = engine_.stat(job.chunk);
+    if (error.kind() == EngineErrorKind::damaged && stat) note_damage(job.chunk, stat->committed);
+    stage_failed(job.job, name_of(error.kind()), error.what());
+  } catch (const std::exception& error) {
+    disk_failed(error.what());
+    stage_failed(job.job, name_of(EngineErrorKind::failed), error.what());
+  }
+}
+
+void ChunkTarget::commit(const ChunkId& chunk, const ContentId& content) {
+  engine_.commit(chunk, content);
+  {
+    const auto stat = engine_.stat(chunk);
+    const std::lock_guard lock(mutex_);
+    const auto found = damaged_.find(chunk);
+    if (found != damaged_.end() && !(stat && stat->committed.has_block() && stat->committed.block() == found->second)) damaged_.erase(found);
+  }
+  flush_later();
+}
+
+void ChunkTarget::drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
+  engine_.drop(chunk, content, row);
+  flush_later();
+}
+
+void ChunkTarget::adopt(std::uint64_t job, const std::vector<RequestRow>& rows, bool reset) {
+  engine_.adopt(rows, reset);
+  tell_when_durable(AdoptedEvent{number_, job}, job);
+}
+
+void ChunkTarget::forget(std::uint64_t client) {
+  engine_.forget_client(client);
+  flush_later();
+}
+
+// ---------------------------------------------------------------------------------------------- content and damage
+
+bool ChunkTarget::damaged(const ChunkId& chunk, const ChunkStat& stat) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = damaged_.find(chunk);
+  if (found == damaged_.end()) return false;
+  const auto is = [&](const Content& content) { return content.has_block() && content.block() == found->second; };
+  return is(stat.committed) || is(stat.pending);
+}
+
+void ChunkTarget::note_damage(const ChunkId& chunk, const Content& content) {
+  const auto stat = engine_.stat(chunk);
+  const auto is_still = [&](const Content& now) { return now.has_block() && now.id() == content.id() && now.block() == content.block(); };
+  if (!stat || !(is_still(stat->committed) || is_still(stat->pending))) return;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto [at, added] = damaged_.try_emplace(chunk, content.block());
+    if (!added && at->second == content.block()) return;
+    at->second = content.block();
+  }
+  events_->put(DamageEvent{number_, chunk});
+}
+
+SharedBuffer ChunkTarget::load_now(const ChunkId& chunk, const ContentId& content, BufferPool& pool) {
+  auto view = engine_.view(chunk);
+  if (!view || view->content().id() != content) view = engine_.view(chunk, true);
+  if (!view || view->content().id() != content) return nullptr;
+  const std::uint32_t length = view->content().length;
+  SharedBuffer buffer = pool.take_within(length, BufferPool::Share::all, memory_patience);
+  if (!buffer) return nullptr;
+  try {
+    engine_.read(*view, 0, buffer->bytes());
+    if (crc32c(0, buffer->bytes().data(), length) == view->content().crc) return buffer;
+  } catch (const EngineError&) {
+  }
+  note_damage(chunk, view->content());
+  return nullptr;
+}
+
+void ChunkTarget::load(const ChunkId& chunk, const ContentId& content, std::shared_ptr<BufferPool> pool, std::function<void(SharedBuffer)> loaded) {
+  run([this, chunk, content, pool = std::move(pool), loaded = std::move(loaded)] {
+    if (SharedBuffer buffer = load_now(chunk, content, *pool)) loaded(std::move(buffer));
+  });
+}
+
+void ChunkTarget::verify(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes) {
+  run([this, job, after, limit_bytes] { verify_now(job, after, limit_bytes); });
+}
+
+void ChunkTarget::verify_now(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes) {
+  const ChunkId end{UINT64_MAX, UINT32_MAX};
+  std::uint64_t bytes = 0;
+  for (;;) {
+    const ChunkId from = after ? ChunkId{after->index == UINT32_MAX ? after->file + 1 : after->file, after->index + 1} : ChunkId{};
+    const auto chunks = engine_.list(from, end, list_step);
+    for (const auto& [chunk, stat] : chunks) {
+      if (bytes >= limit_bytes) return events_->put(VerifiedEvent{number_, job, after, bytes});
+      after = chunk;
+      const auto view = engine_.view(chunk);
+      if (!view) continue;
+      bytes += view->content().length;
+      try {
+        engine_.verify(chunk, *view);
+      } catch (const EngineError&) {
+        note_damage(chunk, view->content());
+      }
+    }
+    if (chunks.size() < list_step) return events_->put(VerifiedEvent{number_, job, std::nullopt, bytes});
+  }
+}
+
+}  // namespace ff
