@@ -33,7 +33,7 @@ FAST = Timeouts(settle_ns=20 * MS, stop_grace_ns=2 * SECOND, backoff_ns=20 * MS)
 
 REPORTING = """
 from fireflyer.base.events import ResumeReport, StepReport
-from fireflyer.cluster.client.reporter import Reporter
+from fireflyer.runtime.reporter import Reporter
 from fireflyer.runtime.environment import read_environment
 
 with Reporter.from_environment(read_environment()) as reporter:

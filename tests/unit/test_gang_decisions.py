@@ -162,6 +162,14 @@ def test_a_rank_that_hangs_is_blamed_and_not_the_first_that_gave_up_on_it() -> N
     assert (finish.exit_code, finish.culprit and finish.culprit.rank) == (5, 3), "the code is of the rank that ended"
 
 
+def test_a_rank_that_raises_is_blamed_by_its_own_end_though_another_was_gone_before_it() -> None:
+    story = Story(max_restarts=0).running()
+    story.tell(gave_up(1, 2), RankExited(0, 1, 0, RankEnd(1, 5, False)), RankExited(1, 1, 0, RankEnd(2, 3, False)))
+    story.wait(TIMEOUTS.blame_ns)
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.node, failed.rank, failed.reason) == (1, 2, "rank 2 (node 1) exited with code 3")
+
+
 @pytest.mark.parametrize(
     "reports",
     [(), (gave_up(0, 3),), (gave_up(1, 1),), (gave_up(1, 9),), (gave_up(1, 3, attempt=1),)],

@@ -18,12 +18,11 @@ from fireflyer.base.errors import PeerFailed
 from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
-from fireflyer.cluster.client import reporter as reporter_module
-from fireflyer.cluster.client.reporter import CLOSE_NS, MAX_STEPS_QUEUED, Reporter
 from fireflyer.cluster.core.messages import Event, RankReported
 from fireflyer.cluster.launcher.control import Control
-from fireflyer.cluster.schema.wire import REPORT, Done, Reports
 from fireflyer.identity.secrets import new_secret, save_secret
+from fireflyer.runtime import reporter as reporter_module
+from fireflyer.runtime.reporter import CLOSE_NS, MAX_STEPS_QUEUED, REPORT, Noted, Reporter, Reports
 from fireflyer.runtime.rpc import Accepts, Caller, RpcServer
 
 
@@ -54,7 +53,7 @@ class Launcher:
         assert isinstance(event, RankReported)
         self.reports.append(event.report)
 
-    async def report(self, request: Reports, caller: Caller) -> Done:
+    async def report(self, request: Reports, caller: Caller) -> Noted:
         self.calls += 1
         await self.gate.wait()
         done = await self.control._report(request, caller)

@@ -13,9 +13,9 @@ order; `on_line` every line that a rank printed; both are called on the event lo
 A training script reports with `Reporter.from_environment(read_environment())`.
 """
 
-from fireflyer.cluster.client.reporter import Reporter
 from fireflyer.cluster.launcher import run_job
 from fireflyer.cluster.schema.job import Culprit, Fault, JobResult, JobSpec, RankLine, Timeouts, parse_fault
+from fireflyer.runtime.reporter import Reporter
 
 __all__ = [
     "Culprit",

@@ -15,14 +15,14 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import msgspec
 import numpy.typing as npt
 
-from fireflyer.base.errors import Busy, FireflyerError, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, PeerFailed, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS
 from fireflyer.collectives.arrays import (
@@ -192,7 +192,7 @@ class Communicator(Formed):
         machine reaches the launcher, `transport` to what `ff run --transport` or FF_TRANSPORT says, "tcp" where nothing
         does, `dump_dir` to FF_DUMP_DIR, else `flight` in the directory of the run. Raises as `create` does.
         """
-        from fireflyer.collectives.job import JobPlans, tuned  # tuning needs communicators itself
+        from fireflyer.collectives.job import JobPlans, tell_launcher, tuned  # tuning needs communicators itself
 
         plans = JobPlans(env.run_dir, name)
         store = open_store(env)
@@ -221,7 +221,9 @@ class Communicator(Formed):
             )
 
         try:
-            return tuned(join, plans) if env.tune and plan is None else join(None)
+            made = tuned(join, plans) if env.tune and plan is None else join(None)
+            made.tell_of_failure(lambda error: tell_launcher(env, error))
+            return made
         finally:
             store.close()
 
@@ -362,6 +364,11 @@ class Communicator(Formed):
         """Writes the records into `directory`, by default the `dump_dir` of this communicator, for `ff collectives
         explain`. Returns the path; None where there is no directory. Raises `FireflyerError`."""
         return self._box.write(directory, reason)
+
+    def tell_of_failure(self, tell: Callable[[PeerFailed], None]) -> None:
+        """Has `tell` called when this group first fails because of a peer, before that is raised here. It must neither
+        block nor raise. Groups that follow from this one do not inherit it: their ranks have other numbers."""
+        self._box.tell_of_failure(tell)
 
     def abort(self, reason: str) -> None:
         """Makes every pending and later operation fail with `Aborted` on every rank."""

@@ -19,8 +19,8 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
-from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME
+from fireflyer.base.errors import DataCorruption, FireflyerError, PeerFailed, UsageError
+from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME, RankEnvironment
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
 from fireflyer.collectives.communicator import Communicator
@@ -29,8 +29,9 @@ from fireflyer.collectives.declaration import Declaration
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.tuning import measure
+from fireflyer.runtime.reporter import Reporter
 
-__all__ = ["JobPlans", "KeptPlan", "tuned"]
+__all__ = ["JobPlans", "KeptPlan", "tell_launcher", "tuned"]
 
 MAX_FILE_BYTES: Final = 64 * MIB
 LARGE: Final = 186 * MIB
@@ -181,3 +182,9 @@ def _decoded(data: bytes, kind: type[_T], path: str) -> _T:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UsageError) as error:
         raise DataCorruption(f"{path} is damaged: {error}; remove it, and a new one is made") from error
+
+
+def tell_launcher(env: RankEnvironment, error: PeerFailed) -> None:
+    """A rank that gives up because of another is often the first to end: so the launcher knows whom to blame. Sent
+    before this process ends, without waiting for it here."""
+    Reporter.from_environment(env).peer_failed(error)

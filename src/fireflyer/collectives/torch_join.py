@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import Store as TorchStore
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.job import JobPlans
+from fireflyer.collectives.job import JobPlans, tell_launcher
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.torch_bridges import find_pairs
@@ -103,7 +103,7 @@ def join(
         transport=asked,
         dump_dir=env.dump_dir,
     )
-    whole = world_size == env.world_size  # what was declared for the job fits no part of it
+    whole = world_size == env.world_size  # ranks of a part have other numbers, and what was declared does not fit it
     communicator = create(
         rank=rank,
         world_size=world_size,
@@ -112,6 +112,8 @@ def join(
         name=name,
         planner=JobPlans(env.run_dir, f"torch-{name}").plan if whole else default_plan,
     )
+    if whole:
+        communicator.tell_of_failure(lambda error: tell_launcher(env, error))
     wish = options.nvlink_pairs
     pairs = find_pairs(communicator).pairs if isinstance(wish, str) else wish
     if pairs:

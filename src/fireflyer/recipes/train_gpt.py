@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import torch
 
-from fireflyer.base.errors import FireflyerError, NotFound, PeerFailed, PermanentError, UsageError
+from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
@@ -101,11 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with what_stays():
                 job = build(options, env, cleanup)
                 steps_done, position = restore(job)
-            try:
-                train(job, steps_done, position)
-            except PeerFailed as error:
-                job.reporter.peer_failed(error)  # the launcher is to blame the rank that hangs, not this one
-                raise
+            train(job, steps_done, position)
             job.checkpoints.close()  # not in the cleanup: after a failure nobody waits for a save that needs the dead
     except FireflyerError as error:
         print(f"train_gpt: {error}", file=sys.stderr, flush=True)

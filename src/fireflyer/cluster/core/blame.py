@@ -8,7 +8,7 @@ heard of.
 
 A rank that hangs does not fail at all: the others give up on it, and are the first to exit. What they were told by the
 collectives (`PeerFailureReport`) then says who it was: of a rank's plain exit, the rank that most of the others name is
-blamed, unless it failed first itself.
+blamed, unless it failed first itself. The same holds for one that raises an error: the others may be gone before it.
 """
 
 from __future__ import annotations
@@ -79,9 +79,12 @@ def blame(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=_weight)
 
 
-def name_the_peer(failure: Failure, reports: Sequence[PeerFailureReport], *, ranks_per_node: int) -> Failure:
-    """`failure`, or the peer that its rank gave up on. The peer did not end by itself: the exit code stays that of the
-    rank that did. Of several peers the one named by most ranks is blamed, then the one that was named first."""
+def name_the_peer(
+    failure: Failure, failures: Sequence[Failure], reports: Sequence[PeerFailureReport], *, ranks_per_node: int
+) -> Failure:
+    """`failure`, or that of the peer that its rank gave up on. A peer that is not among the `failures` did not end by
+    itself: the exit code stays that of the rank that did. Of several peers the one named by most ranks is blamed, then
+    the one that was named first."""
     if _weight(failure) != 2 or not any(report.rank == failure.rank for report in reports):
         return failure
     named = {report.rank: report for report in reports}  # a rank's last word
@@ -89,6 +92,7 @@ def name_the_peer(failure: Failure, reports: Sequence[PeerFailureReport], *, ran
     for report in named.values():
         votes.setdefault(report.peer, []).append(report)
     peer, said = max(votes.items(), key=lambda item: len(item[1]))
-    if peer == failure.rank:
-        return failure
+    for own in failures:
+        if own.rank == peer:
+            return own
     return Failure(peer // ranks_per_node, peer, failure.exit_code, " ".join(said[0].reason.split())[:MAX_REASON])

@@ -462,7 +462,8 @@ class Gang:
             return f"stopped by {signal_name(self._stop_signal)}"
         if self._failures:
             failure = blame(self._failures)
-            failure = name_the_peer(failure, self._peer_failures, ranks_per_node=self.spec.ranks_per_node)
+            per_node = self.spec.ranks_per_node
+            failure = name_the_peer(failure, self._failures, self._peer_failures, ranks_per_node=per_node)
             self._culprit = Culprit(self.attempt, failure.node, failure.rank, failure.exit_code, failure.reason)
         if self._fatal is not None:
             return self._fatal

@@ -27,7 +27,6 @@ from fireflyer.cluster.schema.wire import (
     HELLO,
     NEXT,
     OUTPUT,
-    REPORT,
     STARTED,
     TROUBLE,
     AgentHello,
@@ -38,10 +37,10 @@ from fireflyer.cluster.schema.wire import (
     Next,
     Numbered,
     Output,
-    Reports,
     Started,
     Trouble,
 )
+from fireflyer.runtime.reporter import REPORT, Noted, Reports
 from fireflyer.runtime.rpc import Caller, RpcServer
 
 __all__ = ["Control", "Member"]
@@ -177,16 +176,16 @@ class Control:
             self._on_line(RankLine(line.rank, node, line.attempt, line.stream, line.text, line.cut))
         return Done()
 
-    async def _report(self, request: Reports, caller: Caller) -> Done:
+    async def _report(self, request: Reports, caller: Caller) -> Noted:
         if caller.role != "node":
             raise PermissionDenied("only ranks may report")
         last = self._reporters.get(caller.identity)
         if last is not None and request.number <= last.number:
-            return Done()
+            return Noted()
         self._reporters[caller.identity] = Reports((), request.number, request.dropped)
         for report in request.reports:
             self._feed(RankReported(report))
-        return Done()
+        return Noted()
 
 
 def _end(exited: Exited) -> RankEnd:

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fireflyer.base.events import Report
 from fireflyer.runtime.rpc import Method
 
 __all__ = [
@@ -22,10 +21,8 @@ __all__ = [
     "MAX_BATCH_BYTES",
     "MAX_BATCH_LINES",
     "MAX_LINE_BYTES",
-    "MAX_REPORTS",
     "NEXT",
     "OUTPUT",
-    "REPORT",
     "STARTED",
     "TROUBLE",
     "AgentConfig",
@@ -39,7 +36,6 @@ __all__ = [
     "Output",
     "OutputLine",
     "RankToStart",
-    "Reports",
     "ShutDown",
     "Start",
     "Started",
@@ -51,7 +47,6 @@ MAX_LINE_BYTES = 16 << 10
 """Longer lines are cut for display; the log file has all of them."""
 MAX_BATCH_LINES = 1024
 MAX_BATCH_BYTES = 512 << 10
-MAX_REPORTS = 256
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -156,16 +151,6 @@ class Output(msgspec.Struct, frozen=True):
     lines: Annotated[tuple[OutputLine, ...], msgspec.Meta(max_length=MAX_BATCH_LINES)]
 
 
-class Reports(msgspec.Struct, frozen=True):
-    """From a rank."""
-
-    reports: Annotated[tuple[Report, ...], msgspec.Meta(max_length=MAX_REPORTS)]
-    number: _Number
-    """Of this batch, from 1: one that is sent again, because its answer was lost, counts once."""
-    dropped: _Number
-    """Step reports that the rank gave up since it started."""
-
-
 HELLO = Method("cluster.agent_hello", AgentHello, Done)
 NEXT = Method("cluster.agent_next", Next, Numbered)
 BEAT = Method("cluster.agent_beat", Done, Done)
@@ -174,4 +159,3 @@ EXITED = Method("cluster.rank_exited", Exited, Done)
 GONE = Method("cluster.ranks_gone", Gone, Done)
 TROUBLE = Method("cluster.trouble", Trouble, Done)
 OUTPUT = Method("cluster.output", Output, Done)
-REPORT = Method("cluster.report", Reports, Done)

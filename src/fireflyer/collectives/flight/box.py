@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fireflyer.base.errors import FireflyerError
+from fireflyer.base.errors import FireflyerError, PeerFailed
 from fireflyer.collectives.flight.dump import (
     Dump,
     Fault,
@@ -56,10 +56,15 @@ class FlightBox:
         self._directory = directory
         self._lock = threading.Lock()
         self._fault: Fault | None = None
+        self._tell: Callable[[PeerFailed], None] | None = None
         self._came = ""
 
     def snapshot(self) -> Snapshot:
         return snapshot_from_native(self._snapshot())
+
+    def tell_of_failure(self, tell: Callable[[PeerFailed], None]) -> None:
+        """Calls `tell` when the first operation that fails does so because of a peer. It neither blocks nor raises."""
+        self._tell = tell
 
     def failed(self, failure: tuple[int, int, int, str]) -> str:
         """To be told what an operation failed with, (kind, culprit, seq, text), any number of times. How far the
@@ -73,6 +78,8 @@ class FlightBox:
         self._fault = fault_from_native(failure)
         if self._fault is None:
             return
+        if self._tell is not None and self._fault.code == "peer_failed":
+            self._tell(PeerFailed(self._fault.text, rank=self._fault.rank))
         self._came = _how_far(self.snapshot(), self._fault)
         if self._directory is None:
             return

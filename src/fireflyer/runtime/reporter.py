@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -22,11 +22,10 @@ from fireflyer.base.errors import FireflyerError, PeerFailed, TransientError
 from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
-from fireflyer.cluster.schema.wire import MAX_REPORTS, REPORT, Reports
 from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.rpc import BlockingRpcClient, NodeCredential
+from fireflyer.runtime.rpc import BlockingRpcClient, Method, NodeCredential
 
-__all__ = ["CLOSE_NS", "MAX_IMPORTANT", "MAX_STEPS_QUEUED", "Reporter"]
+__all__ = ["CLOSE_NS", "MAX_IMPORTANT", "MAX_STEPS_QUEUED", "REPORT", "Noted", "Reporter", "Reports"]
 
 _log = logging.getLogger(__name__)
 MAX_STEPS_QUEUED = 4096
@@ -37,7 +36,28 @@ CALL_NS = 10 * SECOND
 RETRY_NS = 200 * MS
 CLOSE_NS = 3 * SECOND
 
+MAX_REPORTS = 256
+"""In one message."""
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _numbers = itertools.count(1)
+
+
+class Reports(msgspec.Struct, frozen=True):
+    """From a rank."""
+
+    reports: Annotated[tuple[Report, ...], msgspec.Meta(max_length=MAX_REPORTS)]
+    number: _Number
+    """Of this batch, from 1: one that is sent again, because its answer was lost, counts once."""
+    dropped: _Number
+    """Step reports that the rank gave up since it started."""
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """The launcher has them."""
+
+
+REPORT = Method("cluster.report", Reports, Noted)
 
 
 class Reporter:
