@@ -16,6 +16,7 @@ from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.manager import Manager
 from fireflyer.fs.core.sessions import SessionBook
+from fireflyer.fs.core.transact import Outcome
 from fireflyer.fs.schema.manager import Answer, Condition, HeartbeatAnswer, Register, TargetReport
 from fireflyer.fs.schema.routing import Chain, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
@@ -228,10 +229,25 @@ def new_primary_has_heard_no_client(patch: Patch) -> None:
 
 
 def acts_after_it_gave_the_lease_up(patch: Patch) -> None:
+    original, forget = LeaseMachine.outcome, Manager._forget
+
     def may_act(self: LeaseMachine, now_ns: int) -> bool:
         return bool(self._term) and self._acts_until_ns is not None and now_ns < self._acts_until_ns
 
+    def outcome(self: LeaseMachine, now_ns: int, outcome: Outcome) -> bool:
+        term, given_up = self._term, self._trying is self._last
+        done = original(self, now_ns, outcome)
+        if done and given_up:
+            self._term = term
+        return done
+
+    def forget_unless_it_leaves(self: Manager) -> None:
+        if not self.leaving:
+            forget(self)
+
     patch.setattr(LeaseMachine, "may_act", may_act)
+    patch.setattr(LeaseMachine, "outcome", outcome)
+    patch.setattr(Manager, "_forget", forget_unless_it_leaves)
 
 
 PLANTED: dict[str, Callable[[Patch], None]] = {

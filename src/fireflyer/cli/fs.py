@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import click
 
+from fireflyer.cli.fs_admin import COMMANDS
 from fireflyer.cli.fs_placement import placement_command
 from fireflyer.cli.fs_processes import manager_command
+from fireflyer.cli.fs_status import status_command
+from fireflyer.cli.fs_up import down_command, up_command
 
 __all__ = ["admin", "command"]
 
@@ -20,5 +23,8 @@ def admin() -> None:
     """What administrators plan and decide."""
 
 
-command.add_command(manager_command)
+for verb in (up_command, status_command, down_command, manager_command):
+    command.add_command(verb)
+for verb in COMMANDS:
+    admin.add_command(verb)
 admin.add_command(placement_command)

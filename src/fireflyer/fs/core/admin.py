@@ -86,7 +86,7 @@ def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
     chains = tuple(ledger.chains.committed[one] for one in sorted(ledger.chains.committed))
     state = ledger.state
     sessions = len(ledger.sessions.committed)
-    return Status(state.version, state.term, tuple(nodes), tuple(targets), chains, state.cluster, sessions)
+    return Status(state.version, ledger.term, tuple(nodes), tuple(targets), chains, state.cluster, sessions)
 
 
 # --- nodes and targets ---

@@ -129,6 +129,11 @@ class Ledger:
         self._number = self.state.number if self.state.term == self._term else 0
         self._next_client = self.state.next_client
 
+    @property
+    def term(self) -> int:
+        """Of the primary whose it is."""
+        return self._term
+
     def _tables(self) -> tuple[Table[NodeRow], Table[TargetRow], Table[Chain], Table[ChainTable], Table[SessionRow]]:
         return self.nodes, self.targets, self.chains, self.tables, self.sessions
 

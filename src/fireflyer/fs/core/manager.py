@@ -218,6 +218,11 @@ class Manager:
         return self._ledger.state.version if self._ledger is not None else 0
 
     @property
+    def key_ids(self) -> tuple[int, ...]:
+        """Of the keys of capabilities; the first one signs. None for a candidate."""
+        return self._ledger.state.key_ids if self._ledger is not None else ()
+
+    @property
     def leaving(self) -> bool:
         return self._leaving
 

@@ -315,6 +315,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True, tag=True):
     version: RoutingVersion
     term: int
+    """Of the primary that answers."""
     nodes: tuple[NodeStatus, ...]
     targets: tuple[TargetStatus, ...]
     chains: tuple[Chain, ...]

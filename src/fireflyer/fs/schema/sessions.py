@@ -101,7 +101,7 @@ class GetCapability(msgspec.Struct, frozen=True, tag=True):
     client: ClientId
     first_file: _U63
     last_file: _U63
-    rights: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
+    rights: Annotated[int, msgspec.Meta(ge=1, le=3)]
     """As in `core.capability`."""
 
 

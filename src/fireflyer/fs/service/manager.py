@@ -21,16 +21,24 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from fireflyer.base.errors import Aborted, Busy, PermissionDenied
+from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ASK
+from fireflyer.fs.core.capability import Capability, derive_key, sign
 from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
 from fireflyer.fs.core.transact import Transact
-from fireflyer.fs.schema.manager import Answer, GetRouting, GetStatus, Heartbeat, Register, Request
-from fireflyer.fs.schema.sessions import EndSession, GetCapability, KeepSession, OpenSession
+from fireflyer.fs.schema.manager import Answer, GetRouting, GetStatus, Heartbeat, NotPrimary, Register, Request
+from fireflyer.fs.schema.sessions import (
+    CapabilityAnswer,
+    EndSession,
+    GetCapability,
+    KeepSession,
+    OpenSession,
+    SessionKept,
+)
 from fireflyer.fs.service.manager_config import ManagerConfig
 from fireflyer.fs.service.transactions import transact_on
-from fireflyer.identity import Accepts, TokenStore, load_secret
+from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.driver import Driver
@@ -39,6 +47,8 @@ from fireflyer.runtime.rpc import Address, Caller, RpcServer
 __all__ = ["MAX_WAITING", "check_role", "run_manager"]
 
 _log = logging.getLogger(__name__)
+CAPABILITY_S: Final = 900
+"""How long a capability is good for."""
 MAX_WAITING: Final = 4096
 """Requests that wait for an answer of the machine."""
 TICKS_PER_LEASE: Final = 8
@@ -82,7 +92,7 @@ async def run_manager(config: ManagerConfig, *, on_ready: Callable[[str], None])
         server.register(ASK, ask)
         listening = await server.start(host, port)
         address = config.advertise or str(listening)
-        started.set_result(service := _Service(config, engine, address))
+        started.set_result(service := _Service(config, engine, secret, address))
         try:
             on_ready(address)
             await service.run()
@@ -99,8 +109,9 @@ def _parse_listen(text: str) -> tuple[str, int]:
 class _Service:
     """Lives in the loop in which it is made. `handle` is the machine's, and notices when it has left."""
 
-    def __init__(self, config: ManagerConfig, engine: Engine, address: str) -> None:
+    def __init__(self, config: ManagerConfig, engine: Engine, secret: Secret, address: str) -> None:
         self._config = config
+        self._secret = secret
         self._engine = engine
         settings = Settings(
             holder=f"{config.name}/{secrets.token_hex(8)}",
@@ -163,8 +174,22 @@ class _Service:
         trusted = check_role(request, caller, self._config.administrators)
         user = caller.identity if caller.role == "user" else ""
         if isinstance(request, GetCapability):
-            raise PermissionDenied("this release gives out no capabilities")
+            return await self._mint(request, user)
         return await self._put(Asked(0, request, user, trusted))
+
+    async def _mint(self, request: GetCapability, user: str) -> Answer:
+        """Raises `UsageError` for a service: it needs none."""
+        if not user:
+            raise UsageError("services need no capability; ask for one with a user's token")
+        kept = await self._put(Asked(0, KeepSession(request.client, self._manager.routing_version), user, False))
+        key_ids = self._manager.key_ids
+        if not isinstance(kept, SessionKept) or not key_ids:
+            return kept if not isinstance(kept, SessionKept) else NotPrimary("")
+        expires_s = int(time.time()) + CAPABILITY_S
+        capability = Capability(
+            key_ids[0], user, request.client, request.first_file, request.last_file, request.rights, expires_s
+        )
+        return CapabilityAnswer(sign(capability, derive_key(self._secret.reveal(), key_ids[0])), expires_s)
 
     async def _put(self, asked: Asked) -> Answer:
         if self._leaving:

@@ -1,0 +1,118 @@
+"""How commands of `ff fs` find a cluster: the directory of a local one, or addresses and a credential."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from fireflyer.base.errors import InvariantViolation, UsageError
+
+if TYPE_CHECKING:
+    from fireflyer.fs.schema.manager import Answer, Request
+    from fireflyer.fs.schema.routing import Routing
+    from fireflyer.runtime.rpc import Credential
+
+__all__ = ["DEFAULT_DIRECTORY", "Where", "ask_all", "ask_one", "expect", "local", "routing", "where_options"]
+
+DEFAULT_DIRECTORY: Final = "fs"
+T = TypeVar("T")
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+class Where:
+    """Managers to ask, and how to prove who asks."""
+
+    def __init__(self, managers: tuple[str, ...], credential: Credential) -> None:
+        self.managers = managers
+        self.credential = credential
+
+
+def where_options(function: _F) -> _F:
+    """`--dir`, or `--manager` with `--token-file` or `--secret-file`; the command gets them as `where`."""
+
+    def call(
+        *args: object,
+        directory: str | None,
+        managers: tuple[str, ...],
+        token_file: str | None,
+        secret_file: str | None,
+        **options: object,
+    ) -> object:
+        return function(*args, where=_find(directory, managers, token_file, secret_file), **options)
+
+    call.__doc__ = function.__doc__
+    call.__name__ = function.__name__
+    for option in (
+        click.option("--secret-file", metavar="FILE", help="Node secret, instead of a token."),
+        click.option("--token-file", metavar="FILE", help="A user's token; needed with --manager."),
+        click.option("--manager", "managers", metavar="HOST:PORT", multiple=True, help="A manager of the cluster."),
+        click.option("--dir", "directory", metavar="DIR", help="Of a cluster that `ff fs up` made.  [default: ./fs]"),
+    ):
+        call = option(call)
+    return call  # type: ignore[return-value]
+
+
+def _find(directory: str | None, managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:
+    from fireflyer.identity import NodeCredential, UserCredential, load_secret
+    from fireflyer.identity.private_files import read_private_file
+
+    if not managers:
+        if token_file or secret_file:
+            raise UsageError("--token-file and --secret-file go with --manager; give the address of a manager")
+        return local(directory if directory is not None else DEFAULT_DIRECTORY)
+    if directory is not None:
+        raise UsageError("--dir and --manager exclude each other; give one of them")
+    if (token_file is None) == (secret_file is None):
+        raise UsageError("--manager needs --token-file or --secret-file, one of them")
+    if secret_file is not None:
+        return Where(managers, NodeCredential(load_secret(secret_file), f"ff of user {os.getuid()}"))
+    return Where(managers, UserCredential(read_private_file(str(token_file), 4096).decode(errors="replace").strip()))
+
+
+def local(directory: str) -> Where:
+    """A cluster of `ff fs up`, as its administrator. Raises `NotFound` where there is none."""
+    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.identity import UserCredential
+
+    layout = Layout(directory)
+    cluster = layout.load()
+    if any(address.endswith(":0") for address in cluster.managers):
+        raise UsageError(f"the cluster of {layout.directory} has never run; start it: ff fs up --dir {directory}")
+    return Where(cluster.managers, UserCredential(layout.admin_token()))
+
+
+def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> list[Answer]:
+    """One after the other. Raises `FireflyerError`."""
+    from fireflyer.base.units import SECOND
+    from fireflyer.fs.control import ManagerClient
+    from fireflyer.runtime import run
+
+    async def asking() -> list[Answer]:
+        async with ManagerClient(where.managers, where.credential) as client:
+            return [await client.ask(one, timeout_ns=int(timeout_s * SECOND)) for one in requests]
+
+    return run(asking())
+
+
+def ask_one(where: Where, request: Request) -> Answer:
+    return ask_all(where, [request])[0]
+
+
+def expect(answer: Any, answer_type: type[T]) -> T:
+    """Raises `InvariantViolation` for an answer of another kind."""
+    if not isinstance(answer, answer_type):
+        raise InvariantViolation(f"the manager answered with {type(answer).__name__}; is it of the same release?")
+    return answer
+
+
+def routing(answer: Answer) -> Routing:
+    """Of a `RoutingAnswer` to one who knew nothing."""
+    from fireflyer.fs.core.routing import apply_delta
+    from fireflyer.fs.schema.manager import RoutingAnswer
+    from fireflyer.fs.schema.routing import Routing
+
+    delta = expect(answer, RoutingAnswer).routing
+    return Routing(0) if delta is None else apply_delta(Routing(0), delta)

@@ -1,0 +1,144 @@
+"""`ff fs status`: nodes, targets, chains, space, and how far recovery is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from fireflyer.cli.fs_connect import Where, ask_all, expect, where_options
+
+if TYPE_CHECKING:
+    from fireflyer.fs.schema.manager import Status, TargetReport
+    from fireflyer.fs.schema.routing import Chain
+
+__all__ = ["Summary", "status_command", "summary_of"]
+
+TROUBLE_SHOWN: Final = 20
+
+
+class Summary(msgspec.Struct, frozen=True):
+    nodes: int
+    alive: int
+    chains: int
+    whole: int
+    """Chains of which every target serves."""
+    readable: int
+    """Chains that somebody serves."""
+    syncing: int
+    used_bytes: int
+    """On disks: every replica counts."""
+    capacity_bytes: int
+    sessions: int
+
+
+def summary_of(status: Status) -> Summary:
+    from fireflyer.fs.schema.routing import TargetState
+
+    states = [[member.state for member in chain.members] for chain in status.chains]
+    reports = [one.report for one in status.targets if one.report is not None]
+    return Summary(
+        nodes=len(status.nodes),
+        alive=sum(node.alive for node in status.nodes),
+        chains=len(states),
+        whole=sum(all(state is TargetState.SERVING for state in chain) for chain in states),
+        readable=sum(TargetState.SERVING in chain for chain in states),
+        syncing=sum(TargetState.SYNCING in chain for chain in states),
+        used_bytes=sum(report.used_bytes for report in reports),
+        capacity_bytes=sum(report.capacity_bytes for report in reports),
+        sessions=status.sessions,
+    )
+
+
+@click.command("status", short_help="Show nodes, targets, chains, space and recovery.")
+@where_options
+@click.option("--all", "show_all", is_flag=True, help="Show every chain and target.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
+    """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come."""
+    from fireflyer.fs.schema.manager import GetStatus, Status
+
+    status = expect(ask_all(where, [GetStatus()])[0], Status)
+    if as_json:
+        click.echo(msgspec.json.encode({"summary": summary_of(status), "status": status}).decode())
+        return 0
+    from fireflyer.cli.output import stdout_console
+
+    console = stdout_console()
+    for line in _lines(status, show_all=show_all):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+def _lines(status: Status, *, show_all: bool) -> list[str]:
+    from fireflyer.base.units import format_bytes
+
+    found = summary_of(status)
+    space = "space not reported yet"
+    if found.capacity_bytes:
+        space = f"{format_bytes(found.used_bytes)} of {format_bytes(found.capacity_bytes)} used on disks"
+    lines = [
+        f"Cluster {status.cluster or '(unnamed)'}: {found.alive} of {found.nodes} nodes alive, {found.whole} of "
+        f"{found.chains} chains whole, {found.readable} readable, {found.syncing} syncing; {space}; "
+        f"{found.sessions} sessions."
+    ]
+    lines += _nodes(status)
+    shown = status.chains if show_all else [one for one in status.chains if not _whole(one)]
+    reports = {one.id: one.report for one in status.targets}
+    drained = {one.id: one.drained for one in status.targets}
+    for chain in shown[: None if show_all else TROUBLE_SHOWN]:
+        lines.append(_chain(chain, reports, drained))
+    if not show_all and len(shown) > TROUBLE_SHOWN:
+        lines.append(f"… and {len(shown) - TROUBLE_SHOWN} more chains that are not whole; --all shows them")
+    spare = [one for one in status.targets if one.chain is None]
+    if spare:
+        lines.append(
+            f"{len(spare)} targets are in no chain: " + ", ".join(str(one.id) for one in spare[:TROUBLE_SHOWN])
+        )
+    return lines
+
+
+def _nodes(status: Status) -> list[str]:
+    from fireflyer.base.units import format_bytes, format_duration
+
+    lines = []
+    for node in status.nodes:
+        own = [one for one in status.targets if one.node == node.id]
+        used = sum(one.report.used_bytes for one in own if one.report is not None)
+        capacity = sum(one.report.capacity_bytes for one in own if one.report is not None)
+        drained = sum(one.drained for one in own)
+        if node.alive:
+            how = "alive"
+        elif node.incarnation:
+            how = f"silent for {format_duration(node.silent_ns)}"
+        else:
+            how = "never registered"
+        line = f"  node {node.id:<4} {how:<22} {node.address or '-':<21} {len(own)} targets"
+        line += f", {format_bytes(used)} of {format_bytes(capacity)}" if capacity else ""
+        lines.append(line + (f", {drained} drained" if drained else ""))
+    return lines
+
+
+def _chain(chain: Chain, reports: dict[int, TargetReport | None], drained: dict[int, bool]) -> str:
+    from fireflyer.fs.schema.routing import TargetState
+
+    source = next((reports.get(one.target) for one in chain.members if one.state is TargetState.SERVING), None)
+    parts = []
+    for member in chain.members:
+        text = f"{member.target} {member.state}"
+        report = reports.get(member.target)
+        if member.state is TargetState.SYNCING and source is not None and report is not None and source.used_bytes:
+            text += f" (about {min(99, 100 * report.used_bytes // source.used_bytes)} % copied)"
+        if report is not None and not report.sure:
+            text += " (not sure)"
+        if drained.get(member.target, False):
+            text += " (drained)"
+        parts.append(text)
+    return f"  chain {chain.id:<4} v{chain.version:<5} {', '.join(parts)}"
+
+
+def _whole(chain: Chain) -> bool:
+    from fireflyer.fs.schema.routing import TargetState
+
+    return all(member.state is TargetState.SERVING for member in chain.members)

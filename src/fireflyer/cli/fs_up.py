@@ -1,0 +1,212 @@
+"""`ff fs up` and `ff fs down`: a cluster whose processes run on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
+from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
+from fireflyer.cli.numbers import WholeNumber
+
+if TYPE_CHECKING:
+    from fireflyer.fs.schema.manager import Status
+    from fireflyer.fs.service.local_layout import Layout, LocalCluster
+
+__all__ = ["down_command", "up_command"]
+
+MAX_NODES: Final = 64
+MAX_TARGETS: Final = 999
+DOWN_S: Final = 30.0
+UP_LOG: Final = "up.log"
+MAX_REPORT_BYTES: Final = 1 << 16
+
+
+@click.command("up", short_help="Start a chunk store on this machine.")
+@click.option(
+    "--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="Where everything lies."
+)
+@click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_NODES), help="Storage processes.  [default: 3]")
+@click.option("--replicas", metavar="K", type=WholeNumber(min=1, max=8), help="Of each chunk.  [default: 2]")
+@click.option(
+    "--targets-per-node",
+    metavar="N",
+    type=WholeNumber(min=1, max=MAX_TARGETS),
+    help="Directories of each node, each in one chain.  [default: 4]",
+)
+@click.option("--managers", metavar="N", type=WholeNumber(min=1, max=9), help="Manager processes.  [default: 1]")
+@click.option(
+    "--store",
+    metavar="URL",
+    help="Where managers keep their state: postgresql://user@host/database.  [default: embedded, for one manager]",
+)
+@click.option("--relaxed", is_flag=True, help="Answer writes before they are on disk: faster, lost in a power cut.")
+@click.option(
+    "--failure-timeout",
+    metavar="SECONDS",
+    type=float,
+    help="After so much silence a node's part is given to others.  [default: 6]",
+)
+@click.option("-d", "--detach", is_flag=True, help="Return when it is up; end it with `ff fs down`.")
+@click.option("--report-fd", type=int, hidden=True)
+def up_command(
+    *,
+    directory: str,
+    nodes: int | None,
+    replicas: int | None,
+    targets_per_node: int | None,
+    managers: int | None,
+    store: str | None,
+    relaxed: bool,
+    failure_timeout: float | None,
+    detach: bool,
+    report_fd: int | None,
+) -> int:
+    """Start manager and storage processes on this machine, and keep them running until Ctrl-C or `ff fs down`.
+
+    What DIR holds decides: a new directory becomes a cluster as the options say; the same command finds the same data
+    again. A process that dies is started again.
+    """
+    from fireflyer.fs.service.local_layout import Layout, new_cluster
+    from fireflyer.fs.service.local_lock import RunLock
+
+    if not directory:
+        raise UsageError("--dir '' is empty; give a directory")
+    if failure_timeout is not None and not 0.1 <= failure_timeout <= 3600:
+        raise UsageError(f"--failure-timeout {failure_timeout} is not from 0.1 to 3600 seconds")
+    layout = Layout(directory)
+    if detach:
+        return _detach(layout, sys.argv[1:])
+    layout.make_directory()
+    with RunLock(layout.lock_file):
+        wanted = {"nodes": nodes, "replicas": replicas, "targets-per-node": targets_per_node, "managers": managers}
+        if layout.exists():
+            cluster = layout.load()
+            _check_same(layout, cluster, wanted, store)
+        else:
+            cluster = new_cluster(
+                nodes=nodes or 3,
+                replicas=replicas or 2,
+                targets_per_node=targets_per_node or 4,
+                managers=managers or 1,
+                store=store or "",
+                durable=not relaxed,
+                failure_timeout_ms=int((failure_timeout or 6) * 1000),
+            )
+            layout.make_identity()
+            layout.save(cluster)
+        return _run(layout, cluster, report_fd)
+
+
+def _check_same(layout: Layout, cluster: LocalCluster, wanted: dict[str, int | None], store: str | None) -> None:
+    """What is there is not changed by `up`."""
+    there = {
+        "nodes": len(cluster.nodes),
+        "replicas": cluster.replicas,
+        "targets-per-node": len(cluster.nodes[0].targets),
+        "managers": len(cluster.managers),
+    }
+    for option, value in wanted.items():
+        if value is not None and value != there[option]:
+            raise UsageError(
+                f"--{option} {value}: {layout.directory} holds a cluster with {there[option]}; leave the option out"
+                + (", and add nodes with 'ff fs admin add-node'" if option == "nodes" else "")
+            )
+    if store is not None and store != cluster.store:
+        raise UsageError(f"--store: {layout.directory} holds a cluster with another store; leave the option out")
+
+
+def _run(layout: Layout, cluster: LocalCluster, report_fd: int | None) -> int:
+    from fireflyer.fs.service.local_run import run_local
+    from fireflyer.runtime import run
+
+    def on_up(running: LocalCluster, status: Status) -> None:
+        text = _described(layout, running, status)
+        if report_fd is not None:
+            os.write(report_fd, text.encode())
+            os.close(report_fd)
+        else:
+            click.echo(text, nl=False)
+            click.echo("Ctrl-C ends it.")
+
+    async def until_stopped() -> None:
+        loop = asyncio.get_running_loop()
+        working = loop.create_task(run_local(layout, cluster, say=lambda text: click.echo(text, err=True), on_up=on_up))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, working.cancel)
+        try:
+            await working
+        except asyncio.CancelledError:
+            pass
+
+    run(until_stopped())
+    return 0
+
+
+def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
+    where = quote(os.path.relpath(layout.directory))
+    alive = sum(node.alive for node in status.nodes)
+    return (
+        f"The chunk store is up: {alive} of {len(status.nodes)} nodes, {len(status.chains)} chains of "
+        f"{cluster.replicas} replicas, manager at {', '.join(cluster.managers)}.\n"
+        f"  look:  ff fs status --dir {where}\n"
+        f"  stop:  ff fs down --dir {where}\n"
+        "  mount: not in this release; programs use fireflyer.fs.client\n"
+    )
+
+
+def _detach(layout: Layout, arguments: list[str]) -> int:
+    """Runs the same command without `--detach` in a session of its own, and waits until it is up or has failed."""
+    layout.make_directory()
+    options = [one for one in arguments if one not in ("-d", "--detach")]
+    read_fd, write_fd = os.pipe()
+    with open(os.path.join(layout.directory, UP_LOG), "ab") as log, open(read_fd, "rb") as report:
+        began = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fireflyer", *options, "--report-fd", str(write_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(write_fd,),
+            start_new_session=True,
+        )
+        os.close(write_fd)
+        text = report.read(MAX_REPORT_BYTES).decode()
+    if text:
+        click.echo(text, nl=False)
+        return 0
+    code = process.wait()
+    reason = _last_error(os.path.join(layout.directory, UP_LOG), began)
+    error: FireflyerError = PermanentError(reason or f"it ended with exit code {code}; its log is {log.name}")
+    raise UsageError(error.message) if code == 2 else error
+
+
+def _last_error(path: str, began: int) -> str:
+    with open(path, "rb") as file:
+        file.seek(began)
+        lines = file.read(MAX_REPORT_BYTES).decode(errors="replace").splitlines()
+    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+
+
+@click.command("down", short_help="End a chunk store that `ff fs up` has started.")
+@click.option(
+    "--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="As given to `up`."
+)
+@click.option("--force", is_flag=True, help="Kill it at once: as after a crash, nothing that was acknowledged is lost.")
+def down_command(*, directory: str, force: bool) -> int:
+    """End the processes of the cluster in DIR; its data stay. Whether or not it was started with --detach."""
+    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.fs.service.local_lock import end_holder
+
+    layout = Layout(directory)
+    layout.load()
+    pid = end_holder(layout.lock_file, timeout_s=DOWN_S, force=force)
+    click.echo(f"The chunk store of {quote(os.path.relpath(layout.directory))} (process {pid}) has ended.")
+    return 0

@@ -1,0 +1,238 @@
+"""A cluster of which all processes run on this machine: what lies where below its directory.
+
+    DIR/cluster.json             what was made, and where the managers listen
+    DIR/node-secret              of the services (0600)
+    DIR/tokens.json              users, and hashes of their tokens (0600)
+    DIR/admin-token              the token of user `admin` (0600)
+    DIR/up.lock                  held by who runs it
+    DIR/manager-1/               manager.toml, log; store, if it is embedded
+    DIR/node-1/                  storage.toml, log; target-1001, ...
+
+`cluster.json` is written before anything is asked of a manager, so that whoever is killed in the middle goes on with
+the same ids when the command is given again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption, NotFound, UsageError
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.fs.core.placement import place, uniform_cluster
+from fireflyer.fs.schema.ids import NodeId, TargetId
+from fireflyer.fs.schema.manager import NewChain
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.identity import TokenStore, new_secret, save_secret
+from fireflyer.identity.private_files import read_private_file, write_private_file
+
+__all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster", "to_toml", "with_new_node"]
+
+ADMIN: Final = "admin"
+TABLE: Final = 1
+"""The chain table that `up` makes."""
+MAX_FILE_BYTES: Final = 64 << 20
+TARGETS_PER_NODE_ID: Final = 1000
+"""Target 2003 is the third one of node 2."""
+_VERSION: Final = 1
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+class LocalNode(msgspec.Struct, frozen=True):
+    id: NodeId
+    targets: tuple[TargetId, ...]
+
+
+class LocalCluster(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = _VERSION
+    cluster: str
+    replicas: _Count
+    store: str
+    """Empty: embedded, beside the one manager."""
+    durable: bool
+    failure_timeout_ms: int
+    nodes: tuple[LocalNode, ...]
+    chains: tuple[NewChain, ...]
+    """As they are made at first; later the manager knows better."""
+    managers: tuple[str, ...]
+    """Where each of them listened last; port 0 before it was started."""
+
+
+def new_cluster(
+    *,
+    nodes: int,
+    replicas: int,
+    targets_per_node: int,
+    managers: int,
+    store: str,
+    durable: bool,
+    failure_timeout_ms: int,
+) -> LocalCluster:
+    """Raises `UsageError` where no chains can be made of it."""
+    if targets_per_node >= TARGETS_PER_NODE_ID:
+        raise UsageError(f"{targets_per_node} targets of a node; less than {TARGETS_PER_NODE_ID} are allowed")
+    if managers > 1 and not store:
+        raise UsageError(f"{managers} managers need a store that they share: give --store postgresql://...")
+    table = place(uniform_cluster(nodes, targets_per_node), replicas).table
+    given: dict[NodeId, int] = {}
+    chains = []
+    for number, chain in enumerate(table.chains, 1):
+        targets = []
+        for where in chain:
+            given[where.node] = given.get(where.node, 0) + 1
+            targets.append(where.node * TARGETS_PER_NODE_ID + given[where.node])
+        chains.append(NewChain(number, tuple(targets)))
+    return LocalCluster(
+        cluster=f"fs-{secrets.token_hex(8)}",
+        replicas=replicas,
+        store=store,
+        durable=durable,
+        failure_timeout_ms=failure_timeout_ms,
+        nodes=tuple(
+            LocalNode(node, tuple(node * TARGETS_PER_NODE_ID + 1 + at for at in range(targets_per_node)))
+            for node in range(1, nodes + 1)
+        ),
+        chains=tuple(chains),
+        managers=("127.0.0.1:0",) * managers,
+    )
+
+
+def with_new_node(cluster: LocalCluster, targets: int | None) -> tuple[LocalCluster, LocalNode]:
+    """The cluster with one more node of so many targets, by default as many as the first one has."""
+    number = max(node.id for node in cluster.nodes) + 1
+    count = targets if targets is not None else len(cluster.nodes[0].targets)
+    node = LocalNode(number, tuple(number * TARGETS_PER_NODE_ID + 1 + at for at in range(count)))
+    return msgspec.structs.replace(cluster, nodes=(*cluster.nodes, node)), node
+
+
+class Layout:
+    """Paths below `directory`, and what is written there."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+        self.secret_file = self._path("node-secret")
+        self.tokens_file = self._path("tokens.json")
+        self.admin_token_file = self._path("admin-token")
+        self.lock_file = self._path("up.lock")
+        self._cluster_file = self._path("cluster.json")
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self.directory, *names)
+
+    # --- the cluster ---
+
+    def exists(self) -> bool:
+        return os.path.exists(self._cluster_file)
+
+    def load(self) -> LocalCluster:
+        """Raises `NotFound` where none was made, `DataCorruption`."""
+        try:
+            data = read_private_file(self._cluster_file, MAX_FILE_BYTES)
+        except NotFound:
+            raise NotFound(f"{self.directory} holds no cluster; 'ff fs up --dir {self.directory}' makes one") from None
+        try:
+            found = msgspec.json.decode(data, type=LocalCluster)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataCorruption(f"{self._cluster_file} is damaged: {error}; restore it from a backup") from None
+        if found.version != _VERSION:
+            raise DataCorruption(f"{self._cluster_file} has version {found.version}, this release reads {_VERSION}")
+        return found
+
+    def save(self, cluster: LocalCluster) -> None:
+        write_private_file(self._cluster_file, msgspec.json.format(msgspec.json.encode(cluster), indent=1) + b"\n")
+
+    def make_directory(self) -> None:
+        """Raises `UsageError` for one that has something else in it."""
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            others = [] if self.exists() else [name for name in os.listdir(self.directory) if name != "up.lock"]
+        except OSError as error:
+            raise translate_os_error(error, f"make {self.directory}") from error
+        # What a killed `up` has left before it wrote cluster.json is ours.
+        strangers = sorted(set(others) - {"node-secret", "tokens.json", "tokens.json.lock", "admin-token"})
+        if strangers:
+            raise UsageError(f"{self.directory} has other files in it ({strangers[0]!r}); give a new directory")
+
+    def make_identity(self) -> None:
+        """The node secret, and a user with a token, if they are not there."""
+        if not os.path.exists(self.secret_file):
+            save_secret(new_secret(), self.secret_file)
+        if os.path.exists(self.admin_token_file):
+            return
+        users, now_s = TokenStore(self.tokens_file), int(time.time())
+        if ADMIN not in users.users():
+            users.create_user(ADMIN, now_s)
+        write_private_file(self.admin_token_file, users.issue(ADMIN, now_s, label="ff fs up").encode() + b"\n")
+
+    def admin_token(self) -> str:
+        return read_private_file(self.admin_token_file, 4096).decode().strip()
+
+    # --- processes ---
+
+    def target_directory(self, node: NodeId, target: TargetId) -> str:
+        return self._path(f"node-{node}", f"target-{target}")
+
+    def log_file(self, name: str) -> str:
+        return self._path(name, "log")
+
+    def write_manager(self, cluster: LocalCluster, number: int, listen: str) -> str:
+        """Its configuration; the file's path."""
+        name = f"manager-{number}"
+        os.makedirs(self._path(name), mode=0o700, exist_ok=True)
+        config = ManagerConfig(
+            name=name,
+            cluster=cluster.cluster,
+            store=cluster.store or f"embedded:{self._path(name, 'store')}",
+            listen=listen,
+            secret_file=self.secret_file,
+            tokens_file=self.tokens_file,
+            administrators=(ADMIN,),
+            failure_timeout_ms=cluster.failure_timeout_ms,
+            lease_ms=max(20, cluster.failure_timeout_ms // 4),
+        )
+        return self._write_config(self._path(name, "manager.toml"), config)
+
+    def write_storage(self, cluster: LocalCluster, node: LocalNode) -> str:
+        os.makedirs(self._path(f"node-{node.id}"), mode=0o700, exist_ok=True)
+        config = StorageConfig(
+            cluster=cluster.cluster,
+            node=node.id,
+            managers=cluster.managers,
+            targets=tuple(StorageTarget(one, self.target_directory(node.id, one)) for one in node.targets),
+            secret_file=self.secret_file,
+            tokens_file=self.tokens_file,
+            durable=cluster.durable,
+            io_threads=2,
+            job_threads=1,
+        )
+        return self._write_config(self._path(f"node-{node.id}", "storage.toml"), config)
+
+    def _write_config(self, path: str, config: msgspec.Struct) -> str:
+        write_private_file(path, to_toml(msgspec.to_builtins(config)).encode())
+        return path
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Numbers, booleans, texts and lists of them, then lists of such tables: what configurations are made of."""
+    lines = [f"{key} = {_value(value)}" for key, value in table.items() if not _is_tables(value)]
+    for key, value in table.items():
+        if _is_tables(value):
+            for row in value:
+                lines += ["", f"[[{key}]]", *(f"{name} = {_value(one)}" for name, one in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], dict)
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,131 @@
+"""Who runs the cluster of a directory: a lock that dies with its holder, and the holder's name to find it by.
+
+A process is named by its number and the time of its start, and signalled through a descriptor of it, so a number that
+was given to another process in the meantime is never hit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+from typing import Final, Self
+
+import msgspec
+
+from fireflyer.base.errors import Busy, NotFound, Timeout
+from fireflyer.base.os_errors import translate_os_error
+
+__all__ = ["RunLock", "end_holder", "signal_holder"]
+
+MAX_BYTES: Final = 4096
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    pid: int
+    started: int
+
+
+class RunLock:
+    """Held until `release`, or the end of this process."""
+
+    def __init__(self, path: str) -> None:
+        """Raises `Busy` while another process holds it."""
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise translate_os_error(error, f"open {path}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _read(self._fd)
+            os.close(self._fd)
+            who = f"process {holder.pid}" if holder is not None else "another process"
+            raise Busy(
+                f"the cluster runs already, under {who}; 'ff fs status' shows it, 'ff fs down' ends it"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, msgspec.json.encode(_Holder(os.getpid(), _started(os.getpid()) or 0)), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def end_holder(path: str, *, timeout_s: float, force: bool = False) -> int:
+    """SIGTERM (or SIGKILL) to who holds the lock; returns its number when it has ended. Raises `NotFound` where nobody
+    does, `Timeout`."""
+    pid = _holder(path)
+    if pid is None:
+        raise NotFound("the cluster does not run")
+    holder, descriptor = pid
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL if force else signal.SIGTERM)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
+            raise Timeout(f"process {holder} has not ended within {timeout_s:.0f} s; 'ff fs down --force' kills it")
+    finally:
+        os.close(descriptor)
+    return holder
+
+
+def signal_holder(path: str, number: signal.Signals) -> None:
+    """Raises `NotFound` where nobody holds the lock."""
+    found = _holder(path)
+    if found is None:
+        raise NotFound("the cluster does not run; start it with 'ff fs up'")
+    try:
+        signal.pidfd_send_signal(found[1], number)
+    finally:
+        os.close(found[1])
+
+
+def _holder(path: str) -> tuple[int, int] | None:
+    """Its number and a descriptor of it."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise translate_os_error(error, f"open {path}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            holder = _read(fd)
+    finally:
+        os.close(fd)
+    if holder is None:
+        return None
+    try:
+        descriptor = os.pidfd_open(holder.pid)
+    except OSError:
+        return None
+    if _started(holder.pid) != holder.started:
+        os.close(descriptor)
+        return None
+    return holder.pid, descriptor
+
+
+def _read(fd: int) -> _Holder | None:
+    try:
+        return msgspec.json.decode(os.pread(fd, MAX_BYTES, 0), type=_Holder)
+    except msgspec.DecodeError:
+        return None
+
+
+def _started(pid: int) -> int | None:
+    """In ticks since the machine was booted."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return None

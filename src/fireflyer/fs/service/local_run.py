@@ -1,0 +1,205 @@
+"""Runs a local cluster: managers, then storage processes; makes its nodes, chains and table the first time.
+
+    layout ──> managers ready ──> nodes and targets added ──> storage processes ready and registered
+           ──> chains and table, unless the manager has the table ──> every chain serves ──> `on_up` ──> until cancelled
+
+Each step may come twice: who is killed in the middle goes on with the next `up`. Chains are made only when their nodes
+have registered, since a new target serves its chain from the first moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, InvariantViolation, Timeout
+from fireflyer.base.units import SECOND
+from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.core.routing import apply_delta
+from fireflyer.fs.schema.manager import (
+    MAX_PER_REQUEST,
+    AddChains,
+    AddNode,
+    AddTable,
+    AddTargets,
+    Answer,
+    GetRouting,
+    GetStatus,
+    Request,
+    RoutingAnswer,
+    Status,
+)
+from fireflyer.fs.schema.routing import Routing, TargetState
+from fireflyer.fs.service.local_layout import TABLE, Layout, LocalCluster, LocalNode
+from fireflyer.fs.service.local_processes import LocalProcess
+from fireflyer.fs.service.target_directory import make_target
+from fireflyer.identity import NodeCredential, load_secret
+from fireflyer.runtime.rpc import Address
+
+__all__ = ["run_local"]
+
+START_S: Final = 60.0
+"""For a process to be ready, for nodes to register, for chains to serve."""
+LOOK_S: Final = 0.1
+
+
+async def run_local(
+    layout: Layout, cluster: LocalCluster, *, say: Callable[[str], None], on_up: Callable[[LocalCluster, Status], None]
+) -> None:
+    """Until it is cancelled; then everything is ended, storage processes first. SIGHUP: reads `cluster.json` again and
+    starts the nodes that are new in it. Raises `FireflyerError` when the cluster cannot be started."""
+    runner = _Runner(layout, cluster, say)
+    try:
+        await runner.start_managers()
+        status = await runner.start_nodes()
+        on_up(runner.cluster, status)
+        await runner.follow()
+    finally:
+        await runner.stop()
+
+
+class _Runner:
+    def __init__(self, layout: Layout, cluster: LocalCluster, say: Callable[[str], None]) -> None:
+        self.cluster = cluster
+        self._layout = layout
+        self._say = say
+        self._managers: list[LocalProcess] = []
+        self._nodes: dict[int, LocalProcess] = {}
+
+    # --- managers ---
+
+    async def start_managers(self) -> None:
+        for number, last in enumerate(self.cluster.managers, 1):
+            config = self._layout.write_manager(self.cluster, number, _free(last))
+            self._managers.append(self._process(f"manager-{number}", ["fs", "manager", config]))
+        addresses = [await one.wait_ready(START_S) for one in self._managers]
+        for number, address in enumerate(addresses, 1):
+            # When it is started again it listens at the same address.
+            self._layout.write_manager(self.cluster, number, address)
+        self.cluster = msgspec.structs.replace(self.cluster, managers=tuple(addresses))
+        self._layout.save(self.cluster)
+
+    def _process(self, name: str, arguments: list[str]) -> LocalProcess:
+        process = LocalProcess(name, arguments, self._layout.log_file(name), self._say)
+        process.start()
+        return process
+
+    # --- nodes ---
+
+    async def start_nodes(self) -> Status:
+        credential = NodeCredential(load_secret(self._layout.secret_file), "ff fs up")
+        async with ManagerClient(self.cluster.managers, credential) as client:
+            made = any(table.id == TABLE for table in (await self._routing(client)).tables)
+            if not made:
+                await self._add_nodes(client)
+            for node in self.cluster.nodes:
+                self._start_node(node)
+            for process in list(self._nodes.values()):
+                await self._settled(process)
+            if not made:
+                await self._until(client, _all_alive, "all nodes have registered")
+                await self._ask(client, AddChains(self.cluster.chains))
+                await self._ask(client, AddTable(TABLE, tuple(chain.id for chain in self.cluster.chains)))
+                return await self._until(client, _all_serve, "all chains are served by all of their targets")
+            return await self._status(client)
+
+    async def _settled(self, process: LocalProcess) -> None:
+        """A node of a cluster that is there already may be broken: the others serve."""
+        try:
+            await process.wait_ready(START_S)
+        except FireflyerError as error:
+            self._say(str(error))
+
+    async def _add_nodes(self, client: ManagerClient) -> None:
+        if len(self.cluster.chains) > MAX_PER_REQUEST:
+            raise InvariantViolation("more chains than one request names")
+        for node in self.cluster.nodes:
+            await self._ask(client, AddNode(node.id))
+            await self._ask(client, AddTargets(node.id, node.targets))
+
+    def _start_node(self, node: LocalNode) -> None:
+        config = self._layout.write_storage(self.cluster, node)
+        for target in node.targets:
+            directory = self._layout.target_directory(node.id, target)
+            if not os.path.exists(directory):
+                make_target(directory, self.cluster.cluster, target)
+        self._nodes[node.id] = self._process(f"node-{node.id}", ["fs", "storage", config])
+
+    async def follow(self) -> None:
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, changed.set)
+        while True:
+            await changed.wait()
+            changed.clear()
+            try:
+                self.cluster = self._layout.load()
+                for node in self.cluster.nodes:
+                    if node.id not in self._nodes:
+                        self._start_node(node)
+                        self._say(f"node-{node.id} is started")
+            except FireflyerError as error:
+                self._say(str(error))
+
+    async def stop(self) -> None:
+        """All at once, but managers after those who still have something to tell them."""
+        await asyncio.gather(*(one.stop() for one in self._nodes.values()))
+        await asyncio.gather(*(one.stop() for one in self._managers))
+
+    # --- asking ---
+
+    async def _ask(self, client: ManagerClient, request: Request) -> Answer:
+        return await client.ask(request, timeout_ns=int(START_S) * SECOND)
+
+    async def _routing(self, client: ManagerClient) -> Routing:
+        answer = await self._ask(client, GetRouting())
+        if not isinstance(answer, RoutingAnswer):
+            raise InvariantViolation(f"GetRouting was answered by {type(answer).__name__}")
+        return apply_delta(Routing(0), answer.routing) if answer.routing is not None else Routing(0)
+
+    async def _status(self, client: ManagerClient) -> Status:
+        answer = await self._ask(client, GetStatus())
+        if not isinstance(answer, Status):
+            raise InvariantViolation(f"GetStatus was answered by {type(answer).__name__}")
+        return answer
+
+    async def _until(self, client: ManagerClient, true: Callable[[Status], bool], what: str) -> Status:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                while True:
+                    status = await self._status(client)
+                    if true(status):
+                        return status
+                    await asyncio.sleep(LOOK_S)
+        raise Timeout(f"not {what} within {START_S:.0f} s; the logs are in {self._layout.directory}")
+
+
+def _all_alive(status: Status) -> bool:
+    return all(node.alive for node in status.nodes)
+
+
+def _all_serve(status: Status) -> bool:
+    states = [member.state for chain in status.chains for member in chain.members]
+    return bool(states) and all(state is TargetState.SERVING for state in states) and _all_alive(status)
+
+
+def _free(address: str) -> str:
+    """This address if one can listen there, else the host with any free port."""
+    host, _, port = address.rpartition(":")
+    if port == "0":
+        return address
+    parsed = Address.parse(address)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in parsed.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(parsed)
+    except OSError:
+        return f"{host}:0"
+    return address

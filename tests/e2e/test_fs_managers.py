@@ -1,0 +1,229 @@
+"""Manager processes: over one store they take each other's place, over an embedded one they find what they had."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.fs_managers import ManagerProcess, PlayedNode, Site, seconds_since
+from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
+
+from fireflyer.base.errors import PermissionDenied, Timeout
+from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.core.capability import Rights, derive_key, verify
+from fireflyer.fs.schema.manager import (
+    AddChains,
+    AddNode,
+    AddTargets,
+    Done,
+    GetStatus,
+    NewChain,
+    Register,
+    Request,
+    Status,
+)
+from fireflyer.fs.schema.sessions import (
+    CapabilityAnswer,
+    EndSession,
+    GetCapability,
+    GetSessions,
+    KeepSession,
+    OpenSession,
+    Session,
+    SessionKept,
+    SessionOver,
+)
+
+pytestmark = pytest.mark.serial
+SETTING_UP: tuple[Request, ...] = (
+    AddNode(1),
+    AddNode(2),
+    AddTargets(1, (11,)),
+    AddTargets(2, (21,)),
+)
+CHAIN = AddChains((NewChain(1, (11, 21)),))
+
+
+async def asked(client: ManagerClient, *requests: Request) -> None:
+    for request in requests:
+        assert isinstance(await client.ask(request), Done)
+
+
+async def status_of(client: ManagerClient) -> Status:
+    status = await client.ask(GetStatus())
+    assert isinstance(status, Status)
+    return status
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    with running_postgres(programs) as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_a_manager_that_was_killed_finds_again_what_it_had_acknowledged(tmp_path: Path) -> None:
+    site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
+
+    async def story() -> None:
+        with ManagerProcess(site.manager("m1")) as manager:
+            for number in range(1, 6):
+                async with ManagerClient([manager.address], site.service) as client:
+                    await asked(client, AddNode(number))
+                    session = await client.ask(OpenSession(f"nonce {number}"))
+                    assert session == Session(number, 60_000_000_000)
+                manager.kill()
+                manager.start()
+                async with ManagerClient([manager.address], site.service) as client:
+                    status = await status_of(client)
+                    assert [node.id for node in status.nodes] == list(range(1, number + 1))
+                    assert status.sessions == number
+                    assert isinstance(await client.ask(KeepSession(number)), SessionKept)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    site = Site(tmp_path, postgres.url())
+
+    async def story() -> None:
+        with contextlib.ExitStack() as stack:
+            managers = [stack.enter_context(ManagerProcess(site.manager(f"m{number}"))) for number in range(3)]
+            addresses = [one.address for one in managers]
+            async with ManagerClient(addresses, site.service) as client:
+                await asked(client, *SETTING_UP)
+                nodes = [PlayedNode(1, (11,), addresses, site), PlayedNode(2, (21,), addresses, site)]
+                await nodes[0].wait(lambda: all(one.attendance.incarnation for one in nodes))
+                await asked(client, CHAIN)
+                await nodes[0].wait(lambda: nodes[0].serves(11))
+                for _ in range(2):
+                    before = await status_of(client)
+                    primary = [one for one in managers if await answers(one, site)][0]  # noqa: RUF015
+                    primary.kill()
+                    began_ns = time.monotonic_ns()
+                    after = await status_of(client)
+                    assert seconds_since(began_ns) < 5
+                    assert after.term == before.term + 1
+                    assert after.chains == before.chains
+                    asks = len(nodes[0].told)
+                    await nodes[0].wait(lambda asks=asks: len(nodes[0].told) > asks + 3)  # type: ignore[misc]
+                    assert nodes[0].serves(11)
+                    primary.start()
+                for one in nodes:
+                    await one.close()
+
+    asyncio.run(story())
+
+
+async def answers(manager: ManagerProcess, site: Site) -> bool:
+    """Whether it is the primary."""
+    async with ManagerClient([manager.address], site.service) as client:
+        try:
+            return isinstance(await client.ask(GetStatus(), timeout_ns=300_000_000), Status)
+        except Timeout:
+            return False
+
+
+@pytest.mark.slow
+def test_a_manager_that_ends_in_order_leaves_the_lease_to_the_next_at_once(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """Otherwise the next one would wait 10 s for it."""
+    site = Site(tmp_path, postgres.url())
+
+    async def story() -> None:
+        with ManagerProcess(site.manager("m1", lease_ms=10_000)) as first:
+            async with ManagerClient([first.address], site.service) as client:
+                await asked(client, AddNode(1))
+            with ManagerProcess(site.manager("m2", lease_ms=10_000)) as second:
+                assert first.end() == 0
+                async with ManagerClient([second.address], site.service) as client:
+                    began_ns = time.monotonic_ns()
+                    status = await client.ask(GetStatus(), timeout_ns=30_000_000_000)
+                    assert isinstance(status, Status)
+                    assert status.term == 2
+                    assert seconds_since(began_ns) < 8
+
+    asyncio.run(story())
+
+
+def test_who_may_ask_for_what(tmp_path: Path) -> None:
+    site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
+    ann, bob, admin = site.user("ann"), site.user("bob"), site.user("admin")
+
+    async def story() -> None:
+        with ManagerProcess(site.manager("m1")) as manager:
+            addresses = [manager.address]
+            async with (
+                ManagerClient(addresses, ann) as anns,
+                ManagerClient(addresses, bob) as bobs,
+                ManagerClient(addresses, admin) as admins,
+            ):
+                for request in (AddNode(1), GetSessions(), GetCapability(1, 0, 9, 1)):
+                    with pytest.raises(PermissionDenied, match="is for administrators"):
+                        await anns.ask(request)
+                for client in (anns, admins):
+                    with pytest.raises(PermissionDenied, match="is for storage processes"):
+                        await client.ask(Register(1, "n", 0, "a:1", "m", "b"))
+                assert await anns.ask(OpenSession("n")) == Session(1, 60_000_000_000)
+                assert await bobs.ask(OpenSession("n")) == Session(2, 60_000_000_000)
+                assert await anns.ask(OpenSession("n")) == Session(1, 60_000_000_000)
+                assert await bobs.ask(KeepSession(1)) == SessionOver(1)
+                with pytest.raises(PermissionDenied, match="is another user's"):
+                    await bobs.ask(EndSession(1))
+                await asked(admins, AddNode(1), EndSession(1))
+                assert await anns.ask(KeepSession(1)) == SessionOver(1)
+                mine = await admins.ask(OpenSession("n"))
+                assert mine == Session(3, 60_000_000_000)
+                minted = await admins.ask(GetCapability(3, 5, 9, 1))
+                assert isinstance(minted, CapabilityAnswer)
+                key = derive_key(site.secret.reveal(), 1)
+                found = verify(minted.capability, {1: key}, "admin", time.time())
+                assert found.client == 3
+                assert found.allows(7, Rights.READ, time.time())
+                assert await admins.ask(GetCapability(2, 5, 9, 1)) == SessionOver(2)
+
+    asyncio.run(story())
+
+
+def run_manager(config: str) -> tuple[int, str]:
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "manager", config]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_a_manager_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> None:
+    site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
+    with ManagerProcess(site.manager("m1")) as manager:
+        code, line = run_manager(site.manager("m2"))
+        assert code == 1
+        assert line.startswith("error: ")
+        assert "store" in line
+        site.store = f"embedded:{tmp_path / 'other'}"
+        code, line = run_manager(site.manager("m3", listen=manager.address))
+        assert code != 0
+        assert line.startswith(f"error: listen on {manager.address}")
+        manager.end()
+        site.store = f"embedded:{tmp_path / 'store'}"
+        code, line = run_manager(site.manager("m4", cluster="another"))
+        assert (code, line.partition(";")[0]) == (
+            2,
+            "error: the manager's store is that of cluster 'test', not of 'another'",
+        )
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("name = 3")
+    code, line = run_manager(str(wrong))
+    assert code == 2
+    assert line.startswith(f"error: configuration {str(wrong)!r}: ")

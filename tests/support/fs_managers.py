@@ -1,0 +1,168 @@
+"""Manager processes, and storage nodes that are played before them by the real machine and the real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.control import ControlClient
+from fireflyer.fs.core.attendance import Ask, Attendance, Effect, End, Event, Identity, TakeRouting, Tick, Told
+from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.identity import NodeCredential, Secret, TokenStore, UserCredential, new_secret, save_secret
+
+__all__ = ["ManagerProcess", "PlayedNode", "Site", "seconds_since"]
+
+LIMIT_S = 60.0
+
+
+class Site:
+    """A node secret and users, as all managers of a cluster have them."""
+
+    def __init__(self, directory: Path, store: str) -> None:
+        self.directory = directory
+        self.store = store
+        self.secret: Secret = new_secret()
+        self.secret_file = str(directory / "secret")
+        self.tokens_file = str(directory / "tokens.json")
+        save_secret(self.secret, self.secret_file)
+        self.users = TokenStore(self.tokens_file)
+
+    @property
+    def service(self) -> NodeCredential:
+        return NodeCredential(self.secret, "test")
+
+    def user(self, name: str) -> UserCredential:
+        now_s = int(time.time())
+        self.users.create_user(name, now_s)
+        return UserCredential(self.users.issue(name, now_s))
+
+    def manager(self, name: str, *, listen: str = "127.0.0.1:0", cluster: str = "test", lease_ms: int = 400) -> str:
+        """A configuration's path."""
+        config = ManagerConfig(
+            name=name,
+            cluster=cluster,
+            store=self.store,
+            listen=listen,
+            secret_file=self.secret_file,
+            tokens_file=self.tokens_file,
+            failure_timeout_ms=2400,
+            lease_ms=lease_ms,
+        )
+        path = self.directory / f"{name}.toml"
+        path.write_text(to_toml(msgspec.to_builtins(config)))
+        return str(path)
+
+
+class ManagerProcess:
+    """Killed at the end of the block at the latest."""
+
+    def __init__(self, config: str) -> None:
+        self._config = config
+        self.address = ""
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.kill()
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        command = [sys.executable, "-P", "-m", "fireflyer", "fs", "manager", self._config]
+        log = open(f"{self._config}.log", "ab")  # noqa: SIM115
+        with log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.startswith("ready "), Path(f"{self._config}.log").read_text()
+        self.address = line.split()[1]
+        config = Path(self._config)
+        config.write_text(config.read_text().replace("127.0.0.1:0", self.address))  # where it starts again
+
+    def kill(self) -> None:
+        process = self._take()
+        process.kill()
+        process.wait(LIMIT_S)
+
+    def end(self) -> int:
+        process = self._take()
+        process.send_signal(signal.SIGTERM)
+        return process.wait(LIMIT_S)
+
+    def _take(self) -> subprocess.Popen[str]:
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        return process
+
+
+class PlayedNode:
+    """Registers and keeps its fence open, as a storage process does; it has no data."""
+
+    def __init__(self, node: int, targets: tuple[int, ...], managers: list[str], site: Site) -> None:
+        identity = Identity(node, f"nonce-{os.urandom(8).hex()}", f"127.0.0.1:{node}", "machine", "boot", "test")
+        self.attendance = Attendance(identity, dict.fromkeys(targets, True), managers)
+        self.told: list[Told] = []
+        self.changes = 0
+        """How often it was given routing."""
+        self.ended = False
+        self._changed = asyncio.Condition()
+        self._control = ControlClient(NodeCredential(site.secret, f"node {node}"), self._on_told)
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def wait(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S), self._changed:
+            await self._changed.wait_for(true)
+
+    def serves(self, target: int) -> bool:
+        return self.attendance.serves(time.monotonic_ns(), target)
+
+    async def close(self) -> None:
+        self._ticking.cancel()
+        await asyncio.wait([self._ticking])
+        await self._control.close()
+
+    async def _tick(self) -> None:
+        while True:
+            self._feed(Tick())
+            async with self._changed:
+                self._changed.notify_all()
+            await asyncio.sleep(2.4 / 16)
+
+    def _on_told(self, told: Told) -> None:
+        self.told.append(told)
+        self._feed(told)
+
+    def _feed(self, event: Event) -> None:
+        for effect in self.attendance.handle(time.monotonic_ns(), event):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Ask():
+                self._control.ask(effect)
+            case TakeRouting():
+                self.changes += 1
+            case End():
+                self.ended = True
+            case _:
+                pass
+
+
+def seconds_since(began_ns: int) -> float:
+    return (time.monotonic_ns() - began_ns) / SECOND
