@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.launch import TRANSPORTS, RankEnvironment
+from fireflyer.base.launch import TRANSPORTS, RankEnvironment, misspelt_settings
 
 
 @given(nodes=st.integers(1, 5), per_node=st.integers(1, 8), data=st.data())
@@ -61,3 +61,26 @@ def test_dumps_go_where_the_user_says_or_into_the_directory_of_the_run() -> None
 def test_a_rank_outside_the_world_is_refused() -> None:
     with pytest.raises(UsageError, match="rank 4 of 4"):
         RankEnvironment.from_mapping({"RANK": "4", "WORLD_SIZE": "4"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("FF_TRANSPROT", "FF_TRANSPORT"),
+        ("FF_PEERMEMORY", "FF_PEER_MEMORY"),
+        ("FF_DUMPS_DIR", "FF_DUMP_DIR"),
+        ("FF_TRANSPORT", None),
+        ("FF_SECRET_FILE", None),
+        ("FF_OF_SOMEBODY_ELSE", None),
+        ("FFMPEG_TUNE", None),
+    ],
+)
+def test_a_misspelt_setting_is_noticed_and_names_of_others_are_not(name: str, meant: str | None) -> None:
+    assert misspelt_settings(["PATH", name]) == ([] if meant is None else [(name, meant)])
+
+
+def test_every_setting_of_a_rank_is_known() -> None:
+    full = RankEnvironment(
+        control="h:1", secret_file="s", run_dir="r", tune=True, pin=False, peer_memory=False, transport="tcp", dumps="d"
+    )
+    assert misspelt_settings(full.to_mapping()) == []

@@ -5,13 +5,22 @@ Pure: mappings in, structs out. `runtime.environment` is the one module that rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DUMPS_NAME", "LOGS_NAME", "PLANS_NAME", "TOPOLOGY_NAME", "TRANSPORTS", "RankEnvironment"]
+__all__ = [
+    "DUMPS_NAME",
+    "LOGS_NAME",
+    "PLANS_NAME",
+    "TOPOLOGY_NAME",
+    "TRANSPORTS",
+    "RankEnvironment",
+    "misspelt_settings",
+]
 
 DUMPS_NAME = "flight"
 """The directory of dumps in the directory of a run."""
@@ -23,6 +32,19 @@ PLANS_NAME = "collectives"
 """The directory of plans that groups of the job keep, there."""
 TRANSPORTS = ("tcp", "ucx", "auto")
 """What collectives may be asked to use between nodes, see `fireflyer.collectives.transports`."""
+_SETTINGS = ("FF_DUMP_DIR", "FF_PEER_MEMORY", "FF_PIN", "FF_TRANSPORT", "FF_TUNE")
+_ALL_NAMES = {*_SETTINGS, "FF_CONTROL", "FF_JOB_TOKEN", "FF_RUN_DIR", "FF_SECRET_FILE"}
+
+
+def misspelt_settings(names: Iterable[str]) -> list[tuple[str, str]]:
+    """(name, what was probably meant) of environment variables that look like ours, are none, and would be ignored.
+
+    >>> misspelt_settings(["FF_TRANSPROT", "FF_PIN", "FFMPEG", "FF_OF_SOMEBODY_ELSE"])
+    [('FF_TRANSPROT', 'FF_TRANSPORT')]
+    """
+    strange = sorted(name for name in names if name.startswith("FF_") and name not in _ALL_NAMES)
+    meant = [(name, difflib.get_close_matches(name, _SETTINGS, 1, 0.75)) for name in strange]
+    return [(name, close[0]) for name, close in meant if close]
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):

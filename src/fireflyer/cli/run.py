@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.base.launch import DUMPS_NAME, TRANSPORTS
+from fireflyer.base.launch import DUMPS_NAME, TRANSPORTS, misspelt_settings
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.topology_file import topology_json
 
@@ -195,6 +195,8 @@ def command(
         transport=transport,
         inject=tuple(parse_fault(text) for text in inject),
     )
+    for given, meant in misspelt_settings([*os.environ, *spec.env]):
+        click.echo(f"warning: {given} is not a setting of Fire-Flyer and is ignored; did you mean {meant}?", err=True)
     return _run(spec, quiet=quiet)
 
 
