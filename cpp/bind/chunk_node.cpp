@@ -51,7 +51,7 @@ ChunkTuple to_tuple(const ff::ChunkId& chunk) { return {chunk.file, chunk.index}
 // None: there is nothing. A removal has length -1.
 nb::object held(const ff::Content& content) {
   if (content.state == ff::ContentState::none) return nb::none();
-  const std::int64_t length = content.state == ff::ContentState::removed ? -1 : content.length;
+  const std::int64_t length = content.state == ff::ContentState::removed ? std::int64_t{-1} : std::int64_t{content.length};
   return nb::make_tuple(content.made_in, content.version, length, content.crc);
 }
 

@@ -8,15 +8,17 @@ void bind_collectives(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_exchange(nb::module_& m);
 void bind_chunk_node(nb::module_& m);
+void bind_chunk_ring(nb::module_& m);
 
 NB_MODULE(_core, m) {
   // A training script may freeze the garbage collector (it saves seconds at the end of a rank); what it then leaves to the
   // end of the process is no leak, and a page of warnings in a rank's log hides what matters there.
   nb::set_leak_warnings(false);
-  m.doc() = "Native core of Fire-Flyer: reduction kernels, checksums and the collective executor.";
+  m.doc() = "Native core of Fire-Flyer: reduction kernels, checksums, the collective executor, and the chunk store's data paths.";
   bind_kernels(m);
   bind_collectives(m);
   bind_recorder(m);
   bind_exchange(m);
   bind_chunk_node(m);
+  bind_chunk_ring(m);
 }

@@ -212,7 +212,9 @@ bool Link::work() {
 
 void Link::enqueue(const std::vector<std::byte>& frame, SharedBuffer data) {
   std::memcpy(out_.room(frame.size()), frame.data(), frame.size());
-  if (data) out_.put(std::move(data));
+  if (!data) return;
+  const Bytes memory = data->bytes();
+  out_.put(memory, std::move(data));
 }
 
 }  // namespace ff

@@ -17,7 +17,7 @@ constexpr std::size_t max_gathered_pieces = 16;
 }  // namespace
 
 std::byte* Outbox::room(std::size_t bytes) {
-  if (pieces_.empty() || pieces_.back().view || pieces_.back().data || pieces_.back().bytes.size() + bytes > gathered_bytes) {
+  if (pieces_.empty() || !pieces_.back().own() || pieces_.back().bytes.size() + bytes > gathered_bytes) {
     Piece& fresh = pieces_.emplace_back();
     fresh.bytes.swap(spare_);
     fresh.bytes.clear();
@@ -38,10 +38,12 @@ void Outbox::give_back(std::size_t bytes) {
   waiting_bytes_ -= bytes;
 }
 
-void Outbox::put(SharedBuffer data) {
+void Outbox::put(Bytes memory, std::shared_ptr<void> keep) {
+  if (memory.empty()) return;
   Piece& piece = pieces_.emplace_back();
-  piece.left = data->bytes().size();
-  piece.data = std::move(data);
+  piece.left = memory.size();
+  piece.shared = memory;
+  piece.keep = std::move(keep);
 }
 
 void Outbox::put(std::shared_ptr<ChunkEngine> engine, ChunkEngine::View view, std::uint64_t at, std::size_t bytes) {
@@ -79,8 +81,8 @@ void Outbox::sent(std::size_t bytes) {
     bytes -= n;
     piece.at += n;
     piece.left -= n;
-    if (!piece.data) waiting_bytes_ -= n;
-    if (!piece.data && !piece.view) own_bytes_ -= n;
+    if (piece.shared.empty()) waiting_bytes_ -= n;
+    if (piece.own()) own_bytes_ -= n;
     if (piece.left > 0) return;
     if (spare_.capacity() == 0) spare_.swap(piece.bytes);
     pieces_.pop_front();

@@ -1,4 +1,4 @@
-// What a connection has yet to send: bytes of its own, memory that is shared, pieces of files. Used by one thread.
+// What a connection has yet to send: bytes of its own, memory of others, pieces of files. Used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "fireflyer/chunk_buffers.hpp"
 #include "fireflyer/chunk_engine.hpp"
 
 namespace ff {
@@ -18,7 +17,7 @@ class Outbox {
   // Memory at the end, to be filled before anything else is called.
   std::byte* room(std::size_t bytes);
   void give_back(std::size_t bytes);  // the end of what `room` gave last
-  void put(SharedBuffer data);
+  void put(Bytes memory, std::shared_ptr<void> keep);  // `keep` lives until it is sent, and no longer
   // A piece of a block, which stays as it is until it is sent.
   void put(std::shared_ptr<ChunkEngine> engine, ChunkEngine::View view, std::uint64_t at, std::size_t bytes);
 
@@ -32,13 +31,15 @@ class Outbox {
  private:
   struct Piece {
     std::vector<std::byte> bytes;
-    SharedBuffer data;
+    Bytes shared;
+    std::shared_ptr<void> keep;           // of what is shared
     std::shared_ptr<ChunkEngine> engine;  // of the view
     std::optional<ChunkEngine::View> view;
-    std::uint64_t at = 0;  // in bytes, data or the file
+    std::uint64_t at = 0;  // in bytes, shared or the file
     std::size_t left = 0;
 
-    const std::byte* memory() const { return (data ? data->bytes().data() : bytes.data()) + at; }
+    bool own() const { return shared.empty() && !view; }
+    const std::byte* memory() const { return (own() ? bytes.data() : shared.data()) + at; }
   };
 
   long send_some(int fd);

@@ -98,8 +98,10 @@ Completion one(ChunkRing& ring, int server, const ReadRequest& r, ff::MutableByt
   ring.prepare(server, r, into);
   ring.submit();
   const auto done = ring.wait(1, 10'000'000'000);
-  CHECK(done.size() == 1 && done[0].tag == r.tag && ring.under_way() == 0);
-  return done[0];
+  CHECK(done.size() == 1 && ring.under_way() == 0);
+  const Completion& completion = std::get<Completion>(done[0]);
+  CHECK(completion.tag == r.tag);
+  return completion;
 }
 
 struct Directory {
@@ -135,7 +137,8 @@ void any_range_is_right(std::unique_ptr<ff::Disk> disk) {
   }
   ring.submit();
   for (std::size_t done = 0; done < asked.size();)
-    for (const Completion& c : ring.wait(1, -1)) {
+    for (const ff::RingEvent& event : ring.wait(1, -1)) {
+      const Completion& c = std::get<Completion>(event);
       const ReadRequest& r = asked[c.tag];
       const Data& whole = r.index == 0 ? small : large;
       const std::size_t expected = r.offset >= whole.size() ? 0 : std::min<std::size_t>(r.length, whole.size() - r.offset);
@@ -267,9 +270,13 @@ void a_node_that_sends_nonsense_loses_its_reads_and_no_memory() {
     if (!bytes.empty()) send_all(theirs, bytes.data(), bytes.size());
     ::close(theirs);
     const auto done = ring.wait(1, 10'000'000'000);
-    CHECK(done.size() == 1 && done[0].tag == 5);
+    CHECK(!done.empty() && std::get<Completion>(done[0]).tag == 5);
     CHECK(std::all_of(into.begin() + 100, into.end(), [](std::byte byte) { return byte == std::byte{0x5a}; }));
-    return std::pair(done[0].status, ring.error(node));
+    std::string reason;
+    for (const ff::RingEvent& event : done)
+      if (const auto* const lost = std::get_if<ff::LostServer>(&event)) reason = lost->reason;
+    CHECK(ring.under_way() == 0);
+    return std::pair(std::get<Completion>(done[0]).status, reason);
   };
   const auto reply_of = [](std::uint64_t tag, std::uint32_t payload, std::size_t checksums, const Data& data) {
     ff::Prefix prefix;

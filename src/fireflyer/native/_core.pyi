@@ -272,3 +272,48 @@ class ChunkTarget:
     def stats(self) -> dict[str, int]: ...
     # Ends what was begun, makes it durable, and gives the directory to others. It is not served from then on.
     def close(self) -> None: ...
+
+# --- chunk_ring.cpp: reads and messages of one client. One thread at a time (RuntimeError); ValueError once closed. ---
+
+# Completions:
+#   ("read", tag, status, length, made_in, version, chunk_length, chain_version, where)
+#        found 1, missing 2, not committed 3 (ask target `where`), stale 4 (the node has `chain_version`), damaged 5,
+#        denied 6, usage 7; 0: the connection broke
+#   ("message", server, body, data | None)    what the node says; which question it answers is in the body
+#   ("lost", server, reason)                  once, behind the reads that failed with it; no message from it comes after
+class ChunkRing:
+    def __init__(self) -> None: ...
+    # Readable when `wait(0, 0)` has something to do: for add_reader.
+    @property
+    def fd(self) -> int: ...
+    # A connected, authenticated stream socket's descriptor (detached), nothing read ahead. Numbers are never used
+    # twice.
+    def add(self, fd: int) -> int: ...
+    # As if the connection broke.
+    def remove(self, server: int) -> None: ...
+    # The first `length` bytes of `into`, writable and contiguous, held until the completion. Returns a number for
+    # `cancel`.
+    def prepare_read(
+        self,
+        server: int,
+        tag: int,
+        chain: int,
+        chain_version: int,
+        file: int,
+        index: int,
+        offset: int,
+        length: int,
+        into: _Buffer,
+    ) -> int: ...
+    # `data` (contiguous, up to 64 MiB) is sent from where it lies, and held until it was sent or the server is lost.
+    # ValueError: the loss of the server was told already; body above 256 KiB.
+    def prepare_message(self, server: int, body: bytes, data: _Buffer | None = None) -> None: ...
+    def submit(self) -> None: ...
+    # At least `least` completions; fewer only after timeout_ns (negative: none), for a signal, or when no more are
+    # under way: reads, and messages that were not followed by one from the same server.
+    def wait(self, least: int, timeout_ns: int) -> list[tuple[Any, ...]]: ...
+    # True: its memory is not touched any more and no completion comes.
+    def cancel(self, read: int) -> bool: ...
+    @property
+    def under_way(self) -> int: ...
+    def close(self) -> None: ...
