@@ -51,3 +51,5 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """For data that are being received."""
     scrub_bytes_per_s: _Bytes = 16 * MIB
     """Of each target; 0: no scrub."""
+    scrub_rest_s: Annotated[int, msgspec.Meta(ge=1, le=30 * 24 * 3600)] = 600
+    """Between two of its passes."""

@@ -1,0 +1,359 @@
+"""The storage process: `StorageCore` decides, this performs.
+
+    clients, peers ──> ChunkNode (native) ──events──> StorageCore ──effects──> engine, links, managers, clients
+    managers <── heartbeats, answers ──> ControlClient
+
+Native threads receive, read and write; they obey the table that is published here. All decisions are the machine's, in
+one thread, event after event; each effect is handed on before the next. What the machine wants of the disk is done by
+native threads, and comes back as an event.
+
+*Publishing.* The table is replaced as a whole, so several changes in a row are published at once, and always before
+any other effect is performed: who is told that a target is gone, or granted *done*, is told after readers see it.
+
+*The end.* When the process is asked to end it lays down its roles, waits until the manager has heard it (`LEAVE_NS` at
+most: silence would be understood as well, only later), and closes its targets, so that they need not be asked whether
+they are sure. When a later process has taken its place it ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.control import ControlClient
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeRouting, TakeSessions, Tick
+from fireflyer.fs.core.replica import Limits, Replica
+from fireflyer.fs.core.role import role_of
+from fireflyer.fs.core.storage import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
+from fireflyer.fs.schema import data
+from fireflyer.fs.schema.ids import ChainId, ChunkId, NodeId, TargetId
+from fireflyer.fs.schema.routing import Routing
+from fireflyer.fs.service.storage_asks import StorageAsks
+from fireflyer.fs.service.storage_config import StorageConfig
+from fireflyer.fs.service.storage_links import DataLinks, node_identity
+from fireflyer.fs.service.storage_targets import (
+    OpenTarget,
+    boot_id,
+    close_targets,
+    look_after,
+    measure,
+    open_targets,
+)
+from fireflyer.identity.handshake import Accepts, NodeCredential
+from fireflyer.identity.secrets import Secret, load_secret
+from fireflyer.identity.tokens import TokenStore
+from fireflyer.native import ChunkNode
+from fireflyer.runtime.address import Address
+from fireflyer.runtime.driver import Driver
+from fireflyer.runtime.raw_connections import RawListener
+
+__all__ = ["run_storage"]
+
+_log = logging.getLogger(__name__)
+TICK_NS: Final = 40 * MS
+MEASURE_TICKS: Final = 25
+SWEEP_S: Final = 60.0
+LEAVE_NS: Final = 3 * SECOND
+_EVENTS: Final = 256
+"""Of the native node, taken at once."""
+_PAGE: Final = 512
+_LAST_CHANNEL: Final = (1 << 32) - 1
+
+
+async def run_storage(config: StorageConfig, *, on_ready: Callable[[str], None], limits: Limits | None = None) -> None:
+    """Runs until it is cancelled: then it ends in order. `on_ready(address)` is called when its targets are open and it
+    listens. Raises `FireflyerError`: no target can be opened, a later process has replaced this one."""
+    secret = load_secret(config.secret_file)
+    native = ChunkNode(io_threads=config.io_threads, job_threads=config.job_threads, buffer_bytes=config.buffer_bytes)
+    try:
+        targets = await open_targets(native, config)
+        process = _Storage(config, secret, native, targets, limits or Limits())
+        try:
+            await process.run(on_ready)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(close_targets, targets)
+            raise
+    finally:
+        await asyncio.to_thread(native.close)
+
+
+class _Storage:
+    def __init__(
+        self,
+        config: StorageConfig,
+        secret: Secret,
+        native: ChunkNode,
+        targets: dict[TargetId, OpenTarget],
+        limits: Limits,
+    ) -> None:
+        self._config, self._secret, self._native, self._targets = config, secret, native, targets
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._table: dict[TargetId, fx.TableEntry] = {}
+        self._unpublished = False
+        self._left = asyncio.Event()
+        self._ended: FireflyerError | None = None
+        self._links = DataLinks(native, config.node, secret, lambda node: self._post(NodeLost(node)))
+        self._asks = StorageAsks(native, secret, post=self._post, find=self._find, doubt=self._doubt)
+        credential = NodeCredential(secret, node_identity(config.node))
+        self._control = ControlClient(credential, self._post)
+        store = TokenStore(config.tokens_file) if config.tokens_file else None
+        find_user = (lambda token_id: store.find(token_id, int(time.time()))) if store else None
+        self._listener = RawListener(
+            Accepts(secret, find_user),
+            identity=node_identity(config.node),
+            purpose=data.PURPOSE,
+            on_connection=self._links.accept,
+        )
+        self._core: StorageCore | None = None
+        self._driver: Driver[Event, Effect] | None = None
+
+    # --- life ---
+
+    async def run(self, on_ready: Callable[[str], None]) -> None:
+        bound = await self._listener.start(self._config.host, self._config.port)
+        address = str(Address(self._config.advertise or self._config.host, bound.port))
+        self._core = self._make_core(address)
+        self._driver = driver = Driver(self._core, self._perform)
+        running = self._loop.create_task(driver.run())
+        self._loop.add_reader(self._native.event_fd, self._take_events)
+        try:
+            for work in (self._tick(), self._sweep(), *(self._look_after(one) for one in self._targets.values())):
+                driver.spawn(work)
+            on_ready(address)
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            _log.info("node=%d is asked to end", self._config.node)
+            self._post(Leave("its process is asked to end"))
+            await self._leave(running)
+            raise
+        finally:
+            driver.stop()
+            await self._stop(running)
+        running.result()
+        if self._ended is not None:
+            raise self._ended
+
+    async def _leave(self, running: asyncio.Task[None]) -> None:
+        left = self._loop.create_task(self._left.wait())
+        await asyncio.wait([left, running], timeout=LEAVE_NS / SECOND, return_when=asyncio.FIRST_COMPLETED)
+        if not left.done():
+            left.cancel()
+            _log.warning("node=%d ends, and no manager has heard it", self._config.node)
+
+    async def _stop(self, running: asyncio.Task[None]) -> None:
+        self._loop.remove_reader(self._native.event_fd)
+        await self._listener.close()
+        await self._links.close()
+        await self._control.close()
+        await asyncio.wait([running])
+        self._native.publish([])
+
+    def _make_core(self, address: str) -> StorageCore:
+        with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
+            machine = file.read().strip()
+            # Machines that were copied may have one number; they have names of their own.
+            name = f"{machine}/{socket.gethostname()}"[:128]
+            return self._core_of(address, name)
+        return self._core_of(address, socket.gethostname()[:128])
+
+    def _core_of(self, address: str, machine: str) -> StorageCore:
+        nonce = secrets.token_hex(16)
+        identity = Identity(self._config.node, nonce, address, machine, boot_id(), self._config.cluster)
+        sure = {target: one.directory.sure for target, one in self._targets.items()}
+        attendance = Attendance(identity, sure, self._config.managers)
+        return StorageCore(attendance, self._targets, self._make_replica)
+
+    def _make_replica(self, chain: ChainId, target: TargetId) -> Replica:
+        return Replica(chain, target, self._targets[target].engine, self._limits)
+
+    # --- what happens ---
+
+    def _post(self, event: Event) -> None:
+        if self._driver is not None:
+            self._driver.post(event)
+
+    def _take_events(self) -> None:
+        for event in self._native.take(_EVENTS):
+            try:
+                self._take(event)
+            except DataCorruption as error:
+                self._links.refuse(event[1], error.message)
+
+    def _take(self, event: tuple[Any, ...]) -> None:
+        match event:
+            case ("message", int(link), bytes(body), int(handle)):
+                self._message(link, body, handle)
+            case ("lost", int(link), str(reason)):
+                self._links.lost(link, reason)
+            case ("staged", int(target), int(job), made_in, version, length, crc):
+                self._post(Of(target, self._targets[target].engine.staged(job, made_in, version, length, crc)))
+            case ("stage_failed", int(target), int(job), str(kind), str(message)):
+                self._post(Of(target, self._targets[target].engine.stage_failed(job, kind, message)))
+            case ("adopted", int(target), _):
+                self._post(Of(target, fx.Adopted()))
+            case ("damage", int(target), int(file), int(index)):
+                _log.error("target=%d chunk=%d:%d is damaged", target, file, index)
+                self._post(Of(target, fx.DamageFound(ChunkId(file, index))))
+            case ("disk_failed", int(target), str(message)):
+                _log.error("target=%d its disk has failed reason=%s", target, message)
+                self._post(Of(target, fx.DiskFailed(message)))
+            case ("verified", int(target), int(job), last, int(verified)):
+                self._targets[target].scrub.verified(time.monotonic_ns(), job, last, verified)
+            case _:
+                _log.error("an event of the native node is not understood: %s", event[0])
+
+    def _message(self, number: int, body: bytes, handle: int) -> None:
+        link = self._links.find(number)
+        kept = False
+        try:
+            message = data.decode(body)
+            if link is None:
+                return
+            if isinstance(message, data.Ask):
+                kept = True
+                self._asks.asked(link, message, handle)
+            elif isinstance(message, data.Between) and link.trusted:
+                self._links.heard(message.source, number)
+                kept = True
+                self._post(PeerWrote(message.source, message.target, message.message, handle))
+            else:
+                raise DataCorruption(f"{link.peer} says what is not for it to say: {type(message).__name__}")
+        finally:
+            if handle and not kept:
+                self._native.release(handle)
+
+    def _find(self, chain: ChainId) -> tuple[fx.TableEntry, fx.ChunkIndex] | None:
+        target = self._core.target_of(chain) if self._core is not None else 0
+        entry = self._table.get(target)
+        return None if entry is None else (entry, self._targets[target].engine)
+
+    def _doubt(self, chain: ChainId, chunk: ChunkId) -> None:
+        target = self._core.target_of(chain) if self._core is not None else 0
+        if target:
+            self._targets[target].scrub.doubt(chunk)
+
+    # --- what is wanted ---
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Of) and isinstance(effect.what, fx.Publish):
+            self._table[effect.target] = effect.what.entry
+            if not self._unpublished:
+                self._unpublished = True
+                self._loop.call_soon(self._publish)
+            return
+        self._publish()
+        match effect:
+            case Of(target, what):
+                self._perform_of(target, what)  # type: ignore[arg-type]
+            case Ask():
+                self._control.ask(effect)
+            case TakeRouting(routing):
+                self._take_routing(routing)
+            case TakeSessions():
+                pass  # `StorageCore` admits by it
+            case Left():
+                self._left.set()
+            case End(reason):
+                self._ended = PermanentError(reason)
+                if self._driver is not None:
+                    self._driver.stop()
+
+    def _perform_of(self, target: TargetId, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Stage() | fx.Commit() | fx.Drop() | fx.Adopt() | fx.Forget():
+                failed = self._targets[target].engine.perform(effect)
+                if failed is not None:
+                    self._post(Of(target, failed))
+            case fx.Send(peer, message, handle, None):
+                self._links.send(target, peer, self._node_of(peer), message, handle)
+            case fx.Send(peer, message, _, content):
+                chunk = message.body.chunk  # type: ignore[union-attr]
+                self._links.send_content(target, peer, self._node_of(peer), message, chunk, content)  # type: ignore[arg-type]
+            case fx.Release(handle):
+                self._native.release(handle)
+            case fx.Reply(waiter, reply):
+                self._asks.reply(waiter, reply)
+            case fx.ReportGone(version, reason):
+                _log.warning("target=%d stops in chain version %d reason=%s", target, version, reason)
+            case fx.ReportUnreachable(peer):
+                _log.warning("target=%d has no answer from target=%d", target, peer)
+            case _:
+                pass  # the attendance has been told
+
+    def _node_of(self, target: TargetId) -> NodeId:
+        return self._core.node_of(target) if self._core is not None else 0
+
+    def _publish(self) -> None:
+        if self._unpublished:
+            self._unpublished = False
+            self._native.publish(
+                [
+                    (
+                        target,
+                        one.chain,
+                        one.chain_version,
+                        one.serving,
+                        one.fence_until_ns,
+                        one.tail,
+                        one.answers_committed,
+                    )
+                    for target, one in self._table.items()
+                ]
+            )
+
+    def _take_routing(self, routing: Routing) -> None:
+        addresses = {node.id: node.address for node in routing.nodes}
+        nodes = {member.target: member.node for chain in routing.chains for member in chain.members}
+        wanted: dict[NodeId, str] = {}
+        for chain in routing.chains:
+            for member in chain.members:
+                if member.target in self._targets and (successor := role_of(chain, member.target).successor):
+                    wanted[nodes[successor]] = addresses.get(nodes[successor], "")
+        self._links.want({node: address for node, address in wanted.items() if address})
+
+    # --- in the course of time ---
+
+    async def _tick(self) -> None:
+        ticks = 0
+        while True:
+            now_ns = time.monotonic_ns()
+            self._post(Tick())
+            for target in self._targets.values():
+                target.scrub.tick(now_ns)
+            if ticks % MEASURE_TICKS == 0:
+                for target in self._targets.values():
+                    self._post(measure(target, self._config.reserve))
+                if self._core is not None:
+                    self._asks.use_keys(self._core.attendance.key_ids)
+            ticks += 1
+            await asyncio.sleep(TICK_NS / SECOND)
+
+    async def _sweep(self) -> None:
+        """Rows of clients that are over, which others of a chain have brought back."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for number, target in self._targets.items():
+                after: tuple[int, int] | None = None
+                while page := target.engine.native.rows(after, _PAGE):
+                    clients = tuple(dict.fromkeys(row[0] for row in page))
+                    self._post(Swept(number, clients))
+                    after = (clients[-1], _LAST_CHANNEL)
+                    await asyncio.sleep(0)
+
+    def _look_after(self, target: OpenTarget) -> Coroutine[Any, Any, None]:
+        number = target.config.id
+        return look_after(
+            target,
+            is_sure=lambda: self._core is not None and self._core.attendance.sure(number),
+            failed=lambda event: self._post(Of(number, event)),
+        )

@@ -1,0 +1,163 @@
+"""What clients ask of a storage process over a data connection, beside reads: who may, and what is answered.
+
+An update is answered by the replica machine, a look at once, a capability is checked and counts for its connection from
+then on: reads of its files are granted to native code, updates and looks are compared with it. Peers that hold the node
+secret (services, administrators, trusted mounts) need none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fireflyer.base.errors import PermissionDenied
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core import capability, reads
+from fireflyer.fs.core.capability import Capability, Rights
+from fireflyer.fs.core.replica_effects import ChunkIndex, TableEntry
+from fireflyer.fs.core.storage import ClientAsked
+from fireflyer.fs.schema import data
+from fireflyer.fs.schema.chunks import (
+    Look,
+    LookKind,
+    LookReply,
+    Operation,
+    Refusal,
+    Refused,
+    Update,
+    UpdateReply,
+)
+from fireflyer.fs.schema.ids import ChainId, ChunkId
+from fireflyer.fs.service.storage_links import Link
+from fireflyer.identity.secrets import Secret
+from fireflyer.native import ChunkNode
+
+__all__ = ["MAX_CAPABILITIES", "MAX_WAITERS", "StorageAsks"]
+
+_log = logging.getLogger(__name__)
+MAX_CAPABILITIES: Final = 64
+"""That count for one connection."""
+MAX_WAITERS: Final = 1 << 16
+"""Updates without an answer, of all connections."""
+FOR_EVER_NS: Final = 3600 * SECOND
+"""Said to a peer that needs no capability."""
+
+Told = UpdateReply | LookReply | data.Granted
+
+
+class StorageAsks:
+    """`find` gives the published table's entry and the index of a chain here, `doubt` looks at a chunk soon."""
+
+    def __init__(
+        self,
+        native: ChunkNode,
+        secret: Secret,
+        *,
+        post: Callable[[ClientAsked], None],
+        find: Callable[[ChainId], tuple[TableEntry, ChunkIndex] | None],
+        doubt: Callable[[ChainId, ChunkId], None],
+    ) -> None:
+        self._native = native
+        self._secret = secret
+        self._post, self._find, self._doubt = post, find, doubt
+        self._keys: dict[int, bytes] = {}
+        self._waiters: dict[int, tuple[int, int]] = {}
+        self._numbers = 0
+
+    def use_keys(self, key_ids: tuple[int, ...]) -> None:
+        """Capabilities signed with these count."""
+        if tuple(self._keys) != key_ids:
+            self._keys = {one: capability.derive_key(self._secret.reveal(), one) for one in key_ids}
+
+    def asked(self, link: Link, ask: data.Ask, handle: int) -> None:
+        """`handle`: the data that came with it, or 0; they are this method's to give on or back."""
+        body = ask.body
+        if isinstance(body, Update):
+            if (refused := self._refusal(link, body, handle)) is None:
+                self._numbers += 1
+                self._waiters[self._numbers] = (link.number, ask.number)
+                self._post(ClientAsked(self._numbers, body, handle))
+                return
+            self._tell(link.number, ask.number, refused)
+        elif isinstance(body, Look):
+            self._tell(link.number, ask.number, self._look(link, body))
+        elif isinstance(body, data.Present):
+            self._tell(link.number, ask.number, self._present(link, body.capability))
+        elif _allows(link, body.chunk.file, Rights.READ):
+            self._doubt(body.chain, body.chunk)
+        if handle:
+            self._native.release(handle)
+
+    def reply(self, waiter: int, reply: UpdateReply) -> None:
+        """Of the machine, to who asked."""
+        link, number = self._waiters.pop(waiter)
+        self._tell(link, number, reply)
+
+    def _tell(self, link: int, number: int, reply: Told) -> None:
+        self._native.send(link, data.encode(data.Told(number, reply)))
+
+    def _refusal(self, link: Link, update: Update, handle: int) -> Refused | None:
+        change = update.change
+        if change.operation is Operation.REPLACE:
+            return Refused(Refusal.USAGE, "clients do not replace chunks; write them")
+        given = self._native.length(handle) if handle else 0
+        wanted = change.length if change.carries_data else 0
+        if given != wanted:
+            return Refused(Refusal.USAGE, f"{given} bytes came with a change of {wanted}")
+        if not _allows(link, update.chunk.file, Rights.WRITE, update.client):
+            return Refused(Refusal.DENIED, f"present a capability to write file {update.chunk.file} as this client")
+        if len(self._waiters) >= MAX_WAITERS:
+            return Refused(Refusal.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
+        return None
+
+    def _look(self, link: Link, look: Look) -> LookReply:
+        if look.kind is LookKind.READ:
+            return Refused(Refusal.USAGE, "data are read by frames of reads, not by messages")
+        if not _allows(link, look.chunk.file, Rights.READ):
+            return Refused(Refusal.DENIED, f"present a capability to read file {look.chunk.file}")
+        found = self._find(look.chain)
+        now_ns = time.monotonic_ns()
+        if found is None:
+            return Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
+        return reads.decide(now_ns, found[0], found[1], look)
+
+    def _present(self, link: Link, token: bytes) -> data.Granted | Refused:
+        if link.trusted:
+            return data.Granted(FOR_EVER_NS)
+        now_s = time.time()
+        try:
+            one = capability.verify(token, self._keys, link.peer, now_s)
+        except PermissionDenied as error:
+            _log.warning("capability refused peer=%s reason=%s", link.peer, error)
+            return Refused(Refusal.DENIED, error.message)
+        kept = [other for other in link.capabilities if now_s < other.expires_s and not _same(one, other)]
+        if len(kept) >= MAX_CAPABILITIES:
+            return Refused(Refusal.BUSY, f"{MAX_CAPABILITIES} capabilities count here already; open another connection")
+        link.capabilities = [*kept, one]
+        left_ns = int((one.expires_s - now_s) * SECOND)
+        if one.rights & Rights.READ:
+            try:
+                self._native.grant(link.number, one.first_file, one.last_file + 1, time.monotonic_ns() + left_ns)
+            except ValueError as error:
+                link.capabilities.remove(one)
+                return Refused(Refusal.BUSY, f"{error}; open another connection")
+        return data.Granted(left_ns)
+
+
+def _allows(link: Link, file: int, rights: Rights, client: int | None = None) -> bool:
+    if link.trusted:
+        return True
+    now_s = time.time()
+    return any(one.allows(file, rights, now_s) and client in (None, one.client) for one in link.capabilities)
+
+
+def _same(one: Capability, other: Capability) -> bool:
+    """The later one takes the earlier one's place."""
+    return (one.client, one.first_file, one.last_file, one.rights) == (
+        other.client,
+        other.first_file,
+        other.last_file,
+        other.rights,
+    )

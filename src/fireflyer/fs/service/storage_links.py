@@ -1,0 +1,195 @@
+"""The data connections of a storage process: who is at the other end, and over which one a replica is reached.
+
+A node is connected to by who has requests for it (the successor of one of its targets), and answers where it was asked.
+Connections are tried again until routing says that they are not needed, or leads elsewhere. What is sent where there is
+none is lost: replicas send again, and soon, because a new connection is told like a broken one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fireflyer.base.errors import FireflyerError, PermissionDenied
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.core.capability import Capability
+from fireflyer.fs.schema import data
+from fireflyer.fs.schema.chunks import PeerMessage, Request
+from fireflyer.fs.schema.ids import ChunkId, ContentId, NodeId, TargetId
+from fireflyer.identity.handshake import NodeCredential, Role
+from fireflyer.identity.secrets import Secret
+from fireflyer.native import ChunkNode
+from fireflyer.runtime.raw_connections import RawConnection, connect_raw
+
+__all__ = ["MAX_LINKS", "DataLinks", "Link", "node_identity"]
+
+_log = logging.getLogger(__name__)
+MAX_LINKS: Final = 8192
+"""Connections that others have made; one more is closed."""
+CONNECT_NS: Final = 3 * SECOND
+PAUSE_NS: Final = 50 * MS
+MAX_PAUSE_NS: Final = SECOND
+
+
+def node_identity(node: NodeId) -> str:
+    """The name that a storage process proves."""
+    return f"fs node {node}"
+
+
+@dataclass(slots=True)
+class Link:
+    """A connection that native code has."""
+
+    number: int
+    role: Role
+    peer: str
+    """As the other end has proven."""
+    node: NodeId = 0
+    """Where this process has made it."""
+    capabilities: list[Capability] = field(default_factory=list)
+
+    @property
+    def trusted(self) -> bool:
+        return self.role == "node"
+
+
+class _Path:
+    """To a node. `link` is 0 while there is none."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.link = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class DataLinks:
+    """`on_changed` is called when the connection to a node broke, or is a new one."""
+
+    def __init__(self, native: ChunkNode, me: NodeId, secret: Secret, on_changed: Callable[[NodeId], None]) -> None:
+        self._native = native
+        self._credential = NodeCredential(secret, node_identity(me))
+        self._on_changed = on_changed
+        self._links: dict[int, Link] = {}
+        self._paths: dict[NodeId, _Path] = {}
+        self._heard_on: dict[TargetId, int] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def find(self, number: int) -> Link | None:
+        return self._links.get(number)
+
+    def accept(self, connection: RawConnection) -> None:
+        """Somebody has connected."""
+        if self._closed or len(self._links) >= MAX_LINKS:
+            _log.warning("connection closed peer=%s: there are %d already", connection.session.peer, len(self._links))
+            connection.socket.close()
+            return
+        self._adopt(connection, Link(0, connection.session.role, connection.session.peer), reads=True)
+
+    def _adopt(self, connection: RawConnection, link: Link, *, reads: bool) -> Link:
+        link.number = self._native.connect(connection.socket.detach(), reads=reads)
+        self._links[link.number] = link
+        if link.trusted:
+            self._native.trust(link.number)
+        return link
+
+    def lost(self, number: int, reason: str) -> None:
+        link = self._links.pop(number, None)
+        if link is None:
+            return
+        _log.info("connection ended peer=%s reason=%s", link.peer, reason)
+        self._heard_on = {target: one for target, one in self._heard_on.items() if one != number}
+        path = self._paths.get(link.node)
+        if path is not None and path.link == number:
+            path.link = 0
+            self._on_changed(link.node)
+            self._start(link.node, path)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """The other end does not keep the protocol."""
+        link = self._links.get(number)
+        _log.warning("connection closed peer=%s reason=%s", link.peer if link else "unknown", reason)
+        self._native.disconnect(number)
+
+    # --- to other nodes ---
+
+    def want(self, addresses: Mapping[NodeId, str]) -> None:
+        """Connections to these nodes and to no others."""
+        for node in [one for one, path in self._paths.items() if addresses.get(one) != path.address]:
+            path = self._paths.pop(node)
+            if path.task is not None:
+                path.task.cancel()
+            if path.link:
+                self._native.disconnect(path.link)
+        for node, address in addresses.items():
+            if node not in self._paths and not self._closed:
+                self._paths[node] = _Path(address)
+                self._start(node, self._paths[node])
+
+    def _start(self, node: NodeId, path: _Path) -> None:
+        if not self._closed:
+            path.task = asyncio.get_running_loop().create_task(self._connect(node, path))
+
+    async def _connect(self, node: NodeId, path: _Path) -> None:
+        pause_ns, said = PAUSE_NS, ""
+        while True:
+            try:
+                connection = await connect_raw(
+                    path.address, self._credential, purpose=data.PURPOSE, timeout_ns=CONNECT_NS
+                )
+                if connection.session.peer != node_identity(node):
+                    connection.socket.close()
+                    raise PermissionDenied(f"{path.address} is {connection.session.peer}, not node {node}")
+                path.task = None
+                link = self._adopt(connection, Link(0, "node", connection.session.peer, node), reads=False)
+                path.link = link.number
+                self._on_changed(node)
+                return
+            except (FireflyerError, OSError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("node=%d cannot be reached reason=%s", node, said)
+            await asyncio.sleep(random.uniform(0.5, 1) * pause_ns / SECOND)
+            pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
+
+    # --- messages ---
+
+    def heard(self, source: TargetId, number: int) -> None:
+        """This replica speaks over this connection: it is answered there."""
+        self._heard_on[source] = number
+
+    def send(self, source: TargetId, peer: TargetId, node: NodeId, message: PeerMessage, handle: int) -> None:
+        """From a target of this process to `peer`, which is on `node`; not at all where there is no connection."""
+        number = self._towards(peer, node, message)
+        if number:
+            self._native.send(number, data.encode(data.Between(source, peer, message)), handle)
+
+    def send_content(
+        self, source: TargetId, peer: TargetId, node: NodeId, message: PeerMessage, chunk: ChunkId, content: ContentId
+    ) -> None:
+        number = self._towards(peer, node, message)
+        if number:
+            body = data.encode(data.Between(source, peer, message))
+            made_in, version = content.made_in, content.version
+            self._native.send_content(number, body, source, chunk.file, chunk.index, made_in, version)
+
+    def _towards(self, peer: TargetId, node: NodeId, message: PeerMessage) -> int:
+        if not isinstance(message, Request):
+            return self._heard_on.get(peer, 0)
+        path = self._paths.get(node)
+        return path.link if path is not None else 0
+
+    async def close(self) -> None:
+        """No more connections are made; those that are open end with the native node."""
+        self._closed = True
+        tasks = [path.task for path in self._paths.values() if path.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,78 @@
+"""Reads all that a target has, at a bounded rate, so that damage is found while another replica can mend it.
+
+What native code finds damaged it tells as an event of its own, as it does for any reader; here it is only decided what
+is read when. Chunks that a reader doubts come first, and do not count.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fireflyer.base.units import MIB, SECOND
+from fireflyer.fs.schema.ids import ChunkId
+from fireflyer.fs.service.target_engine import TargetEngine
+
+__all__ = ["MAX_DOUBTS", "Scrub"]
+
+STEP_BYTES: Final = 4 * MIB
+MAX_DOUBTS: Final = 256
+"""That wait; a reader who has another one finds it damaged again later."""
+_LAST_INDEX: Final = (1 << 32) - 1
+
+
+class Scrub:
+    """Of one target. `bytes_per_s` 0: only what is doubted."""
+
+    def __init__(self, engine: TargetEngine, *, bytes_per_s: int, rest_ns: int) -> None:
+        self._engine = engine
+        self._bytes_per_s = bytes_per_s
+        self._rest_ns = rest_ns
+        self._after: tuple[int, int] | None = None
+        self._job = 0
+        self._doubts: dict[ChunkId, None] = {}
+        self._doubted = False
+        self._due_ns = 0
+        self.passes = 0
+        """How often everything was read."""
+        self.verified_bytes = 0
+
+    def doubt(self, chunk: ChunkId) -> None:
+        if len(self._doubts) < MAX_DOUBTS:
+            self._doubts[chunk] = None
+
+    def tick(self, now_ns: int) -> None:
+        """Begins the next step, if it is time for it."""
+        if self._job:
+            return
+        chunk = next(iter(self._doubts), None)
+        self._doubted = chunk is not None
+        if chunk is not None:
+            del self._doubts[chunk]
+            self._begin(_before(chunk), 1)
+        elif self._bytes_per_s and now_ns >= self._due_ns:
+            self._begin(self._after, STEP_BYTES)
+
+    def _begin(self, after: tuple[int, int] | None, limit_bytes: int) -> None:
+        self._job = self._engine.number_job()
+        self._engine.native.verify(self._job, after, limit_bytes)
+
+    def verified(self, now_ns: int, job: int, last: tuple[int, int] | None, verified_bytes: int) -> None:
+        """The step is done. `last`: the last chunk that was read; None: there are no more."""
+        if job != self._job:
+            return
+        self._job = 0
+        self.verified_bytes += verified_bytes
+        if self._doubted:
+            return
+        self._after = last
+        self._due_ns = now_ns + verified_bytes * SECOND // self._bytes_per_s
+        if last is None:
+            self.passes += 1
+            self._due_ns += self._rest_ns
+
+
+def _before(chunk: ChunkId) -> tuple[int, int] | None:
+    """The place behind which the chunk is the first one, if it is there."""
+    if chunk.index:
+        return chunk.file, chunk.index - 1
+    return (chunk.file - 1, _LAST_INDEX) if chunk.file else None

@@ -1,0 +1,141 @@
+"""Opens the targets of a storage process, and looks after their directories."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, PermanentError
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.attendance import Measured
+from fireflyer.fs.schema.ids import TargetId
+from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage_scrub import Scrub
+from fireflyer.fs.service.target_directory import TargetDirectory
+from fireflyer.fs.service.target_engine import TargetEngine
+from fireflyer.native import ChunkError, ChunkNode, ChunkTarget
+
+__all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "measure", "open_targets"]
+
+_log = logging.getLogger(__name__)
+LOOK_S: Final = 2.0
+"""Between two looks at a directory."""
+
+
+@dataclass(slots=True)
+class OpenTarget:
+    config: StorageTarget
+    directory: TargetDirectory
+    engine: TargetEngine
+    scrub: Scrub
+
+
+def boot_id() -> str:
+    """Names the boot of this machine. Raises `PermanentError` where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise translate_os_error(error, "read the boot id of this machine") from error
+
+
+async def open_targets(native: ChunkNode, config: StorageConfig) -> dict[TargetId, OpenTarget]:
+    """All that can be opened, side by side; the others are logged: a disk that is gone must not keep the rest from
+    serving. Raises `PermanentError` when there is none."""
+    boot = boot_id()
+    opened: dict[TargetId, OpenTarget] = {}
+    work = [asyncio.to_thread(_open, native, config, one, boot) for one in config.targets]
+    for one, result in zip(config.targets, await asyncio.gather(*work, return_exceptions=True), strict=True):
+        if isinstance(result, OpenTarget):
+            opened[one.id] = result
+            _log.info("target=%d open directory=%s sure=%s", one.id, one.directory, result.directory.sure)
+        elif isinstance(result, FireflyerError):
+            _log.error("target=%d cannot be opened reason=%s", one.id, result)
+            if len(config.targets) == 1:
+                raise result
+        else:
+            raise result
+    if not opened:
+        raise PermanentError(
+            f"none of the {len(config.targets)} targets of node {config.node} can be opened; see above"
+        )
+    return opened
+
+
+def _open(native: ChunkNode, config: StorageConfig, one: StorageTarget, boot: str) -> OpenTarget:
+    directory = TargetDirectory(one.directory, config.cluster, one.id, boot)
+    directory.prepare()
+    try:
+        target = _open_chunks(native, config, one, directory)
+    except DataCorruption as error:
+        _log.error("target=%d begins anew, and is to be synced reason=%s", one.id, error)
+        directory.put_aside()
+        target = _open_chunks(native, config, one, directory)
+    directory.begin(durable=config.durable)
+    engine = TargetEngine(target, one.id)
+    rest_ns = config.scrub_rest_s * SECOND
+    return OpenTarget(one, directory, engine, Scrub(engine, bytes_per_s=config.scrub_bytes_per_s, rest_ns=rest_ns))
+
+
+def _open_chunks(
+    native: ChunkNode, config: StorageConfig, one: StorageTarget, directory: TargetDirectory
+) -> ChunkTarget:
+    try:
+        return native.open_target(
+            one.id,
+            directory.chunks,
+            capacity_bytes=one.capacity_bytes,
+            reserve=config.reserve,
+            durable=config.durable,
+        )
+    except BlockingIOError:
+        raise Busy(f"another process has {directory.chunks}; end it first") from None
+    except OSError as error:
+        raise translate_os_error(error, f"open {directory.chunks}") from error
+    except ChunkError as error:
+        kind, message = error.args
+        kind_of = DataCorruption if kind == "damaged" else PermanentError
+        raise kind_of(f"open {directory.chunks}: {message}") from error
+
+
+async def look_after(
+    target: OpenTarget, *, is_sure: Callable[[], bool], failed: Callable[[fx.DiskFailed], None]
+) -> None:
+    """Until the directory is gone or cannot be read: what is written into a directory that was removed would be lost.
+    Remembers on disk when the target has become sure. In threads: a disk that hangs must hold up nobody else."""
+    while True:
+        try:
+            await asyncio.to_thread(target.directory.check)
+            if is_sure() and not target.directory.sure:
+                await asyncio.to_thread(target.directory.now_sure)
+        except FireflyerError as error:
+            _log.error("target=%d is given up reason=%s", target.config.id, error)
+            failed(fx.DiskFailed(error.message))
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def measure(target: OpenTarget, reserve: float) -> Measured:
+    """How full it is."""
+    stats = target.engine.native.stats()
+    used = stats["taken_bytes"]
+    left = max(0, stats["free_bytes"] - int(reserve * stats["total_bytes"]))
+    capacity = target.config.capacity_bytes or max(used, stats["file_bytes"]) + left
+    return Measured(target.config.id, used, capacity)
+
+
+def close_targets(targets: dict[TargetId, OpenTarget]) -> None:
+    """In order: what they have is on the disk then, and they say so. Blocks."""
+    for target in targets.values():
+        try:
+            target.engine.native.close()
+            if os.path.isdir(target.directory.path):
+                target.directory.end()
+        except (ChunkError, OSError, FireflyerError) as error:
+            _log.error("target=%d was not closed in order reason=%s", target.config.id, error)

@@ -1,0 +1,157 @@
+"""One open target: the machine's view of the native engine, in both directions.
+
+Lookups of the machine (`ChunkIndex`) are tuples there and structs here; what the machine wants done is handed on at
+once, and what the engine's threads say later is told as the machine's events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.schema.chunks import Held, Listed, Operation, Row
+from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId, TargetId
+from fireflyer.native import ChunkError, ChunkTarget
+
+__all__ = ["EngineEffect", "TargetEngine"]
+
+_log = logging.getLogger(__name__)
+_FILE_PAGE: Final = 256
+_FAILURES: Final = {
+    "no_space": fx.Failure.NO_SPACE,
+    "bad_data": fx.Failure.BAD_DATA,
+    "damaged": fx.Failure.DAMAGED,
+}
+_REMOVED: Final = -1
+"""The length of a pending removal."""
+
+EngineEffect = fx.Stage | fx.Commit | fx.Drop | fx.Adopt | fx.Forget
+
+
+class TargetEngine:
+    """`ChunkIndex` of the target, and performer of its engine's effects."""
+
+    def __init__(self, native: ChunkTarget, target: TargetId) -> None:
+        self.native = native
+        self.target = target
+        self._jobs = 0
+        self._staging: dict[int, fx.Stage] = {}
+
+    # --- what the machine wants ---
+
+    def perform(self, effect: EngineEffect) -> fx.DiskFailed | None:
+        """Returns what the machine must hear if that is not possible."""
+        try:
+            self._perform(effect)
+        except ChunkError as error:
+            kind, message = error.args
+            if kind != "failed":
+                _log.error("target=%d takes no %s: %s (%s)", self.target, type(effect).__name__, message, kind)
+            return fx.DiskFailed(f"{kind}: {message}")
+        return None
+
+    def _perform(self, effect: EngineEffect) -> None:
+        match effect:
+            case fx.Stage(chunk, content, base, change, handle, row):
+                self._jobs += 1
+                self._staging[self._jobs] = effect
+                self.native.stage(
+                    self._jobs,
+                    (chunk.file, chunk.index),
+                    (content.made_in, content.version),
+                    (base.made_in, base.version) if base is not None else None,
+                    change.operation.value,
+                    change.offset,
+                    change.length,
+                    change.crc,
+                    handle,
+                    (row.client, row.channel, row.sequence) if row is not None else None,
+                )
+            case fx.Commit(chunk, content):
+                self.native.commit((chunk.file, chunk.index), (content.made_in, content.version))
+            case fx.Drop(chunk, content, row):
+                given_up = _plain(row) if row is not None else None
+                self.native.drop((chunk.file, chunk.index), (content.made_in, content.version), given_up)
+            case fx.Adopt(rows, reset):
+                self._jobs += 1
+                self.native.adopt(self._jobs, [_plain(row) for row in rows], reset)
+            case fx.Forget(client):
+                self.native.forget(client)
+
+    # --- what the engine says ---
+
+    def staged(self, job: int, made_in: int, version: int, length: int, crc: int) -> fx.Staged:
+        stage = self._staging.pop(job)
+        removed = stage.change.operation is Operation.REMOVE
+        return fx.Staged(stage.chunk, stage.id, None if removed else Held(ContentId(made_in, version), length, crc))
+
+    def stage_failed(self, job: int, kind: str, message: str) -> fx.StageFailed | fx.DiskFailed:
+        stage = self._staging.pop(job)
+        failure = _FAILURES.get(kind)
+        if failure is not None:
+            return fx.StageFailed(stage.chunk, stage.id, failure)
+        # The disk, or the engine and the machine contradict each other: either way this target cannot be believed.
+        return fx.DiskFailed(f"{kind}: {message}")
+
+    def number_job(self) -> int:
+        self._jobs += 1
+        return self._jobs
+
+    # --- ChunkIndex ---
+
+    @property
+    def row_count(self) -> int:
+        return self.native.row_count
+
+    def find(self, chunk: ChunkId) -> fx.Entry | None:
+        found = self.native.find((chunk.file, chunk.index))
+        if found is None:
+            return None
+        committed, pending, damaged = found
+        waiting = None
+        if pending is not None:
+            made = ContentId(pending[0], pending[1])
+            waiting = fx.Pending(made, None if pending[2] == _REMOVED else Held(made, pending[2], pending[3]))
+        return fx.Entry(_held(committed), waiting, damaged)
+
+    def row(self, client: ClientId, channel: Channel) -> Row | None:
+        found = self.native.row(client, channel)
+        return None if found is None else _row(found)
+
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+        return tuple(_row(one) for one in self.native.rows(after, limit))
+
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+        place = (after.file, after.index) if after is not None else None
+        return tuple(Listed(ChunkId(*chunk), _held(held)) for chunk, held in self.native.chunks(place, limit))
+
+    def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
+        while True:
+            page = self.native.of_file(file, index, _FILE_PAGE, backwards=backwards)
+            for one in page:
+                yield ChunkId(file, one)
+            if len(page) < _FILE_PAGE:
+                return
+            index = page[-1] + (-1 if backwards else 1)
+            if not 0 <= index < 1 << 32:
+                return
+
+    def pending(self) -> tuple[ChunkId, ...]:
+        return tuple(ChunkId(*one) for one in self.native.pending())
+
+
+def _held(held: tuple[int, int, int, int] | None) -> Held | None:
+    return None if held is None else Held(ContentId(held[0], held[1]), held[2], held[3])
+
+
+def _row(row: tuple[int, int, int, int, int, int, int]) -> Row:
+    client, channel, sequence, file, index, made_in, version = row
+    made = ContentId(made_in, version) if version else None
+    return Row(client, channel, sequence, ChunkId(file, index), made)
+
+
+def _plain(row: Row) -> tuple[int, int, int, int, int, int, int]:
+    made_in, version = (row.id.made_in, row.id.version) if row.id is not None else (0, 0)
+    return row.client, row.channel, row.sequence, row.chunk.file, row.chunk.index, made_in, version

@@ -1,0 +1,297 @@
+"""A small chunk store of real parts: a manager in this process, storage processes of their own, a client that insists.
+
+    async with cluster(tmp_path, nodes=3, replicas=3) as store:
+        await store.write(ChunkId(1, 0), 0, b"...")
+        store.nodes[1].kill()
+
+Node n has target n, on 127.0.0.1. What the client was told is done it remembers: `check` reads all of it everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.support.data_connection import FOUND, MISSING, DataConnection
+
+from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.base.units import MIB
+from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.core.routing import apply_delta
+from fireflyer.fs.schema.chunks import Change, Done, Operation, Refusal, Update, UpdateReply
+from fireflyer.fs.schema.ids import ChunkId, NodeId
+from fireflyer.fs.schema.manager import (
+    AddChains,
+    AddNode,
+    AddTargets,
+    GetRouting,
+    GetStatus,
+    NewChain,
+    RoutingAnswer,
+    Status,
+)
+from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
+from fireflyer.fs.schema.sessions import OpenSession, Session
+from fireflyer.fs.service.manager import run_manager
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.fs.service.target_directory import make_target
+from fireflyer.identity.handshake import NodeCredential
+from fireflyer.identity.secrets import new_secret, save_secret
+from fireflyer.native import crc32c
+
+__all__ = ["FAILURE_TIMEOUT_MS", "Node", "Store", "cluster"]
+
+FAILURE_TIMEOUT_MS = 1500
+CHAIN = 1
+ATTEMPT_S = 2.0
+DEADLINE_S = 40.0
+
+
+class Node:
+    """A storage process, which may be killed and started again."""
+
+    def __init__(self, config: StorageConfig, path: Path) -> None:
+        self.config, self.path = config, path
+        self.process: asyncio.subprocess.Process | None = None
+        path.write_bytes(msgspec.json.encode(config))
+
+    @property
+    def target_directory(self) -> Path:
+        return Path(self.config.targets[0].directory)
+
+    async def start(self, **limits: int) -> None:
+        """`limits`: names of RLIMIT_ and values."""
+        log = self.path.with_suffix(".log").open("ab")
+        arguments = [f"{name}={value}" for name, value in limits.items()]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.support.storage_process",
+            str(self.path),
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            cwd=Path(__file__).parents[2],
+        )
+        log.close()
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        assert line.startswith(b"ready "), self.log()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        assert self.process is not None
+        return await self.process.wait()
+
+    async def restart(self) -> None:
+        self.kill()
+        await self.ended()
+        await self.start()
+
+    def log(self) -> str:
+        return self.path.with_suffix(".log").read_text()
+
+
+class Store:
+    """`known`: what each chunk must hold, by what was acknowledged."""
+
+    def __init__(self, directory: Path, credential: NodeCredential) -> None:
+        self.directory = directory
+        self.credential = credential
+        self.nodes: dict[NodeId, Node] = {}
+        self.routing = Routing(0)
+        self.known: dict[ChunkId, bytes] = {}
+        self.manager: ManagerClient
+        self.client = 0
+        self._sequence = 0
+        self._connections: dict[str, DataConnection] = {}
+
+    # --- the cluster ---
+
+    async def begin(self, manager: str, replicas: int) -> None:
+        self.manager = ManagerClient([manager], self.credential)
+        for node in self.nodes:
+            await self.manager.ask(AddNode(node))
+            await self.manager.ask(AddTargets(node, (node,)))
+        await asyncio.gather(*(node.start() for node in self.nodes.values()))
+        await self.until(self._all_registered)
+        await self.manager.ask(AddChains((NewChain(CHAIN, tuple(sorted(self.nodes)[:replicas])),)))
+        session = await self.manager.ask(OpenSession(f"test {random.random()}"))
+        assert isinstance(session, Session)
+        self.client = session.client
+        await self.until_serving(replicas)
+
+    async def _all_registered(self) -> bool:
+        status = await self.manager.ask(GetStatus())
+        assert isinstance(status, Status)
+        return all(one.incarnation and one.alive for one in status.nodes)
+
+    async def until(self, holds: Callable[[], Any], *, limit_s: float = DEADLINE_S) -> None:
+        async with asyncio.timeout(limit_s):
+            while True:
+                if await holds():
+                    return
+                await asyncio.sleep(0.05)
+
+    async def until_serving(self, count: int, *, limit_s: float = DEADLINE_S) -> None:
+        async def holds() -> bool:
+            await self.look()
+            return len(self.serving()) == count
+
+        try:
+            await self.until(holds, limit_s=limit_s)
+        except TimeoutError:
+            logs = "\n".join(f"--- {one.config.node}\n{one.log()[-3000:]}" for one in self.nodes.values())
+            raise AssertionError(f"{self.chain}\n{logs}") from None
+
+    async def look(self) -> None:
+        """What the manager says now."""
+        answer = await self.manager.ask(GetRouting(self.routing.version))
+        assert isinstance(answer, RoutingAnswer)
+        if answer.routing is not None:
+            self.routing = apply_delta(self.routing, answer.routing)
+
+    @property
+    def chain(self) -> Chain:
+        return next(one for one in self.routing.chains if one.id == CHAIN)
+
+    def serving(self) -> list[Member]:
+        return [one for one in self.chain.members if one.state is TargetState.SERVING]
+
+    async def connection(self, node: NodeId) -> DataConnection:
+        address = next(one.address for one in self.routing.nodes if one.id == node)
+        known = self._connections.get(address)
+        if known is None or known.lost:
+            if known is not None:
+                await known.close()
+            known = self._connections[address] = await DataConnection.connect(address, self.credential)
+        return known
+
+    # --- what a client does ---
+
+    async def write(self, chunk: ChunkId, offset: int, data: bytes) -> Done:
+        before = self.known.get(chunk, b"")
+        change = Change(Operation.WRITE, offset, len(data), crc32c(data))
+        done = await self.update(chunk, change, data)
+        self.known[chunk] = before[:offset].ljust(offset, b"\0") + data + before[offset + len(data) :]
+        assert done.held is None or (done.held.length, done.held.crc) == (
+            len(self.known[chunk]),
+            crc32c(self.known[chunk]),
+        )
+        return done
+
+    async def remove(self, chunk: ChunkId) -> None:
+        await self.update(chunk, Change(Operation.REMOVE))
+        self.known.pop(chunk, None)
+
+    async def update(self, chunk: ChunkId, change: Change, data: bytes = b"") -> Done:
+        """Until it is done. Raises `UsageError` with the reason when it never will be."""
+        self._sequence += 1
+        sequence = self._sequence
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                reply = await self._attempt(sequence, chunk, change, data)
+                if isinstance(reply, Done):
+                    return reply
+                if reply is not None and reply.refusal not in (Refusal.STALE, Refusal.BUSY):
+                    raise UsageError(f"{reply.refusal.value}: {reply.message}")
+                await asyncio.sleep(0.02)
+                with contextlib.suppress(FireflyerError):
+                    await self.look()
+
+    async def _attempt(self, sequence: int, chunk: ChunkId, change: Change, data: bytes) -> UpdateReply | None:
+        if not self.serving():
+            return None
+        head, version = self.serving()[0], self.chain.version
+        update = Update(CHAIN, version, self.client, 0, sequence, chunk, change)
+        with contextlib.suppress(FireflyerError, TimeoutError):
+            connection = await self.connection(head.node)
+            return await connection.ask(update, data, timeout_s=ATTEMPT_S)  # type: ignore[return-value]
+        return None
+
+    async def read(self, chunk: ChunkId, node: NodeId, offset: int = 0, length: int = 64 * MIB) -> bytes | None:
+        """From this replica, when it can say what is committed; None: there is no such chunk."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                connection = await self.connection(node)
+                answer = await connection.read(CHAIN, self.chain.version, chunk.file, chunk.index, offset, length)
+                if answer.status in (FOUND, MISSING):
+                    return answer.data if answer.status == FOUND else None
+                await asyncio.sleep(0.02)
+                await self.look()
+
+    async def check(self, *, absent: tuple[ChunkId, ...] = ()) -> None:
+        """Everything that was acknowledged is at every serving replica."""
+        await self.look()
+        for member in self.serving():
+            for chunk, content in self.known.items():
+                found = await self.read(chunk, member.node)
+                assert found == content, f"target {member.target} has another {chunk}: {(found or b'')[:20]!r}"
+            for chunk in absent:
+                assert await self.read(chunk, member.node) is None
+
+    async def close(self) -> None:
+        for connection in self._connections.values():
+            await connection.close()
+        await self.manager.close()
+
+
+@contextlib.asynccontextmanager
+async def cluster(directory: Path, *, nodes: int, replicas: int, **options: Any) -> AsyncIterator[Store]:
+    """`options`: of `StorageConfig`, for all nodes, and `capacity_bytes` of their targets."""
+    secret = new_secret()
+    secret_file = str(directory / "secret")
+    save_secret(secret, secret_file)
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[str] = loop.create_future()
+    config = ManagerConfig(
+        name="m1",
+        cluster="test",
+        store=f"embedded:{directory}/manager",
+        listen="127.0.0.1:0",
+        secret_file=secret_file,
+        failure_timeout_ms=FAILURE_TIMEOUT_MS,
+        lease_ms=400,
+    )
+    manager = loop.create_task(run_manager(config, on_ready=ready.set_result))
+    manager.add_done_callback(lambda _: None if ready.done() else ready.cancel())
+    await ready
+    store = Store(directory, NodeCredential(secret, "test client"))
+    capacity = options.pop("capacity_bytes", 0)
+    options = {"io_threads": 1, "job_threads": 2, "buffer_bytes": 128 * MIB, "reserve": 0.0} | options
+    for node in range(1, nodes + 1):
+        path = str(directory / f"disk{node}" / "target")
+        make_target(path, "test", node)
+        storage = StorageConfig(
+            cluster="test",
+            node=node,
+            managers=(ready.result(),),
+            targets=(StorageTarget(node, path, capacity),),
+            secret_file=secret_file,
+            **options,
+        )
+        store.nodes[node] = Node(storage, directory / f"node{node}.json")
+    try:
+        await store.begin(ready.result(), replicas)
+        yield store
+    finally:
+        for one in store.nodes.values():
+            if one.process is not None and one.process.returncode is None:
+                os.kill(one.process.pid, signal.SIGCONT)
+                one.kill()
+                await one.ended()
+        await store.close()
+        manager.cancel()
+        await asyncio.wait([manager])
