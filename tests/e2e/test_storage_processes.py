@@ -2,27 +2,322 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.data_connection import MESSAGE, READS, DataConnection, frame
 from tests.support.loops import on_loop
-from tests.support.storage_cluster import cluster
+from tests.support.storage_cluster import FAILURE_TIMEOUT_MS, Store, cluster
 
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import KIB, MIB
+from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
+from fireflyer.fs.schema import data
+from fireflyer.fs.schema.chunks import (
+    Behind,
+    Change,
+    Done,
+    Found,
+    Look,
+    LookKind,
+    Missing,
+    Operation,
+    Refusal,
+    Refused,
+    Update,
+)
 from fireflyer.fs.schema.ids import ChunkId
+from fireflyer.fs.schema.routing import TargetState
+from fireflyer.identity.handshake import UserCredential
+from fireflyer.identity.tokens import TokenStore
+from fireflyer.native import crc32c
 
 pytestmark = [pytest.mark.serial]
+FIRST, SECOND, THIRD = ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 7)
+
+
+def in_cluster(work: Callable[[Store], Coroutine[Any, Any, None]], directory: Path, **options: Any) -> None:
+    @on_loop
+    async def run() -> None:
+        async with cluster(directory, **({"nodes": 3, "replicas": 3} | options)) as store:
+            await work(store)
+
+    run()
 
 
 def test_updates_pass_through_the_chain_and_are_read_at_every_replica(tmp_path: Path) -> None:
-    @on_loop
-    async def work() -> None:
-        async with cluster(tmp_path, nodes=3, replicas=3) as store:
-            first, second = ChunkId(1, 0), ChunkId(1, 1)
-            await store.write(first, 0, b"a" * 100_000)
-            await store.write(first, 50_000, b"b" * 100_000)
-            await store.write(second, 3, b"holes before")
-            await store.remove(second)
-            await store.write(ChunkId(2, 7), 0, b"")
-            await store.check(absent=(second,))
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"a" * 100_000)
+        await store.write(FIRST, 50_000, b"b" * 100_000)
+        await store.write(SECOND, 3, b"holes before")
+        await store.remove(SECOND)
+        await store.write(THIRD, 0, os.urandom(5 * MIB))
+        await store.check(absent=(SECOND,))
+        for member in store.serving():
+            node = await store.connection(member.node)
+            version = store.chain.version
+            stat = await node.ask(Look(1, version, LookKind.STAT, FIRST))
+            last = await node.ask(Look(1, version, LookKind.LAST, ChunkId(2, 1 << 20)))
+            listed = await node.ask(Look(1, version, LookKind.LIST, ChunkId(1, 0), length=10))
+            assert isinstance(stat, Found)
+            assert stat.entries[0].held is not None
+            assert (stat.entries[0].held.length, stat.entries[0].held.crc) == (150_000, crc32c(store.known[FIRST]))
+            assert isinstance(last, Found)
+            assert last.entries[0].chunk == THIRD
+            assert listed == stat
+            assert await node.ask(Look(1, version, LookKind.STAT, SECOND)) == Missing()
 
-    work()
+    in_cluster(work, tmp_path)
+
+
+def test_a_retry_is_answered_and_not_done_again(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        await store.write(SECOND, 0, b"routing is known")
+        node = await store.connection(store.serving()[0].node)
+        version = store.chain.version
+        updates = [
+            Update(1, version, store.client, 9, 1, FIRST, Change(Operation.WRITE, 0, 3, crc32c(b"one"))),
+            Update(1, version, store.client, 8, 1, FIRST, Change(Operation.WRITE, 3, 3, crc32c(b"two"))),
+        ]
+        first = await node.ask(updates[0], b"one")
+        await node.ask(updates[1], b"two")
+        again = await node.ask(updates[0], b"one")
+        assert isinstance(first, Done)
+        assert isinstance(again, Done)
+        assert again.id == first.id
+        assert await store.read(FIRST, store.serving()[-1].node) == b"onetwo"
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2)
+
+
+async def write_all_the_time(store: Store, stop: asyncio.Event) -> int:
+    """Returns how many updates were done."""
+    count = 0
+    while not stop.is_set():
+        chunk = ChunkId(3, count % 7)
+        await store.write(chunk, (count * 1009) % 60_000, os.urandom(20_000))
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_killed_process_is_replaced_in_its_chain_and_synced_while_writes_go_on(tmp_path: Path, which: int) -> None:
+    async def work(store: Store) -> None:
+        for index in range(20):
+            await store.write(ChunkId(9, index), 0, os.urandom(30_000))
+        stop = asyncio.Event()
+        writing = asyncio.get_running_loop().create_task(write_all_the_time(store, stop))
+        victim = store.nodes[store.serving()[which].node]
+        victim.kill()
+        await victim.ended()
+        await store.until_serving(2, limit_s=FAILURE_TIMEOUT_MS / 1000 * 4 + 20)
+        done = len(store.known)
+        await store.write(ChunkId(9, 5), 0, b"changed while it was away")
+        await store.remove(ChunkId(9, 6))
+        await victim.start()
+        await store.until_serving(3)
+        stop.set()
+        assert await writing > 0
+        assert done > 20
+        await store.check(absent=(ChunkId(9, 6),))
+
+    in_cluster(work, tmp_path)
+
+
+def test_who_is_asked_to_end_is_replaced_at_once_and_comes_back(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"x" * 1000)
+        victim = store.nodes[store.serving()[0].node]
+        begun_s = time.monotonic()
+        victim.kill(signal.SIGTERM)
+        assert await victim.ended() == 0, victim.log()
+        await store.until_serving(1)
+        assert time.monotonic() - begun_s < FAILURE_TIMEOUT_MS / 1000 + 3
+        await store.write(FIRST, 500, b"y" * 1000)
+        await victim.start()
+        await store.until_serving(2)
+        await store.check()
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2)
+
+
+def test_when_all_are_killed_nothing_that_was_acknowledged_is_lost(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        for index in range(10):
+            await store.write(ChunkId(4, index), 0, os.urandom(10_000))
+        for node in store.nodes.values():
+            node.kill()
+        for node in store.nodes.values():
+            await node.ended()
+        for node in store.nodes.values():
+            await node.start()
+        await store.until_serving(3)
+        await store.check()
+
+    in_cluster(work, tmp_path)
+
+
+def test_a_directory_that_is_removed_takes_its_target_out_of_the_chain(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"x" * 1000)
+        victim = store.nodes[store.serving()[-1].node]
+        shutil.rmtree(victim.target_directory)
+        await store.until_serving(2)
+        await store.write(FIRST, 0, b"y" * 1000)
+        await store.check()
+        victim.kill()
+        await victim.ended()
+        await store.check()
+
+    in_cluster(work, tmp_path)
+
+
+def test_a_full_disk_refuses_writes_and_goes_on_with_reads_and_removals(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        async def fill() -> None:
+            for index in range(200):
+                await store.write(ChunkId(5, index), 0, os.urandom(MIB))
+
+        with pytest.raises(UsageError, match="no_space"):
+            await fill()
+        filled = list(store.known)
+        assert len(filled) > 8
+        await store.check()
+        for chunk in filled:
+            await store.remove(chunk)
+        await store.write(FIRST, 0, b"there is space again")
+        await store.check(absent=(ChunkId(5, 0),))
+        assert len(store.serving()) == 2
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2, capacity_bytes=64 * MIB)
+
+
+def flip(directory: Path, content: bytes) -> int:
+    """Turns a bit over in every copy of these bytes below the directory; returns how many there were."""
+    found = 0
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path.stat().st_size:
+            held = path.read_bytes()
+            at = held.find(content)
+            while at >= 0:
+                found += 1
+                with path.open("r+b") as file:
+                    file.seek(at + 100)
+                    file.write(bytes([held[at + 100] ^ 4]))
+                at = held.find(content, at + 1)
+    return found
+
+
+@pytest.mark.parametrize("finder", ["scrub", "doubt"])
+def test_flipped_bits_are_found_and_mended_from_another_replica(tmp_path: Path, finder: str) -> None:
+    async def work(store: Store) -> None:
+        content = os.urandom(64 * KIB)
+        await store.write(FIRST, 0, content)
+        await store.write(SECOND, 0, os.urandom(64 * KIB))
+        member = store.serving()[1]
+        version = store.chain.version
+        assert flip(store.nodes[member.node].target_directory, content) == 1
+        if finder == "doubt":
+            node = await store.connection(member.node)
+            node.send(frame(MESSAGE, data.encode(data.Ask(1, data.Doubt(1, FIRST)))))
+
+        async def mended() -> bool:
+            await store.look()
+            return store.chain.version >= version + 3 and len(store.serving()) == 2
+
+        await store.until(mended)
+        await store.check()
+        assert "is damaged" in store.nodes[member.node].log()
+
+    rate = 64 * MIB if finder == "scrub" else 0
+    in_cluster(work, tmp_path, nodes=2, replicas=2, scrub_bytes_per_s=rate, scrub_rest_s=1)
+
+
+def user_of(store: Store, tokens: TokenStore, name: str) -> UserCredential:
+    tokens.create_user(name, int(time.time()))
+    return UserCredential(tokens.issue(name, int(time.time())))
+
+
+def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
+    tokens = TokenStore(str(tmp_path / "tokens"))
+
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"shared")
+        version, member = store.chain.version, store.serving()[0]
+        address = next(one.address for one in store.routing.nodes if one.id == member.node)
+        credentials = [user_of(store, tokens, name) for name in ("ann", "bob")]
+        ann, bob = [await DataConnection.connect(address, one) for one in credentials]
+        update = Update(1, version, store.client, 3, 1, ChunkId(1, 3), Change(Operation.TRUNCATE, 0, 5))
+        stat = Look(1, version, LookKind.STAT, FIRST)
+
+        async def may(one: DataConnection) -> list[bool]:
+            """Read, stat, write."""
+            read = await one.read(1, version, 1, 0, 0, 10)
+            said = [await one.ask(stat), await one.ask(update)]
+            refused = [isinstance(reply, Refused) and reply.refusal is Refusal.DENIED for reply in said]
+            assert read.status in (1, 6), read
+            return [read.status == 1, *(not one for one in refused)]
+
+        assert await may(ann) == [False, False, False]
+        key = derive_key(store.credential.secret.reveal(), 1)
+        expires_s = int(time.time()) + 60
+        to_read = sign(Capability(1, "ann", store.client, 1, 1, Rights.READ, expires_s), key)
+        to_write = sign(Capability(1, "ann", store.client, 1, 5, Rights.WRITE, expires_s), key)
+        assert isinstance(await ann.ask(data.Present(to_read)), data.Granted)
+        assert await may(ann) == [True, True, False]
+        assert isinstance(await ann.ask(data.Present(to_write)), data.Granted)
+        assert await may(ann) == [True, True, True]
+        for token in (to_read, to_write, b"", to_read[:-1], bytes(len(to_read))):
+            refused = await bob.ask(data.Present(token))
+            assert isinstance(refused, Refused)
+            assert refused.refusal is Refusal.DENIED
+        assert await may(bob) == [False, False, False]
+        other = Update(1, version, store.client + 1, 3, 1, ChunkId(1, 3), Change(Operation.TRUNCATE, 0, 5))
+        reply = await ann.ask(other)
+        assert isinstance(reply, Refused)
+        assert reply.refusal is Refusal.DENIED
+        await ann.close()
+        await bob.close()
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2, tokens_file=str(tmp_path / "tokens"))
+
+
+@pytest.mark.parametrize("nonsense", ["magic", "crc", "kind", "body", "between", "told", "cut", "reads"])
+def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path, nonsense: str) -> None:
+    tokens = TokenStore(str(tmp_path / "tokens"))
+
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"unharmed")
+        member = store.serving()[0]
+        address = next(one.address for one in store.routing.nodes if one.id == member.node)
+        good, bad = [await DataConnection.connect(address, user_of(store, tokens, name)) for name in ("ann", "eve")]
+        between = frame(MESSAGE, data.encode(data.Between(1, 2, Behind(1, 1))))
+        bad.send(
+            {
+                "magic": b"GET / HTTP/1.1\r\n\r\n" * 10,
+                "crc": between[:-1] + b"\0",
+                "kind": frame(77, b"x"),
+                "body": frame(MESSAGE, b"\x91" * 1000),
+                "between": between,
+                "told": frame(MESSAGE, data.encode(data.Told(1, Missing()))),
+                "cut": frame(MESSAGE, b"", bytes(100))[:20] + bytes(4),
+                "reads": frame(READS, bytes(39)),
+            }[nonsense]
+        )
+        await asyncio.wait_for(bad.closed(), 5)
+        await bad.close()
+        denied = await good.ask(Look(1, store.chain.version, LookKind.STAT, FIRST))
+        assert isinstance(denied, Refused)
+        await good.close()
+        await store.write(FIRST, 0, b"UN")
+        await store.check()
+        assert [one.state for one in store.chain.members] == [TargetState.SERVING]
+
+    in_cluster(work, tmp_path, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
