@@ -28,8 +28,10 @@ _GRANULE: Final = 4 * KIB
 _T = TypeVar("_T")
 
 
-def frame(kind: int, body: bytes, payload: bytes = b"") -> bytes:
-    rest = struct.pack("<HHIII", kind, 0, len(body), len(payload), 0)
+def frame(kind: int, body: bytes, payload: bytes = b"", *, payload_bytes: int | None = None) -> bytes:
+    """`payload_bytes`: what the frame claims."""
+    announced = len(payload) if payload_bytes is None else payload_bytes
+    rest = struct.pack("<HHIII", kind, 0, len(body), announced, 0)
     return struct.pack("<II", _MAGIC, crc32c(body, crc32c(rest))) + rest + body + payload
 
 

@@ -115,7 +115,9 @@ class Store:
         self.known: dict[ChunkId, bytes] = {}
         self.manager: ManagerClient
         self.client = 0
-        self._sequence = 0
+        self._sequences: dict[int, int] = {}
+        """Of the channels."""
+        self._idle_channels: list[int] = []
         self._connections: dict[str, DataConnection] = {}
 
     # --- the cluster ---
@@ -198,11 +200,17 @@ class Store:
 
     async def update(self, chunk: ChunkId, change: Change, data: bytes = b"") -> Done:
         """Until it is done. Raises `UsageError` with the reason when it never will be."""
-        self._sequence += 1
-        sequence = self._sequence
+        channel = self._idle_channels.pop() if self._idle_channels else len(self._sequences)
+        self._sequences[channel] = self._sequences.get(channel, 0) + 1
+        try:
+            return await self._insist(channel, chunk, change, data)
+        finally:
+            self._idle_channels.append(channel)
+
+    async def _insist(self, channel: int, chunk: ChunkId, change: Change, data: bytes) -> Done:
         async with asyncio.timeout(DEADLINE_S):
             while True:
-                reply = await self._attempt(sequence, chunk, change, data)
+                reply = await self._attempt(channel, chunk, change, data)
                 if isinstance(reply, Done):
                     return reply
                 if reply is not None and reply.refusal not in (Refusal.STALE, Refusal.BUSY):
@@ -211,11 +219,11 @@ class Store:
                 with contextlib.suppress(FireflyerError):
                     await self.look()
 
-    async def _attempt(self, sequence: int, chunk: ChunkId, change: Change, data: bytes) -> UpdateReply | None:
+    async def _attempt(self, channel: int, chunk: ChunkId, change: Change, data: bytes) -> UpdateReply | None:
         if not self.serving():
             return None
         head, version = self.serving()[0], self.chain.version
-        update = Update(CHAIN, version, self.client, 0, sequence, chunk, change)
+        update = Update(CHAIN, version, self.client, channel, self._sequences[channel], chunk, change)
         with contextlib.suppress(FireflyerError, TimeoutError):
             connection = await self.connection(head.node)
             return await connection.ask(update, data, timeout_s=ATTEMPT_S)  # type: ignore[return-value]

@@ -100,6 +100,8 @@ class _Storage:
         self._loop = asyncio.get_running_loop()
         self._table: dict[TargetId, fx.TableEntry] = {}
         self._unpublished = False
+        self._news = {target: asyncio.Event() for target in targets}
+        """Set when it may have become known that the target has everything."""
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
         self._links = DataLinks(native, config.node, secret, lambda node: self._post(NodeLost(node)))
@@ -283,6 +285,8 @@ class _Storage:
                 self._native.release(handle)
             case fx.Reply(waiter, reply):
                 self._asks.reply(waiter, reply)
+            case fx.UpToDate():
+                self._news[target].set()
             case fx.ReportGone(version, reason):
                 _log.warning("target=%d stops in chain version %d reason=%s", target, version, reason)
             case fx.ReportUnreachable(peer):
@@ -319,6 +323,8 @@ class _Storage:
             for member in chain.members:
                 if member.target in self._targets and (successor := role_of(chain, member.target).successor):
                     wanted[nodes[successor]] = addresses.get(nodes[successor], "")
+        for news in self._news.values():
+            news.set()
         self._links.want({node: address for node, address in wanted.items() if address})
 
     # --- in the course of time ---
@@ -333,8 +339,8 @@ class _Storage:
             if ticks % MEASURE_TICKS == 0:
                 for target in self._targets.values():
                     self._post(measure(target, self._config.reserve))
-                if self._core is not None:
-                    self._asks.use_keys(self._core.attendance.key_ids)
+            if self._core is not None:
+                self._asks.use_keys(self._core.attendance.key_ids)
             ticks += 1
             await asyncio.sleep(TICK_NS / SECOND)
 
@@ -354,6 +360,7 @@ class _Storage:
         number = target.config.id
         return look_after(
             target,
+            self._news[number],
             is_sure=lambda: self._core is not None and self._core.attendance.sure(number),
             failed=lambda event: self._post(Of(number, event)),
         )

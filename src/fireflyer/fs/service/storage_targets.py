@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -105,10 +106,11 @@ def _open_chunks(
 
 
 async def look_after(
-    target: OpenTarget, *, is_sure: Callable[[], bool], failed: Callable[[fx.DiskFailed], None]
+    target: OpenTarget, news: asyncio.Event, *, is_sure: Callable[[], bool], failed: Callable[[fx.DiskFailed], None]
 ) -> None:
     """Until the directory is gone or cannot be read: what is written into a directory that was removed would be lost.
-    Remembers on disk when the target has become sure. In threads: a disk that hangs must hold up nobody else."""
+    Remembers on disk that the target has become sure, at once when there is `news`. In threads: a disk that hangs must
+    hold up nobody else."""
     while True:
         try:
             await asyncio.to_thread(target.directory.check)
@@ -118,7 +120,10 @@ async def look_after(
             _log.error("target=%d is given up reason=%s", target.config.id, error)
             failed(fx.DiskFailed(error.message))
             return
-        await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await news.wait()
+        news.clear()
 
 
 def measure(target: OpenTarget, reserve: float) -> Measured:
