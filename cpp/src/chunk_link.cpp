@@ -205,16 +205,22 @@ bool Link::work() {
       break;
     }
   }
+  tell_waiting();
+  return true;
+}
+
+void Link::tell_waiting() {
   share_->waiting_pieces = out_.pieces();
   share_->waiting_bytes = out_.own_bytes();
-  return true;
 }
 
 void Link::enqueue(const std::vector<std::byte>& frame, SharedBuffer data) {
   std::memcpy(out_.room(frame.size()), frame.data(), frame.size());
-  if (!data) return;
-  const Bytes memory = data->bytes();
-  out_.put(memory, std::move(data));
+  if (data) {
+    const Bytes memory = data->bytes();
+    out_.put(memory, std::move(data));
+  }
+  tell_waiting();
 }
 
 }  // namespace ff

@@ -82,6 +82,7 @@ class Link {
   Step take_dropped();
   void deliver(SharedBuffer data);
   bool receive();
+  void tell_waiting();
 
   int fd_;
   std::shared_ptr<LinkShare> share_;

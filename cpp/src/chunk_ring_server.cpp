@@ -146,6 +146,7 @@ bool RingServer::take() {
   message_->data.append(reinterpret_cast<const char*>(in_.data() + begin_), n);
   begin_ += n;
   if (message_->data.size() < message_bytes_) return false;
+  if (unanswered_ > 0) --unanswered_;
   events_.emplace_back(std::move(*message_));
   message_.reset();
   return true;
@@ -168,7 +169,6 @@ bool RingServer::take_header() {
 }
 
 bool RingServer::take_message(const Prefix& prefix, const std::byte* body) {
-  if (unanswered_ > 0) --unanswered_;
   ReceivedMessage message{number_, {reinterpret_cast<const char*>(body), prefix.body_bytes}, {}};
   message_bytes_ = prefix.payload_bytes;
   message_ = std::move(message);

@@ -155,9 +155,9 @@ void Loop::obey(Command& command) {
   } else if (auto* const say = std::get_if<Say>(&command)) {
     Link* const link = find(say->link);
     if (link == nullptr) return;
-    link->share().handed_frames -= 1;
-    link->share().handed_bytes -= say->frame.size();
     link->enqueue(say->frame, std::move(say->data));
+    link->share().handed_frames -= 1;  // afterwards: who looks meanwhile counts it twice, rather than not at all
+    link->share().handed_bytes -= say->frame.size();
     touched_.insert(say->link);
   } else if (auto* const ending = std::get_if<End>(&command)) {
     if (Link* const link = find(ending->link)) end(*link, ending->reason);
