@@ -6,6 +6,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -36,8 +39,33 @@ class HeldBuffer {
   Py_buffer view_;
 };
 
+// As Python packs reads that are prepared together, and as their completions come.
+struct PackedRead {
+  std::uint64_t file, at;  // `at`: where in the buffer
+  std::uint32_t server, chain, chain_version, index, offset, length;
+  std::uint64_t reserved;
+};
+
+struct PackedCompletion {
+  std::uint64_t tag, version, where;
+  std::uint32_t status, length, made_in, chunk_length, chain_version, reserved = 0;
+  std::uint64_t reserved_too = 0;
+};
+
+static_assert(sizeof(PackedRead) == 48 && sizeof(PackedCompletion) == 56);
+
+// What the reads of one call share: it lives as long as one of them is under way.
+struct Batch {
+  HeldBuffer into;
+  std::vector<std::uint64_t> numbers;
+};
+
+constexpr std::uint64_t first_batched = std::uint64_t{1} << 63;  // numbers of single reads are below
+
 struct PythonRing {
   std::unique_ptr<ff::ChunkRing> open = std::make_unique<ff::ChunkRing>();
+  std::map<std::uint64_t, std::weak_ptr<Batch>> batches;  // by the number of their first read
+  std::uint64_t next_batched = first_batched;
   std::atomic<bool> busy = false;
 };
 
@@ -80,6 +108,42 @@ std::uint64_t prepare_read(PythonRing& self, int server, std::uint64_t tag, std:
   return ring->prepare(server, {tag, file, index, chain, chain_version, offset, length, 0}, memory.first(length), std::move(held));
 }
 
+void check(const ff::ChunkRing& ring, const PackedRead& read, std::size_t room) {
+  if (read.server > INT32_MAX || !ring.has(static_cast<int>(read.server))) throw std::invalid_argument("there is no server " + std::to_string(read.server));
+  if (read.at > room || read.length > room - read.at)
+    throw std::invalid_argument("a read of " + std::to_string(read.length) + " bytes does not fit at " + std::to_string(read.at) + " of a buffer of " + std::to_string(room));
+}
+
+std::uint64_t prepare_reads(PythonRing& self, nb::handle requests, nb::handle into, std::uint64_t tag) {
+  const Use ring(self);
+  const HeldBuffer packed(requests, PyBUF_SIMPLE);
+  const ff::MutableBytes memory = packed.bytes();
+  if (memory.size() % sizeof(PackedRead) != 0) throw std::invalid_argument("packed reads have " + std::to_string(sizeof(PackedRead)) + " bytes each");
+  const std::shared_ptr<Batch> batch(new Batch{HeldBuffer(into, PyBUF_WRITABLE), {}});
+  const ff::MutableBytes target = batch->into.bytes();
+  std::vector<PackedRead> reads(memory.size() / sizeof(PackedRead));
+  if (!reads.empty()) std::memcpy(reads.data(), memory.data(), memory.size());
+  for (const PackedRead& read : reads) check(*ring.operator->(), read, target.size());
+  for (const PackedRead& read : reads) {
+    const ff::ReadRequest request{tag++, read.file, read.index, read.chain, read.chain_version, read.offset, read.length, 0};
+    batch->numbers.push_back(ring->prepare(static_cast<int>(read.server), request, target.subspan(read.at, read.length), batch, true));
+  }
+  std::erase_if(self.batches, [](const auto& one) { return one.second.expired(); });
+  const std::uint64_t first = self.next_batched;
+  if (!reads.empty()) self.batches[first] = batch;
+  self.next_batched += reads.size();
+  return first;
+}
+
+bool cancel(PythonRing& self, std::uint64_t read) {
+  const Use ring(self);
+  if (read < first_batched) return ring->cancel(read);
+  const auto behind = self.batches.upper_bound(read);
+  const auto batch = behind == self.batches.begin() ? nullptr : std::prev(behind)->second.lock();
+  const std::uint64_t place = batch ? read - std::prev(behind)->first : 0;
+  return batch && place < batch->numbers.size() && ring->cancel(batch->numbers[place]);
+}
+
 void prepare_message(PythonRing& self, int server, const nb::bytes& body, const nb::object& data) {
   const Use ring(self);
   if (body.size() > ff::max_body_bytes) throw std::invalid_argument("a body of " + std::to_string(body.size()) + " bytes is above " + std::to_string(ff::max_body_bytes));
@@ -97,8 +161,17 @@ nb::list wait_for(PythonRing& self, std::size_t least, std::int64_t timeout_ns) 
     events = ring->wait(least, timeout_ns);
   }
   if (events.empty() && PyErr_CheckSignals() != 0) throw nb::python_error();
+  std::vector<PackedCompletion> packed;
   nb::list taken;
-  for (const ff::RingEvent& event : events) taken.append(std::visit(ToPython{}, event));
+  for (const ff::RingEvent& event : events) {
+    const auto* const c = std::get_if<ff::Completion>(&event);
+    if (c == nullptr || !c->batched) taken.append(std::visit(ToPython{}, event));
+    else
+      packed.push_back({c->tag, c->content.version, c->where, static_cast<std::uint32_t>(c->status), c->bytes, c->content.made_in, c->chunk_length,
+                        c->chain_version});
+  }
+  // In front, so that what says that a server is lost stays behind its reads.
+  if (!packed.empty()) taken.insert(0, nb::make_tuple("reads", nb::bytes(packed.data(), packed.size() * sizeof(PackedCompletion))));
   return taken;
 }
 
@@ -118,6 +191,7 @@ void bind_chunk_ring(nb::module_& m) {
       .def("remove", [](PythonRing& self, int server) { Use(self)->remove(server); }, nb::arg("server"))
       .def("prepare_read", &prepare_read, nb::arg("server"), nb::arg("tag"), nb::arg("chain"), nb::arg("chain_version"), nb::arg("file"), nb::arg("index"),
            nb::arg("offset"), nb::arg("length"), nb::arg("into"))
+      .def("prepare_reads", &prepare_reads, nb::arg("requests"), nb::arg("into"), nb::arg("tag"))
       .def("prepare_message", &prepare_message, nb::arg("server"), nb::arg("body"), nb::arg("data") = nb::none())
       .def(
           "submit",
@@ -127,7 +201,7 @@ void bind_chunk_ring(nb::module_& m) {
             ring->submit();
           })
       .def("wait", &wait_for, nb::arg("least"), nb::arg("timeout_ns"))
-      .def("cancel", [](PythonRing& self, std::uint64_t read) { return Use(self)->cancel(read); }, nb::arg("read"))
+      .def("cancel", &cancel, nb::arg("read"))
       .def_prop_ro("under_way", [](PythonRing& self) { return Use(self)->under_way(); })
       .def("close", &close_ring);
 }

@@ -101,9 +101,9 @@ void ChunkRing::remove(int server) {
   state_->show_events(!state_->events.empty());
 }
 
-std::uint64_t ChunkRing::prepare(int server, const ReadRequest& request, MutableBytes into, Keep keep) {
+std::uint64_t ChunkRing::prepare(int server, const ReadRequest& request, MutableBytes into, Keep keep, bool batched) {
   RingServer& target = state_->server(server);
-  const std::uint64_t number = state_->slots.open(server, request, into, std::move(keep));
+  const std::uint64_t number = state_->slots.open({true, false, batched, 0, server, request, into, std::move(keep)});
   target.prepare(number, request);
   state_->show_events(!state_->events.empty());
   return number;
@@ -153,6 +153,8 @@ bool ChunkRing::cancel(std::uint64_t read) {
   state_->server(slot->server).cancel(read);
   return true;
 }
+
+bool ChunkRing::has(int server) const { return server >= 0 && static_cast<std::size_t>(server) < state_->servers.size(); }
 
 std::size_t ChunkRing::under_way() const { return state_->under_way(); }
 

@@ -14,22 +14,22 @@ namespace ff {
 namespace {
 
 constexpr std::size_t first_buffer_bytes = std::size_t{128} << 10;
+constexpr std::uint32_t generation_mask = 0x7fffffff;  // numbers of reads are below 2^63: above is for who numbers them otherwise
 
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------- slots
 
-std::uint64_t ReadSlots::open(int server, const ReadRequest& request, MutableBytes into, ChunkRing::Keep keep) {
+std::uint64_t ReadSlots::open(ReadSlot slot) {
   if (free_.empty()) {
     free_.push_back(static_cast<std::uint32_t>(slots_.size()));
     slots_.emplace_back();
   }
   const std::uint32_t index = free_.back();
   free_.pop_back();
-  ReadSlot& slot = slots_[index];
-  slot.used = true, slot.cancelled = false;
-  slot.server = server, slot.request = request, slot.into = into, slot.keep = std::move(keep);
-  return number_of(index, slot.generation);
+  slot.generation = slots_[index].generation;
+  slots_[index] = std::move(slot);
+  return number_of(index, slots_[index].generation);
 }
 
 ReadSlot* ReadSlots::find(std::uint64_t number) {
@@ -44,7 +44,7 @@ void ReadSlots::close(std::uint64_t number) {
   slot.used = false;
   slot.into = {};
   slot.keep.reset();
-  ++slot.generation;
+  slot.generation = (slot.generation + 1) & generation_mask;
   free_.push_back(static_cast<std::uint32_t>(number));
 }
 
@@ -98,6 +98,7 @@ void RingServer::send() {
 void RingServer::complete(std::uint64_t number, Completion completion) {
   ReadSlot& slot = *slots_.find(number);
   completion.tag = slot.request.tag;
+  completion.batched = slot.batched;
   if (!slot.cancelled) {
     events_.emplace_back(completion);
     --reads_;

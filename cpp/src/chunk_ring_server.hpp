@@ -13,7 +13,7 @@
 namespace ff {
 
 struct ReadSlot {
-  bool used = false, cancelled = false;
+  bool used = false, cancelled = false, batched = false;
   std::uint32_t generation = 0;  // a late reply to an earlier user of the slot is nobody's
   int server = -1;
   ReadRequest request;
@@ -24,7 +24,7 @@ struct ReadSlot {
 // Reads by the numbers that they have on the wire: slot, and how often it was used before.
 class ReadSlots {
  public:
-  std::uint64_t open(int server, const ReadRequest& request, MutableBytes into, ChunkRing::Keep keep);
+  std::uint64_t open(ReadSlot slot);
   ReadSlot* find(std::uint64_t number);
   void close(std::uint64_t number);
   std::vector<std::uint64_t> of_server(int server) const;

@@ -414,3 +414,46 @@ def test_a_lost_server_fails_what_is_under_way(rig: Rig) -> None:
     with pytest.raises(ValueError, match="no server"):
         ring.prepare_message(server + 1, b"x")
     ring.close()
+
+
+def test_reads_that_are_prepared_together_come_back_together(rig: Rig) -> None:
+    data = os.urandom(500_000)
+    put(rig.events, rig.target, CHUNK, 1, data, rig.handle(data))
+    publish(rig.node, TARGET)
+    ring, server, link = ring_to(rig)
+    into = bytearray(300 * 1000)
+    record = struct.Struct("<QQIIIIIIQ")
+    file, index = CHUNK
+
+    def packed(at: int, offset: int, length: int, chunk: int = index, to: int = server) -> bytes:
+        return record.pack(file, at, to, CHAIN, CHAIN_VERSION, chunk, offset, length, 0)
+
+    for bad in (packed(len(into), 0, 1), packed((1 << 64) - 1, 0, 2), packed(0, 0, 1, to=server + 1), b"short"):
+        with pytest.raises(ValueError, match=r"fit at|no server|bytes each"):
+            ring.prepare_reads(packed(0, 0, 1) + bad, into, 0)
+    assert ring.under_way == 0
+    offsets = [number * 1531 for number in range(300)]
+    batch = b"".join(packed(number * 1000, offset, 1000) for number, offset in enumerate(offsets))
+    first = ring.prepare_reads(batch + packed(0, 0, 0, chunk=index + 1), into, 5000)
+    assert ring.cancel(first + 7)
+    assert not ring.cancel(first + 7)
+    assert not ring.cancel(first + 301)
+    ring.submit()
+    found: dict[int, tuple[int, ...]] = {}
+    while ring.under_way:
+        for kind, completions in ring.wait(1, -1):
+            assert kind == "reads"
+            found |= {one[0]: one[1:] for one in struct.iter_unpack("<QQQIIIIIIQ", completions)}
+    assert sorted(found) == [5000 + number for number in range(301) if number != 7]
+    assert found.pop(5300)[2] == 2
+    assert set(found.values()) == {(1, 0, 1, 1000, 1, len(data), CHAIN_VERSION, 0, 0)}
+    for number, offset in enumerate(offsets):
+        expected = data[offset : offset + 1000] if number != 7 else bytes(1000)
+        assert into[number * 1000 : number * 1000 + 1000] == expected
+    into.append(0)
+    ring.prepare_reads(packed(0, 0, 100), into, 1)
+    rig.node.disconnect(link)
+    rig.events.next("lost")
+    done = ring.wait(2, -1)
+    assert [event[0] for event in done] == ["reads", "lost"]
+    ring.close()

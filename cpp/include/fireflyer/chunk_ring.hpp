@@ -22,6 +22,7 @@ struct Completion {
   ContentId content;
   std::uint32_t chunk_length = 0, chain_version = 0;
   std::uint64_t where = 0;
+  bool batched = false;  // as it was prepared
 };
 
 struct ReceivedMessage {
@@ -49,12 +50,13 @@ class ChunkRing {
   int add(int fd);          // a connected, authenticated stream socket, which now belongs to the ring; its number
   void remove(int server);  // as if the connection broke
   // `into` is of request.length bytes. The number of the read, for `cancel`.
-  std::uint64_t prepare(int server, const ReadRequest& request, MutableBytes into, Keep keep = nullptr);
+  std::uint64_t prepare(int server, const ReadRequest& request, MutableBytes into, Keep keep = nullptr, bool batched = false);
   // Throws std::invalid_argument if the loss of the server was told.
   void prepare(int server, const std::string& body, Bytes data, Keep keep = nullptr);
   void submit();
   // At least `least` events, fewer only when `timeout_ns` has passed (negative: none), a signal came, or no more are under way.
   std::vector<RingEvent> wait(std::size_t least, std::int64_t timeout_ns);
+  bool has(int server) const;       // it was added, be it lost or not
   bool cancel(std::uint64_t read);  // true: its memory is not touched any more, and no completion comes
 
   std::size_t under_way() const;  // reads, and messages that were not followed by one from the same node

@@ -279,6 +279,8 @@ class ChunkTarget:
 #   ("read", tag, status, length, made_in, version, chunk_length, chain_version, where)
 #        found 1, missing 2, not committed 3 (ask target `where`), stale 4 (the node has `chain_version`), damaged 5,
 #        denied 6, usage 7; 0: the connection broke
+#   ("reads", completions)                    of `prepare_reads`, all that there are, in front; packed, 56 bytes each,
+#        little-endian: u64 tag, version, where; u32 status, length, made_in, chunk_length, chain_version, 0; u64 0
 #   ("message", server, body, data | None)    what the node says; which question it answers is in the body
 #   ("lost", server, reason)                  once, behind the reads that failed with it; no message from it comes after
 class ChunkRing:
@@ -305,6 +307,10 @@ class ChunkRing:
         length: int,
         into: _Buffer,
     ) -> int: ...
+    # Many at once. `requests`: packed, 48 bytes each, little-endian: u64 file, at (in `into`); u32 server, chain,
+    # chain_version, index, offset, length; u64 0. Read i has tag `tag + i`, and the number that is returned + i.
+    # ValueError for what does not fit, before any is prepared.
+    def prepare_reads(self, requests: _Buffer, into: _Buffer, tag: int) -> int: ...
     # `data` (contiguous, up to 64 MiB) is sent from where it lies, and held until it was sent or the server is lost.
     # ValueError: the loss of the server was told already; body above 256 KiB.
     def prepare_message(self, server: int, body: bytes, data: _Buffer | None = None) -> None: ...
