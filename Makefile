@@ -16,7 +16,7 @@ SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev
 NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt) \
                   $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns sim bench bench-collectives bench-kvstore lint format native clean
+.PHONY: help setup system demo test test-slow test-campaigns sim bench bench-collectives bench-fs bench-kvstore lint format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -74,6 +74,9 @@ bench-collectives: setup  ## The collectives in full (OPTIONS="--only 1x4 --roun
 
 bench-kvstore: setup  ## Transactions per second of the key-value engines
 	$(BIN)/python -m bench kvstore --full $(OPTIONS)
+
+bench-fs: setup  ## Reads, writes and delays of the chunk store, beside sockets and disk
+	$(BIN)/python -m bench fs --full $(OPTIONS)
 
 clean:  ## Remove the virtual environment and everything built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.report import Options, Suite, print_results, write_results
 
-SUITES = ("collectives", "kvstore")
+SUITES = ("collectives", "kvstore", "fs")
 _WIDTH = 240
 
 

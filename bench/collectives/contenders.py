@@ -15,7 +15,7 @@ from typing import Final
 from tests.support.namespaces import INTERFACE, Host, Network, enter_namespace
 
 from bench.collectives.crew import Crew, CrewDied
-from bench.collectives.natives import Missing, open_mpi_version, program
+from bench.natives import Missing, open_mpi_version, program
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime.rpc import Accepts, RpcServer
 from fireflyer.runtime.store import StoreService
@@ -83,7 +83,7 @@ def open_mpi(setting: str, ranks: int, stack: ExitStack) -> Crew | str:
         command = ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"]
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
-        command += [*OPEN_MPI[setting], program("mpi_peer"), "{socket}"]
+        command += [*OPEN_MPI[setting], program("collectives", "mpi_peer"), "{socket}"]
         return stack.enter_context(Crew(f"{setting}, {ranks} ranks", [command], ranks, {}))
     except (Missing, CrewDied) as error:
         return str(error)
@@ -92,7 +92,7 @@ def open_mpi(setting: str, ranks: int, stack: ExitStack) -> Crew | str:
 def our_native_ranks(ranks: int, stack: ExitStack) -> Crew | str:
     """Ours from C++, on one node."""
     try:
-        command = [program("ours_peer"), "{socket}", str(ranks)]
+        command = [program("collectives", "ours_peer"), "{socket}", str(ranks)]
         return stack.enter_context(Crew(f"ours from C++, {ranks} ranks", [command], ranks, {}))
     except (Missing, CrewDied) as error:
         return str(error)
@@ -103,7 +103,8 @@ def tcp_ring(programs: int, stack: ExitStack, network: Network | None = None) ->
     addresses = [_LOOPBACK] * programs if network is None else [host.address for host in network.hosts]
     try:
         commands = [
-            [program("tcp_exchange"), "{socket}", str(rank), str(programs), addresses[rank]] for rank in range(programs)
+            [program("collectives", "tcp_exchange"), "{socket}", str(rank), str(programs), addresses[rank]]
+            for rank in range(programs)
         ]
         if network is not None:
             commands = [host.command(command) for host, command in zip(network.hosts, commands, strict=True)]

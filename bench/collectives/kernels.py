@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from bench.collectives.natives import Missing, program
+from bench.natives import Missing, program
 from bench.report import Options, Result, figure
 
 __all__ = ["kernel_rate", "run"]
@@ -42,7 +42,9 @@ def kernel_rate(dtype: str, inputs: int) -> float | None:
 @functools.cache
 def _rates() -> tuple[dict[str, Any], ...]:
     try:
-        said = subprocess.run([program("kernel_rate")], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            [program("collectives", "kernel_rate")], capture_output=True, text=True, check=True
+        ).stdout
     except Missing as error:
         raise SystemExit(f"the kernels cannot be measured: {error}") from error
     return tuple(json.loads(line) for line in said.splitlines())

@@ -51,8 +51,8 @@ class BelievesThatStaleIsNotDone(Requests):
 
 
 class _BelievesThatLostIsNotDone(Requests):
-    def _lost(self, node: int, *, sent: bool) -> None:
-        super()._lost(node, sent=False)
+    def _lost(self, node: int, reason: str, *, sent: bool) -> None:
+        super()._lost(node, reason, sent=False)
 
 
 class _TakesPendingForAbsent(Requests):

@@ -114,6 +114,7 @@ class Lost(msgspec.Struct, frozen=True):
 
     node: NodeId
     sent: bool = True
+    reason: str = "the connection was lost"
 
 
 class RoutingLearned(msgspec.Struct, frozen=True):

@@ -206,8 +206,8 @@ class Requests:
                 self._begin(event)
             case Told(ask, reply):
                 self._told(ask, reply)
-            case Lost(node, sent):
-                self._lost(node, sent=sent)
+            case Lost(node, sent, reason):
+                self._lost(node, reason, sent=sent)
             case RoutingLearned(routing):
                 self._learn(routing)
             case GiveUp(operation):
@@ -445,7 +445,7 @@ class Requests:
         else:
             self._again(request)
 
-    def _lost(self, node: NodeId, *, sent: bool) -> None:
+    def _lost(self, node: NodeId, reason: str, *, sent: bool) -> None:
         self._nodes.suspect(node, self._now_ns + self._limits.suspect_ns)
         self._want_routing()
         for ask, request in list(self._asks.items()):
@@ -457,7 +457,7 @@ class Requests:
             if request.state is _State.OVER and not request.asks:
                 self._ghosts.remove(request)
             if newest:
-                request.code, request.why = Unreachable.code, f"the connection with node {node} was lost"
+                request.code, request.why = Unreachable.code, f"node {node}: {reason}"
                 self._again(request)
 
     # --- routing ---

@@ -1,4 +1,4 @@
-"""Builds the benchmark's C and C++ programs into build/bench/native, and says what is missing where it cannot."""
+"""Builds the benchmarks' C and C++ programs into build/bench/native, and says what is missing where it cannot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Final
 
 __all__ = ["Missing", "open_mpi_version", "program"]
 
-_REPOSITORY: Final = Path(__file__).parents[2]
-_SOURCES: Final = Path(__file__).parent / "native"
+_REPOSITORY: Final = Path(__file__).parents[1]
 _BUILD: Final = _REPOSITORY / "build" / "bench"
 _FLAGS: Final = ("-O3", "-march=native", "-Wall", "-Wextra", "-pthread")
 
@@ -23,9 +22,9 @@ class Missing(Exception):
 
 
 @functools.cache
-def program(name: str) -> str:
-    """The path of the program built from `native/<name>`. Raises `Missing`."""
-    source = next(_SOURCES.glob(f"{name}.c*"))
+def program(suite: str, name: str) -> str:
+    """The path of the program built from `bench/<suite>/native/<name>`. Raises `Missing`."""
+    source = next((Path(__file__).parent / suite / "native").glob(f"{name}.c*"))
     target = _BUILD / "native" / name
     target.parent.mkdir(parents=True, exist_ok=True)
     compiler, more = _compiler(name, source)

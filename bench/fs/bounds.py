@@ -1,0 +1,61 @@
+"""What the machine can do without a file system, measured by C programs and plain system calls."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+import time
+
+from bench.natives import program
+from fireflyer.base.units import MIB
+
+__all__ = ["disk_bytes_per_s", "echo_delays_s", "echo_per_s", "stream_bytes_per_s"]
+
+REQUEST_BYTES = 40
+"""Of one read on the wire; the frame's header is shared by all of a batch."""
+REPLY_BYTES = 24 + 40 + 4
+"""Of one 4 KiB read beside its data: header, reply, one checksum."""
+
+
+def _sockets(*arguments: str) -> list[float]:
+    command = [program("fs", "sockets"), *arguments]
+    return [float(line) for line in subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()]
+
+
+def stream_bytes_per_s(path: str, size_bytes: int, depth: int, duration_s: float) -> float:
+    """One connection over loopback: sendfile from the page cache at one end, recv at the other."""
+    return _sockets("stream", path, str(size_bytes), str(depth), str(duration_s))[0]
+
+
+def echo_per_s(data_bytes: int, depth: int, duration_s: float) -> float:
+    """Requests and replies of the sizes of ours, by a bare epoll server."""
+    return _sockets("echo", str(REQUEST_BYTES), str(REPLY_BYTES + data_bytes), str(depth), str(duration_s))[0]
+
+
+def echo_delays_s(data_bytes: int, count: int) -> list[float]:
+    return _sockets("delay", str(24 + REQUEST_BYTES), str(REPLY_BYTES + data_bytes), str(count))
+
+
+def disk_bytes_per_s(directory: str, tasks: int, duration_s: float) -> float:
+    """1 MiB writes in place, each followed by fdatasync, so many at once on files of their own."""
+    data = os.urandom(MIB)
+    end_s = time.perf_counter() + duration_s
+
+    def write(number: int) -> int:
+        fd = os.open(os.path.join(directory, f"bound-{number}"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, 8 * MIB)
+            count = 0
+            while time.perf_counter() < end_s:
+                os.pwrite(fd, data, count % 8 * MIB)
+                os.fdatasync(fd)
+                count += 1
+            return count * MIB
+        finally:
+            os.close(fd)
+
+    began_s = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(tasks) as pool:
+        written = sum(pool.map(write, range(tasks)))
+    return written / (time.perf_counter() - began_s)

@@ -1,0 +1,132 @@
+"""A client's control in a thread of its own, for callers that block. What it says waits until the caller takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+import uvloop
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.fs.client.control import Control, Hears
+from fireflyer.fs.schema.routing import Node, Routing
+from fireflyer.fs.schema.sessions import Session
+from fireflyer.identity.handshake import Credential
+from fireflyer.runtime.standard_streams import open_standard_streams
+
+__all__ = ["Background"]
+
+_T = TypeVar("_T")
+_STOP_S: Final = 5.0
+
+
+class Background:
+    """`fd` is readable while `deliver` has something to say."""
+
+    def __init__(self, managers: Sequence[str], credential: Credential, *, name: str) -> None:
+        open_standard_streams()
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="chunk client", daemon=True)
+        self._thread.start()
+        self._inbox: collections.deque[Callable[[Hears], None]] = collections.deque()
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.expected = 0
+        """Connections and routing that were asked for and have not come: worth waiting for."""
+        self._control: Control = self.call(_made(managers, credential, name))
+
+    def open(self, timeout_ns: int) -> Session:
+        session = self.call(self._control.open(timeout_ns))
+        self._loop.call_soon_threadsafe(self._control.start, self)
+        return session
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Its result, awaited in the thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    @property
+    def control(self) -> Control:
+        """To be used in its loop alone, by `call`."""
+        return self._control
+
+    def connect(self, node: Node) -> None:
+        self.expected += 1
+        self._loop.call_soon_threadsafe(self._control.connect, node)
+
+    def want_routing(self) -> None:
+        self._loop.call_soon_threadsafe(self._control.want_routing)
+
+    def deliver(self, hears: Hears) -> None:
+        """Says all that waits to `hears`, in the caller's thread."""
+        if not self._inbox:
+            return
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+        while self._inbox:
+            self._inbox.popleft()(hears)
+
+    def close(self) -> None:
+        try:
+            self.call(self._control.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_S)
+            if not self._thread.is_alive():
+                self._loop.close()
+            self.deliver(_Closing())
+            os.close(self.fd)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _say(self, what: Callable[[Hears], None]) -> None:
+        self._inbox.append(what)
+        os.eventfd_write(self.fd, 1)
+
+    # --- in the thread of the loop ---
+
+    def learned(self, routing: Routing) -> None:
+        self._say(lambda hears: hears.learned(routing))
+
+    def connected(self, node: Node, fd: int) -> None:
+        def take(hears: Hears) -> None:
+            self.expected -= 1
+            hears.connected(node, fd)
+
+        self._say(take)
+
+    def not_connected(self, node: Node, error: FireflyerError) -> None:
+        def take(hears: Hears) -> None:
+            self.expected -= 1
+            hears.not_connected(node, error)
+
+        self._say(take)
+
+    def end(self, reason: str) -> None:
+        self._say(lambda hears: hears.end(reason))
+
+
+class _Closing:
+    """Who has not taken what was said yet does not want it any more."""
+
+    def learned(self, routing: Routing) -> None:
+        pass
+
+    def connected(self, node: Node, fd: int) -> None:  # noqa: ARG002
+        os.close(fd)
+
+    def not_connected(self, node: Node, error: FireflyerError) -> None:
+        pass
+
+    def end(self, reason: str) -> None:
+        pass
+
+
+async def _made(managers: Sequence[str], credential: Credential, name: str) -> Control:
+    return Control(managers, credential, name=name)

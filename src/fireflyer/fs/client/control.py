@@ -1,0 +1,165 @@
+"""A client's session at the manager, the routing it learns there, and its connections to nodes. For asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from fireflyer.base.errors import FireflyerError, InvariantViolation, StaleVersion, UsageError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.core.routing import apply_delta
+from fireflyer.fs.schema import data
+from fireflyer.fs.schema.routing import Node, Routing, RoutingDelta
+from fireflyer.fs.schema.sessions import (
+    CapabilityAnswer,
+    EndSession,
+    GetCapability,
+    KeepSession,
+    OpenSession,
+    Session,
+    SessionKept,
+    SessionOver,
+)
+from fireflyer.identity.handshake import Credential
+from fireflyer.runtime.raw_connections import connect_raw
+
+__all__ = ["Control", "Hears"]
+
+_log = logging.getLogger(__name__)
+_BEATS_PER_LIFETIME: Final = 8
+_CONNECT_NS: Final = 5 * SECOND
+_ROUTING_NS: Final = 5 * SECOND
+_CLOSE_NS: Final = 500 * MS
+
+
+class Hears(Protocol):
+    """Called in the loop."""
+
+    def learned(self, routing: Routing) -> None: ...
+    def connected(self, node: Node, fd: int) -> None: ...
+    def not_connected(self, node: Node, error: FireflyerError) -> None: ...
+    def end(self, reason: str) -> None: ...
+
+
+class Control:
+    def __init__(self, managers: Sequence[str], credential: Credential, *, name: str = "") -> None:
+        self._managers = ManagerClient(managers, credential)
+        self._credential = credential
+        self._name = name or f"{socket.gethostname()}/{os.getpid()}"
+        self._routing = Routing(0)
+        self._session: Session | None = None
+        self._hears: Hears | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._keeping: asyncio.Task[None] | None = None
+        self._kept_ns = 0
+
+    async def open(self, timeout_ns: int) -> Session:
+        """Opens the session. Raises `Timeout` when no manager answers as primary, `PermissionDenied`."""
+        asked_ns = time.monotonic_ns()
+        answer = await self._managers.ask(OpenSession(secrets.token_hex(16), self._name[:128]), timeout_ns=timeout_ns)
+        if not isinstance(answer, Session):
+            raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
+        self._session, self._kept_ns = answer, asked_ns
+        return answer
+
+    def start(self, hears: Hears) -> None:
+        """From now on the session is kept, and routing is told."""
+        self._hears = hears
+        self.spawn(self._beats())
+
+    def want_routing(self) -> None:
+        if self._keeping is None:
+            self._keeping = self.spawn(self._keep())
+
+    def connect(self, node: Node) -> None:
+        self.spawn(self._connect(node))
+
+    async def capability(self, first_file: int, last_file: int, rights: int) -> CapabilityAnswer:
+        """Of this session, for these files. Raises `PermissionDenied`."""
+        if self._session is None:
+            raise UsageError("open the session first")
+        answer = await self._managers.ask(GetCapability(self._session.client, first_file, last_file, rights))
+        if not isinstance(answer, CapabilityAnswer):
+            raise InvariantViolation(f"the manager answered GetCapability with {type(answer).__name__}")
+        return answer
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that ends with this object."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._session is not None:
+            try:
+                await self._managers.ask(EndSession(self._session.client), timeout_ns=_CLOSE_NS)
+            except FireflyerError as error:
+                _log.info("the session was not ended, it will expire reason=%s", error)
+        await self._managers.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if task is self._keeping:
+            self._keeping = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a task of the client failed", exc_info=error)
+            if self._hears is not None:
+                self._hears.end(f"an error of the client itself: {error}")
+
+    async def _beats(self) -> None:
+        if self._session is None:
+            return
+        while True:
+            self.want_routing()
+            await asyncio.sleep(self._session.lifetime_ns / _BEATS_PER_LIFETIME / SECOND)
+
+    async def _keep(self) -> None:
+        if self._session is None or self._hears is None:
+            return
+        asked_ns = time.monotonic_ns()
+        try:
+            request = KeepSession(self._session.client, self._routing.version)
+            answer = await self._managers.ask(request, timeout_ns=min(_ROUTING_NS, self._session.lifetime_ns // 4))
+        except FireflyerError as error:
+            _log.warning("no manager keeps the session reason=%s", error)
+            if time.monotonic_ns() - self._kept_ns > self._session.lifetime_ns:
+                self._hears.end(f"no manager has answered for its lifetime: {error}")
+            return
+        if isinstance(answer, SessionOver):
+            self._hears.end("the manager has ended it; open another client")
+        elif isinstance(answer, SessionKept):
+            self._kept_ns = asked_ns
+            if answer.routing is not None:
+                self._take(answer.routing)
+
+    def _take(self, delta: RoutingDelta) -> None:
+        try:
+            routing = apply_delta(self._routing, delta)
+        except StaleVersion:
+            return  # an answer to what was asked before another answer
+        if routing is not self._routing and self._hears is not None:
+            self._routing = routing
+            self._hears.learned(routing)
+
+    async def _connect(self, node: Node) -> None:
+        if self._hears is None:
+            return
+        try:
+            connection = await connect_raw(node.address, self._credential, purpose=data.PURPOSE, timeout_ns=_CONNECT_NS)
+        except FireflyerError as error:
+            self._hears.not_connected(node, error)
+            return
+        self._hears.connected(node, connection.socket.detach())

@@ -1,0 +1,392 @@
+"""Performs what the machine of a client's requests decides, over the native ring. For one thread, without any waiting.
+
+    begin ──> machine ──Ask──> ring          at once, where there is a connection that may be used
+                               held          else, until `connected`
+    take(completions of the ring) ──> machine ──Finish──> done(result)
+
+Connections are made by others (`connect` asks for one), who bring them with `connected` or say why not. On a new one
+all capabilities are presented first, and it is used when they are granted: reads are answered by native threads, which
+do not wait for what was said before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire
+from fireflyer.fs.core.request_effects import (
+    Arrived,
+    Ask,
+    AskRouting,
+    Begin,
+    Doubt,
+    Effect,
+    End,
+    Event,
+    Finish,
+    GiveUp,
+    Glance,
+    Limits,
+    Lost,
+    RoutingLearned,
+    Tick,
+    Told,
+    Withdraw,
+)
+from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.schema import data
+from fireflyer.fs.schema.chunks import (
+    Change,
+    Look,
+    LookKind,
+    LookReply,
+    Missing,
+    NotCommitted,
+    Refusal,
+    Refused,
+)
+from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, ContentId, NodeId
+from fireflyer.fs.schema.routing import Node, Routing
+from fireflyer.native import ChunkRing
+
+__all__ = ["Dispatch", "Done", "Presented", "ReadStatus"]
+
+_log = logging.getLogger(__name__)
+Done: TypeAlias = Callable[[Any], None]
+"""Called once, with `Finish.result`."""
+Presented: TypeAlias = Callable[[FireflyerError | None], None]
+_OWN_NUMBERS: Final = 1 << 62
+"""Asks from this number on are not the machine's."""
+
+
+class ReadStatus:
+    """Of the ring's completions, as in `chunk_wire.hpp`."""
+
+    LOST: Final = 0
+    FOUND: Final = 1
+    MISSING: Final = 2
+    NOT_COMMITTED: Final = 3
+    STALE: Final = 4
+    DAMAGED: Final = 5
+    DENIED: Final = 6
+    USAGE: Final = 7
+
+
+_REFUSED: Final = {
+    ReadStatus.STALE: (Refusal.STALE, "the replica has another version of the chain, or another role; ask for routing"),
+    ReadStatus.DAMAGED: (Refusal.CORRUPT, "the data do not match their checksums"),
+    ReadStatus.DENIED: (Refusal.DENIED, "no capability for this file was presented, or it has expired"),
+    ReadStatus.USAGE: (Refusal.USAGE, "the node does not take this read"),
+}
+
+
+@dataclass(slots=True)
+class _Open:
+    memory: memoryview | None
+    done: Done
+
+
+@dataclass(slots=True)
+class _Link:
+    """To one process of a node. `server`: its number in the ring, None while it is being connected."""
+
+    node: Node
+    server: int | None = None
+    presenting: dict[int, Presented | None] = field(default_factory=dict)
+    held: dict[int, Ask] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> bool:
+        return self.server is not None and not self.presenting
+
+
+class Dispatch:
+    def __init__(
+        self, client: ClientId, *, limits: Limits, seed: int, connect: Callable[[Node], None],
+        ask_routing: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`connect` and `ask_routing` return at once; what comes of it is told by `connected`, `not_connected` and
+        `learned`, in the thread of this object."""
+        self.ring = ChunkRing()
+        self._machine = Requests(client, limits, seed=seed)
+        self._connect, self._ask_routing = connect, ask_routing
+        self._links: dict[NodeId, _Link] = {}
+        self._of_server: dict[int, _Link] = {}
+        self._open: dict[int, _Open] = {}
+        self._reads: dict[int, int] = {}
+        """Of asks under way, the ring's numbers."""
+        self._capabilities: list[bytes] = []
+        self._operations = 0
+        self._own = _OWN_NUMBERS
+        self._submit = False
+        self.changed = True
+        """Routing or connections are others than when somebody set this to False."""
+
+    @property
+    def routing(self) -> Routing:
+        return self._machine.routing
+
+    @property
+    def open(self) -> int:
+        """Operations under way."""
+        return len(self._open)
+
+    @property
+    def due_ns(self) -> int | None:
+        """When `tick` is to be called, by `time.monotonic_ns`."""
+        return self._machine.due_ns
+
+    def servers(self) -> dict[NodeId, int]:
+        """The ring's numbers of the connections that may be used now."""
+        return {one: link.server for one, link in self._links.items() if link.usable and link.server is not None}
+
+    # --- operations ---
+
+    def begin(
+        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int,
+        done: Done,
+    ) -> int:  # fmt: skip
+        """The operation's number. It is sent with the next `flush`; `done` may be called before this returns."""
+        self._operations += 1
+        operation, now_ns = self._operations, time.monotonic_ns()
+        self._open[operation] = _Open(memory, done)
+        self._feed(Begin(operation, now_ns + timeout_ns, chain, chunk, what), now_ns)
+        return operation
+
+    def give_up(self, operation: int) -> None:
+        """`done` will not be called, and the memory of a read is not touched any more."""
+        if self._open.pop(operation, None) is not None:
+            self._feed(GiveUp(operation))
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what was prepared."""
+        if self._submit:
+            self._submit = False
+            self.ring.submit()
+
+    def tick(self) -> None:
+        self._feed(Tick())
+        self.flush()
+
+    def end(self, reason: str) -> None:
+        """The session is over: all that is open fails."""
+        self._feed(End(reason))
+
+    def close(self) -> None:
+        self.end("the client was closed")
+        self.ring.close()
+
+    # --- routing and connections ---
+
+    def learned(self, routing: Routing) -> None:
+        self.changed = True
+        nodes = {one.id: one for one in routing.nodes}
+        for node_id, link in list(self._links.items()):
+            if nodes.get(node_id) != link.node:  # another process has the node
+                self._drop(link, "the node has been started again")
+        self._feed(RoutingLearned(routing))
+        self.flush()
+
+    def connected(self, node: Node, fd: int) -> None:
+        """`fd`: authenticated, and the ring's from now on."""
+        link = self._links.get(node.id)
+        server = self.ring.add(fd)
+        if link is None or link.node != node or link.server is not None:
+            self.ring.remove(server)
+            return
+        link.server = server
+        self._of_server[server] = link
+        for capability in self._capabilities:
+            self._present(link, capability, None)
+        self._release(link)
+        self.flush()
+
+    def not_connected(self, node: Node, error: FireflyerError) -> None:
+        link = self._links.get(node.id)
+        if link is not None and link.node == node and link.server is None:
+            del self._links[node.id]
+            self._feed(Lost(node.id, sent=False, reason=str(error)))
+            self.flush()
+
+    def warm(self) -> None:
+        """Asks for connections with all nodes that there are."""
+        for node in self.routing.nodes:
+            self._link(node.id)
+
+    def present(self, capability: bytes, presented: Presented) -> None:
+        """On all connections, now and later. `presented`: with the first refusal, or None when all have granted it."""
+        self._capabilities.append(capability)
+        waits = [link for link in self._links.values() if link.server is not None]
+        if not waits:
+            presented(None)
+            return
+        answers: list[FireflyerError | None] = []
+
+        def answered(error: FireflyerError | None) -> None:
+            answers.append(error)
+            if len(answers) == len(waits):
+                presented(next((one for one in answers if one is not None), None))
+
+        for link in waits:
+            self._present(link, capability, answered)
+        self.flush()
+
+    def forget(self, capability: bytes) -> None:
+        """It has expired, or there is a later one."""
+        if capability in self._capabilities:
+            self._capabilities.remove(capability)
+
+    def _present(self, link: _Link, capability: bytes, presented: Presented | None) -> None:
+        self._own += 1
+        link.presenting[self._own] = presented
+        self._say(link, data.Ask(self._own, data.Present(capability)), None)
+
+    def _link(self, node_id: NodeId) -> _Link | None:
+        link = self._links.get(node_id)
+        if link is None:
+            node = next((one for one in self.routing.nodes if one.id == node_id), None)
+            if node is None:
+                return None
+            link = self._links[node_id] = _Link(node)
+            self._connect(node)
+        return link
+
+    def _drop(self, link: _Link, reason: str) -> None:
+        """What the ring still says of it is nobody's."""
+        self.changed = True
+        del self._links[link.node.id]
+        sent = link.server is not None
+        if link.server is not None:
+            del self._of_server[link.server]
+            self.ring.remove(link.server)
+        for presented in link.presenting.values():
+            if presented is not None:
+                presented(None)
+        self._feed(Lost(link.node.id, sent=sent, reason=reason))
+
+    # --- effects ---
+
+    def _feed(self, event: Event, now_ns: int = 0) -> None:
+        for effect in self._machine.handle(now_ns or time.monotonic_ns(), event):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Ask(ask, _, node):
+                link = self._link(node)
+                if link is None:
+                    self._feed(Lost(node, sent=False, reason="it is not in the routing"))
+                elif link.usable:
+                    self._ask(link, effect)
+                else:
+                    link.held[ask] = effect
+            case Finish(operation, result):
+                opened = self._open.pop(operation, None)
+                if opened is not None:
+                    opened.done(result)
+            case Withdraw(ask):
+                self._withdraw(ask)
+            case AskRouting():
+                self._ask_routing()
+            case Doubt(node, _, chain, chunk):
+                link = self._links.get(node)
+                if link is not None and link.usable:
+                    self._own += 1
+                    self._say(link, data.Ask(self._own, data.Doubt(chain, chunk)), None)
+
+    def _ask(self, link: _Link, ask: Ask) -> None:
+        opened, body = self._open.get(ask.operation), ask.body
+        if opened is None or link.server is None:
+            return
+        if isinstance(body, Look) and body.kind is LookKind.READ:
+            chunk = body.chunk
+            self._reads[ask.ask] = self.ring.prepare_read(
+                link.server, ask.ask, body.chain, body.chain_version, chunk.file, chunk.index, body.offset,
+                body.length, opened.memory if opened.memory is not None else bytearray(),
+            )  # fmt: skip
+            self._submit = True
+        else:
+            self._say(link, data.Ask(ask.ask, body), opened.memory)
+
+    def _say(self, link: _Link, message: data.Ask, memory: memoryview | None) -> None:
+        if link.server is not None:
+            self.ring.prepare_message(link.server, data.encode(message), memory)
+            self._submit = True
+
+    def _withdraw(self, ask: int) -> None:
+        read = self._reads.pop(ask, None)
+        if read is not None:
+            self.ring.cancel(read)
+        for link in self._links.values():
+            link.held.pop(ask, None)
+
+    def _release(self, link: _Link) -> None:
+        if link.usable:
+            self.changed = True
+            held, link.held = link.held, {}
+            for ask in held.values():
+                self._ask(link, ask)
+
+    # --- completions ---
+
+    def take(self, completion: tuple[Any, ...]) -> None:
+        """One of `ring.wait`, but for the packed ones."""
+        kind = completion[0]
+        if kind == "read":
+            _, ask, status, length, made_in, version, chunk_length, chain_version, where = completion
+            if self._reads.pop(ask, None) is not None and status != ReadStatus.LOST:
+                content = ContentId(made_in, version)
+                self._feed(Told(ask, read_reply(status, length, content, chunk_length, chain_version, where)))
+        elif kind == "message":
+            link = self._of_server.get(completion[1])
+            if link is not None:
+                self._hear(link, completion[2])
+        elif kind == "lost":
+            link = self._of_server.get(completion[1])
+            if link is not None:
+                _log.info("connection lost node=%s reason=%s", link.node.id, completion[2])
+                self._drop(link, completion[2])
+
+    def _hear(self, link: _Link, body: bytes) -> None:
+        try:
+            message = data.decode(body)
+            if not isinstance(message, data.Told):
+                raise DataCorruption("it says what only clients or replicas say")
+        except DataCorruption as error:
+            self._drop(link, f"the node sent a message that cannot be read: {error}")
+            return
+        if message.number >= _OWN_NUMBERS:
+            self._answered(link, message)
+        elif not isinstance(message.body, data.Granted):
+            self._feed(Told(message.number, message.body))
+
+    def _answered(self, link: _Link, message: data.Told) -> None:
+        if message.number not in link.presenting:
+            return
+        presented = link.presenting.pop(message.number)
+        error: FireflyerError | None = None
+        if isinstance(message.body, Refused):
+            error = error_from_wire(message.body.refusal.value, message.body.message)
+            _log.warning("a capability was refused node=%s reason=%s", link.node.id, error)
+        if presented is not None:
+            presented(error)
+        self._release(link)
+
+
+def read_reply(
+    status: int, length: int, content: ContentId, chunk_length: int, chain_version: int, where: int
+) -> LookReply | Arrived:
+    """What a completion of the ring says to the machine."""
+    if status == ReadStatus.FOUND:
+        return Arrived(length, content, chunk_length)
+    if status == ReadStatus.MISSING:
+        return Missing()
+    if status == ReadStatus.NOT_COMMITTED:
+        return NotCommitted(where)
+    refusal, message = _REFUSED.get(status, _REFUSED[ReadStatus.USAGE])
+    return Refused(refusal, message, chain_version)

@@ -1,0 +1,355 @@
+"""Chunks for one thread: prepare any number of operations, submit them, wait for some of them.
+
+    with open_ring(["10.0.0.1:7000"], credential) as ring:
+        reads = np.zeros(64, READ)
+        reads["chain"], reads["file"], reads["index"] = …
+        reads["at"], reads["length"] = np.arange(64) * 4096, 4096
+        ring.prepare_reads(0, reads, memory)                       # tags 0 … 63
+        done = ring.wait(64)                                       # done.tags, done.counts
+
+Reads of a batch go from NumPy arrays to the native ring and back without a Python object for each; those that are not
+simply answered (a version has changed, a node is gone, an update is under way) are taken over by the machine of
+`core.requests`, which decides about all other operations. Their meaning is that of `fireflyer.fs.client.Chunks`.
+
+Tags are the caller's; those under way must differ. Memory must stay as it is until its tag has come back.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from fireflyer.base.errors import Aborted, Busy, FireflyerError, error_from_wire
+from fireflyer.base.units import MS
+from fireflyer.fs.client.background import Background
+from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, change_of
+from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
+from fireflyer.fs.client.memory import memory_of
+from fireflyer.fs.client.spread import ANSWER, Reads, Spread, check_reads
+from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
+from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, Operation
+from fireflyer.fs.schema.ids import ChainId, ChunkId
+from fireflyer.fs.schema.routing import Node, Routing
+from fireflyer.identity.handshake import Credential
+
+__all__ = ["MISSING", "Completed", "Ring", "open_ring"]
+
+MISSING: Final = -1
+"""Count of a read of a chunk that is not there."""
+FAILED: Final = -2
+MAX_PLAIN_READS: Final = 1 << 16
+"""Of batches, under way at once."""
+_LONGEST_WAIT_NS: Final = 200 * MS
+"""In one native call: how late a change of routing is noticed that nobody asked for."""
+
+
+class Completed(NamedTuple):
+    """Operations that are over, in no order. `counts`: of reads the bytes that there were, or `MISSING`; of others 0;
+    of those in `errors`, -2. `values`: what updates and stats say, by tag."""
+
+    tags: np.ndarray[Any, np.dtype[np.uint64]]
+    counts: np.ndarray[Any, np.dtype[np.int64]]
+    values: dict[int, Done | Held]
+    errors: dict[int, FireflyerError]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Plain reads. `open`: which of them the ring still has."""
+
+    tag: int
+    reads: Reads
+    memory: memoryview
+    first: int
+    begun_ns: int
+    open: np.ndarray[Any, np.dtype[np.bool_]]
+    left: int
+
+
+def open_ring(
+    managers: Sequence[str], credential: Credential, *, name: str = "", options: Options | None = None,
+    timeout_ns: int = DEFAULT_TIMEOUT_NS,
+) -> Ring:  # fmt: skip
+    """As `fireflyer.fs.client.connect`; also waits for the routing and for connections with all nodes."""
+    background = Background(managers, credential, name=name)
+    try:
+        session = background.open(timeout_ns)
+        ring = Ring(background, session.client, options or Options())
+    except BaseException:
+        background.close()
+        raise
+    ring.warm(timeout_ns)
+    return ring
+
+
+class Ring:
+    """Made by `open_ring`; one thread at a time."""
+
+    def __init__(self, background: Background, client: int, options: Options) -> None:
+        self.client = client
+        self._options = options
+        self._background = background
+        self._dispatch = Dispatch(
+            client, limits=options.limits, seed=options.seed or client, connect=background.connect,
+            ask_routing=background.want_routing,
+        )  # fmt: skip
+        self._spread = Spread(Routing(0), {})
+        self._batches: list[_Batch] = []
+        self._plain = 0
+        self._over: list[tuple[int, int]] = []
+        self._over_plain: list[tuple[Any, Any]] = []
+        self._count = 0
+        self._values: dict[int, Done | Held] = {}
+        self._errors: dict[int, FireflyerError] = {}
+        self._poll = select.poll()
+        self._poll.register(self._dispatch.ring.fd, select.POLLIN)
+        self._poll.register(background.fd, select.POLLIN)
+        self._closed = False
+
+    @property
+    def routing(self) -> Routing:
+        return self._dispatch.routing
+
+    @property
+    def under_way(self) -> int:
+        """Operations that were prepared and have not come back from `wait`."""
+        return self._dispatch.open + self._plain + self._count
+
+    # --- prepare ---
+
+    def prepare_reads(self, tag: int, reads: Reads, memory: Any, *, timeout_ns: int | None = None) -> None:
+        """Read `i` of the array gets the tag `tag + i`. Raises `UsageError`, `Busy`; then none is prepared."""
+        view = memory_of(memory, writable=True)
+        check_reads(reads, view.nbytes)
+        count = len(reads)
+        if self._plain + count > MAX_PLAIN_READS:
+            raise Busy(f"{self._plain} reads of batches are under way, {MAX_PLAIN_READS} may be; wait for some")
+        self._deliver()
+        limits = self._options.limits
+        if limits.senders and count and int(reads["length"].max()) >= limits.large_bytes:
+            self._take_over(tag, reads, view, range(count), timeout_ns)
+            return
+        placed, lost = self._spread.place(reads)
+        if lost is None:
+            first = self._dispatch.ring.prepare_reads(placed, view, tag)
+            still = np.ones(count, dtype=np.bool_)
+            self._batches.append(_Batch(tag, reads, view, first, time.monotonic_ns(), still, count))
+            self._plain += count
+        else:
+            self._take_over(tag, reads, view, range(count), timeout_ns)
+
+    def prepare_read(
+        self, tag: int, chain: ChainId, chunk: ChunkId, into: Any, offset: int = 0, *, timeout_ns: int | None = None
+    ) -> None:
+        memory = memory_of(into, writable=True)
+        self._begin(tag, chain, chunk, Glance(LookKind.READ, offset, memory.nbytes), memory, timeout_ns)
+
+    def prepare_stat(self, tag: int, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> None:
+        self._begin(tag, chain, chunk, Glance(LookKind.STAT), None, timeout_ns)
+
+    def prepare_write(
+        self, tag: int, chain: ChainId, chunk: ChunkId, data: Any, offset: int = 0, *, timeout_ns: int | None = None
+    ) -> None:
+        memory = memory_of(data, writable=False)
+        self._begin(tag, chain, chunk, change_of(memory, offset), memory, timeout_ns)
+
+    def prepare_truncate(
+        self, tag: int, chain: ChainId, chunk: ChunkId, length: int, *, timeout_ns: int | None = None
+    ) -> None:
+        self._begin(tag, chain, chunk, Change(Operation.TRUNCATE, 0, length), None, timeout_ns)
+
+    def prepare_remove(self, tag: int, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> None:
+        self._begin(tag, chain, chunk, Change(Operation.REMOVE), None, timeout_ns)
+
+    def submit(self) -> None:
+        """Sends what was prepared; `wait` does it too."""
+        self._dispatch.ring.submit()
+
+    # --- wait ---
+
+    def wait(self, least: int = 1, timeout_ns: int = -1) -> Completed:
+        """At least so many operations, fewer only when `timeout_ns` has passed or so many are not under way."""
+        self._dispatch.ring.submit()
+        least = min(least, self.under_way)
+        until_ns = time.monotonic_ns() + timeout_ns if timeout_ns >= 0 else None
+        while True:
+            self._deliver()
+            now_ns = time.monotonic_ns()
+            self._check_times(now_ns)
+            expired = until_ns is not None and now_ns >= until_ns
+            self._turn(0 if expired else least - self._count, now_ns, until_ns)
+            if expired or self._count >= least:
+                return self._collect()
+
+    def _turn(self, least: int, now_ns: int, until_ns: int | None) -> None:
+        """Waits once, and takes what has come."""
+        dispatch = self._dispatch
+        limit_ns = _LONGEST_WAIT_NS if least > 0 else 0
+        for end_ns in (dispatch.due_ns, until_ns):
+            if end_ns is not None:
+                limit_ns = min(limit_ns, max(0, end_ns - now_ns))
+        if limit_ns and (self._background.expected or not dispatch.ring.under_way):
+            self._poll.poll(limit_ns / MS)
+            limit_ns = 0
+        for completion in dispatch.ring.wait(max(0, least) if limit_ns else 0, limit_ns):
+            if completion[0] == "reads":
+                self._take_plain(np.frombuffer(completion[1], dtype=ANSWER))
+            else:
+                dispatch.take(completion)
+        dispatch.flush()
+
+    def _collect(self) -> Completed:
+        plain = self._over_plain
+        tags, counts = [one for one, _ in plain], [one for _, one in plain]
+        if self._over or not plain:
+            tags.append(np.array([one for one, _ in self._over], dtype=np.uint64))
+            counts.append(np.array([one for _, one in self._over], dtype=np.int64))
+        whole = Completed(
+            tags[0] if len(tags) == 1 else np.concatenate(tags),
+            counts[0] if len(counts) == 1 else np.concatenate(counts), self._values, self._errors,
+        )  # fmt: skip
+        self._over, self._over_plain, self._count, self._values, self._errors = [], [], 0, {}, {}
+        return whole
+
+    # --- plain reads ---
+
+    def _take_plain(self, answers: Any) -> None:
+        status, tags = answers["status"], answers["tag"]
+        found = status == ReadStatus.FOUND
+        odd = None
+        if not found.all():
+            missing = status == ReadStatus.MISSING
+            odd = answers[~(found | missing)]
+            counts = np.where(found, answers["length"].astype(np.int64), MISSING)
+            if len(odd):
+                kept = found | missing
+                self._over_plain.append((tags[kept], counts[kept]))
+            else:
+                self._over_plain.append((tags, counts))
+        else:
+            self._over_plain.append((tags, answers["length"].astype(np.int64)))
+        self._count += len(self._over_plain[-1][0])
+        self._plain -= len(answers)
+        again = [] if odd is None else odd["tag"].tolist()
+        for batch in self._batches:
+            at = tags - np.uint64(batch.tag)  # what is below the first one becomes very large
+            mine = at[at < len(batch.reads)]
+            batch.open[mine] = False
+            batch.left -= len(mine)
+        for tag in again:
+            batch = next(one for one in self._batches if 0 <= tag - one.tag < len(one.reads))
+            self._take_over(batch.tag, batch.reads, batch.memory, [tag - batch.tag], None)
+        self._batches = [one for one in self._batches if one.left]
+
+    def _take_over(
+        self, tag: int, reads: Reads, memory: memoryview, which: Sequence[int], timeout_ns: int | None
+    ) -> None:
+        """The machine reads these."""
+        for at in which:
+            one = reads[at]
+            begin, length = int(one["at"]), int(one["length"])
+            chunk = ChunkId(int(one["file"]), int(one["index"]))
+            what = Glance(LookKind.READ, int(one["offset"]), length)
+            self._begin(tag + at, int(one["chain"]), chunk, what, memory[begin : begin + length], timeout_ns)
+
+    def _check_times(self, now_ns: int) -> None:
+        due_ns = self._dispatch.due_ns
+        if due_ns is not None and due_ns <= now_ns:
+            self._dispatch.tick()
+        if self._batches and now_ns - self._batches[0].begun_ns > self._options.limits.attempt_ns:
+            batch = self._batches.pop(0)
+            late = [at for at in np.flatnonzero(batch.open).tolist() if self._dispatch.ring.cancel(batch.first + at)]
+            self._plain -= len(late)
+            batch.left -= len(late)
+            if batch.left:  # those have been answered, and come with the next completions
+                batch.begun_ns = now_ns
+                self._batches.append(batch)
+            self._take_over(batch.tag, batch.reads, batch.memory, late, None)
+
+    # --- the machine ---
+
+    def _begin(
+        self, tag: int, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        timeout_ns: int | None,
+    ) -> None:  # fmt: skip
+        if self._closed:
+            raise Aborted("this ring is closed")
+        limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
+        self._dispatch.begin(chain, chunk, what, memory, limit_ns, self._ended(tag))
+
+    def _ended(self, tag: int) -> Callable[[Any], None]:
+        def take(result: Any) -> None:
+            count = 0
+            if isinstance(result, Arrived):
+                count = result.length
+            elif isinstance(result, Failed):
+                count, self._errors[tag] = FAILED, error_from_wire(result.code, result.message)
+            elif isinstance(result, Done):
+                self._values[tag] = result
+            elif isinstance(result, Found) and result.entries and result.entries[0].held is not None:
+                self._values[tag] = result.entries[0].held
+            else:
+                count = MISSING
+            self._over.append((tag, count))
+            self._count += 1
+
+        return take
+
+    def _deliver(self) -> None:
+        self._background.deliver(self)
+        if self._dispatch.changed:
+            self._dispatch.changed = False
+            self._spread = Spread(self.routing, self._dispatch.servers())
+
+    # --- what the control says ---
+
+    def learned(self, routing: Routing) -> None:
+        self._dispatch.learned(routing)
+        self._dispatch.warm()
+
+    def connected(self, node: Node, fd: int) -> None:
+        self._dispatch.connected(node, fd)
+
+    def not_connected(self, node: Node, error: FireflyerError) -> None:
+        self._dispatch.not_connected(node, error)
+
+    def end(self, reason: str) -> None:
+        self._dispatch.end(reason)
+
+    def warm(self, timeout_ns: int) -> None:
+        """Waits until routing is known and every node is connected, or cannot be."""
+        until_ns = time.monotonic_ns() + timeout_ns
+        while (not self.routing.version or self._background.expected) and time.monotonic_ns() < until_ns:
+            self._poll.poll(max(0, until_ns - time.monotonic_ns()) / MS)
+            self._deliver()
+
+    def acquire(self, first_file: int, last_file: int, rights: int) -> None:
+        """Asks the manager for the right to these files and presents it; it is good until it expires. Clients with the
+        node secret need none. Raises `PermissionDenied`."""
+        answer = self._background.call(self._background.control.capability(first_file, last_file, rights))
+        presented: list[FireflyerError | None] = []
+        self._dispatch.present(answer.capability, presented.append)
+        self._dispatch.flush()
+        while not presented:
+            self._deliver()
+            self._turn(0 if presented else 1, time.monotonic_ns(), None)
+        if presented[0] is not None:
+            raise presented[0]
+
+    def close(self) -> None:
+        """Ends the session. What is under way is given up; updates of it may have been done."""
+        if not self._closed:
+            self._closed = True
+            self._dispatch.close()
+            self._background.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
