@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.data_connection import MESSAGE, READS, DataConnection, frame
+from tests.support.data_connection import MESSAGE, READS, STALE, DataConnection, frame
 from tests.support.loops import on_loop
 from tests.support.storage_cluster import FAILURE_TIMEOUT_MS, Store, cluster
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.schema import data
@@ -34,6 +35,7 @@ from fireflyer.fs.schema.chunks import (
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId
+from fireflyer.fs.schema.manager import AddChains, NewChain
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.identity.handshake import UserCredential
 from fireflyer.identity.tokens import TokenStore
@@ -200,6 +202,89 @@ def test_a_full_disk_refuses_writes_and_goes_on_with_reads_and_removals(tmp_path
         assert len(store.serving()) == 2
 
     in_cluster(work, tmp_path, nodes=2, replicas=2, capacity_bytes=64 * MIB)
+
+
+@pytest.mark.slow
+def test_a_limit_of_the_system_is_a_full_disk(tmp_path: Path) -> None:
+    """Files of one replica may not grow any more: what is refused is refused everywhere, and nothing is lost."""
+
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"x" * 1000)
+        victim = store.nodes[store.serving()[-1].node]
+        victim.kill(signal.SIGTERM)
+        await victim.ended()
+        await victim.start(FSIZE=80 * MIB)
+        await store.until_serving(2)
+
+        async def fill() -> None:
+            for index in range(200):
+                await store.write(ChunkId(5, index), 0, os.urandom(MIB))
+                if len(store.serving()) < 2:
+                    raise UsageError("it has left the chain")
+
+        with pytest.raises(UsageError):
+            await fill()
+        await store.check()
+        assert len(store.known) > 8
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_process_that_stood_still_shows_nothing_old(tmp_path: Path, which: int) -> None:
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"old")
+        member = store.serving()[which]
+        version = store.chain.version
+        frozen = store.nodes[member.node]
+        connection = await store.connection(member.node)
+        frozen.kill(signal.SIGSTOP)
+        await store.until_serving(1)
+        await store.write(FIRST, 0, b"new")
+        frozen.kill(signal.SIGCONT)
+        for _ in range(200):
+            with contextlib.suppress(Unreachable):
+                answer = await connection.read(1, version, 1, 0, 0, 3)
+                assert answer.status == STALE, answer
+        await store.until_serving(2)
+        await store.check()
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2)
+
+
+@pytest.mark.slow
+def test_targets_of_one_process_have_chains_of_their_own(tmp_path: Path) -> None:
+    """Three nodes with two targets each; chains go round, so each node forwards to each other. One disk goes."""
+
+    async def work(store: Store) -> None:
+        chains = [NewChain(2, (2, 3, 1)), NewChain(3, (103, 101, 102))]
+        await store.manager.ask(AddChains((chains[1],)))
+        with pytest.raises(UsageError):
+            await store.manager.ask(AddChains((chains[0],)))
+        store.chain_id = 3
+        await store.until_serving(3)
+        await store.write(FIRST, 0, os.urandom(200_000))
+        shutil.rmtree(store.nodes[2].config.targets[1].directory)
+        await store.until_serving(2)
+        await store.write(FIRST, 100, b"y" * 1000)
+        await store.check()
+        store.chain_id = 1
+        await store.look()
+        assert len(store.serving()) == 3
+        assert await store.read(FIRST, 1) is None
+        known, store.known = store.known, {}
+        await store.write(SECOND, 0, b"of chain 1")
+        await store.check()
+        store.chain_id, store.known = 3, known
+        store.nodes[1].kill()
+        await store.nodes[1].ended()
+        await store.until_serving(1)
+        await store.nodes[1].start()
+        await store.until_serving(2)
+        await store.check()
+
+    in_cluster(work, tmp_path, targets=2)
 
 
 def flip(directory: Path, content: bytes) -> int:

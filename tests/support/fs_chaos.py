@@ -9,7 +9,18 @@ from tests.support.fs_store import SimStore, StoreFaults
 from tests.support.fs_truth import Truth
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets, Drain, NewChain, Override
+from fireflyer.fs.core.rows import MOVES
+from fireflyer.fs.schema.manager import (
+    AddChains,
+    AddMoves,
+    AddNode,
+    AddTable,
+    AddTargets,
+    Drain,
+    NewChain,
+    NewMove,
+    Override,
+)
 from fireflyer.fs.schema.routing import Member, TargetState
 from fireflyer.sim import Link, SimNet, World
 
@@ -21,6 +32,10 @@ SLICE_NS = 500 * MS
 CHAOS_NS = 24 * SECOND
 HEAL_NS = 70 * SECOND
 """Silence (T), hold-off after broken paths (5 T), leases, and one target after the other to be synced."""
+SPARE = 900
+"""Target 902 of node 2 is in no chain at first."""
+MOVE_NS = 40 * SECOND
+"""For moves that have begun, one after the other."""
 CALM = Link(min_delay_ns=MS // 4, max_delay_ns=4 * MS)
 LONGEST_DELAY_NS = 8 * SECOND
 
@@ -46,6 +61,8 @@ class Cluster:
             for node in members:
                 self.targets[node].append(100 * chain + node)
             self.new_chains.append(NewChain(chain, tuple(100 * chain + node for node in members)))
+        for node, targets in self.targets.items():
+            targets.append(SPARE + node)
         self.hosts = [self._host(node, f"n{node}") for node in self.targets]
         self._failed: dict[str, bool] = {}
         """Hosts on which a disk has failed since."""
@@ -130,6 +147,7 @@ class Cluster:
             self._break_path,
             self._drain,
             self._move_disks,
+            self._move_chain,
         )
         self._faults = [(self._heal, 4), *((fault, chance.choice([0, 1, 4])) for fault in faults)]
 
@@ -195,6 +213,14 @@ class Cluster:
     def _drain(self) -> None:
         self.admin.ask(Drain(node=self.chance.choice(list(self.targets)), drain=self.chance.random() < 0.6))
 
+    def _move_chain(self) -> None:
+        """To a node that has none of its targets, if there is one."""
+        chain = self.chance.choice(list(self.truth.chains.values()))
+        source = self.chance.choice(chain.members).target
+        others = [node for node in self.targets if all(member.node != node for member in chain.members)]
+        if others:
+            self.admin.ask(AddMoves((NewMove(chain.id, source, self.chance.choice(others)),)))
+
     def _move_disks(self) -> None:
         """The node's disks are started on another machine, whether or not the process on the first one is dead."""
         host = self.chance.choice(self.hosts)
@@ -219,7 +245,7 @@ class Cluster:
                 manager.node.restart()
         self.run_for(LONGEST_DELAY_NS)  # until the last straggler has come in
         self.admin.ask(*(Drain(node=node, drain=False) for node in self.targets))
-        if not self.run_for(HEAL_NS, self._help):
+        if not self.run_for(HEAL_NS + MOVE_NS, self._help):
             raise AssertionError(f"not all serve {HEAL_NS // SECOND} s after the last fault: {self.describe()}")
         if not self.run_for(10 * SECOND, self._all_know_who_lives):
             raise AssertionError(f"not all have heard which sessions live: {self.truth.sessions.living}")
@@ -244,7 +270,7 @@ class Cluster:
                 last = [one for one in chain.members if one.state is TargetState.LASTSRV]
                 if len(last) == 1 and self._reports_unsure(last[0]):
                     self.admin.ask(Override(chain.id, last[0].target))
-        return self.all_serve()
+        return self.all_serve() and not any(key.startswith(MOVES.prefix) for key in self.store.rows)
 
 
 def chaos(seed: int, *, duration_ns: int = CHAOS_NS) -> Cluster:

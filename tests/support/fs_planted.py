@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from fireflyer.fs.core import chains, transact
+from fireflyer.fs.core import chains, manager, moving, transact
 from fireflyer.fs.core.attendance import Attendance
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.health import Health
@@ -15,6 +15,7 @@ from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.manager import Manager
+from fireflyer.fs.core.rows import MOVES, MoveRow
 from fireflyer.fs.core.sessions import SessionBook
 from fireflyer.fs.core.transact import Outcome
 from fireflyer.fs.schema.manager import Answer, Condition, HeartbeatAnswer, Register, TargetReport
@@ -250,6 +251,25 @@ def acts_after_it_gave_the_lease_up(patch: Patch) -> None:
     patch.setattr(Manager, "_forget", forget_unless_it_leaves)
 
 
+def leaves_before_the_new_one_serves(patch: Patch) -> None:
+    original = moving._carry_on
+
+    def carry_on(ledger: Ledger, row: MoveRow) -> list[str]:
+        chain, source = ledger.chains.get(row.id), ledger.targets.get(row.source)
+        if chain is not None and source is not None and not source.drained:
+            ledger.targets.put(source.id, msgspec.structs.replace(source, drained=True))
+            ledger.moves.put(row.id, msgspec.structs.replace(row, drained=True))
+            return []
+        return original(ledger, row)
+
+    patch.setattr(moving, "_carry_on", carry_on)
+
+
+def new_primary_forgets_moves(patch: Patch) -> None:
+    original = manager._RANGES
+    patch.setattr(manager, "_RANGES", tuple(one for one in original if one[0] != MOVES.prefix))
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     planted.__name__: planted
     for planted in (
@@ -276,5 +296,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         ids_are_given_again,
         new_primary_has_heard_no_client,
         acts_after_it_gave_the_lease_up,
+        leaves_before_the_new_one_serves,
+        new_primary_forgets_moves,
     )
 }

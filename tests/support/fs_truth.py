@@ -10,10 +10,12 @@ from tests.support.fs_sessions import SessionTruth
 from fireflyer.fs.core.rows import (
     CHAINS,
     LEASE_KEY,
+    MOVES,
     NODES,
     SESSIONS,
     STATE_KEY,
     LeaseRow,
+    MoveRow,
     NodeRow,
     StateRow,
     decode_row,
@@ -80,7 +82,7 @@ class Truth:
         self.acknowledged: dict[int, int] = {}
         self.content: dict[TargetId, int] = {}
         self.flushed: dict[TargetId, int] = {}
-        self.roles_taken = 0
+        self.roles_taken = self.moved = 0
         self.sessions = SessionTruth()
         self._granted: dict[TargetId, int] = {}
         """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
@@ -252,11 +254,25 @@ class Truth:
             elif key.startswith(CHAINS.prefix) and value is not None:
                 self._check_chain(CHAINS.decode(key, value)[1])
         for key in written:
+            self._check_move(before.get(key), key, written[key])
             if key.startswith(NODES.prefix) and key in before:
                 self._check_restart(NODES.decode(key, before[key])[1])
         for host in self.hosts:
             if host.process is not None:
                 self.check_process(host.process)
+
+    def _check_move(self, before: bytes | None, key: bytes, value: bytes | None) -> None:
+        """The old target is asked for its role, and leaves, only when the new one has it."""
+        if before is None or not key.startswith(MOVES.prefix):
+            return
+        old: MoveRow = MOVES.decode(key, before)[1]
+        drained = value is not None and MOVES.decode(key, value)[1].drained and not old.drained
+        chain = self.chains[old.id]
+        came = _state(chain, old.target) is TargetState.SERVING
+        left = _has(chain, old.target) and not _has(chain, old.source)
+        assert came or not left, f"target {old.source} has left too early: {chain}"
+        assert came or not drained, f"target {old.source} is drained too early: {chain}"
+        self.moved += left
 
     def _check_replaced(self, old: NodeRow, new: NodeRow) -> None:
         """On one machine, a process registers only when the one before it is dead."""

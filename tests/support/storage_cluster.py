@@ -4,7 +4,8 @@
         await store.write(ChunkId(1, 0), 0, b"...")
         store.nodes[1].kill()
 
-Node n has target n, on 127.0.0.1. What the client was told is done it remembers: `check` reads all of it everywhere.
+Node n has the targets n, n + 100, … on 127.0.0.1; chain 1 is of the first ones. What the client was told is done it
+remembers: `check` reads all of it everywhere.
 """
 
 from __future__ import annotations
@@ -95,11 +96,6 @@ class Node:
         assert self.process is not None
         return await self.process.wait()
 
-    async def restart(self) -> None:
-        self.kill()
-        await self.ended()
-        await self.start()
-
     def log(self) -> str:
         return self.path.with_suffix(".log").read_text()
 
@@ -115,6 +111,8 @@ class Store:
         self.known: dict[ChunkId, bytes] = {}
         self.manager: ManagerClient
         self.client = 0
+        self.chain_id = CHAIN
+        """Where the client reads and writes."""
         self._sequences: dict[int, int] = {}
         """Of the channels."""
         self._idle_channels: list[int] = []
@@ -126,7 +124,7 @@ class Store:
         self.manager = ManagerClient([manager], self.credential)
         for node in self.nodes:
             await self.manager.ask(AddNode(node))
-            await self.manager.ask(AddTargets(node, (node,)))
+            await self.manager.ask(AddTargets(node, tuple(one.id for one in self.nodes[node].config.targets)))
         await asyncio.gather(*(node.start() for node in self.nodes.values()))
         await self.until(self._all_registered)
         await self.manager.ask(AddChains((NewChain(CHAIN, tuple(sorted(self.nodes)[:replicas])),)))
@@ -167,7 +165,7 @@ class Store:
 
     @property
     def chain(self) -> Chain:
-        return next(one for one in self.routing.chains if one.id == CHAIN)
+        return next(one for one in self.routing.chains if one.id == self.chain_id)
 
     def serving(self) -> list[Member]:
         return [one for one in self.chain.members if one.state is TargetState.SERVING]
@@ -223,7 +221,7 @@ class Store:
         if not self.serving():
             return None
         head, version = self.serving()[0], self.chain.version
-        update = Update(CHAIN, version, self.client, channel, self._sequences[channel], chunk, change)
+        update = Update(self.chain_id, version, self.client, channel, self._sequences[channel], chunk, change)
         with contextlib.suppress(FireflyerError, TimeoutError):
             connection = await self.connection(head.node)
             return await connection.ask(update, data, timeout_s=ATTEMPT_S)  # type: ignore[return-value]
@@ -234,7 +232,9 @@ class Store:
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 connection = await self.connection(node)
-                answer = await connection.read(CHAIN, self.chain.version, chunk.file, chunk.index, offset, length)
+                answer = await connection.read(
+                    self.chain_id, self.chain.version, chunk.file, chunk.index, offset, length
+                )
                 if answer.status in (FOUND, MISSING):
                     return answer.data if answer.status == FOUND else None
                 await asyncio.sleep(0.02)
@@ -257,7 +257,9 @@ class Store:
 
 
 @contextlib.asynccontextmanager
-async def cluster(directory: Path, *, nodes: int, replicas: int, **options: Any) -> AsyncIterator[Store]:
+async def cluster(
+    directory: Path, *, nodes: int, replicas: int, targets: int = 1, **options: Any
+) -> AsyncIterator[Store]:
     """`options`: of `StorageConfig`, for all nodes, and `capacity_bytes` of their targets."""
     secret = new_secret()
     secret_file = str(directory / "secret")
@@ -280,13 +282,14 @@ async def cluster(directory: Path, *, nodes: int, replicas: int, **options: Any)
     capacity = options.pop("capacity_bytes", 0)
     options = {"io_threads": 1, "job_threads": 2, "buffer_bytes": 128 * MIB, "reserve": 0.0} | options
     for node in range(1, nodes + 1):
-        path = str(directory / f"disk{node}" / "target")
-        make_target(path, "test", node)
+        places = {node + 100 * at: str(directory / f"disk{node}.{at}" / "target") for at in range(targets)}
+        for target, path in places.items():
+            make_target(path, "test", target)
         storage = StorageConfig(
             cluster="test",
             node=node,
             managers=(ready.result(),),
-            targets=(StorageTarget(node, path, capacity),),
+            targets=tuple(StorageTarget(target, path, capacity) for target, path in places.items()),
             secret_file=secret_file,
             **options,
         )

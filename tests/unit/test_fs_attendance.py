@@ -137,11 +137,11 @@ def test_a_target_that_is_to_give_up_is_gone_when_it_has_stopped_and_until_the_n
     assert StopTarget(11, 1, "drained") in process.told(HeartbeatAnswer(2, None, (order,)))
     assert process.attendance.serves(process.now_ns, 11)
     effects = process.feed(TargetStopped(11, 1))
-    assert reports(effects) == (TargetReport(11, Condition.GONE, 1),)
+    assert reports(effects) == (TargetReport(11, Condition.GONE, 1, chain=5),)
     assert not process.attendance.serves(process.now_ns, 11)
     assert process.told(HeartbeatAnswer(3, None, (order,))) == []
     effects = process.told(HeartbeatAnswer(3, routing(2, TargetState.OFFLINE, base=1), (order,)))
-    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 2),)
+    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 2, chain=5),)
     assert not any(isinstance(one, StopTarget) for one in effects)
 
 
@@ -151,24 +151,24 @@ def test_a_target_without_a_role_has_none_to_lay_down() -> None:
     process.feed(TargetStopped(11, 2))
     beat = process.tick().request
     assert isinstance(beat, Heartbeat)
-    assert beat.reports == (TargetReport(11, Condition.ONLINE, 2),)
+    assert beat.reports == (TargetReport(11, Condition.ONLINE, 2, chain=5),)
 
 
 def test_a_failed_disk_is_gone_in_every_version() -> None:
     process = Process().serving()
     assert reports(process.feed(TargetFailed(11)))[0].condition is Condition.GONE
     effects = process.told(HeartbeatAnswer(3, routing(2, TargetState.SERVING, base=1)))
-    assert reports(effects) == (TargetReport(11, Condition.GONE, 2),)
+    assert reports(effects) == (TargetReport(11, Condition.GONE, 2, chain=5),)
     assert not process.attendance.serves(process.now_ns, 11)
 
 
 def test_what_was_synced_is_up_to_date_in_that_version_only_and_sure() -> None:
     process = Process(sure=False).registered()
     effects = process.told(HeartbeatAnswer(1, routing(4, TargetState.SYNCING)))
-    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 4, sure=False),)
-    assert reports(process.feed(TargetSynced(11, 4))) == (TargetReport(11, Condition.UP_TO_DATE, 4),)
+    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 4, sure=False, chain=5),)
+    assert reports(process.feed(TargetSynced(11, 4))) == (TargetReport(11, Condition.UP_TO_DATE, 4, chain=5),)
     effects = process.told(HeartbeatAnswer(3, routing(5, TargetState.SYNCING, base=4)))
-    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 5),)
+    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 5, chain=5),)
 
 
 def test_another_manager_is_asked_when_one_names_it_and_when_one_is_silent() -> None:
@@ -201,7 +201,7 @@ def test_measures_and_broken_paths_go_with_the_next_heartbeat() -> None:
     assert process.feed(PathsBroken((2,))) == []
     beat = process.tick().request
     assert isinstance(beat, Heartbeat)
-    assert beat.reports == (TargetReport(11, Condition.ONLINE, 1, True, 5, 9),)
+    assert beat.reports == (TargetReport(11, Condition.ONLINE, 1, True, 5, 9, 5),)
     assert beat.unreachable == (2,)
 
 

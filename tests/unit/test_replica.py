@@ -241,6 +241,24 @@ def test_every_queue_has_an_end() -> None:
     assert isinstance(rig.replies[waiter], Done)
 
 
+@pytest.mark.parametrize("lanes", [256, 1])
+def test_who_waits_for_its_successor_keeps_no_data_in_memory(lanes: int) -> None:
+    """Or replicas of several chains, each full of data that wait for another, would wait for ever."""
+    rig = Rig(SERVING, SERVING, SERVING, limits=Limits(resend_ns=SECOND, lanes=lanes))
+    others = [ChunkId(2, index) for index in range(3)]
+    waiters = [rig.update(1, write(b"content"), b"content")]
+    waiters += [rig.update(1, write(b"more"), b"more", chunk=one, client=5 + one.index) for one in others]
+    rig.run(idle=(3,), drop=is_answer)
+    assert not rig[1].handles
+    assert not rig[2].handles
+    while not all(waiter in rig.replies for waiter in waiters):
+        rig.tick(SECOND)
+        rig.run()
+    assert all(isinstance(rig.replies[waiter], Done) for waiter in waiters)
+    assert [rig.content(target) for target in (1, 2, 3)] == [b"content"] * 3
+    assert not any(machine.handles for machine in rig.machines.values())
+
+
 def test_what_waits_of_a_client_that_is_over_is_refused_before_its_rows_are_forgotten() -> None:
     """Else a retry that waits would find no row, and do it again."""
     rig = Rig(SERVING)

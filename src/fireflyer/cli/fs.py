@@ -6,7 +6,8 @@ import click
 
 from fireflyer.cli.fs_admin import COMMANDS
 from fireflyer.cli.fs_placement import placement_command
-from fireflyer.cli.fs_processes import manager_command
+from fireflyer.cli.fs_processes import manager_command, storage_command
+from fireflyer.cli.fs_rebalance import rebalance_command
 from fireflyer.cli.fs_status import status_command
 from fireflyer.cli.fs_up import down_command, up_command
 
@@ -23,8 +24,9 @@ def admin() -> None:
     """What administrators plan and decide."""
 
 
-for verb in (up_command, status_command, down_command, manager_command):
+for verb in (up_command, status_command, down_command, manager_command, storage_command):
     command.add_command(verb)
 for verb in COMMANDS:
     admin.add_command(verb)
 admin.add_command(placement_command)
+admin.add_command(rebalance_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -33,6 +34,7 @@ class Where:
 def where_options(function: _F) -> _F:
     """`--dir`, or `--manager` with `--token-file` or `--secret-file`; the command gets them as `where`."""
 
+    @functools.wraps(function)
     def call(
         *args: object,
         directory: str | None,
@@ -43,8 +45,6 @@ def where_options(function: _F) -> _F:
     ) -> object:
         return function(*args, where=_find(directory, managers, token_file, secret_file), **options)
 
-    call.__doc__ = function.__doc__
-    call.__name__ = function.__name__
     for option in (
         click.option("--secret-file", metavar="FILE", help="Node secret, instead of a token."),
         click.option("--token-file", metavar="FILE", help="A user's token; needed with --manager."),

@@ -14,7 +14,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["READY", "manager_command", "read_config", "run_process"]
+__all__ = ["READY", "manager_command", "read_config", "run_process", "storage_command"]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 READY: Final = "ready "
@@ -49,6 +49,17 @@ def manager_command(*, config_file: str) -> int:
 
     config = read_config(config_file, ManagerConfig)
     return run_process(lambda on_ready: run_manager(config, on_ready=on_ready))
+
+
+@click.command("storage", short_help="Run a storage process.")
+@click.argument("config_file", metavar="CONFIG")
+def storage_command(*, config_file: str) -> int:
+    """Run a storage process in the foreground, as the TOML file CONFIG says, until SIGTERM."""
+    from fireflyer.fs.service.storage import run_storage
+    from fireflyer.fs.service.storage_config import StorageConfig
+
+    config = read_config(config_file, StorageConfig)
+    return run_process(lambda on_ready: run_storage(config, on_ready=on_ready))
 
 
 def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]]) -> int:

@@ -57,17 +57,21 @@ def summary_of(status: Status) -> Summary:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
     """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come."""
-    from fireflyer.fs.schema.manager import GetStatus, Status
+    from fireflyer.fs.schema.manager import GetMoves, GetStatus, MoveList, Status
 
-    status = expect(ask_all(where, [GetStatus()])[0], Status)
+    answers = ask_all(where, [GetStatus(), GetMoves()])
+    status, moves = expect(answers[0], Status), expect(answers[1], MoveList).moves
     if as_json:
-        click.echo(msgspec.json.encode({"summary": summary_of(status), "status": status}).decode())
+        click.echo(msgspec.json.encode({"summary": summary_of(status), "status": status, "moves": moves}).decode())
         return 0
     from fireflyer.cli.output import stdout_console
 
     console = stdout_console()
     for line in _lines(status, show_all=show_all):
         console.print(line, soft_wrap=True)
+    if moves:
+        begun = sum(move.target > 0 for move in moves)
+        console.print(f"  {len(moves)} chains move to other nodes, {begun} of them now", soft_wrap=True)
     return 0
 
 

@@ -16,14 +16,17 @@ from fireflyer.base.units import format_duration
 from fireflyer.fs.core.chains import in_order
 from fireflyer.fs.core.health import Health
 from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.moving import add_moves, cancel_moves
 from fireflyer.fs.core.rows import NodeRow, TargetRow
 from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,
     AddChains,
+    AddMoves,
     AddNode,
     AddTable,
     AddTargets,
     AdminRequest,
+    CancelMoves,
     ChangeMembers,
     Condition,
     Done,
@@ -67,6 +70,10 @@ def apply(request: AdminRequest, ledger: Ledger, health: Health, now_ns: int) ->
             return _retire_targets(ledger, targets)
         case RetireNode(node):
             return _retire_node(ledger, node)
+        case AddMoves():
+            return add_moves(request, ledger)
+        case CancelMoves():
+            return cancel_moves(request, ledger)
         case Override():
             return _override(ledger, health, request, now_ns)
 
@@ -246,7 +253,9 @@ def _override(ledger: Ledger, health: Health, request: Override, now_ns: int) ->
 
 
 def _usable(report: TargetReport | None, chain: Chain) -> bool:
-    return report is not None and report.condition is not Condition.GONE and report.chain_version == chain.version
+    if report is None or report.chain not in (0, chain.id):
+        return False
+    return report.condition is not Condition.GONE and report.chain_version == chain.version
 
 
 def _warning(ledger: Ledger, health: Health, chain: Chain, member: Member, now_ns: int) -> str:

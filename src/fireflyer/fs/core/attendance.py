@@ -32,7 +32,7 @@ from fireflyer.base.units import MS
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.core.sessions import LiveSessions, apply_sessions
-from fireflyer.fs.schema.ids import ChainVersion, ClientId, Incarnation, NodeId, TargetId
+from fireflyer.fs.schema.ids import ChainId, ChainVersion, ClientId, Incarnation, NodeId, TargetId
 from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,
     MAX_UNREACHABLE,
@@ -188,6 +188,7 @@ Effect: TypeAlias = Ask | TakeSessions | TakeRouting | OpenFence | StopTarget | 
 class _Target:
     sure: bool
     failed: bool = False
+    chain: ChainId = 0
     stopped_in: ChainVersion = 0
     synced_in: ChainVersion = 0
     used_bytes: int = 0
@@ -345,7 +346,9 @@ class Attendance:
                 condition = Condition.GONE
             elif known.synced_in == version:
                 condition = Condition.UP_TO_DATE
-            reports.append(TargetReport(target, condition, version, known.sure, known.used_bytes, known.capacity_bytes))
+            used_bytes, capacity_bytes = known.used_bytes, known.capacity_bytes
+            report = TargetReport(target, condition, version, known.sure, used_bytes, capacity_bytes, place[0].id)
+            reports.append(report)
         return tuple(reports)
 
     def _next_manager(self) -> None:
@@ -396,7 +399,7 @@ class Attendance:
             self._take_routing(routing)
         for order in answer.give_up:
             place = self._place.get(order.target)
-            valid = place is not None and place[0].version == order.chain_version
+            valid = place is not None and (place[0].id, place[0].version) == (order.chain, order.chain_version)
             if valid and self.active(order.target, order.chain_version):
                 self._effects.append(StopTarget(order.target, order.chain_version, order.reason))
         before_ns = fence.until_ns
@@ -412,12 +415,16 @@ class Attendance:
             for member in chain.members
             if member.target in self._targets
         }
-        for target, (_, member) in self._place.items():
+        for target, (chain, member) in self._place.items():
+            known = self._targets[target]
+            if known.chain != chain.id:
+                # Another chain has versions of its own.
+                known.chain, known.stopped_in, known.synced_in = chain.id, 0, 0
             if member.state is TargetState.SERVING:
                 # Who serves has everything by definition, also when an administrator has decided so.
-                self._targets[target].sure = True
+                known.sure = True
         self._effects.append(TakeRouting(routing))
 
 
 def _said(report: TargetReport) -> tuple[object, ...]:
-    return report.target, report.condition, report.chain_version, report.sure
+    return report.target, report.condition, report.chain, report.chain_version, report.sure

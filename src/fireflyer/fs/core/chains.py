@@ -76,7 +76,9 @@ def in_order(members: tuple[Member, ...], states: Mapping[TargetId, TargetState]
 
 
 def _said(report: _Said, chain: Chain) -> _Said:
-    return report if report is not None and report.chain_version == chain.version else None
+    if report is None or report.chain not in (0, chain.id) or report.chain_version != chain.version:
+        return None
+    return report
 
 
 def _there(said: _Said) -> bool:

@@ -61,6 +61,11 @@ class Outbox:
         """To be sent when a lane is free, in this order. At most one waits for each chunk under way."""
         self._waiting.append((owner, body, handle, content))
 
+    @property
+    def room(self) -> bool:
+        """What is posted now gets a lane at once."""
+        return len(self._free) > len(self._waiting)
+
     def fresh(self, now_ns: int) -> list[Letter]:
         """Letters that got a lane now and are to be sent for the first time."""
         letters = []

@@ -20,12 +20,14 @@ from fireflyer.base.errors import DataCorruption, InvariantViolation
 from fireflyer.fs.core.routing import RoutingLog
 from fireflyer.fs.core.rows import (
     CHAINS,
+    MOVES,
     NODES,
     SESSIONS,
     STATE_KEY,
     TABLES,
     TARGETS,
     Kind,
+    MoveRow,
     NodeRow,
     SessionRow,
     StateRow,
@@ -99,7 +101,7 @@ class Ledger:
         """Empty, as a cluster begins; `failure_timeout_ns` and `cluster` are what it then gets."""
         self.nodes, self.targets = Table(NODES), Table(TARGETS)
         self.chains, self.tables = Table(CHAINS), Table(TABLES)
-        self.sessions = Table(SESSIONS)
+        self.sessions, self.moves = Table(SESSIONS), Table(MOVES)
         self.state = StateRow(0, failure_timeout_ns, 0, 0, cluster)
         self._state_raw: bytes | None = None
         self._next_state: StateRow | None = None
@@ -134,8 +136,10 @@ class Ledger:
         """Of the primary whose it is."""
         return self._term
 
-    def _tables(self) -> tuple[Table[NodeRow], Table[TargetRow], Table[Chain], Table[ChainTable], Table[SessionRow]]:
-        return self.nodes, self.targets, self.chains, self.tables, self.sessions
+    def _tables(
+        self,
+    ) -> tuple[Table[NodeRow], Table[TargetRow], Table[Chain], Table[ChainTable], Table[SessionRow], Table[MoveRow]]:
+        return self.nodes, self.targets, self.chains, self.tables, self.sessions, self.moves
 
     # --- reading what is committed ---
 
@@ -183,7 +187,7 @@ class Ledger:
         for table in self._tables():
             for row_id, row in table.changes():
                 writes.append((table.kind.key(row_id), None if row is None else encode_row(row)))
-                public = public or table.kind not in (TARGETS, SESSIONS)
+                public = public or table.kind not in (TARGETS, SESSIONS, MOVES)
         if not writes and self._state_raw is not None:
             return None
         self._number += 1

@@ -59,14 +59,14 @@ from fireflyer.base.errors import (
     error_to_wire,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import admin
+from fireflyer.fs.core import admin, moving
 from fireflyer.fs.core.chains import next_chain
 from fireflyer.fs.core.fence import fence_ns
 from fireflyer.fs.core.health import Health
 from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.rows import CHAINS, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
+from fireflyer.fs.core.rows import CHAINS, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
 from fireflyer.fs.core.sessions import SessionBook
 from fireflyer.fs.core.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
 from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
@@ -74,10 +74,12 @@ from fireflyer.fs.schema.manager import (
     AdminRequest,
     Answer,
     Behind,
+    GetMoves,
     GetRouting,
     GetStatus,
     Heartbeat,
     HeartbeatAnswer,
+    MoveList,
     NotPrimary,
     Refusal,
     Register,
@@ -88,7 +90,6 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.sessions import (
     EndSession,
-    GetCapability,
     GetSessions,
     KeepSession,
     OpenSession,
@@ -109,7 +110,7 @@ MAX_ROWS_PER_DRAFT: Final = 20_000
 
 _RANGES: Final = (
     (STATE_KEY, STATE_KEY + b"\0"),
-    *((kind.prefix, kind.end) for kind in (NODES, TARGETS, CHAINS, TABLES, SESSIONS)),
+    *((kind.prefix, kind.end) for kind in (NODES, TARGETS, CHAINS, TABLES, SESSIONS, MOVES)),
 )
 
 
@@ -202,6 +203,7 @@ class Manager:
         self._learned = Learned()
         self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
         self._silent = False
+        self._moving = False
         self._dirty: dict[ChainId, None] = {}
         self._draft: _Draft | None = None
         self._ticked_ns: int | None = None
@@ -265,6 +267,7 @@ class Manager:
         if self._ledger is not None:
             self._soil(self._health.sweep(now_ns))
             self._silent = bool(self._book.silent(now_ns))
+            self._moving = bool(self._ledger.moves.committed)
 
     def _on_request(self, now_ns: int, asked: Asked) -> None:
         ledger, request_id, request = self._ledger, asked.request_id, asked.request
@@ -278,6 +281,8 @@ class Manager:
             self._reply(request_id, admin.status(ledger, self._health, now_ns))
         elif isinstance(request, GetSessions):
             self._reply(request_id, SessionList(self._book.status(now_ns)))
+        elif isinstance(request, GetMoves):
+            self._reply(request_id, MoveList(moving.moves_status(ledger)))
         elif isinstance(request, KeepSession):
             self._reply(request_id, self._keep(now_ns, ledger, asked, request))
         elif len(self._queue) >= MAX_PENDING:
@@ -392,6 +397,9 @@ class Manager:
             draft.replies.append((asked.request_id, answer))
         if self._silent:
             self._end_silent(now_ns, ledger, draft)
+        if self._moving:
+            self._moving = False
+            draft.notes += moving.advance(ledger)
         self._evaluate(ledger, draft)
         pending = ledger.pending()
         if pending is None:
@@ -412,10 +420,10 @@ class Manager:
                 return self._book.open(request, asked.user)
             case EndSession() as request:
                 return self._book.end(request, asked.user, trusted=asked.trusted)
-            case Heartbeat() | GetRouting() | GetStatus() | GetSessions() | KeepSession() | GetCapability():
-                raise InvariantViolation(f"{type(asked.request).__name__} waits for a transaction")
-            case request:
+            case request if isinstance(request, AdminRequest):
                 return self._administrate(now_ns, ledger, request)
+            case _:
+                raise InvariantViolation(f"{type(asked.request).__name__} waits for a transaction")
 
     def _end_silent(self, now_ns: int, ledger: Ledger, draft: _Draft) -> None:
         for client in self._book.silent(now_ns):

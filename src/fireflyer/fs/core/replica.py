@@ -294,6 +294,12 @@ class Replica(ChunkWorks):
         for letter in letters:
             request = Request(self._chain_id, self._role.chain_version, session, *letter.place, letter.body)
             self._effects.append(Send(self._role.successor, request, letter.handle, letter.content))
+            work = self._chunks[letter.owner].work if letter.handle and letter.owner is not None else None
+            if letter.owner is not None and work is not None:
+                # A copy of it, if one is needed, is sent from the engine.
+                self._give_back(work)
+                letter.handle = 0
+                letter.body, letter.content = self._put(letter.owner, work, whole=True)
 
     def _answered(self, source: TargetId, answer: Answer) -> None:
         session = self._source.number if self._source is not None else 0

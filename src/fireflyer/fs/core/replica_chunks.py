@@ -302,14 +302,23 @@ class ChunkWorks:
             self._finish(chunk, state)
             return
         work.posted = True
-        change, handle = work.change, work.handle
-        content = None
-        if change.carries_data or self._role.last:
-            whole = self._role.last or not handle
-            if whole and work.held is not None:
-                change, handle, content = Change(Operation.REPLACE, 0, work.held.length, work.held.crc), 0, work.id
-        put = Put(chunk, work.id, work.base, change, work.held, work.row)
-        self._outbox.post(chunk, put, handle, content)
+        if self._role.last or not self._outbox.room:
+            self._give_back(work)
+        whole = self._role.last or (work.change.carries_data and not work.handle)
+        put, content = self._put(chunk, work, whole=whole)
+        self._outbox.post(chunk, put, work.handle, content)
+
+    def _put(self, chunk: ChunkId, work: Work, *, whole: bool) -> tuple[Put, ContentId | None]:
+        """What the successor is asked for, and, where it is sent `whole`, the content to send from the engine."""
+        change, content = work.change, None
+        if whole and work.held is not None:
+            change, content = Change(Operation.REPLACE, 0, work.held.length, work.held.crc), work.id
+        return Put(chunk, work.id, work.base, change, work.held, work.row), content
+
+    def _give_back(self, work: Work) -> None:
+        """The data are durable here: who waits for others keeps no memory, or replicas could wait for each other's."""
+        self._release(work.handle)
+        work.handle = 0
 
     def _finish(self, chunk: ChunkId, state: ChunkWork) -> None:
         """Everybody behind has it."""

@@ -3,7 +3,7 @@
     FMle             the lease                          FMst             numbers of the whole cluster
     FMno + id (4)    a node                             FMta + id (8)    a target
     FMch + id (4)    a chain                            FMtb + id (4)    a chain table
-    FMse + id (8)    a session
+    FMse + id (8)    a session                          FMmo + id (4)    a move of the chain with this id
 
 Ids are big-endian, so a range is in the order of ids. A value is one byte, the version of its format, and MessagePack.
 What does not decode is `DataCorruption` naming the key: the manager then does not become primary, rather than guess.
@@ -16,12 +16,12 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.schema.ids import ChainVersion, ClientId, Incarnation, NodeId, RoutingVersion, TargetId
+from fireflyer.fs.schema.ids import ChainId, ChainVersion, ClientId, Incarnation, NodeId, RoutingVersion, TargetId
 from fireflyer.fs.schema.routing import Chain, ChainTable
 from fireflyer.fs.schema.sessions import SessionsVersion
 
-__all__ = ["CHAINS", "LEASE_KEY", "NODES", "SESSIONS", "STATE_KEY", "TABLES", "TARGETS", "Kind", "LeaseRow", "NodeRow"]
-__all__ += ["SessionRow", "StateRow", "TargetRow", "decode_row", "encode_row"]
+__all__ = ["CHAINS", "LEASE_KEY", "MOVES", "NODES", "SESSIONS", "STATE_KEY", "TABLES", "TARGETS", "Kind", "LeaseRow"]
+__all__ += ["MoveRow", "NodeRow", "SessionRow", "StateRow", "TargetRow", "decode_row", "encode_row"]
 
 FORMAT: Final = 1
 PREFIX: Final = b"FM"
@@ -92,6 +92,20 @@ class SessionRow(msgspec.Struct, frozen=True):
     name: str = ""
 
 
+class MoveRow(msgspec.Struct, frozen=True):
+    """A chain that is to be on `node` in the place of `source`: see `moving`."""
+
+    id: ChainId
+    source: TargetId
+    node: NodeId
+    number: int
+    """Moves begin in this order."""
+    target: TargetId = 0
+    """Of `node`, that was put into the chain for it; 0: it has not begun."""
+    drained: bool = False
+    """The source was drained for it."""
+
+
 class Kind(Generic[R]):
     """One kind of row that there are many of, by id."""
 
@@ -118,6 +132,7 @@ TARGETS: Final = Kind(b"ta", 8, TargetRow)
 CHAINS: Final = Kind(b"ch", 4, Chain)
 TABLES: Final = Kind(b"tb", 4, ChainTable)
 SESSIONS: Final = Kind(b"se", 8, SessionRow)
+MOVES: Final = Kind(b"mo", 4, MoveRow)
 
 
 def encode_row(row: msgspec.Struct) -> bytes:

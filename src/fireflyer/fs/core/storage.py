@@ -260,6 +260,8 @@ class StorageCore:
             return
         for effect in seat.machine.handle(now_ns, event):
             self._effects.append(Of(target, effect))
+            if self._chains[target].id != seat.chain and _of_a_version(effect):
+                continue  # the target is in another chain now, which has versions of its own
             match effect:
                 case fx.ReportGone(version, _, failed):
                     gone = failed or self._leaving
@@ -306,3 +308,7 @@ class StorageCore:
         for target, seat in self._seats.items():
             self._queue.append(Of(target, fx.GiveUp(seat.chain_version, reason)))
         self._queue.extend(node.TargetFailed(target) for target in self._targets)
+
+
+def _of_a_version(effect: fx.Effect) -> bool:
+    return isinstance(effect, fx.UpToDate) or (isinstance(effect, fx.ReportGone) and not effect.failed)

@@ -31,22 +31,28 @@ __all__ = [
     "MAX_TARGETS_PER_NODE",
     "MAX_UNREACHABLE",
     "AddChains",
+    "AddMoves",
     "AddNode",
     "AddTable",
     "AddTargets",
     "AdminRequest",
     "Answer",
     "Behind",
+    "CancelMoves",
     "ChangeMembers",
     "Condition",
     "Done",
     "Drain",
+    "GetMoves",
     "GetRouting",
     "GetStatus",
     "GiveUp",
     "Heartbeat",
     "HeartbeatAnswer",
+    "MoveList",
+    "MoveStatus",
     "NewChain",
+    "NewMove",
     "NodeStatus",
     "NotPrimary",
     "Override",
@@ -97,6 +103,8 @@ class TargetReport(msgspec.Struct, frozen=True, array_like=True):
     """False: it may lack updates that it acknowledged (not flushed before its machine went down, or another disk)."""
     used_bytes: _U63 = 0
     capacity_bytes: _U63 = 0
+    chain: ChainId = 0
+    """Whose version it is: a target that is moved comes from a chain with versions of its own. 0: not said."""
 
 
 # --- storage nodes ---
@@ -256,6 +264,40 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     drain: bool = True
 
 
+class NewMove(msgspec.Struct, frozen=True, array_like=True):
+    chain: ChainId
+    source: TargetId
+    """Of the chain, which it leaves in the end."""
+    node: _RealNode
+    """On which a target that is in no chain takes its place."""
+
+
+class AddMoves(msgspec.Struct, frozen=True, tag=True):
+    """The primary carries them out, a few at a time, in this order: see `core.moving`."""
+
+    moves: Annotated[tuple[NewMove, ...], msgspec.Meta(max_length=MAX_PER_REQUEST)]
+
+
+class CancelMoves(msgspec.Struct, frozen=True, tag=True):
+    """Those that have not begun."""
+
+
+class GetMoves(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class MoveStatus(msgspec.Struct, frozen=True, array_like=True):
+    chain: ChainId
+    source: TargetId
+    node: NodeId
+    target: TargetId
+    """0: it has not begun."""
+
+
+class MoveList(msgspec.Struct, frozen=True, tag=True):
+    moves: tuple[MoveStatus, ...]
+
+
 class RetireTargets(msgspec.Struct, frozen=True, tag=True):
     """Forgets targets that are in no chain."""
 
@@ -325,9 +367,19 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 AdminRequest: TypeAlias = (
-    AddNode | AddTargets | AddChains | AddTable | ChangeMembers | Drain | RetireTargets | RetireNode | Override
+    AddNode
+    | AddTargets
+    | AddChains
+    | AddTable
+    | AddMoves
+    | CancelMoves
+    | ChangeMembers
+    | Drain
+    | RetireTargets
+    | RetireNode
+    | Override
 )
-Request: TypeAlias = Register | Heartbeat | GetRouting | GetStatus | ClientRequest | AdminRequest
+Request: TypeAlias = Register | Heartbeat | GetRouting | GetStatus | GetMoves | ClientRequest | AdminRequest
 Answer: TypeAlias = (
     Registered
     | Behind
@@ -339,5 +391,6 @@ Answer: TypeAlias = (
     | OverrideWarning
     | Done
     | Status
+    | MoveList
     | ClientAnswer
 )

@@ -157,7 +157,7 @@ class Layout:
         except OSError as error:
             raise translate_os_error(error, f"make {self.directory}") from error
         # What a killed `up` has left before it wrote cluster.json is ours.
-        strangers = sorted(set(others) - {"node-secret", "tokens.json", "tokens.json.lock", "admin-token"})
+        strangers = sorted(set(others) - {"up.log", "node-secret", "tokens.json", "tokens.json.lock", "admin-token"})
         if strangers:
             raise UsageError(f"{self.directory} has other files in it ({strangers[0]!r}); give a new directory")
 

@@ -47,6 +47,8 @@ __all__ = ["run_local"]
 
 START_S: Final = 60.0
 """For a process to be ready, for nodes to register, for chains to serve."""
+AGAIN_S: Final = 10.0
+"""For a cluster that was there already to become whole; a part of it may be broken."""
 LOOK_S: Final = 0.1
 
 
@@ -108,6 +110,8 @@ class _Runner:
                 await self._ask(client, AddChains(self.cluster.chains))
                 await self._ask(client, AddTable(TABLE, tuple(chain.id for chain in self.cluster.chains)))
                 return await self._until(client, _all_serve, "all chains are served by all of their targets")
+            with contextlib.suppress(Timeout):
+                return await self._until(client, _all_serve, "whole", within_s=AGAIN_S)
             return await self._status(client)
 
     async def _settled(self, process: LocalProcess) -> None:
@@ -170,15 +174,17 @@ class _Runner:
             raise InvariantViolation(f"GetStatus was answered by {type(answer).__name__}")
         return answer
 
-    async def _until(self, client: ManagerClient, true: Callable[[Status], bool], what: str) -> Status:
+    async def _until(
+        self, client: ManagerClient, true: Callable[[Status], bool], what: str, *, within_s: float = START_S
+    ) -> Status:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(within_s):
                 while True:
                     status = await self._status(client)
                     if true(status):
                         return status
                     await asyncio.sleep(LOOK_S)
-        raise Timeout(f"not {what} within {START_S:.0f} s; the logs are in {self._layout.directory}")
+        raise Timeout(f"not {what} within {within_s:.0f} s; the logs are in {self._layout.directory}")
 
 
 def _all_alive(status: Status) -> bool:

@@ -27,7 +27,16 @@ from fireflyer.fs.control import ASK
 from fireflyer.fs.core.capability import Capability, derive_key, sign
 from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
 from fireflyer.fs.core.transact import Transact
-from fireflyer.fs.schema.manager import Answer, GetRouting, GetStatus, Heartbeat, NotPrimary, Register, Request
+from fireflyer.fs.schema.manager import (
+    Answer,
+    GetMoves,
+    GetRouting,
+    GetStatus,
+    Heartbeat,
+    NotPrimary,
+    Register,
+    Request,
+)
 from fireflyer.fs.schema.sessions import (
     CapabilityAnswer,
     EndSession,
@@ -58,7 +67,7 @@ LEAVE_NS: Final = 3 * SECOND
 """For the last transaction, and for giving the lease up."""
 
 _OF_STORAGE: Final = (Register, Heartbeat)
-_OF_USERS: Final = (GetRouting, GetStatus, OpenSession, KeepSession, EndSession)
+_OF_USERS: Final = (GetRouting, GetStatus, GetMoves, OpenSession, KeepSession, EndSession)
 
 
 def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]) -> bool:

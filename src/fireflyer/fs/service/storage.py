@@ -35,6 +35,7 @@ from fireflyer.fs.core.replica import Limits, Replica
 from fireflyer.fs.core.role import role_of
 from fireflyer.fs.core.storage import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
 from fireflyer.fs.schema import data
+from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.fs.service.storage_asks import StorageAsks
@@ -225,6 +226,7 @@ class _Storage:
                 kept = True
                 self._asks.asked(link, message, handle)
             elif isinstance(message, data.Between) and link.trusted:
+                self._check_data(message, handle)
                 self._links.heard(message.source, number)
                 kept = True
                 self._post(PeerWrote(message.source, message.target, message.message, handle))
@@ -233,6 +235,15 @@ class _Storage:
         finally:
             if handle and not kept:
                 self._native.release(handle)
+
+    def _check_data(self, message: data.Between, handle: int) -> None:
+        """Of a peer: what came with it is what it speaks of."""
+        request = message.message
+        put = request.body if isinstance(request, Request) and isinstance(request.body, Put) else None
+        wanted = put.change.length if put is not None and put.change.carries_data else 0
+        given = self._native.length(handle) if handle else 0
+        if given != wanted:
+            raise DataCorruption(f"{given} bytes came with a message of {wanted}")
 
     def _find(self, chain: ChainId) -> tuple[fx.TableEntry, fx.ChunkIndex] | None:
         target = self._core.target_of(chain) if self._core is not None else 0

@@ -1,0 +1,45 @@
+"""From what the manager says to a plan of `placement.rebalancing`, and back to moves for the manager.
+
+Slots of a node are its targets that are not drained: a node that is drained wholly, or was retired, gets none, a new
+one gets its share. The manager knows nothing of disks, so all targets of a node count as one disk's."""
+
+from __future__ import annotations
+
+from fireflyer.base.errors import Busy, NotFound
+from fireflyer.fs.core.placement import Cluster, Place, Plan, Quality, StorageNode, Table, quality_of, rebalance
+from fireflyer.fs.schema.ids import NodeId
+from fireflyer.fs.schema.manager import MoveStatus, NewMove, Status
+from fireflyer.fs.schema.routing import Chain, ChainTable
+
+__all__ = ["plan_moves"]
+
+
+def plan_moves(
+    status: Status, table: ChainTable, under_way: tuple[MoveStatus, ...], *, seed: int = 0
+) -> tuple[Plan, Quality, tuple[NewMove, ...]]:
+    """The plan, how balanced the table is now, and the moves, in order. Raises `Busy` while moves are under way,
+    `UsageError` where there is no room."""
+    if under_way:
+        raise Busy(f"{len(under_way)} moves are under way; wait for them, or cancel those that have not begun")
+    chains = {chain.id: chain for chain in status.chains}
+    missing = [one for one in table.chains if one not in chains]
+    if missing:
+        raise NotFound(f"chain {missing[0]} of table {table.id} is not there")
+    rows = [chains[one] for one in table.chains]
+    cluster = _cluster(status)
+    now = Table(tuple(tuple(Place(member.node, 0) for member in chain.members) for chain in rows))
+    plan = rebalance(cluster, now, seed=seed)
+    quality = quality_of(cluster, now)
+    moves = [(rows[move.chain], move) for move in plan.moves]
+    return plan, quality, tuple(NewMove(row.id, _target(row, move.source.node), move.to.node) for row, move in moves)
+
+
+def _cluster(status: Status) -> Cluster:
+    slots: dict[NodeId, int] = {node.id: 0 for node in status.nodes}
+    for target in status.targets:
+        slots[target.node] = slots.get(target.node, 0) + (0 if target.drained else 1)
+    return tuple(StorageNode(node, (count,)) for node, count in sorted(slots.items()))
+
+
+def _target(chain: Chain, node: NodeId) -> int:
+    return next(member.target for member in chain.members if member.node == node)
