@@ -239,6 +239,14 @@ def test_status_says_who_lives_and_what_is_reported() -> None:
     assert cluster.run_for(5 * SECOND, lambda: cluster.admin.idle)
     status = next(answer for _, answer in cluster.admin.answers if isinstance(answer, Status))
     assert [(node.id, node.alive) for node in status.nodes] == [(1, True), (2, True), (3, False)]
-    assert [(one.id, one.chain) for one in status.targets] == [(101, 1), (102, 1), (202, 2), (203, 2)]
+    assert [(one.id, one.chain) for one in status.targets] == [
+        (101, 1),
+        (102, 1),
+        (202, 2),
+        (203, 2),
+        (901, None),
+        (902, None),
+        (903, None),
+    ]
     assert [chain.id for chain in status.chains] == [1, 2]
     assert sum(isinstance(answer, Done) for _, answer in cluster.admin.answers) == 8

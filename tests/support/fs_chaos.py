@@ -246,7 +246,9 @@ class Cluster:
         self.run_for(LONGEST_DELAY_NS)  # until the last straggler has come in
         self.admin.ask(*(Drain(node=node, drain=False) for node in self.targets))
         if not self.run_for(HEAL_NS + MOVE_NS, self._help):
-            raise AssertionError(f"not all serve {HEAL_NS // SECOND} s after the last fault: {self.describe()}")
+            raise AssertionError(
+                f"not all serve {(HEAL_NS + MOVE_NS) // SECOND} s after the last fault: {self.describe()}"
+            )
         if not self.run_for(10 * SECOND, self._all_know_who_lives):
             raise AssertionError(f"not all have heard which sessions live: {self.truth.sessions.living}")
 

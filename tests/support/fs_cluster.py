@@ -182,6 +182,9 @@ class StorageHost:
         if self.process is not None and self.process.incarnation == self.truth.incarnations.get(self.node_id):
             for target in self.targets:
                 self.truth.lose_unflushed(target)
+            for other in self.truth.hosts:
+                if other is not self and other.node_id == self.node_id and other.node.alive:
+                    other.node.restart()  # it waits for these disks: what they lack, it sees when it has them
         self.boots += 1
         self.node.crash()
 

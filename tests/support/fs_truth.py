@@ -23,7 +23,7 @@ from fireflyer.fs.core.rows import (
 from fireflyer.fs.core.sessions import LiveSessions
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
-from fireflyer.sim import World
+from fireflyer.sim import SimNode, World
 
 __all__ = ["Truth"]
 
@@ -42,6 +42,8 @@ class Host(Protocol):
     def targets(self) -> list[TargetId]: ...
     @property
     def process(self) -> Process | None: ...
+    @property
+    def node(self) -> SimNode: ...
     @property
     def broken_to(self) -> dict[NodeId, bool]: ...
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.errors import Busy, NotFound, UsageError
+from fireflyer.base.errors import Busy, Exists, NotFound, UsageError
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.rows import MoveRow, TargetRow
 from fireflyer.fs.schema.ids import NodeId, TargetId
@@ -36,7 +36,8 @@ _NO_ROLE: Final = (TargetState.WAITING, TargetState.OFFLINE)
 
 
 def add_moves(request: AddMoves, ledger: Ledger) -> Done:
-    """Puts them behind those that are there. Raises `NotFound`, `UsageError`, `Busy`, and has put nothing then."""
+    """Puts them behind those that are there. Raises `NotFound`, `UsageError`, `Exists` or `Busy`, and has put nothing
+    then."""
     if len(ledger.moves) + len(request.moves) > MAX_MOVES:
         raise Busy(f"there would be more than {MAX_MOVES} moves; wait until some are done")
     number = max((row.number for row in map(ledger.moves.get, ledger.moves.ids()) if row is not None), default=0)
@@ -49,7 +50,7 @@ def add_moves(request: AddMoves, ledger: Ledger) -> Done:
         if known is not None and (known.source, known.node) == (move.source, move.node):
             continue
         if known is not None or move.chain in new:
-            raise Busy(f"chain {move.chain} has a move already; wait until it is done")
+            raise Exists(f"chain {move.chain} has a move already; wait until it is done, or cancel it")
         _check(ledger, chain, move.source, move.node)
         number += 1
         new[move.chain] = MoveRow(move.chain, move.source, move.node, number)

@@ -1,0 +1,116 @@
+"""A chunk store on one machine: one command starts it, finds its data again, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.fs_local import LocalCluster, wait_gone
+
+pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+QUICK = ("--failure-timeout", "2")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+def incarnations(status: dict[str, Any]) -> list[int]:
+    return [node["incarnation"] for node in status["status"]["nodes"]]
+
+
+def test_one_command_starts_it_and_the_same_command_finds_it_again(local: LocalCluster) -> None:
+    text = local.ff("up", "--detach", "--nodes", "3", "--replicas", "2", *QUICK)
+    assert "3 of 3 nodes, 6 chains of 2 replicas" in text
+    assert "ff fs status --dir" in text
+    assert "ff fs down --dir" in text
+    first = local.status()
+    assert local.whole(first)
+    for name in ("node-secret", "tokens.json", "admin-token"):
+        assert stat.S_IMODE((local.directory / name).stat().st_mode) == 0o600
+    assert "runs already, under process" in local.ff("up", "--detach", code=1)
+    processes = local.processes()
+    assert len(processes) == 5
+    local.ff("down")
+    wait_gone(processes)
+    assert "does not run" in local.ff("down", code=1)
+    local.ff("up", "--detach")
+    again = local.wait(local.whole)
+    assert again["status"]["cluster"] == first["status"]["cluster"]
+    members = [
+        [sorted(one[0] for one in chain["members"]) for chain in each["status"]["chains"]] for each in (first, again)
+    ]
+    assert members[0] == members[1]
+    assert incarnations(again) == [2, 2, 2]
+
+
+def test_a_process_that_is_killed_is_started_again_and_all_chains_become_whole(local: LocalCluster) -> None:
+    local.ff("up", "--detach", *QUICK)
+    os.kill(local.process("node-2"), signal.SIGKILL)
+    local.wait(lambda status: incarnations(status) == [1, 2, 1] and local.whole(status))
+    os.kill(local.process("manager-1"), signal.SIGKILL)
+    status = local.wait(lambda status: status["status"]["term"] > 1)
+    assert incarnations(status) == [1, 2, 1]
+    assert local.whole(local.wait(local.whole))
+
+
+def test_nothing_is_left_when_its_owner_is_killed_and_it_starts_again(local: LocalCluster) -> None:
+    local.ff("up", "--detach", *QUICK)
+    processes = local.processes()
+    os.kill(local.pid, signal.SIGKILL)
+    wait_gone(processes)
+    local.ff("up", "--detach")
+    local.wait(local.whole)
+
+
+def test_a_new_node_gets_its_share_and_a_drained_one_gives_all_away(local: LocalCluster) -> None:
+    local.ff("up", "--detach", *QUICK)
+    assert "Node 4 with 4 targets is added" in local.ff("admin", "add-node")
+    local.wait(local.whole)
+    plan = local.ff("admin", "rebalance", "--plan")
+    assert plan.startswith("3 targets move in 3 rounds (no plan moves fewer than 3)")
+    assert "All moves are done." in local.ff("admin", "rebalance", "--wait", "90")
+    assert nodes_of_chains(local.wait(local.whole)) == {1: 3, 2: 3, 3: 3, 4: 3}
+    assert "Nothing has to be moved" in local.ff("admin", "rebalance")
+    local.ff("admin", "drain", "--node", "1")
+    local.ff("admin", "rebalance", "--wait", "90")
+    assert nodes_of_chains(local.wait(local.whole)) == {2: 4, 3: 4, 4: 4}
+
+
+def nodes_of_chains(status: dict[str, Any]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for chain in status["status"]["chains"]:
+        for _, node, state in chain["members"]:
+            assert state == "serving"
+            found[node] = found.get(node, 0) + 1
+    return dict(sorted(found.items()))
+
+
+def test_in_the_foreground_an_interrupt_ends_it_in_order(local: LocalCluster) -> None:
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "up", "--dir", str(local.directory), *QUICK]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("Ctrl-C ends it"):
+        assert process.poll() is None
+    processes = local.processes()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    process.stdout.close()
+    wait_gone(processes)
+
+
+def test_a_cluster_that_cannot_be_made_says_why_in_one_line(local: LocalCluster) -> None:
+    text = local.ff("up", "--detach", "--nodes", "2", "--replicas", "3", code=2)
+    assert text == (
+        "error: 3 replicas need 3 nodes with room for targets, and there are 2; add nodes, or ask for fewer replicas\n"
+    )

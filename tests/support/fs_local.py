@@ -1,0 +1,87 @@
+"""`ff fs` on a cluster of this machine, as a person would type it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fireflyer.runtime.processes import descendants
+
+__all__ = ["LocalCluster", "wait_gone"]
+
+LIMIT_S = 60.0
+
+
+class LocalCluster:
+    """In `directory / "fs"`. `close` leaves nothing of it running."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "fs"
+
+    def ff(self, *arguments: str, code: int = 0) -> str:
+        """What `ff fs ...` printed; on standard error where it failed as it should."""
+        command = [sys.executable, "-P", "-m", "fireflyer", "fs", *arguments, "--dir", str(self.directory)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr, self.logs())
+        return done.stderr if code else done.stdout
+
+    def status(self) -> dict[str, Any]:
+        found = msgspec.json.decode(self.ff("status", "--json"))
+        assert isinstance(found, dict)
+        return found
+
+    def wait(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        until_s = time.monotonic() + LIMIT_S
+        while True:
+            status = self.status()
+            if true(status):
+                return status
+            assert time.monotonic() < until_s, (status, self.logs())
+
+    def whole(self, status: dict[str, Any]) -> bool:
+        summary = status["summary"]
+        return bool(summary["whole"] == summary["chains"] > 0 and summary["alive"] == summary["nodes"])
+
+    @property
+    def pid(self) -> int:
+        """Of the process that `ff fs up` has become."""
+        found = msgspec.json.decode((self.directory / "up.lock").read_bytes())
+        return int(found["pid"])
+
+    def process(self, name: str) -> int:
+        """Of `node-1`, `manager-1`."""
+        for pid in descendants(self.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(f"/{name}/".encode() in word for word in words):
+                return pid
+        raise AssertionError(f"{name} does not run: {self.logs()}")
+
+    def processes(self) -> list[int]:
+        return [self.pid, *descendants(self.pid)]
+
+    def logs(self) -> str:
+        return "\n".join(f"{path}: {path.read_text()[-2000:]}" for path in sorted(self.directory.rglob("*log")))
+
+    def close(self) -> None:
+        command = [sys.executable, "-P", "-m", "fireflyer", "fs", "down", "--force", "--dir", str(self.directory)]
+        subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
+
+
+def wait_gone(pids: list[int]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while left := [pid for pid in pids if _alive(pid)]:
+        assert time.monotonic() < until_s, f"{left} still run"
+        time.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False

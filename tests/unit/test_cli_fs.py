@@ -1,0 +1,126 @@
+"""`ff fs`: what a person gets who asks for what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fireflyer.cli import main
+from fireflyer.cli.fs_status import summary_of
+from fireflyer.fs.schema.manager import Condition, NodeStatus, Status, TargetReport, TargetStatus
+from fireflyer.fs.schema.routing import Chain, Member, TargetState
+from fireflyer.fs.service.local_layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node
+from fireflyer.fs.service.local_lock import RunLock
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.storage_config import StorageConfig
+
+
+def made(directory: Path, **changes: object) -> LocalCluster:
+    cluster = new_cluster(
+        nodes=3, replicas=2, targets_per_node=4, managers=1, store="", durable=True, failure_timeout_ms=6000
+    )
+    layout = Layout(str(directory))
+    layout.make_directory()
+    layout.make_identity()
+    layout.save(cluster)
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("status", "--dir", "{}/none"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
+        (("status", "--dir", "{}/made"), 2, "the cluster of {}/made has never run; start it: ff fs up --dir {}/made"),
+        (("down", "--dir", "{}/made"), 1, "the cluster does not run"),
+        (("admin", "add-node", "--dir", "{}/none"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
+        (("status", "--manager", "a:1"), 2, "--manager needs --token-file or --secret-file, one of them"),
+        (
+            ("status", "--token-file", "x"),
+            2,
+            "--token-file and --secret-file go with --manager; give the address of a manager",
+        ),
+        (("status", "--manager", "a:1", "--dir", "x"), 2, "--dir and --manager exclude each other; give one of them"),
+        (("admin", "drain", "--dir", "{}/ran"), 2, "nothing is named; give --target or --node"),
+        (("admin", "rebalance", "--dir", "{}/ran", "--cancel", "--plan"), 2, "--cancel stands alone; leave --plan"),
+        (("up", "--dir", ""), 2, "--dir '' is empty; give a directory"),
+        (("up", "--dir", "{}/made", "--nodes", "4"), 2, "--nodes 4: {}/made holds a cluster with 3; leave the option"),
+        (("up", "--dir", "{}/made", "--store", "x"), 2, "--store: {}/made holds a cluster with another store"),
+        (("up", "--dir", "{}/full"), 2, "{}/full has other files in it ('mine'); give a new directory"),
+        (("up", "--dir", "{}/new", "--failure-timeout", "0.001"), 2, "--failure-timeout 0.001 is not from 0.1 to 3600"),
+        (("up", "--dir", "{}/new", "--managers", "2"), 2, "2 managers need a store that they share: give --store"),
+        (("up", "--dir", "{}/new", "--replicas", "4"), 2, "4 replicas need 4 nodes with room for targets"),
+        (("manager", "{}/none.toml"), 2, "configuration '{}/none.toml' is no file; give the TOML file of this process"),
+        (("storage", "{}/full/mine"), 2, "configuration '{}/full/mine': "),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    made(tmp_path / "made")
+    ran = msgspec.structs.replace(made(tmp_path / "ran"), managers=("127.0.0.1:1",))
+    Layout(str(tmp_path / "ran")).save(ran)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("no TOML")
+    assert main(["fs", *(one.replace("{}", str(tmp_path)) for one in arguments)]) == code
+    text = capsys.readouterr().err
+    assert text.startswith(f"error: {message.replace('{}', str(tmp_path))}"), text
+    assert text.count("\n") == 1
+
+
+def test_who_runs_it_is_named_to_who_comes_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "made")
+    with RunLock(Layout(str(tmp_path / "made")).lock_file):
+        assert main(["fs", "up", "--dir", str(tmp_path / "made")]) == 1
+    assert "the cluster runs already, under process " in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_not_guessed_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "made")
+    (tmp_path / "made" / "cluster.json").write_text('{"version": 1}')
+    assert main(["fs", "status", "--dir", str(tmp_path / "made")]) == 1
+    assert "cluster.json is damaged" in capsys.readouterr().err
+
+
+def test_what_is_written_for_processes_is_what_they_read(tmp_path: Path) -> None:
+    cluster = made(tmp_path / 'a "strange" name')
+    layout = Layout(str(tmp_path / 'a "strange" name'))
+    manager = msgspec.toml.decode(
+        Path(layout.write_manager(cluster, 1, "127.0.0.1:7")).read_bytes(), type=ManagerConfig
+    )
+    assert (manager.cluster, manager.listen, manager.secret_file) == (
+        cluster.cluster,
+        "127.0.0.1:7",
+        layout.secret_file,
+    )
+    text = Path(layout.write_storage(cluster, cluster.nodes[1])).read_bytes()
+    storage = msgspec.toml.decode(text, type=StorageConfig)
+    assert [one.id for one in storage.targets] == [2001, 2002, 2003, 2004]
+    assert storage.targets[0].directory == layout.target_directory(2, 2001)
+    assert to_toml({"a": "ü\n", "b": True, "c": [1, 2]}) == 'a = "ü\\n"\nb = true\nc = [1, 2]\n'
+
+
+def test_every_target_of_a_new_cluster_is_in_one_chain_and_a_new_node_has_spare_ones(tmp_path: Path) -> None:
+    cluster = made(tmp_path / "made")
+    used = sorted(target for chain in cluster.chains for target in chain.targets)
+    assert used == sorted(target for node in cluster.nodes for target in node.targets)
+    assert all(len({target // 1000 for target in chain.targets}) == 2 for chain in cluster.chains)
+    larger, node = with_new_node(cluster, None)
+    assert (node.id, node.targets) == (4, (4001, 4002, 4003, 4004))
+    assert larger.nodes[:-1] == cluster.nodes
+
+
+def test_a_summary_counts_what_is_whole_and_what_can_be_read() -> None:
+    serving, syncing, lastsrv = TargetState.SERVING, TargetState.SYNCING, TargetState.LASTSRV
+    chains = (
+        Chain(1, 1, (Member(1, 1, serving), Member(2, 2, serving))),
+        Chain(2, 1, (Member(3, 1, serving), Member(4, 2, syncing))),
+        Chain(3, 1, (Member(5, 1, lastsrv), Member(6, 2, TargetState.OFFLINE))),
+    )
+    report = TargetReport(1, Condition.ONLINE, 1, True, 10, 100)
+    targets = (TargetStatus(1, 1, 1, False, report), TargetStatus(2, 2, 1, False, None))
+    nodes = (NodeStatus(1, "a:1", 1, 0, True), NodeStatus(2, "b:1", 1, 0, False))
+    found = summary_of(Status(1, 1, nodes, targets, chains, "c", 7))
+    assert (found.nodes, found.alive, found.chains, found.whole, found.readable, found.syncing) == (2, 1, 3, 1, 2, 1)
+    assert (found.used_bytes, found.capacity_bytes, found.sessions) == (10, 100, 7)
