@@ -155,8 +155,8 @@ void bind_node(nb::module_& m) {
       .def("take", &take, nb::arg("limit"))
       .def("open_target", &open_target, nb::arg("target"), nb::arg("directory"), nb::kw_only(), nb::arg("capacity_bytes") = 0, nb::arg("reserve") = 0.05,
            nb::arg("durable") = true)
-      .def("connect", [](ff::ChunkNode& self, int fd, bool reads) { return self.server().connect(fd, reads); }, nb::arg("fd"), nb::kw_only(),
-           nb::arg("reads"), Released())
+      .def("connect", [](ff::ChunkNode& self, int fd, bool reads, bool trusted) { return self.server().connect(fd, reads, trusted); },
+           nb::arg("fd"), nb::kw_only(), nb::arg("reads"), nb::arg("trusted") = false, Released())
       .def(
           "grant",
           [](ff::ChunkNode& self, std::uint64_t link, std::uint64_t from, std::uint64_t to, std::int64_t until) { self.server().grant(link, from, to, until); },

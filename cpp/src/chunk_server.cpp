@@ -276,7 +276,7 @@ void ChunkServer::publish(const std::vector<PublishedChain>& chains) {
   state_->table.store(std::move(table));
 }
 
-std::uint64_t ChunkServer::connect(int fd, bool reads) {
+std::uint64_t ChunkServer::connect(int fd, bool reads, bool trusted) {
   State& s = *state_;
   prepare_stream(fd);
   const std::lock_guard lock(s.mutex);
@@ -287,6 +287,7 @@ std::uint64_t ChunkServer::connect(int fd, bool reads) {
   const std::uint64_t id = ++s.last;
   const auto& loop = s.loops[id % s.loops.size()];
   const auto share = std::make_shared<LinkShare>(id, reads);
+  if (trusted) share->rights.trust();
   s.links[id] = {share, loop};
   ++s.counts.links;
   loop->post(Arrive{fd, share});

@@ -40,8 +40,8 @@ class ChunkServer {
   void publish(const std::vector<PublishedChain>& chains);
 
   // A connected stream socket, which now belongs to the server. The number is never given again; in the end LostEvent
-  // comes, once, and nothing of that link after it.
-  std::uint64_t connect(int fd, bool reads);
+  // comes, once, and nothing of that link after it. `trusted`: as `trust` before the first byte is read.
+  std::uint64_t connect(int fd, bool reads, bool trusted = false);
   void disconnect(std::uint64_t link);
   // Reads of files [from, to) are answered until then. Of one file, or one range, the latest grant counts. Throws
   // std::length_error above the bound of a link.

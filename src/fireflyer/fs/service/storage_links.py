@@ -93,10 +93,8 @@ class DataLinks:
         self._adopt(connection, Link(0, connection.session.role, connection.session.peer), reads=True)
 
     def _adopt(self, connection: RawConnection, link: Link, *, reads: bool) -> Link:
-        link.number = self._native.connect(connection.socket.detach(), reads=reads)
+        link.number = self._native.connect(connection.socket.detach(), reads=reads, trusted=link.trusted)
         self._links[link.number] = link
-        if link.trusted:
-            self._native.trust(link.number)
         return link
 
     def lost(self, number: int, reason: str) -> None:
