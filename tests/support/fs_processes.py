@@ -59,11 +59,17 @@ class Running:
                     return
                 await asyncio.sleep(0.05)
 
-    async def until_all_serve(self) -> None:
+    async def until_all_serve(self, above: int = 0) -> int:
+        """Returns the version of the chain, which is `above` that one."""
+        versions: list[int] = []
+
         def all_serve(status: Status) -> bool:
-            return all(one.state is TargetState.SERVING for chain in status.chains for one in chain.members)
+            versions.append(status.chains[0].version)
+            serving = [one.state is TargetState.SERVING for one in status.chains[0].members]
+            return versions[-1] > above and all(serving)
 
         await self.until(all_serve)
+        return versions[-1]
 
 
 @contextlib.asynccontextmanager
