@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import signal
 import time
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.data_connection import MESSAGE, READS, STALE, DataConnection, frame
+from tests.support.data_connection import FOUND, MESSAGE, MISSING, READS, STALE, DataConnection, frame
 from tests.support.loops import on_loop
 from tests.support.storage_cluster import FAILURE_TIMEOUT_MS, Store, cluster
 
-from fireflyer.base.errors import Unreachable, UsageError
+from fireflyer.base.errors import FireflyerError, Unreachable, UsageError
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.schema import data
@@ -414,3 +415,59 @@ def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path) -> None:
         assert [one.state for one in store.chain.members] == [TargetState.SERVING]
 
     in_cluster(work, tmp_path, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+
+
+async def write_and_read(store: Store, number: int, stop: asyncio.Event) -> int:
+    """A client that checks each of its writes at some replica. Returns how many reads said something."""
+    chance, seen = random.Random(number), 0
+    while not stop.is_set():
+        chunk = ChunkId(50 + number, chance.randrange(6))
+        if chance.random() < 0.1 and chunk in store.known:
+            await store.remove(chunk)
+        else:
+            await store.write(chunk, chance.choice([0, 0, 100, 70_000]), os.urandom(chance.choice([10, 4096, 300_000])))
+        with contextlib.suppress(FireflyerError, TimeoutError):
+            await store.look()
+            connection = await store.connection(chance.choice(store.serving()).node)
+            answer = await connection.read(1, store.chain.version, chunk.file, chunk.index, 0, MIB, timeout_s=2)
+            if answer.status in (FOUND, MISSING):
+                found = answer.data if answer.status == FOUND else None
+                assert found == store.known.get(chunk), f"{chunk} was read as {len(found or b'')} bytes"
+                seen += 1
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens_to_processes_every_client_reads_what_it_wrote(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+
+    async def strike(store: Store) -> None:
+        victims = chance.sample(list(store.nodes.values()), chance.choice([1, 1, 1, 2, 3]))
+        how = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+        for victim in victims:
+            victim.kill(how)
+        away_s = chance.random() * 3
+        if how == signal.SIGSTOP:
+            await asyncio.sleep(away_s)
+            for victim in victims:
+                victim.kill(signal.SIGCONT)
+            return
+        for victim in victims:
+            assert await victim.ended() == (0 if how == signal.SIGTERM else -how), victim.log()
+        await asyncio.sleep(away_s)
+        for victim in victims:
+            await victim.start()
+
+    async def work(store: Store) -> None:
+        stop = asyncio.Event()
+        clients = [asyncio.get_running_loop().create_task(write_and_read(store, one, stop)) for one in range(4)]
+        for _ in range(8):
+            await strike(store)
+            await store.until_serving(3)
+        stop.set()
+        assert min(await asyncio.gather(*clients)) > 0
+        await store.check()
+
+    in_cluster(work, tmp_path)

@@ -183,7 +183,9 @@ class ManagedWorld(ReplicaWorld):
 
     def _serves(self) -> bool:
         return all(
-            node.table is not None and node.table.serving and len(node.core.attendance.sessions.clients) == len(CLIENTS)
+            node.table is not None
+            and node.table.serving
+            and all(node.core.attendance.sessions.admits(client) for client in CLIENTS)
             for node in self.nodes
             if isinstance(node, ManagedNode)
         )

@@ -40,7 +40,7 @@ from fireflyer.fs.schema.manager import (
     Status,
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
-from fireflyer.fs.schema.sessions import OpenSession, Session
+from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session, SessionKept
 from fireflyer.fs.service.manager import run_manager
 from fireflyer.fs.service.manager_config import ManagerConfig
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
@@ -117,6 +117,7 @@ class Store:
         """Of the channels."""
         self._idle_channels: list[int] = []
         self._connections: dict[str, DataConnection] = {}
+        self._connecting = asyncio.Lock()
 
     # --- the cluster ---
 
@@ -158,8 +159,9 @@ class Store:
 
     async def look(self) -> None:
         """What the manager says now."""
-        answer = await self.manager.ask(GetRouting(self.routing.version))
-        assert isinstance(answer, RoutingAnswer)
+        known = self.routing.version
+        answer = await self.manager.ask(KeepSession(self.client, known) if self.client else GetRouting(known))
+        assert isinstance(answer, RoutingAnswer | SessionKept)
         if answer.routing is not None:
             self.routing = apply_delta(self.routing, answer.routing)
 
@@ -172,11 +174,12 @@ class Store:
 
     async def connection(self, node: NodeId) -> DataConnection:
         address = next(one.address for one in self.routing.nodes if one.id == node)
-        known = self._connections.get(address)
-        if known is None or known.lost:
-            if known is not None:
-                await known.close()
-            known = self._connections[address] = await DataConnection.connect(address, self.credential)
+        async with self._connecting:
+            known = self._connections.get(address)
+            if known is None or known.lost:
+                if known is not None:
+                    await known.close()
+                known = self._connections[address] = await DataConnection.connect(address, self.credential)
         return known
 
     # --- what a client does ---

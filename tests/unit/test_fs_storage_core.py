@@ -17,9 +17,10 @@ from fireflyer.fs.core.storage import (
     StorageCore,
     Swept,
 )
-from fireflyer.fs.schema.chunks import Behind, Change, Operation, Refusal, Refused, Update
+from fireflyer.fs.schema import manager
+from fireflyer.fs.schema.chunks import Accepted, Answer, Behind, Change, Operation, Refusal, Refused, Update
 from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
-from fireflyer.fs.schema.manager import Answer, Condition, GiveUp, Heartbeat, HeartbeatAnswer, Registered
+from fireflyer.fs.schema.manager import Condition, GiveUp, Heartbeat, HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import Chain, Member, RoutingDelta, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
 
@@ -66,7 +67,7 @@ class _Process:
         self.asked += [one for one in effects if isinstance(one, node.Ask)]
         return effects
 
-    def told(self, answer: Answer) -> list[Effect]:
+    def told(self, answer: manager.Answer) -> list[Effect]:
         return self.feed(node.Told(self.asked[-1].number, answer))
 
     def beat(self) -> Heartbeat:
@@ -128,11 +129,27 @@ def test_what_replicas_report_goes_to_the_manager() -> None:
     process.now_ns += SECOND
     process.feed(node.Tick())
     assert process.beat().unreachable == (7,)
+
+    def beaten() -> tuple[int, ...]:
+        process.now_ns += SECOND
+        process.feed(node.Tick())
+        return process.beat().unreachable
+
+    process.feed(PeerWrote(8, 2, Answer(20, 3, 0, 0, 1, Accepted())))
+    process.feed(PeerWrote(7, 1, Behind(10, 1)))
+    assert beaten() == (7,)
+    for ends in (
+        PeerWrote(7, 1, Answer(10, 1, 0, 0, 1, Accepted())),
+        Of(1, fx.ChainChanged(chain(10, 1, SERVING, OFFLINE))),
+    ):
+        process.feed(ends)
+        assert beaten() == ()
+        process.made[0].says = [fx.ReportUnreachable(7)]
+        process.feed(node.Tick())
+        assert beaten() == (7,)
     process.now_ns += 5 * SECOND
     process.feed(node.Tick())
-    process.now_ns += SECOND
-    process.feed(node.Tick())
-    assert process.beat().unreachable == ()
+    assert beaten() == ()
     process.feed(Of(2, fx.DiskFailed("no such device")))
     process.made[1].says = [fx.ReportGone(3, "no such device", failed=True)]
     process.feed(Of(2, fx.Tick()))

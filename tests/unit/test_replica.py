@@ -468,8 +468,11 @@ def test_a_peer_that_does_not_answer_is_reported() -> None:
     rig = Rig(SERVING, SERVING)
     rig.update(1, write(b"one"), b"one")
     rig.run(drop=is_put)
-    rig.tick(3 * SECOND)
-    rig.tick(MS)
+    rig.tick(10 * SECOND)  # it stood still itself
+    rig.tick(SECOND)
+    rig.tick(SECOND)
+    assert rig[1].others == []
+    rig.tick(SECOND)
     assert rig[1].others == [fx.ReportUnreachable(2)]
     rig[2].feed(fx.GiveUp(7, "said of another version"))
     assert not rig[2].others

@@ -93,6 +93,7 @@ class Replica(ChunkWorks):
         super().__init__(chain, target, index, limits or Limits())
         self._heard_ns = 0
         """When the successor last answered, or was last complained of."""
+        self._ticked_ns = 0
         self._published: TableEntry | None = None
         self._failed = False
         self._rests_until_ns = 0
@@ -266,6 +267,9 @@ class Replica(ChunkWorks):
         self._effects.append(Forget(client))
 
     def _tick(self) -> None:
+        if self._now_ns - self._ticked_ns > self._limits.stall_ns // 2:
+            self._heard_ns = self._now_ns  # it was this process that stood still
+        self._ticked_ns = self._now_ns
         if not self._acts:
             return
         if self._source is not None:

@@ -18,6 +18,9 @@ the fence is open further, and a role that is given up is given up before a late
 *Clients.* An update is admitted if the list of living sessions has its client (`core.sessions` says why that is
 enough). Rows of clients that are over are found by the shell (`Swept`): others of the chain may have brought them back.
 
+*Complaints.* A replica says that its successor does not answer; that node is reported as unreachable for a while, but
+not longer than the successor is silent and the chain as it is: the manager takes a role from somebody for it.
+
 *One target, one replica.* A replica belongs to a chain and a target. A target that is put into another chain gets a new
 replica, but not before the engine has finished what the old one asked it for: the new one must not meet its results.
 
@@ -36,7 +39,7 @@ import msgspec
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core import attendance as node
 from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.schema.chunks import PeerMessage, Refusal, Refused, Update
+from fireflyer.fs.schema.chunks import Answer, PeerMessage, Refusal, Refused, Update
 from fireflyer.fs.schema.ids import ChainId, ClientId, NodeId, TargetId
 from fireflyer.fs.schema.manager import HeartbeatAnswer
 from fireflyer.fs.schema.routing import Chain, Routing
@@ -133,7 +136,8 @@ class StorageCore:
         self._chains: dict[TargetId, Chain] = {}
         self._nodes: dict[TargetId, NodeId] = {}
         """Of all targets in the chains of this process."""
-        self._complaints: dict[NodeId, int] = {}
+        self._complaints: dict[TargetId, tuple[NodeId, int]] = {}
+        """Of a target of this process: which node, and until when."""
         self._complained: tuple[NodeId, ...] = ()
         self._leaving = False
         self._left_from: int | None = None
@@ -175,6 +179,8 @@ class StorageCore:
             case PeerWrote(source, target, message, handle):
                 if target not in self._seats:
                     self._release(handle)
+                if isinstance(message, Answer) and self._complaints.get(target, (0, 0))[0] == self._nodes.get(source):
+                    self._withdraw(now_ns, target)
                 self._to_replica(now_ns, target, fx.PeerSaid(source, message, handle))
             case ClientAsked(waiter, update, handle):
                 self._client_asked(now_ns, waiter, update, handle)
@@ -252,8 +258,14 @@ class StorageCore:
     def _to_all(self, event: fx.Event) -> None:
         self._queue.extend(Of(target, event) for target in self._seats)
 
+    def _withdraw(self, now_ns: int, target: TargetId) -> None:
+        if self._complaints.pop(target, None) is not None:
+            self._complain(now_ns)
+
     def _to_replica(self, now_ns: int, target: TargetId, event: fx.Event) -> None:
         seat = self._seats.get(target)
+        if isinstance(event, fx.ChainChanged):
+            self._withdraw(now_ns, target)
         if seat is None:
             if isinstance(event, fx.DiskFailed):
                 self._queue.append(node.TargetFailed(target))
@@ -269,7 +281,7 @@ class StorageCore:
                 case fx.UpToDate(version):
                     self._queue.append(node.TargetSynced(target, version))
                 case fx.ReportUnreachable(peer):
-                    self._complaints[self._nodes.get(peer, 0)] = now_ns + self._complaint_ns
+                    self._complaints[target] = (self._nodes.get(peer, 0), now_ns + self._complaint_ns)
                     self._complain(now_ns)
                 case fx.AskRouting():
                     self._queue.append(node.RoutingWanted())
@@ -297,8 +309,8 @@ class StorageCore:
             self._effects.append(Of(0, fx.Release(handle)))
 
     def _complain(self, now_ns: int) -> None:
-        self._complaints = {one: until for one, until in self._complaints.items() if one and now_ns < until}
-        nodes = tuple(sorted(self._complaints))
+        self._complaints = {one: what for one, what in self._complaints.items() if what[0] and now_ns < what[1]}
+        nodes = tuple(sorted({one: None for one, _ in self._complaints.values()}))
         if nodes != self._complained:
             self._complained = nodes
             self._queue.append(node.PathsBroken(nodes))
