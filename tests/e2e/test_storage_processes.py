@@ -46,13 +46,14 @@ pytestmark = [pytest.mark.serial]
 FIRST, SECOND, THIRD = ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 7)
 
 
-def in_cluster(work: Callable[[Store], Coroutine[Any, Any, None]], directory: Path, **options: Any) -> None:
-    @on_loop
+def in_cluster(
+    work: Callable[[Store], Coroutine[Any, Any, None]], directory: Path, *, limit_s: float = 60, **options: Any
+) -> None:
     async def run() -> None:
         async with cluster(directory, **({"nodes": 3, "replicas": 3} | options)) as store:
             await work(store)
 
-    run()
+    on_loop(run, limit_s=limit_s)()
 
 
 def test_updates_pass_through_the_chain_and_are_read_at_every_replica(tmp_path: Path) -> None:
@@ -470,4 +471,4 @@ def test_whatever_happens_to_processes_every_client_reads_what_it_wrote(tmp_path
         assert min(await asyncio.gather(*clients)) > 0
         await store.check()
 
-    in_cluster(work, tmp_path)
+    in_cluster(work, tmp_path, limit_s=240)

@@ -13,11 +13,11 @@ from fireflyer.runtime.driver import run
 __all__ = ["on_loop"]
 
 
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs the test on a fresh loop, for at most a minute, and lets no task of it survive."""
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]], *, limit_s: float = 60) -> Callable[..., None]:
+    """Runs the test on a fresh loop, for at most `limit_s`, and lets no task of it survive."""
 
     async def guarded(*args: Any, **kwargs: Any) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(limit_s):
             await test(*args, **kwargs)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks left behind: {left}"
