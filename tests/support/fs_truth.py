@@ -270,7 +270,8 @@ class Truth:
         old: MoveRow = MOVES.decode(key, before)[1]
         drained = value is not None and MOVES.decode(key, value)[1].drained and not old.drained
         chain = self.chains[old.id]
-        came = _state(chain, old.target) is TargetState.SERVING
+        # Who served may have lost its process in the same transaction.
+        came = _state(chain, old.target) in (TargetState.SERVING, TargetState.LASTSRV)
         left = _has(chain, old.target) and not _has(chain, old.source)
         assert came or not left, f"target {old.source} has left too early: {chain}"
         assert came or not drained, f"target {old.source} is drained too early: {chain}"

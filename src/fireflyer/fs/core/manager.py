@@ -417,7 +417,7 @@ class Manager:
             case Register() as request:
                 return self._register(now_ns, ledger, draft, request)
             case OpenSession() as request:
-                return self._book.open(request, asked.user)
+                return self._book.open(request, asked.user, now_ns)
             case EndSession() as request:
                 return self._book.end(request, asked.user, trusted=asked.trusted)
             case request if isinstance(request, AdminRequest):

@@ -125,10 +125,11 @@ class SessionBook:
 
     # --- requests, into the draft ---
 
-    def open(self, request: OpenSession, user: str) -> Session:
+    def open(self, request: OpenSession, user: str, now_ns: int) -> Session:
         """Raises `Busy` when there are `MAX_SESSIONS`."""
         known = self._by_nonce.get((user, request.nonce))
         if known is not None and self._ledger.sessions.get(known) is not None:
+            self.heard(known, now_ns)
             return Session(known, self._lifetime_ns)
         if len(self._ledger.sessions) >= MAX_SESSIONS:
             raise Busy(f"{MAX_SESSIONS} sessions are open; end some, or wait until silent ones are over")
