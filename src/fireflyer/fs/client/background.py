@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import collections
 import os
 import threading
@@ -36,7 +37,9 @@ class Background:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.expected = 0
         """Connections and routing that were asked for and have not come: worth waiting for."""
+        self._closed = False
         self._control: Control = self.call(_made(managers, credential, name))
+        atexit.register(self.close)
 
     def open(self, timeout_ns: int) -> Session:
         session = self.call(self._control.open(timeout_ns))
@@ -71,6 +74,11 @@ class Background:
             self._inbox.popleft()(hears)
 
     def close(self) -> None:
+        """Idempotent; done at the interpreter's exit where nobody did it."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
         try:
             self.call(self._control.close())
         finally:

@@ -11,6 +11,7 @@ do not wait for what was said before.
 
 from __future__ import annotations
 
+import collections
 import logging
 import time
 from collections.abc import Callable
@@ -123,6 +124,8 @@ class Dispatch:
         self._operations = 0
         self._own = _OWN_NUMBERS
         self._submit = False
+        self._events: collections.deque[Event] = collections.deque()
+        self._feeding = False
         self.changed = True
         """Routing or connections are others than when somebody set this to False."""
 
@@ -272,8 +275,16 @@ class Dispatch:
     # --- effects ---
 
     def _feed(self, event: Event, now_ns: int = 0) -> None:
-        for effect in self._machine.handle(now_ns or time.monotonic_ns(), event):
-            self._perform(effect)
+        self._events.append(event)
+        if self._feeding:
+            return  # an effect is being performed; the machine hears of it when all of them are
+        self._feeding = True
+        try:
+            while self._events:
+                for effect in self._machine.handle(now_ns or time.monotonic_ns(), self._events.popleft()):
+                    self._perform(effect)
+        finally:
+            self._feeding = False
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -1,0 +1,150 @@
+"""Whatever happens in whatever order, a client's requests keep their promises and their bounds."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.units import MS
+from fireflyer.fs.core.request_effects import (
+    Ask,
+    Begin,
+    Effect,
+    End,
+    Event,
+    Finish,
+    GiveUp,
+    Glance,
+    Limits,
+    Lost,
+    RoutingLearned,
+    Tick,
+    Told,
+    Withdraw,
+)
+from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.schema.chunks import (
+    Change,
+    Done,
+    LookKind,
+    Missing,
+    NotCommitted,
+    Operation,
+    Refusal,
+    Refused,
+    Update,
+)
+from fireflyer.fs.schema.ids import ChunkId, ContentId
+from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
+
+LIMITS = Limits(
+    requests=20, channels=2, node_asks=3, node_bytes=2 << 20, senders=1, grant_bytes=2 << 20, attempt_ns=50 * MS
+)
+WHATS: list[Change | Glance] = [
+    Glance(LookKind.READ, 0, 4096),
+    Glance(LookKind.READ, 0, 1 << 20),
+    Glance(LookKind.LIST),
+    Change(Operation.TRUNCATE, 0, 1),
+    Change(Operation.WRITE, 0, 1 << 20),
+]
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["begin"] * 4 + ["tell"] * 6 + ["give up", "lose", "route", "wait", "wait"]),
+              st.integers(0, 1 << 16)),
+    max_size=60,
+)  # fmt: skip
+
+
+class Watched:
+    """Performs nothing, but knows what is open, and what must hold."""
+
+    def __init__(self) -> None:
+        self.machine = Requests(1, LIMITS, seed=3)
+        self.now_ns = self.begun = self.version = 0
+        self.waiting: dict[int, None] = {}
+        self.asks: dict[int, Ask] = {}
+        self.numbers: dict[tuple[int, int], int] = {}
+
+    def feed(self, event: Event) -> None:
+        for effect in self.machine.handle(self.now_ns, event):
+            self._see(effect)
+        assert self.machine.open == len(self.waiting)
+        assert self.machine.senders <= 1
+        assert self.machine.due_ns is None or self.machine.due_ns > self.now_ns or not isinstance(event, Tick)
+
+    def _see(self, effect: Effect) -> None:
+        match effect:
+            case Ask(ask, operation, _, _, body):
+                assert operation in self.waiting
+                self.asks[ask] = effect
+                if isinstance(body, Update):
+                    # A number of a channel is one operation's for ever.
+                    assert self.numbers.setdefault((body.channel, body.sequence), operation) == operation
+                    assert all(
+                        sequence <= body.sequence for channel, sequence in self.numbers if channel == body.channel
+                    )
+            case Withdraw(ask):
+                del self.asks[ask]
+            case Finish(operation):
+                del self.waiting[operation]
+
+    def do(self, action: str, number: int) -> None:
+        if action == "begin":
+            self.begun += 1
+            self.waiting[self.begun] = None
+            deadline_ns = self.now_ns + [20, 200][number % 2] * MS
+            chunk, what = ChunkId(1, number % 3), WHATS[number // 8 % len(WHATS)]
+            self.feed(Begin(self.begun, deadline_ns, number // 4 % 2 + 1, chunk, what))
+        elif action == "tell" and self.asks:
+            ask = list(self.asks.values())[number % len(self.asks)]
+            del self.asks[ask.ask]
+            self.feed(Told(ask.ask, _reply(isinstance(ask.body, Update), number // 64)))
+        elif action == "give up" and self.waiting:
+            operation = list(self.waiting)[number % len(self.waiting)]
+            del self.waiting[operation]
+            self.feed(GiveUp(operation))
+        elif action == "lose":
+            node = number % 3 + 1
+            self.asks = {one: ask for one, ask in self.asks.items() if ask.node != node}
+            self.feed(Lost(node, sent=number % 2 == 0))
+        elif action == "route":
+            self.version += 1
+            self.feed(RoutingLearned(_routing(self.version, number)))
+        elif action == "wait":
+            self.now_ns = max(self.now_ns + number % 30 * MS, self.machine.due_ns or 0)
+            self.feed(Tick())
+
+
+def _reply(update: bool, number: int) -> Done | Missing | NotCommitted | Refused:
+    refusal = list(Refusal)[number // 4 % len(Refusal)]
+    if number % 4 == 3:
+        return Refused(refusal, "no", 1)
+    if number % 4 == 2 and not update:
+        return NotCommitted(number % 3 + 1)
+    return Done(ContentId(1, 1), None) if update else Missing()
+
+
+def _routing(version: int, number: int) -> Routing:
+    def chain(chain_id: int, shift: int) -> Chain:
+        nodes = [1, 2, 3][shift % 3 :] + [1, 2, 3][: shift % 3]
+        count = number // 16 % 4
+        members = tuple(
+            Member(one, one, TargetState.SERVING if at < count else TargetState.OFFLINE) for at, one in enumerate(nodes)
+        )
+        return Chain(chain_id, version, members)
+
+    return Routing(version, chains=(chain(1, number), chain(2, number // 4)))
+
+
+@given(ACTIONS)
+def test_each_operation_ends_once_and_no_number_is_given_twice(actions: list[tuple[str, int]]) -> None:
+    watched = Watched()
+    watched.do("route", 48)
+    for action, number in actions:
+        watched.do(action, number)
+    for _ in range(200):
+        if not watched.waiting:
+            break
+        watched.do("wait", 29)
+    assert not watched.waiting
+    watched.feed(End("over"))
+    assert not [one for one in watched.asks.values() if not isinstance(one.body, Update)]
