@@ -1,7 +1,25 @@
-"""Clients of the chunk store: `connect` for asyncio, `open_ring` for threads that prepare, submit and wait."""
+"""Clients of the chunk store: `connect` for asyncio, `open_ring` for threads that prepare, submit and wait.
+
+To a cluster on this machine, as `ff fs up` makes it: `connect_to` and `open_ring_to`, with its directory.
+"""
 
 from fireflyer.fs.client.chunks import Chunks, Options, Read, Write, connect
+from fireflyer.fs.client.local import connect_to, open_ring_to
 from fireflyer.fs.client.ring import MISSING, Completed, Ring, open_ring
 from fireflyer.fs.client.spread import READ
+from fireflyer.fs.schema.ids import ChunkId
 
-__all__ = ["MISSING", "READ", "Chunks", "Completed", "Options", "Read", "Ring", "Write", "connect", "open_ring"]
+__all__ = [
+    "MISSING",
+    "READ",
+    "ChunkId",
+    "Chunks",
+    "Completed",
+    "Options",
+    "Read",
+    "Ring",
+    "Write",
+    "connect",
+    "connect_to",
+]
+__all__ += ["open_ring", "open_ring_to"]

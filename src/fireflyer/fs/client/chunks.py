@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, NotFound, UsageError, error_from_wire
+from fireflyer.base.errors import FireflyerError, NotFound, Timeout, UsageError, error_from_wire
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
@@ -31,7 +31,7 @@ from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
 from fireflyer.native import crc32c
 
-__all__ = ["DEFAULT_TIMEOUT_NS", "Chunks", "Options", "Read", "Write", "change_of", "connect"]
+__all__ = ["DEFAULT_TIMEOUT_NS", "Chunks", "Options", "Read", "Write", "chains_of", "change_of", "connect"]
 
 DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
 _T = TypeVar("_T")
@@ -81,7 +81,16 @@ async def connect(
     except BaseException:
         await control.close()
         raise
-    return Chunks(control, session.client, options or Options())
+    chunks = Chunks(control, session.client, options or Options())
+    try:
+        async with asyncio.timeout(timeout_ns / SECOND):
+            await chunks.first_routing.wait()
+    except BaseException as error:
+        await chunks.close()
+        if isinstance(error, TimeoutError):
+            raise Timeout("no manager told the routing in time") from None
+        raise
+    return chunks
 
 
 class Chunks:
@@ -90,6 +99,8 @@ class Chunks:
     def __init__(self, control: Control, client: int, options: Options) -> None:
         self._options = options
         self._control = control
+        self.first_routing = asyncio.Event()
+        """Set when the routing is known."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
@@ -104,8 +115,12 @@ class Chunks:
 
     @property
     def routing(self) -> Routing:
-        """As this client knows it. The version is 0 before the first answer."""
+        """As this client knows it."""
         return self._dispatch.routing
+
+    def chains(self, table: int = 1) -> tuple[ChainId, ...]:
+        """Of this chain table, in its order: place i of a file's layout is the i-th. Raises `NotFound`."""
+        return chains_of(self.routing, table)
 
     # --- reads ---
 
@@ -306,6 +321,7 @@ class Chunks:
 
     def learned(self, routing: Routing) -> None:
         self._dispatch.learned(routing)
+        self.first_routing.set()
         self._wake()
 
     def connected(self, node: Any, fd: int) -> None:
@@ -334,6 +350,14 @@ class Chunks:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def chains_of(routing: Routing, table: int) -> tuple[ChainId, ...]:
+    """Raises `NotFound`."""
+    for one in routing.tables:
+        if one.id == table:
+            return one.chains
+    raise NotFound(f"there is no chain table {table} in routing {routing.version}; an administrator adds them")
 
 
 def change_of(memory: memoryview, offset: int) -> Change:

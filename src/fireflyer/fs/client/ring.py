@@ -27,7 +27,7 @@ import numpy as np
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, error_from_wire
 from fireflyer.base.units import MS
 from fireflyer.fs.client.background import Background
-from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, change_of
+from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.spread import ANSWER, Reads, Spread, check_reads
@@ -114,6 +114,10 @@ class Ring:
     @property
     def routing(self) -> Routing:
         return self._dispatch.routing
+
+    def chains(self, table: int = 1) -> tuple[ChainId, ...]:
+        """Of this chain table, in its order. Raises `NotFound`."""
+        return chains_of(self.routing, table)
 
     @property
     def under_way(self) -> int:

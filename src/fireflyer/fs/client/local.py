@@ -1,0 +1,53 @@
+"""Clients of a cluster on this machine, as `ff fs up --dir DIR` made it: DIR says where it is and who may come."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption, NotFound, UsageError
+from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks, Options, connect
+from fireflyer.fs.client.ring import Ring, open_ring
+from fireflyer.identity.handshake import Credential, NodeCredential
+from fireflyer.identity.private_files import read_private_file
+from fireflyer.identity.secrets import load_secret
+
+__all__ = ["access_of", "connect_to", "open_ring_to"]
+
+_MAX_BYTES: Final = 64 << 20
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    """Of `cluster.json`, what a client needs."""
+
+    managers: tuple[str, ...]
+
+
+async def connect_to(directory: str, *, options: Options | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> Chunks:
+    """`connect`, to the cluster of `directory`, with the secret that lies there: all files may be touched."""
+    managers, credential = access_of(directory)
+    return await connect(managers, credential, options=options, timeout_ns=timeout_ns)
+
+
+def open_ring_to(directory: str, *, options: Options | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> Ring:
+    """`open_ring`, to the cluster of `directory`, with the secret that lies there."""
+    managers, credential = access_of(directory)
+    return open_ring(managers, credential, options=options, timeout_ns=timeout_ns)
+
+
+def access_of(directory: str) -> tuple[tuple[str, ...], Credential]:
+    """Managers, and the credential of a service. Raises `NotFound` where no cluster was made, `PermissionDenied` where
+    its secret belongs to somebody else."""
+    path = os.path.join(directory, "cluster.json")
+    try:
+        cluster = msgspec.json.decode(read_private_file(path, _MAX_BYTES), type=_Cluster)
+    except NotFound:
+        raise NotFound(f"{directory} holds no cluster; 'ff fs up --dir {directory}' makes one") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataCorruption(f"{path} is damaged: {error}; restore it from a backup") from None
+    if not cluster.managers or any(address.endswith(":0") for address in cluster.managers):
+        raise UsageError(f"the cluster of {directory} has never run; start it: ff fs up --dir {directory}")
+    secret = load_secret(os.path.join(directory, "node-secret"))
+    return cluster.managers, NodeCredential(secret, f"client of user {os.getuid()}")
