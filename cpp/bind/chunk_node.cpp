@@ -137,7 +137,7 @@ std::string body_of(const nb::bytes& body) {
 nb::dict node_stats(const ff::ChunkNode& node) {
   const ff::NodeStats s = node.stats();
   nb::dict made;
-  made["links"] = s.server.links, made["reads"] = s.server.reads, made["read_bytes"] = s.server.read_bytes, made["refused"] = s.server.refused;
+  made["links"] = s.server.links, made["reads"] = s.server.reads, made["fetched"] = s.server.fetched, made["read_bytes"] = s.server.read_bytes, made["refused"] = s.server.refused;
   made["messages"] = s.server.messages, made["dropped"] = s.server.dropped;
   made["buffer_bytes"] = s.buffer_bytes, made["handles"] = s.handles, made["events"] = s.events;
   return made;

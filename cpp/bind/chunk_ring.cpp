@@ -150,7 +150,7 @@ void prepare_message(PythonRing& self, int server, const nb::bytes& body, const 
   auto held = data.is_none() ? nullptr : std::make_shared<HeldBuffer>(data, PyBUF_SIMPLE);
   const ff::Bytes memory = held ? ff::Bytes(held->bytes()) : ff::Bytes{};
   if (memory.size() > ff::max_payload_bytes) throw std::invalid_argument("data of " + std::to_string(memory.size()) + " bytes are above " + std::to_string(ff::max_payload_bytes));
-  ring->prepare(server, {body.c_str(), body.size()}, memory, std::move(held));
+  ring->prepare_message(server, {body.c_str(), body.size()}, memory, std::move(held));
 }
 
 nb::list wait_for(PythonRing& self, std::size_t least, std::int64_t timeout_ns) {

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::size_t receive_bytes = std::size_t{16} << 10;  // grows for larger bodies
 constexpr std::size_t max_replies_bytes = std::size_t{8} << 20;  // waiting for one link; then its reads wait in the socket
+constexpr std::size_t max_fetching = 256;                       // reads of one link that wait for the disk; then others wait, too
 constexpr int receives_per_turn = 64;                           // then other links of the thread have theirs
 constexpr std::int64_t memory_patience_ns = 200'000'000;
 constexpr int idle_before_probes_s = 10, probe_interval_s = 5, probes = 3;
@@ -46,8 +47,13 @@ std::vector<std::byte> message_frame(const std::string& body, std::size_t payloa
   return frame;
 }
 
-Link::Link(int fd, std::shared_ptr<LinkShare> share, LinkContext context, BufferPool::Granted granted)
-    : fd_(fd), share_(std::move(share)), context_(context), granted_(std::move(granted)), answers_(context.counts), in_(receive_bytes) {}
+Link::Link(int fd, std::shared_ptr<LinkShare> share, LinkContext context, Later later)
+    : fd_(fd),
+      share_(std::move(share)),
+      context_(context),
+      later_(std::move(later)),
+      answers_(context.counts, [this](const ReadRequest& request, ChunkTarget& target, auto view, std::uint32_t length) { return fetch(request, target, std::move(view), length); }),
+      in_(receive_bytes) {}
 
 Link::~Link() {
   if (place_ != 0) context_.pool.cancel(place_);
@@ -89,15 +95,29 @@ Link::Step Link::take_reads(const Prefix& prefix, const std::byte* body) {
   const bool sound = prefix.body_bytes % sizeof(ReadRequest) == 0 && prefix.body_bytes <= max_reads_per_frame * sizeof(ReadRequest);
   if (!sound || prefix.payload_bytes != 0) return over("it sent reads that are none");
   if (out_.waiting_bytes() >= max_replies_bytes) return paused(Pause::room);
+  if (fetching_ >= max_fetching) return paused(Pause::disk);
   // Looked at when the requests are here: a role that was lost before they came is not acted on.
   const std::shared_ptr<const ReadTable> table = context_.table.load();
   const std::int64_t now_ns = monotonic_ns();
   for (std::size_t at = 0; at < prefix.body_bytes; at += sizeof(ReadRequest)) {
     ReadRequest request;
     std::memcpy(&request, body + at, sizeof request);
-    answers_.answer(request, *table, share_->rights, now_ns, out_);
+    answers_.answer(request, *table, share_->rights, now_ns, false, out_);
   }
   return Step::more;
+}
+
+bool Link::fetch(const ReadRequest& request, ChunkTarget& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length) {
+  const bool begun = target.fetch(std::move(view), request.offset, length, [request, fetched = later_.fetched] { fetched(request); });
+  fetching_ += begun ? 1 : 0;
+  return begun;
+}
+
+// Asked again from the beginning: what was allowed before may not be now.
+void Link::answer_fetched(const ReadRequest& request) {
+  --fetching_;
+  const std::shared_ptr<const ReadTable> table = context_.table.load();
+  answers_.answer(request, *table, share_->rights, monotonic_ns(), true, out_);
 }
 
 Link::Step Link::take_message(const Prefix& prefix, const std::byte* body) {
@@ -115,7 +135,7 @@ Link::Step Link::take_message(const Prefix& prefix, const std::byte* body) {
 Link::Step Link::begin_payload() {
   if (place_ != 0) return paused(Pause::memory);
   const bool trusted = share_->rights.trusted();
-  payload_ = context_.pool.take(payload_bytes_, trusted ? BufferPool::Share::all : BufferPool::Share::half, granted_, place_);
+  payload_ = context_.pool.take(payload_bytes_, trusted ? BufferPool::Share::all : BufferPool::Share::half, later_.granted, place_);
   if (payload_) return Step::more;
   patience_ends_ns_.reset();
   if (trusted) patience_ends_ns_ = monotonic_ns() + memory_patience_ns;

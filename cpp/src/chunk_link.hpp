@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,10 +42,16 @@ class Link {
     room,    // replies that were not taken yet
     events,  // the owner has to take events first
     memory,  // for a payload
+    disk,    // reads that are being fetched
   };
 
-  // `granted` gets the memory for a payload that had to wait, in any thread.
-  Link(int fd, std::shared_ptr<LinkShare> share, LinkContext context, BufferPool::Granted granted);
+  // Called by any thread, for what had to wait: the memory for a payload; a read whose content is in memory now.
+  struct Later {
+    BufferPool::Granted granted;
+    std::function<void(const ReadRequest&)> fetched;
+  };
+
+  Link(int fd, std::shared_ptr<LinkShare> share, LinkContext context, Later later);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -62,6 +69,7 @@ class Link {
   void enqueue(const std::vector<std::byte>& frame, SharedBuffer data);
   void give_memory(SharedBuffer memory);
   void end_patience();
+  void answer_fetched(const ReadRequest& request);
 
   std::uint32_t interest = 0;  // of its thread: what it watches for
 
@@ -81,13 +89,14 @@ class Link {
   Step take_payload();
   Step take_dropped();
   void deliver(SharedBuffer data);
+  bool fetch(const ReadRequest& request, ChunkTarget& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length);
   bool receive();
   void tell_waiting();
 
   int fd_;
   std::shared_ptr<LinkShare> share_;
   LinkContext context_;
-  BufferPool::Granted granted_;
+  Later later_;
   ReadAnswers answers_;
   Outbox out_;
   Pause pause_ = Pause::none;
@@ -97,7 +106,7 @@ class Link {
   std::size_t begin_ = 0, end_ = 0;
   // The message whose payload is awaited.
   std::string body_;
-  std::size_t payload_bytes_ = 0, done_ = 0, to_drop_ = 0;
+  std::size_t payload_bytes_ = 0, done_ = 0, to_drop_ = 0, fetching_ = 0;
   SharedBuffer payload_;
   std::uint64_t place_ = 0;  // in the line for memory
   std::optional<std::int64_t> patience_ends_ns_;

@@ -24,6 +24,10 @@ void put_header(std::byte* at, const ReadReply& reply, std::span<const std::uint
   std::memcpy(at, &prefix, sizeof prefix);
 }
 
+std::uint32_t length_of(const ReadRequest& request, const Content& content) {
+  return request.offset >= content.length ? 0 : std::min(request.length, content.length - request.offset);
+}
+
 // Where a range begins or ends inside a granule, that one is verified here, and the part has a checksum of its own.
 void read_parts(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, std::span<std::uint32_t> checksums) {
   engine.read(view, offset, data);
@@ -64,10 +68,10 @@ void ReadAnswers::refuse(ReadReply& reply, ReadStatus status, Outbox& out) {
   put_header(out.room(sizeof(Prefix) + sizeof reply), reply, {}, 0);
 }
 
-void ReadAnswers::answer(const ReadRequest& request, const ReadTable& table, const ReadRights& rights, std::int64_t now_ns, Outbox& out) {
+void ReadAnswers::answer(const ReadRequest& request, const ReadTable& table, const ReadRights& rights, std::int64_t now_ns, bool fetched, Outbox& out) {
   ReadReply reply;
   reply.tag = request.tag;
-  ++counts_.reads;
+  ++(fetched ? counts_.fetched : counts_.reads);
   if (!rights.allow(request.file, now_ns)) return refuse(reply, ReadStatus::denied, out);
   const auto found = table.find(request.chain);
   if (found == table.end() || !found->second.serving || found->second.target->closed()) return refuse(reply, ReadStatus::stale, out);
@@ -75,10 +79,21 @@ void ReadAnswers::answer(const ReadRequest& request, const ReadTable& table, con
   reply.chain_version = chain.chain_version;
   if (now_ns >= chain.fence_until_ns || request.chain_version != chain.chain_version) return refuse(reply, ReadStatus::stale, out);
   if (request.length > max_block_bytes || request.offset > max_block_bytes) return refuse(reply, ReadStatus::usage, out);
-  read(request, chain, reply, out);
+  read(request, chain, reply, fetched, out);
 }
 
-void ReadAnswers::read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, Outbox& out) {
+// What is not in memory is fetched by others: this thread has other links, too.
+bool ReadAnswers::fetch(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view) {
+  const std::uint32_t length = length_of(request, view.content());
+  const std::size_t checksums = length == 0 ? 0 : sizeof(TrailerHeader) + granules_of(request.offset + length) * sizeof(std::uint32_t);
+  if (view.file().cached(view.trailer_offset(), checksums) && view.file().cached(view.offset() + request.offset, length)) return false;
+  const auto shared = std::make_shared<ChunkEngine::View>(std::move(view));
+  if (fetch_(request, *chain.target, shared, length)) return true;
+  view = std::move(*shared);
+  return false;
+}
+
+void ReadAnswers::read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, bool fetched, Outbox& out) {
   const ChunkId chunk{request.file, request.index};
   bool pending = false;
   auto view = chain.target->engine().view_committed(chunk, pending);
@@ -89,6 +104,7 @@ void ReadAnswers::read(const ReadRequest& request, const PublishedChain& chain, 
   if (!view) return refuse(reply, ReadStatus::missing, out);
   const Content content = view->content();
   if (chain.target->damaged(chunk, {content, {}})) return refuse(reply, ReadStatus::damaged, out);
+  if (!fetched && fetch(request, chain, *view)) return;
   reply.version = content.version, reply.made_in = content.made_in, reply.chunk_length = content.length;
   try {
     send(request, chain, std::move(*view), reply, out);
@@ -102,7 +118,7 @@ void ReadAnswers::send(const ReadRequest& request, const PublishedChain& chain, 
   const Content& content = view.content();
   ChunkEngine& engine = chain.target->engine();
   reply.status = ReadStatus::found;
-  const std::uint32_t length = request.offset >= content.length ? 0 : std::min(request.length, content.length - request.offset);
+  const std::uint32_t length = length_of(request, content);
   const std::size_t pieces = pieces_of(request.offset, length);
   const bool whole = request.offset % granule_bytes == 0 && (length % granule_bytes == 0 || request.offset + length == content.length);
   checksums_.resize(pieces);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -16,7 +17,7 @@ namespace ff {
 using ReadTable = std::unordered_map<std::uint32_t, PublishedChain>;
 
 struct ServerCounts {
-  std::atomic<std::uint64_t> links = 0, reads = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
+  std::atomic<std::uint64_t> links = 0, reads = 0, fetched = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
 };
 
 // Which files a link may read. Thread-safe.
@@ -40,15 +41,21 @@ class ReadRights {
 
 class ReadAnswers {
  public:
-  explicit ReadAnswers(ServerCounts& counts) : counts_(counts) {}
-  void answer(const ReadRequest& request, const ReadTable& table, const ReadRights& rights, std::int64_t now_ns, Outbox& out);
+  // Has the view's content fetched, so that the request can be answered again; false: it cannot.
+  using Fetch = std::function<bool(const ReadRequest&, ChunkTarget&, std::shared_ptr<ChunkEngine::View>, std::uint32_t length)>;
+
+  ReadAnswers(ServerCounts& counts, Fetch fetch) : counts_(counts), fetch_(std::move(fetch)) {}
+  // `fetched`: it is answered now, whether or not that waits for the disk.
+  void answer(const ReadRequest& request, const ReadTable& table, const ReadRights& rights, std::int64_t now_ns, bool fetched, Outbox& out);
 
  private:
-  void read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, Outbox& out);
+  void read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, bool fetched, Outbox& out);
+  bool fetch(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view);
   void send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View view, ReadReply& reply, Outbox& out);
   void refuse(ReadReply& reply, ReadStatus status, Outbox& out);
 
   ServerCounts& counts_;
+  Fetch fetch_;
   std::vector<std::uint32_t> checksums_;
 };
 

@@ -109,7 +109,7 @@ std::uint64_t ChunkRing::prepare(int server, const ReadRequest& request, Mutable
   return number;
 }
 
-void ChunkRing::prepare(int server, const std::string& body, Bytes data, Keep keep) {
+void ChunkRing::prepare_message(int server, const std::string& body, Bytes data, Keep keep) {
   RingServer& target = state_->server(server);
   if (target.told_lost) throw std::invalid_argument("server " + std::to_string(server) + " was lost; connect to it again");
   target.prepare(body, data, std::move(keep));

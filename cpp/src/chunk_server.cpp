@@ -44,8 +44,12 @@ struct Memory {
   std::uint64_t link;
   SharedBuffer buffer;
 };
+struct Fetched {
+  std::uint64_t link;
+  ReadRequest request;
+};
 struct HasRoom {};
-using Command = std::variant<Arrive, Say, End, Memory, HasRoom>;
+using Command = std::variant<Arrive, Say, End, Memory, Fetched, HasRoom>;
 
 // One thread and its links.
 class Loop : public std::enable_shared_from_this<Loop> {
@@ -144,11 +148,14 @@ void Loop::run() {
 void Loop::obey(Command& command) {
   if (auto* const arrive = std::get_if<Arrive>(&command)) {
     const std::uint64_t id = arrive->share->id;
-    // The memory may come when this loop is gone.
+    // These may come when this loop is gone.
     const auto granted = [loop = weak_from_this(), id](SharedBuffer buffer) {
       if (const auto there = loop.lock()) there->post(Memory{id, std::move(buffer)});
     };
-    Link& link = *links_.emplace(id, std::make_unique<Link>(arrive->fd, std::move(arrive->share), context_, granted)).first->second;
+    const auto fetched = [loop = weak_from_this(), id](const ReadRequest& request) {
+      if (const auto there = loop.lock()) there->post(Fetched{id, request});
+    };
+    Link& link = *links_.emplace(id, std::make_unique<Link>(arrive->fd, std::move(arrive->share), context_, Link::Later{granted, fetched})).first->second;
     link.interest = EPOLLIN;
     epoll_event event{EPOLLIN, {.u64 = id}};
     if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, link.fd(), &event) != 0) end(link, "its socket cannot be watched");
@@ -166,6 +173,11 @@ void Loop::obey(Command& command) {
     if (link == nullptr) return;
     link->give_memory(std::move(memory->buffer));
     touched_.insert(memory->link);
+  } else if (auto* const fetched = std::get_if<Fetched>(&command)) {
+    Link* const link = find(fetched->link);
+    if (link == nullptr) return;
+    link->answer_fetched(fetched->request);
+    touched_.insert(fetched->link);
   } else {
     touched_.merge(wait_for_events_);
     wait_for_events_.clear();
@@ -320,7 +332,7 @@ void ChunkServer::send(std::uint64_t link, const std::string& body, SharedBuffer
 
 ServerStats ChunkServer::stats() const {
   const ServerCounts& c = state_->counts;
-  return {c.links, c.reads, c.read_bytes, c.refused, c.messages, c.dropped};
+  return {c.links, c.reads, c.fetched, c.read_bytes, c.refused, c.messages, c.dropped};
 }
 
 }  // namespace ff

@@ -1,5 +1,6 @@
 #include "fireflyer/chunk_target.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 
@@ -13,7 +14,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds flush_delay{500};      // of what nobody waits for: commits, whose old blocks are then free
 constexpr milliseconds memory_patience{200};  // then a content is not sent, and is asked for again
-constexpr std::size_t list_step = 64;
+constexpr std::size_t list_step = 64, fetch_piece_bytes = std::size_t{256} << 10;
 
 }  // namespace
 
@@ -30,22 +31,17 @@ const char* name_of(EngineErrorKind kind) {
 
 ChunkTarget::ChunkTarget(std::uint64_t number, std::unique_ptr<Disk> disk, const EngineOptions& options, int threads, std::shared_ptr<EventQueue> events,
                          std::unique_ptr<DirectoryLock> lock)
-    : number_(number), durable_(options.durable), lock_(std::move(lock)), disk_(*disk), engine_(std::move(disk), options), events_(std::move(events)) {
-  for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    : number_(number), durable_(options.durable), lock_(std::move(lock)), disk_(*disk), engine_(std::move(disk), options), events_(std::move(events)),
+      updates_(threads), reads_(threads) {
   flusher_ = std::thread([this] { flush_what_waits(); });
 }
 
 ChunkTarget::~ChunkTarget() { close(); }
 
 void ChunkTarget::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (closing_) return;
-    closing_ = true;
-  }
-  closed_ = true;
-  has_job_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  if (closed_.exchange(true)) return;
+  reads_.close();
+  updates_.close();
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -57,33 +53,10 @@ void ChunkTarget::close() {
 
 std::size_t ChunkTarget::jobs() const {
   const std::lock_guard lock(mutex_);
-  return jobs_.size() + waiting_.size();
+  return updates_.waiting() + reads_.waiting() + waiting_.size();
 }
 
 // ---------------------------------------------------------------------------------------------- threads
-
-void ChunkTarget::run(std::function<void()> job) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (closing_) return;
-    jobs_.push_back(std::move(job));
-  }
-  has_job_.notify_one();
-}
-
-void ChunkTarget::work() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    has_job_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    std::function<void()> job = std::move(jobs_.front());
-    jobs_.pop_front();
-    lock.unlock();
-    job();
-    job = nullptr;  // what it holds may take locks when it goes
-    lock.lock();
-  }
-}
 
 void ChunkTarget::tell_when_durable(NodeEvent event, std::uint64_t job) {
   if (!durable_) {
@@ -139,7 +112,7 @@ void ChunkTarget::disk_failed(const std::string& message) {
 }
 
 void ChunkTarget::stage(StageJob job) {
-  run([this, job = std::move(job)] { stage_now(job); });
+  updates_.run([this, job = std::move(job)] { stage_now(job); });
 }
 
 // Blocks that are free after the next flush are asked for before space is refused.
@@ -240,13 +213,28 @@ SharedBuffer ChunkTarget::load_now(const ChunkId& chunk, const ContentId& conten
 }
 
 void ChunkTarget::load(const ChunkId& chunk, const ContentId& content, std::shared_ptr<BufferPool> pool, std::function<void(SharedBuffer)> loaded) {
-  run([this, chunk, content, pool = std::move(pool), loaded = std::move(loaded)] {
+  reads_.run([this, chunk, content, pool = std::move(pool), loaded = std::move(loaded)] {
     if (SharedBuffer buffer = load_now(chunk, content, *pool)) loaded(std::move(buffer));
   });
 }
 
+bool ChunkTarget::fetch(std::shared_ptr<ChunkEngine::View> view, std::uint32_t from, std::uint32_t bytes, std::function<void()> then) {
+  return reads_.run([view = std::move(view), from, bytes, then = std::move(then)]() mutable {
+    std::vector<std::byte> scratch(std::min<std::size_t>(fetch_piece_bytes, bytes));
+    try {
+      for (std::uint32_t done = 0; done < bytes; done += static_cast<std::uint32_t>(scratch.size()))
+        view->file().read(view->offset() + from + done, MutableBytes(scratch).first(std::min<std::size_t>(scratch.size(), bytes - done)));
+      scratch.resize(trailer_bytes(view->content().block_class));
+      view->file().read(view->trailer_offset(), scratch);
+    } catch (const DiskError&) {  // the read itself will say so
+    }
+    view.reset();
+    then();
+  });
+}
+
 void ChunkTarget::verify(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes) {
-  run([this, job, after, limit_bytes] { verify_now(job, after, limit_bytes); });
+  updates_.run([this, job, after, limit_bytes] { verify_now(job, after, limit_bytes); });
 }
 
 void ChunkTarget::verify_now(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -51,6 +52,7 @@ class LoggedFile final : public DiskFile {
   void allocate(std::uint64_t offset, std::uint64_t bytes) override;
   std::uint64_t size() const override;
   void sync() override;
+  bool cached(std::uint64_t offset, std::size_t bytes) const override;
   int descriptor() const override { return -1; }
 
  private:
@@ -64,6 +66,8 @@ class LoggedDisk final : public Disk {
   std::uint64_t total_bytes = std::uint64_t{1} << 40, free_bytes = std::uint64_t{1} << 40;
   std::function<int(const Operation&)> refuse;  // an errno instead of the operation; 0: none
   std::function<void(int file)> before_write;   // what others do meanwhile
+  std::function<void()> before_read, before_sync;
+  std::atomic<bool> cold = false;               // nothing is in the page cache, and nothing stays there
 
   LoggedDisk() = default;
   explicit LoggedDisk(Image image) : start_(image) {
@@ -206,7 +210,10 @@ inline void LoggedFile::write(std::uint64_t offset, Bytes data) {
   std::memcpy(content.data() + offset, data.data(), data.size());
 }
 
+inline bool LoggedFile::cached(std::uint64_t, std::size_t) const { return !disk_.cold; }
+
 inline std::size_t LoggedFile::read(std::uint64_t offset, MutableBytes into) const {
+  if (disk_.before_read) disk_.before_read();
   const std::lock_guard lock(disk_.mutex_);
   const auto& content = disk_.files_[static_cast<std::size_t>(file_)];
   if (offset >= content.size()) return 0;
@@ -228,6 +235,7 @@ inline std::uint64_t LoggedFile::size() const {
 }
 
 inline void LoggedFile::sync() {
+  if (disk_.before_sync) disk_.before_sync();
   const std::lock_guard lock(disk_.mutex_);
   disk_.note({Operation::sync, file_, 0, {}, {}, {}});
 }

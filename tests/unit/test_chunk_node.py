@@ -457,3 +457,24 @@ def test_reads_that_are_prepared_together_come_back_together(rig: Rig) -> None:
     done = ring.wait(2, -1)
     assert [event[0] for event in done] == ["reads", "lost"]
     ring.close()
+
+
+def test_a_read_of_what_is_not_in_memory_comes_from_the_disk(rig: Rig, tmp_path: Path) -> None:
+    data = os.urandom(3 * MIB)
+    put(rig.events, rig.target, CHUNK, 1, data, rig.handle(data))
+    publish(rig.node, TARGET)
+    ring, server, _ = ring_to(rig)
+    into = bytearray(2 * MIB)
+    for offset in (0, 4096, 12345):
+        for path in tmp_path.glob("blocks-*"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        ring.prepare_read(server, offset, CHAIN, CHAIN_VERSION, *CHUNK, offset, len(into), into)
+        ring.submit()
+        assert ring.wait(1, -1)[0][:4] == ("read", offset, 1, len(into))
+        assert into == data[offset : offset + len(into)]
+    ring.close()
+    stats = rig.node.stats()
+    assert stats["reads"] == 3
+    assert stats["fetched"] <= 3  # whether the file system says what it has in memory is its own affair

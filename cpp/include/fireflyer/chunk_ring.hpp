@@ -52,7 +52,7 @@ class ChunkRing {
   // `into` is of request.length bytes. The number of the read, for `cancel`.
   std::uint64_t prepare(int server, const ReadRequest& request, MutableBytes into, Keep keep = nullptr, bool batched = false);
   // Throws std::invalid_argument if the loss of the server was told.
-  void prepare(int server, const std::string& body, Bytes data, Keep keep = nullptr);
+  void prepare_message(int server, const std::string& body, Bytes data, Keep keep = nullptr);
   void submit();
   // At least `least` events, fewer only when `timeout_ns` has passed (negative: none), a signal came, or no more are under way.
   std::vector<RingEvent> wait(std::size_t least, std::int64_t timeout_ns);

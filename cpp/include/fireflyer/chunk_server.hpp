@@ -25,7 +25,7 @@ struct PublishedChain {
 };
 
 struct ServerStats {
-  std::uint64_t links = 0, reads = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
+  std::uint64_t links = 0, reads = 0, fetched = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
 };
 
 // Thread-safe, and no call blocks but `close`. A link that is not there any more is ignored.

@@ -1,7 +1,9 @@
-// One target of a node: its engine, and the threads that do what touches its disk. A disk that hangs holds up no other one.
+// One target of a node: its engine, and the threads that do what touches its disk. A disk that hangs holds up no other one,
+// and who reads does not stand behind who writes.
 //
-//   job threads    write staged content, load content that is to be sent, verify
-//   flush thread   makes durable, in one go, all that was staged and adopted while it made durable what came before
+//   update threads    write staged content; verify
+//   read threads      load content that is to be sent, or that a read waits for
+//   flush thread      makes durable, in one go, all that was staged and adopted while it made durable what came before
 //
 // What is asked for here comes back as an event, in any order; commit, drop, adopt and forget have taken effect in memory
 // when they return, and are durable with what is flushed next, a moment later at the latest.
@@ -10,7 +12,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +24,7 @@
 
 #include "fireflyer/chunk_engine.hpp"
 #include "fireflyer/chunk_events.hpp"
+#include "fireflyer/chunk_jobs.hpp"
 
 namespace ff {
 
@@ -56,7 +58,8 @@ class ChunkTarget {
   void verify(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes);  // VerifiedEvent
   // All of a content that is pending or committed, verified; `loaded` is not called if it is not there or damaged.
   void load(const ChunkId& chunk, const ContentId& content, std::shared_ptr<BufferPool> pool, std::function<void(SharedBuffer)> loaded);
-  void run(std::function<void()> job);  // in a job thread
+  // Brings what the view holds of [from, from + bytes) into the page cache, then calls; false: it is closed, and does not.
+  bool fetch(std::shared_ptr<ChunkEngine::View> view, std::uint32_t from, std::uint32_t bytes, std::function<void()> then);
 
   // Damage stays on record until the chunk has other content.
   bool damaged(const ChunkId& chunk, const ChunkStat& stat) const;
@@ -67,7 +70,6 @@ class ChunkTarget {
   bool closed() const { return closed_; }
 
  private:
-  void work();
   void flush_what_waits();
   void stage_now(const StageJob& job);
   Content stage_with_room(const StageJob& job, Ticket& ticket);
@@ -91,15 +93,14 @@ class ChunkTarget {
   const std::shared_ptr<EventQueue> events_;
 
   mutable std::mutex mutex_;  // of what follows
-  std::condition_variable has_job_, has_flush_;
-  std::deque<std::function<void()>> jobs_;
+  std::condition_variable has_flush_;
   std::vector<Waiting> waiting_;  // for the flush that begins next
   std::optional<std::chrono::steady_clock::time_point> flush_at_;
-  bool closing_ = false, stopped_ = false;
+  bool stopped_ = false;
   std::map<ChunkId, BlockAddress> damaged_;
   std::atomic<bool> failed_ = false, closed_ = false;
 
-  std::vector<std::thread> workers_;
+  JobThreads updates_, reads_;
   std::thread flusher_;
 };
 

@@ -223,7 +223,8 @@ class ChunkNode:
     # What reads obey, replaced as a whole: target, chain, chain_version, serving, fence_until_ns, tail,
     # answers_committed.
     def publish(self, entries: Sequence[tuple[int, int, int, bool, int, int, bool]]) -> None: ...
-    # links, reads, read_bytes, refused, messages, dropped, buffer_bytes, handles, events (waiting)
+    # links, reads, fetched (of these, from the disk), read_bytes, refused, messages, dropped, buffer_bytes, handles,
+    # events (waiting)
     def stats(self) -> dict[str, int]: ...
     # Ends the links, then what the targets have begun.
     def close(self) -> None: ...
