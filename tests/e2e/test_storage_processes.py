@@ -8,15 +8,16 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.data_connection import FOUND, MESSAGE, MISSING, READS, STALE, DataConnection, frame
 from tests.support.loops import on_loop
-from tests.support.storage_cluster import FAILURE_TIMEOUT_MS, Store, cluster
+from tests.support.storage_cluster import FAILURE_TIMEOUT_MS, Node, Store, cluster
 
 from fireflyer.base.errors import FireflyerError, Unreachable, UsageError
 from fireflyer.base.units import KIB, MIB
@@ -206,6 +207,81 @@ def test_a_full_disk_refuses_writes_and_goes_on_with_reads_and_removals(tmp_path
     in_cluster(work, tmp_path, nodes=2, replicas=2, capacity_bytes=64 * MIB)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 150 MiB where node 2 has its disk."""
+    path = tmp_path / "disk2.0"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", str(path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user may not mount file systems")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full_refuses_and_goes_on(tmp_path: Path, small_disk: Path) -> None:
+    async def work(store: Store) -> None:
+        async def fill() -> None:
+            for index in range(200):
+                await store.write(ChunkId(5, index), 0, os.urandom(MIB))
+
+        with pytest.raises(UsageError, match="no_space"):
+            await fill()
+        assert len(store.known) > 40
+        assert len(store.serving()) == 2
+        await store.check()
+        (small_disk / "something else").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+        for chunk in list(store.known):
+            await store.remove(chunk)
+        await store.write(FIRST, 0, b"removed chunks leave space")
+        await store.check()
+        victim = store.nodes[2]
+        victim.kill()
+        await victim.ended()
+        await store.until_serving(1)
+        await victim.start()
+        await store.until_serving(2)
+        await store.check()
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2)
+
+
+@pytest.mark.slow
+def test_a_journal_that_is_damaged_is_put_aside_and_the_target_synced(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        for index in range(50):
+            await store.write(ChunkId(5, index), 0, os.urandom(1000))
+        victim = store.nodes[store.serving()[0].node]
+        victim.kill()
+        await victim.ended()
+        (journal,) = victim.target_directory.glob("chunks/journal*")
+        with journal.open("r+b") as file:
+            file.seek(3 * 4096 + 100)
+            file.write(b"\0\1\2\3" * 5)
+        await store.until_serving(1)
+        await victim.start()
+        await store.until_serving(2)
+        await store.check()
+        assert (victim.target_directory / "chunks.damaged").is_dir()
+        assert "begins anew" in victim.log()
+
+    in_cluster(work, tmp_path, nodes=2, replicas=2)
+
+
+@pytest.mark.slow
+def test_a_second_process_for_the_same_directories_is_refused(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"one at a time")
+        twin = Node(store.nodes[1].config, tmp_path / "twin.json")
+        with pytest.raises(AssertionError, match="another process has"):
+            await twin.start()
+        assert await twin.ended() != 0
+        await store.check()
+
+    in_cluster(work, tmp_path, nodes=1, replicas=1)
+
+
 @pytest.mark.slow
 def test_a_limit_of_the_system_is_a_full_disk(tmp_path: Path) -> None:
     """Files of one replica may not grow any more: what is refused is refused everywhere, and nothing is lost."""
@@ -377,6 +453,38 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         await bob.close()
 
     in_cluster(work, tmp_path, nodes=2, replicas=2, tokens_file=str(tmp_path / "tokens"))
+
+
+@pytest.mark.slow
+def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
+    tokens = TokenStore(str(tmp_path / "tokens"))
+
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"for a moment")
+        version = store.chain.version
+        connection = await DataConnection.connect(store.routing.nodes[0].address, user_of(store, tokens, "ann"))
+        expires_s = int(time.time()) + 3
+        key = derive_key(store.credential.secret.reveal(), 1)
+        token = sign(Capability(1, "ann", store.client, 1, 1, Rights.READ | Rights.WRITE, expires_s), key)
+        granted = await connection.ask(data.Present(token))
+        assert isinstance(granted, data.Granted)
+        assert 0 < granted.left_ns < 3 * 10**9
+        assert (await connection.read(1, version, 1, 0, 0, 100)).data == b"for a moment"
+        while (await connection.read(1, version, 1, 0, 0, 100)).status == FOUND:
+            assert time.time() < expires_s + 1
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(max(0.0, expires_s - time.time()))
+        for ask in (
+            Look(1, version, LookKind.STAT, FIRST),
+            Update(1, version, store.client, 3, 1, FIRST, Change(Operation.TRUNCATE, 0, 5)),
+            data.Present(token),
+        ):
+            refused = await connection.ask(ask)
+            assert isinstance(refused, Refused)
+            assert refused.refusal is Refusal.DENIED
+        await connection.close()
+
+    in_cluster(work, tmp_path, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
 
 
 NONSENSE = {

@@ -356,9 +356,10 @@ class _Storage:
             await asyncio.sleep(TICK_NS / SECOND)
 
     async def _sweep(self) -> None:
-        """Rows of clients that are over, which others of a chain have brought back."""
+        """Rows of clients that are over, which others of a chain have brought back. And a line for people."""
         while True:
             await asyncio.sleep(SWEEP_S)
+            _log.info("%s", " ".join(f"{name}={value}" for name, value in self._native.stats().items()))
             for number, target in self._targets.items():
                 after: tuple[int, int] | None = None
                 while page := target.engine.native.rows(after, _PAGE):
