@@ -4,7 +4,7 @@ A link has a fixed number of *lanes*; of each, one request is under way. The sen
 sends a copy again when no answer came. The receiver remembers for each lane the last number and its answer:
 
     number above the last   a new request; the sender has closed the one before
-    the last number         a copy: the same answer again, or silence while it is under way
+    the last number         a copy: the same answer again; while it is under way, silence, or that it waits for others
     below                   a straggler: ignored
 
 So a refused request is refused for ever, and a copy that arrives late changes nothing, with memory for the lanes only.
@@ -122,6 +122,10 @@ class Inbox:
             return False
         self._last[lane] = (number, None)
         return True
+
+    def is_last(self, place: Place) -> bool:
+        """Whether this is a copy of the lane's last request."""
+        return self._last.get(place[0], (0, None))[0] == place[1]
 
     def answer(self, place: Place, body: AnswerBody) -> bool:
         """Keeps the answer for copies. False when the sender has gone on meanwhile: nobody waits for it."""

@@ -15,6 +15,8 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
 - A replica with a successor sends it the same change, and commits when it is accepted; the last one commits at once.
   So what any replica has committed is durable at all behind it, and pending or committed at all before it.
 - A successor that *declines* has not done it and never will (`lanes`): the update is given up, back to the head.
+- Who is asked again while it waits for its own successor says so (`Waiting`): the one before must not take it for the
+  one that cannot be reached. While its engine is at it, it says nothing: a disk that hangs is as bad as a broken path.
 - Where a checksum of the whole chunk differs from the head's, it is declined, with both checksums.
 
 When the chain changes, requests of the old version are nobody's; who is pending sends again, to whom is there now, and
@@ -34,7 +36,7 @@ its target comes back through the manager. A restart is a death, so nothing of a
 from __future__ import annotations
 
 from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Copying, Phase, Wanted, Work
-from fireflyer.fs.core.lanes import Letter, Place
+from fireflyer.fs.core.lanes import AnswerBody, Letter, Place
 from fireflyer.fs.core.replica_chunks import REMOVE, ChunkWorks, Limits
 from fireflyer.fs.core.replica_effects import (
     Adopt,
@@ -80,6 +82,7 @@ from fireflyer.fs.schema.chunks import (
     SyncList,
     SyncRows,
     SyncStart,
+    Waiting,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TargetId
 
@@ -314,13 +317,18 @@ class Replica(ChunkWorks):
         )
         if not ours or source != self._role.successor or not self._acts:
             return
-        letter = self._outbox.close((answer.lane, answer.number))
-        if letter is None:
+        if isinstance(answer.body, Waiting):
+            self._heard_ns = self._now_ns
             return
-        self._heard_ns = self._now_ns
+        letter = self._outbox.close((answer.lane, answer.number))
+        if letter is not None:
+            self._heard_ns = self._now_ns
+            self._closed(letter, answer.body)
+
+    def _closed(self, letter: Letter, body: AnswerBody) -> None:
         if letter.owner is None:
             if self._source is not None:
-                self._source.answered(answer.body)
+                self._source.answered(body)
             return
         state = self._chunk(letter.owner)
         work = state.work
@@ -328,21 +336,21 @@ class Replica(ChunkWorks):
             return
         if work.phase is Phase.COPYING:
             work.posted = False
-            if isinstance(answer.body, Accepted) and self._source is not None:
+            if isinstance(body, Accepted) and self._source is not None:
                 self._source.copied()
                 state.work = None
                 self._next(letter.owner, state)
-            elif isinstance(answer.body, Declined) and answer.body.refusal is Refusal.NO_SPACE:
+            elif isinstance(body, Declined) and body.refusal is Refusal.NO_SPACE:
                 self._rest()
             else:
                 self._advance(letter.owner, state)
-        elif isinstance(answer.body, Accepted):
+        elif isinstance(body, Accepted):
             self._finish(letter.owner, state)
-        elif isinstance(answer.body, Declined):
-            if self._source is not None and answer.body.refusal is Refusal.NO_SPACE:
+        elif isinstance(body, Declined):
+            if self._source is not None and body.refusal is Refusal.NO_SPACE:
                 self._rest()
             else:
-                self._drop(letter.owner, state, answer.body.refusal, answer.body.message)
+                self._drop(letter.owner, state, body.refusal, body.message)
 
     def _drive_session(self) -> None:
         """The last serving one syncs its successor."""
@@ -413,10 +421,19 @@ class Replica(ChunkWorks):
             self._answer(place, answered)
             return False
         if isinstance(request.body, Put):
+            if self._inbox.is_last(place) and self._waits_for_others(request.body.chunk):
+                self._send_answer(place, Waiting())
+                return False
             return self._asked_put(request.body, place, handle)
         if self._inbox.admit(place):
             self._asked_for_session(request.body, place)
         return False
+
+    def _waits_for_others(self, chunk: ChunkId) -> bool:
+        """Whether it is the successor, and not the engine, that this chunk's work waits for. Who asks again must not
+        take this replica for the one that is cut off."""
+        state = self._chunks.get(chunk)
+        return state is not None and state.work is not None and state.work.phase is Phase.PENDING and state.work.posted
 
     def _take_part(self, request: Request) -> bool:
         """A new session begins when nothing of an earlier one is under way: its list would miss what that does."""

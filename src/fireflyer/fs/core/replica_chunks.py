@@ -42,6 +42,7 @@ from fireflyer.fs.schema.chunks import (
     Refused,
     Row,
     Update,
+    Waiting,
 )
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, Channel, ChunkId, ClientId, ContentId, TargetId
 
@@ -369,9 +370,12 @@ class ChunkWorks:
     def _answer(self, place: Place, body: AnswerBody) -> None:
         """To the predecessor. Behind the fence it is only kept: the copy that is sent again gets it."""
         if self._inbox.answer(place, body) and self._acts:
-            session = self._copy.number if self._role.syncing else 0
-            answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
-            self._effects.append(Send(self._role.predecessor, answer))
+            self._send_answer(place, body)
+
+    def _send_answer(self, place: Place, body: AnswerBody | Waiting) -> None:
+        session = self._copy.number if self._role.syncing else 0
+        answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
+        self._effects.append(Send(self._role.predecessor, answer))
 
     def _refuse(self, item: Wanted, refusal: Refusal, message: str) -> None:
         self._effects.append(Reply(item.waiter, Refused(refusal, message[:512], self._role.chain_version)))

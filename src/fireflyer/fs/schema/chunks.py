@@ -55,6 +55,7 @@ __all__ = [
     "SyncStart",
     "Update",
     "UpdateReply",
+    "Waiting",
 ]
 
 MAX_LANES: Final = 256
@@ -284,13 +285,17 @@ class Page(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Nothing comes after the last of these."""
 
 
+class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To a copy: your request came, I have done my part, and wait for the one behind me. It stays under way."""
+
+
 class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     chain: ChainId
     chain_version: ChainVersion
     session: _Number
     lane: _Lane
     number: _Number
-    body: Accepted | Declined | Page
+    body: Accepted | Declined | Page | Waiting
 
 
 class Behind(msgspec.Struct, frozen=True, tag=True, array_like=True):
