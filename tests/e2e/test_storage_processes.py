@@ -78,6 +78,7 @@ def test_updates_pass_through_the_chain_and_are_read_at_every_replica(tmp_path: 
             assert last.entries[0].chunk == THIRD
             assert listed == stat
             assert await node.ask(Look(1, version, LookKind.STAT, SECOND)) == Missing()
+        assert not any("has no answer" in node.log() for node in store.nodes.values())
 
     in_cluster(work, tmp_path)
 

@@ -196,7 +196,8 @@ class Store:
         return done
 
     async def remove(self, chunk: ChunkId) -> None:
-        await self.update(chunk, Change(Operation.REMOVE))
+        done = await self.update(chunk, Change(Operation.REMOVE))
+        assert done.held is None
         self.known.pop(chunk, None)
 
     async def update(self, chunk: ChunkId, change: Change, data: bytes = b"") -> Done:

@@ -35,11 +35,15 @@ class _Replica:
         self.chain, self.target = chain, target
         self.heard: list[fx.Event] = []
         self.busy_chunks = 0
+        self.acts = False
         self.says: list[fx.Effect] = []
 
     def handle(self, _now_ns: int, event: fx.Event) -> list[fx.Effect]:
         self.heard.append(event)
-        if isinstance(event, fx.GiveUp):
+        if isinstance(event, fx.ChainChanged):
+            role = next((one.state for one in event.chain.members if one.target == self.target), None)
+            self.acts = role in (SERVING, SYNCING)
+        if isinstance(event, fx.GiveUp) and self.acts:
             return [fx.ReportGone(event.chain_version, event.reason)]
         said, self.says = self.says, []
         return said
@@ -213,7 +217,7 @@ def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() 
 
 def test_who_leaves_is_gone_for_good_and_knows_when_the_manager_has_heard_it() -> None:
     process = _Process()
-    process.route(1, chain(10, 1, SERVING, SERVING), chain(20, 3, SERVING, targets=(2,)))
+    process.route(1, chain(10, 1, SERVING, SERVING), chain(20, 3, SERVING, OFFLINE, targets=(8, 2)))
     before = process.asked[-1]
     assert Left() not in process.feed(Leave("the administrator stops it"))
     assert [one.heard[-1] for one in process.made] == [
