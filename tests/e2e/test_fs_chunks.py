@@ -20,6 +20,7 @@ from fireflyer.fs.schema.ids import ChunkId
 
 pytestmark = pytest.mark.serial
 RANDOM = np.random.default_rng(5)
+ONE_SENDER = Options(limits=Limits(senders=1, large_bytes=8192, grant_bytes=65536))
 QUICK = Options(limits=Limits(attempt_ns=SECOND, suspect_ns=200 * MS))
 
 
@@ -131,6 +132,8 @@ def test_both_faces_do_all_operations_and_a_ring_goes_on_when_a_node_is_killed(t
                 await batches_work(chunks)
             with pytest.raises(Aborted):
                 await chunks.stat(CHAIN, ChunkId(7, 0))
+            async with await run.connect(ONE_SENDER) as chunks:
+                await batches_work(chunks)
             with open_ring([run.manager.address], run.site.service, options=QUICK) as ring:
                 a_ring_does_the_same(ring)
                 read_while_a_node_is_killed(run, ring)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.support.request_bugs import BUGS, plant
-from tests.support.request_world import RequestWorld, run_seed
+from tests.support.request_world import RequestWorld, WholeWorld, run_seed
 
 BLOCK = 40
 SOON = 60
@@ -24,6 +24,14 @@ def test_what_clients_are_told_can_be_explained(first: int) -> None:
 def test_so_it_is_for_many_seeds() -> None:
     for seed in range(80, 4000):
         run_seed(seed)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(8), pytest.param(range(8, 1000), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_so_it_is_with_real_managers_and_storage_processes(seeds: range) -> None:
+    worlds = [run_seed(seed, WholeWorld) for seed in seeds]
+    assert sum(world.histories.updates for world in worlds) > 3 * len(seeds)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 from tests.support.replica_clients import Histories, Wire, _some_change
+from tests.support.replica_managed import ManagedWorld
 from tests.support.replica_world import AnyClient, ReplicaWorld
 
 from fireflyer.base.errors import Timeout
@@ -39,7 +40,7 @@ from fireflyer.fs.schema.routing import Chain, Routing
 from fireflyer.native import crc32c
 from fireflyer.sim import SimNode, Timer
 
-__all__ = ["LIMITS", "RequestClient", "RequestWorld", "run_seed"]
+__all__ = ["LIMITS", "RequestClient", "RequestWorld", "WholeWorld", "run_seed"]
 
 LIMITS = Limits(
     channels=2, node_asks=2, senders=1, large_bytes=64, grant_bytes=200, attempt_ns=150 * MS, pause_ns=4 * MS,
@@ -216,7 +217,7 @@ def _some_glance(chance: random.Random) -> Glance:
     return Glance(kind, 0, READ_BYTES if kind is LookKind.READ else 100)
 
 
-class RequestWorld(ReplicaWorld):
+class _RealClients(ReplicaWorld):
     """Its clients are the real machine. Their connections neither alter nor repeat what is sent."""
 
     make_client = RequestClient
@@ -231,7 +232,15 @@ class RequestWorld(ReplicaWorld):
         return client
 
 
-def run_seed(seed: int, world_type: type[RequestWorld] = RequestWorld) -> RequestWorld:
+class RequestWorld(_RealClients):
+    """Real clients and real replicas."""
+
+
+class WholeWorld(_RealClients, ManagedWorld):
+    """Real managers and storage processes too."""
+
+
+def run_seed(seed: int, world_type: type[ReplicaWorld] = RequestWorld) -> ReplicaWorld:
     """Raises what the checkers find."""
     world = world_type(seed)
     world.plan_faults()

@@ -389,11 +389,32 @@ def test_no_more_is_begun_than_the_bound() -> None:
     assert bench.failure(begun[2]).code == "busy"
 
 
-def test_what_no_chunk_can_hold_is_refused_here() -> None:
+@pytest.mark.parametrize(
+    ("what", "chunk"),
+    [
+        (Glance(LookKind.READ, 1 << 26, 1), CHUNK),
+        (Glance(LookKind.READ, -1, 1), CHUNK),
+        (Change(Operation.TRUNCATE, 0, -5), CHUNK),
+        (READ, ChunkId(1 << 63, 0)),
+        (TRUNCATE, ChunkId(1, 1 << 32)),
+        (TRUNCATE, ChunkId(1, -1)),
+    ],
+)
+def test_what_cannot_be_is_refused_here(what: Change | Glance, chunk: ChunkId) -> None:
+    """A node ends the connection of who sends what cannot be decoded."""
     bench = Bench(1)
-    operation = bench.begin(Glance(LookKind.READ, 1 << 26, 1))
+    operation = bench.begin(what, chunk)
     assert bench.failure(operation).code == "usage"
     assert bench.asks == []
+
+
+def test_a_node_has_more_time_for_much_data() -> None:
+    bench = Bench(1, 2, limits=Limits(attempt_ns=100 * MS, least_bytes_per_s=1 << 20))
+    bench.begin(Glance(LookKind.READ, 0, 1 << 18))
+    bench.until(340 * MS)
+    assert len(bench.asks) == 1
+    bench.until(360 * MS)
+    assert len(bench.asks) == 2
 
 
 # --- bounds of a node, and request-to-send ---

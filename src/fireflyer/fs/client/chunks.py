@@ -104,6 +104,7 @@ class Chunks:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
+        self._closed = False
         self.client = client
         self._dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=control.connect,
@@ -337,7 +338,10 @@ class Chunks:
         self._wake()
 
     async def close(self) -> None:
-        """Ends the session; calls under way raise `Aborted`, or `Timeout` for updates that may have been done."""
+        """Ends the session; idempotent. Calls under way raise `Aborted`, or `Timeout` (updates that may be done)."""
+        if self._closed:
+            return
+        self._closed = True
         self._loop.remove_reader(self._fd)
         if self._timer is not None:
             self._timer.cancel()

@@ -34,7 +34,7 @@ __all__ = ["Control", "Hears"]
 
 _log = logging.getLogger(__name__)
 _BEATS_PER_LIFETIME: Final = 8
-_CONNECT_NS: Final = 5 * SECOND
+_CONNECT_NS: Final = 3 * SECOND
 _ROUTING_NS: Final = 5 * SECOND
 _CLOSE_NS: Final = 500 * MS
 

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, error_from_wire
-from fireflyer.base.units import MS
+from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.background import Background
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
@@ -66,7 +66,7 @@ class _Batch:
     reads: Reads
     memory: memoryview
     first: int
-    begun_ns: int
+    late_ns: int
     open: np.ndarray[Any, np.dtype[np.bool_]]
     left: int
 
@@ -142,7 +142,8 @@ class Ring:
         if lost is None:
             first = self._dispatch.ring.prepare_reads(placed, view, tag)
             still = np.ones(count, dtype=np.bool_)
-            self._batches.append(_Batch(tag, reads, view, first, time.monotonic_ns(), still, count))
+            patience_ns = limits.attempt_ns + int(reads["length"].sum()) * SECOND // limits.least_bytes_per_s
+            self._batches.append(_Batch(tag, reads, view, first, time.monotonic_ns() + patience_ns, still, count))
             self._plain += count
         else:
             self._take_over(tag, reads, view, range(count), timeout_ns)
@@ -265,13 +266,13 @@ class Ring:
         due_ns = self._dispatch.due_ns
         if due_ns is not None and due_ns <= now_ns:
             self._dispatch.tick()
-        if self._batches and now_ns - self._batches[0].begun_ns > self._options.limits.attempt_ns:
+        if self._batches and now_ns > self._batches[0].late_ns:
             batch = self._batches.pop(0)
             late = [at for at in np.flatnonzero(batch.open).tolist() if self._dispatch.ring.cancel(batch.first + at)]
             self._plain -= len(late)
             batch.left -= len(late)
             if batch.left:  # those have been answered, and come with the next completions
-                batch.begun_ns = now_ns
+                batch.late_ns = now_ns + self._options.limits.attempt_ns
                 self._batches.append(batch)
             self._take_over(batch.tag, batch.reads, batch.memory, late, None)
 

@@ -56,6 +56,8 @@ class Limits(msgspec.Struct, frozen=True):
     """So much a node is asked for with one permission, while others wait for it."""
     attempt_ns: int = 5 * SECOND
     """Without an answer for so long another replica is asked; twice as long with each further attempt, to 8 times."""
+    least_bytes_per_s: int = 16 * MIB
+    """A node may take longer by what is under way to and from it, at this rate."""
     pause_ns: int = 2 * MS
     """After a refusal; twice as long with each further one."""
     max_pause_ns: int = 500 * MS

@@ -126,6 +126,9 @@ class Nodes:
         node.data_bytes -= load.data_bytes
         node.large -= load.large
 
+    def under_way_bytes(self, node: NodeId) -> int:
+        return self._node(node).data_bytes
+
     @property
     def senders(self) -> int:
         """Nodes that owe large replies now."""

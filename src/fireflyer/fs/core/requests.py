@@ -43,6 +43,7 @@ from fireflyer.base.errors import (
     Unreachable,
     UsageError,
 )
+from fireflyer.base.units import SECOND
 from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.request_channels import Channel, Channels, Place
 from fireflyer.fs.core.request_effects import (
@@ -243,8 +244,10 @@ class Requests:
             self._fail(request, Aborted.code, f"the session is over: {self._ended}")
         elif len(self._requests) > self._limits.requests:
             self._fail(request, Busy.code, f"{self._limits.requests} requests are under way; wait for some of them")
-        elif end > MAX_CHUNK_BYTES:
+        elif end > MAX_CHUNK_BYTES or what.offset < 0 or what.length < 0:
             self._fail(request, UsageError.code, f"{what}: a chunk has at most {MAX_CHUNK_BYTES} bytes")
+        elif begin.chunk.file >> 63 or begin.chunk.index >> 32:
+            self._fail(request, UsageError.code, f"{begin.chunk}: files are below 2^63 and indices below 2^32")
         elif isinstance(what, Change):
             self._wait_until(request, begin.deadline_ns)
             request.code, request.why = Busy.code, "updates of the same chunk, or all channels, were under way"
@@ -305,6 +308,7 @@ class Requests:
             body = Look(begin.chain, version, what.kind, begin.chunk, what.offset, what.length)
         self._nodes.sent(request.node, request.load)
         patience_ns = self._limits.attempt_ns << min(request.attempts, _MAX_DOUBLINGS)
+        patience_ns += self._nodes.under_way_bytes(request.node) * SECOND // self._limits.least_bytes_per_s
         request.attempts += 1
         self._wait_until(request, self._now_ns + patience_ns)
         self._effects.append(Ask(ask, begin.operation, request.node, request.target, body))
