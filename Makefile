@@ -64,7 +64,8 @@ test-campaigns: setup  ## What takes many minutes more: every small table beside
 
 SEEDS ?= 2000
 sim: setup  ## Seeded worlds of chain replicas (SEEDS=20000; says which seed fails, and how to run it again)
-	$(BIN)/python -m tests.support.replica_campaign --seeds $(SEEDS) --workers $(WORKERS)
+	for world in replicas clients whole; do \
+	  $(BIN)/python -m tests.support.replica_campaign --world $$world --seeds $(SEEDS) --workers $(WORKERS) || exit 1; done
 
 bench: setup  ## Every benchmark briefly, beside its peers, into build/bench
 	$(BIN)/python -m bench

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 from tests.support.replica_bugs import BUGS, plant
-from tests.support.replica_campaign import history, run_seed
+from tests.support.replica_campaign import history
 from tests.support.replica_faults import PLANS
 from tests.support.replica_managed import ManagedWorld
 from tests.support.replica_world import ReplicaWorld
+from tests.support.request_world import run_seed
 
 from fireflyer.base.units import SECOND
 
@@ -22,7 +23,7 @@ SOON = 150
 
 @pytest.mark.parametrize("first", range(0, 150, BLOCK))
 def test_what_clients_saw_can_be_explained_and_the_chain_recovers(first: int) -> None:
-    worlds = [run_seed(seed) for seed in range(first, first + BLOCK)]
+    worlds = [run_seed(seed, ReplicaWorld) for seed in range(first, first + BLOCK)]
     assert sum(world.histories.updates for world in worlds) > 5 * BLOCK
     assert sum(world.histories.reads for world in worlds) > 10 * BLOCK
     assert sum(world.oracle.changes for world in worlds) > 2 * BLOCK
@@ -32,7 +33,7 @@ def test_what_clients_saw_can_be_explained_and_the_chain_recovers(first: int) ->
 @pytest.mark.timeout(900)
 def test_so_it_is_for_many_seeds() -> None:
     for seed in range(150, 6000):
-        run_seed(seed)
+        run_seed(seed, ReplicaWorld)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])

@@ -1,35 +1,31 @@
 """Many seeds of the chain replicas: `python -m tests.support.replica_campaign --seeds 5000` (that is `make sim`).
 
-Prints how many seeds a second were run, and for the first one that fails what was wrong and how to run it again.
+Worlds: `replicas` with clients that follow a script, `clients` with the machine of real ones, `whole` with real
+managers and storage processes besides. Prints how many seeds a second were run, and for the first one that fails what
+was wrong and how to run it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tests.support.replica_world import ReplicaWorld
+from tests.support.request_world import RequestWorld, WholeWorld, run_seed
 
-__all__ = ["history", "main", "run_seed"]
+__all__ = ["WORLDS", "history", "main"]
 
 BLOCK = 25
+WORLDS: dict[str, type[ReplicaWorld]] = {"replicas": ReplicaWorld, "clients": RequestWorld, "whole": WholeWorld}
 
 
-def run_seed(seed: int) -> ReplicaWorld:
-    """Raises what the checkers find."""
-    world = ReplicaWorld(seed)
-    world.plan_faults()
-    world.run()
-    world.check()
-    return world
-
-
-def history(seed: int) -> bytes:
+def history(seed: int, world_type: type[ReplicaWorld] = ReplicaWorld) -> bytes:
     """All that happened, for comparing runs. Also of a seed that fails."""
-    world = ReplicaWorld(seed)
+    world = world_type(seed)
     world.plan_faults()
     try:
         world.run()
@@ -38,10 +34,10 @@ def history(seed: int) -> bytes:
     return world.sim.trace.to_bytes()
 
 
-def _block(seeds: range) -> tuple[int, str] | None:
+def _block(seeds: range, name: str) -> tuple[int, str] | None:
     for seed in seeds:
         try:
-            run_seed(seed)
+            run_seed(seed, WORLDS[name])
         except Exception as error:
             return seed, f"{type(error).__name__}: {error}"
     return None
@@ -51,24 +47,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--world", choices=list(WORLDS), default="replicas")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--trace", type=Path, help="run only the first seed, and write its history here")
     options = parser.parse_args()
     if options.trace:
-        options.trace.write_bytes(history(options.first))
+        options.trace.write_bytes(history(options.first, WORLDS[options.world]))
         return 0
     end = options.first + options.seeds
     blocks = [range(start, min(start + BLOCK, end)) for start in range(options.first, end, BLOCK)]
     start = time.perf_counter()
     with ProcessPoolExecutor(options.workers) as pool:
-        failed = next((found for found in pool.map(_block, blocks) if found is not None), None)
+        failed = next(
+            (found for found in pool.map(_block, blocks, itertools.repeat(options.world)) if found is not None), None
+        )
         if failed is not None:
             pool.shutdown(cancel_futures=True)
             print(f"seed {failed[0]} fails: {failed[1]}", file=sys.stderr)
-            print(f"again: python -m tests.support.replica_campaign --first {failed[0]} --seeds 1 [--trace FILE]")
+            again = f"--world {options.world} --first {failed[0]} --seeds 1 [--trace FILE]"
+            print(f"again: python -m tests.support.replica_campaign {again}")
             return 1
     seconds = time.perf_counter() - start
-    print(f"chain replicas: {options.seeds} seeds in {seconds:.1f} s, {options.seeds / seconds:.0f} seeds/s")
+    print(f"{options.world}: {options.seeds} seeds in {seconds:.1f} s, {options.seeds / seconds:.0f} seeds/s")
     return 0
 
 

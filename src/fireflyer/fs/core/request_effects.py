@@ -42,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     requests: int = 1 << 16
     """Begun and not finished; beyond, `Busy`."""
-    channels: int = 256
+    channels: int = 1024
     """Updates under way, and those whose outcome is not known."""
     node_asks: int = 256
     """Under way to one storage process."""
