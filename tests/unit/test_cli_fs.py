@@ -124,3 +124,17 @@ def test_a_summary_counts_what_is_whole_and_what_can_be_read() -> None:
     found = summary_of(Status(1, 1, nodes, targets, chains, "c", 7))
     assert (found.nodes, found.alive, found.chains, found.whole, found.readable, found.syncing) == (2, 1, 3, 1, 2, 1)
     assert (found.used_bytes, found.capacity_bytes, found.sessions) == (10, 100, 7)
+
+
+def test_the_free_space_of_a_disk_is_counted_once() -> None:
+    def target(number: int, node: int, capacity_bytes: int, disk: int) -> TargetStatus:
+        return TargetStatus(
+            number, node, 1, False, TargetReport(1, Condition.ONLINE, 1, True, 10, capacity_bytes, 1, disk)
+        )
+
+    nodes = tuple(NodeStatus(node, "a:1", 1, 0, True, machine) for node, machine in ((1, "m"), (2, "m"), (3, "n")))
+    shared = (target(1, 1, 110, 7), target(2, 1, 109, 7), target(3, 2, 110, 7))
+    others = (target(4, 2, 60, 8), target(5, 3, 110, 7), target(6, 3, 30, 0), target(7, 3, 40, 0))
+    found = summary_of(Status(1, 1, nodes, shared + others, ()))
+    assert found.used_bytes == 70
+    assert found.capacity_bytes == 70 + 100 + 50 + 100 + 20 + 30

@@ -201,7 +201,7 @@ def test_measures_and_broken_paths_go_with_the_next_heartbeat() -> None:
     assert process.feed(PathsBroken((2,))) == []
     beat = process.tick().request
     assert isinstance(beat, Heartbeat)
-    assert beat.reports == (TargetReport(11, Condition.ONLINE, 1, True, 5, 9, 5),)
+    assert beat.reports == (TargetReport(11, Condition.ONLINE, 1, True, 5, 9, 5, 0),)
     assert beat.unreachable == (2,)
 
 

@@ -123,7 +123,7 @@ def end_session_command(*, where: Where, client: int) -> int:
 def add_node_command(*, directory: str, targets: int | None) -> int:
     """Add a node with empty targets to the cluster in DIR, which runs. `rebalance` moves a share of the chunks there.
 
-    A node on another machine is added with its own configuration file: see docs/chunk-store.md.
+    A node on another machine is added with its own configuration file: see docs/how-to/chunk-store.md.
     """
     from fireflyer.cli.fs_connect import ask_all, local
     from fireflyer.fs.schema.manager import AddNode, AddTargets

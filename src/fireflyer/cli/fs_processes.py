@@ -52,13 +52,19 @@ def manager_command(*, config_file: str) -> int:
 
 
 @click.command("storage", short_help="Run a storage process.")
+@click.option("--make-targets", is_flag=True, help="Make the directories of its targets, which are empty or not there.")
 @click.argument("config_file", metavar="CONFIG")
-def storage_command(*, config_file: str) -> int:
+def storage_command(*, config_file: str, make_targets: bool) -> int:
     """Run a storage process in the foreground, as the TOML file CONFIG says, until SIGTERM."""
     from fireflyer.fs.service.storage import run_storage
     from fireflyer.fs.service.storage_config import StorageConfig
 
     config = read_config(config_file, StorageConfig)
+    if make_targets:
+        from fireflyer.fs.service.target_directory import make_target
+
+        for target in config.targets:
+            make_target(target.directory, config.cluster, target.id)
     return run_process(lambda on_ready: run_storage(config, on_ready=on_ready))
 
 

@@ -37,7 +37,7 @@ def summary_of(status: Status) -> Summary:
     from fireflyer.fs.schema.routing import TargetState
 
     states = [[member.state for member in chain.members] for chain in status.chains]
-    reports = [one.report for one in status.targets if one.report is not None]
+    used_bytes, capacity_bytes = _space(status, [node.id for node in status.nodes])
     return Summary(
         nodes=len(status.nodes),
         alive=sum(node.alive for node in status.nodes),
@@ -45,10 +45,30 @@ def summary_of(status: Status) -> Summary:
         whole=sum(all(state is TargetState.SERVING for state in chain) for chain in states),
         readable=sum(TargetState.SERVING in chain for chain in states),
         syncing=sum(TargetState.SYNCING in chain for chain in states),
-        used_bytes=sum(report.used_bytes for report in reports),
-        capacity_bytes=sum(report.capacity_bytes for report in reports),
+        used_bytes=used_bytes,
+        capacity_bytes=capacity_bytes,
         sessions=status.sessions,
     )
+
+
+def _space(status: Status, nodes: list[int]) -> tuple[int, int]:
+    """Used and capacity of the nodes' disks. A disk that several targets share, also of several nodes on one machine,
+    has its free space once."""
+    machines = {node.id: node.machine for node in status.nodes}
+    used_bytes, free_bytes = 0, 0
+    shared: dict[tuple[str, int], int] = {}
+    for target in status.targets:
+        report = target.report
+        if report is None or target.node not in nodes:
+            continue
+        used_bytes += report.used_bytes
+        left_bytes = max(0, report.capacity_bytes - report.used_bytes)
+        if report.disk:
+            place = machines[target.node], report.disk
+            shared[place] = max(shared.get(place, 0), left_bytes)
+        else:
+            free_bytes += left_bytes
+    return used_bytes, used_bytes + free_bytes + sum(shared.values())
 
 
 @click.command("status", short_help="Show nodes, targets, chains, space and recovery.")
@@ -109,8 +129,7 @@ def _nodes(status: Status) -> list[str]:
     lines = []
     for node in status.nodes:
         own = [one for one in status.targets if one.node == node.id]
-        used = sum(one.report.used_bytes for one in own if one.report is not None)
-        capacity = sum(one.report.capacity_bytes for one in own if one.report is not None)
+        used, capacity = _space(status, [node.id])
         drained = sum(one.drained for one in own)
         if node.alive:
             how = "alive"

@@ -85,9 +85,9 @@ def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
         known = health.get(row.id)
         alive = row.incarnation > 0 and known is not None and known.sequence > 0 and not known.dead
         silent_ns = health.silent_ns(row.id, now_ns)
-        nodes.append(NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive))
+        nodes.append(NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive, row.machine))
     targets = [
-        TargetStatus(row.id, row.node, ledger.chain_of(row.id), row.drained, health.report(row.node, row.id))
+        TargetStatus(row.id, row.node, ledger.chain_of(row.id), row.drained, health.report(row.node, row.id), row.used)
         for row in (ledger.targets.committed[one] for one in sorted(ledger.targets.committed))
     ]
     chains = tuple(ledger.chains.committed[one] for one in sorted(ledger.chains.committed))

@@ -22,7 +22,7 @@ it sends the next heartbeat, and one whose answer is lost costs nothing but its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
@@ -122,6 +122,7 @@ class Measured(msgspec.Struct, frozen=True):
     target: TargetId
     used_bytes: int
     capacity_bytes: int
+    disk: int = 0
 
 
 class PathsBroken(msgspec.Struct, frozen=True):
@@ -191,8 +192,7 @@ class _Target:
     chain: ChainId = 0
     stopped_in: ChainVersion = 0
     synced_in: ChainVersion = 0
-    used_bytes: int = 0
-    capacity_bytes: int = 0
+    measured: Measured = field(default_factory=lambda: Measured(0, 0, 0))
 
 
 class Attendance:
@@ -281,9 +281,8 @@ class Attendance:
             case TargetSynced(target, chain_version):
                 known = self._known(target)
                 known.synced_in, known.sure = max(known.synced_in, chain_version), True
-            case Measured(target, used_bytes, capacity_bytes):
-                known = self._known(target)
-                known.used_bytes, known.capacity_bytes = used_bytes, capacity_bytes
+            case Measured():
+                self._known(event.target).measured = event
             case PathsBroken(nodes):
                 self._unreachable = nodes[:MAX_UNREACHABLE]
             case RoutingWanted():
@@ -346,9 +345,12 @@ class Attendance:
                 condition = Condition.GONE
             elif known.synced_in == version:
                 condition = Condition.UP_TO_DATE
-            used_bytes, capacity_bytes = known.used_bytes, known.capacity_bytes
-            report = TargetReport(target, condition, version, known.sure, used_bytes, capacity_bytes, place[0].id)
-            reports.append(report)
+            size, chain = known.measured, place[0].id
+            reports.append(
+                TargetReport(
+                    target, condition, version, known.sure, size.used_bytes, size.capacity_bytes, chain, size.disk
+                )
+            )
         return tuple(reports)
 
     def _next_manager(self) -> None:

@@ -6,12 +6,12 @@ one gets its share. The manager knows nothing of disks, so all targets of a node
 from __future__ import annotations
 
 from fireflyer.base.errors import Busy, NotFound
-from fireflyer.fs.core.placement import Cluster, Place, Plan, Quality, StorageNode, Table, quality_of, rebalance
-from fireflyer.fs.schema.ids import NodeId
-from fireflyer.fs.schema.manager import MoveStatus, NewMove, Status
+from fireflyer.fs.core.placement import Cluster, Place, Plan, Quality, StorageNode, Table, place, quality_of, rebalance
+from fireflyer.fs.schema.ids import NodeId, TargetId
+from fireflyer.fs.schema.manager import MoveStatus, NewChain, NewMove, Status
 from fireflyer.fs.schema.routing import Chain, ChainTable
 
-__all__ = ["plan_moves"]
+__all__ = ["chains_of_new_targets", "plan_moves"]
 
 
 def plan_moves(
@@ -43,3 +43,19 @@ def _cluster(status: Status) -> Cluster:
 
 def _target(chain: Chain, node: NodeId) -> int:
     return next(member.target for member in chain.members if member.node == node)
+
+
+def chains_of_new_targets(status: Status, replicas: int, *, seed: int = 0) -> tuple[NewChain, ...]:
+    """Of all targets that were in no chain, numbered behind those that are there. Raises `UsageError` where too few
+    nodes have any."""
+    spare: dict[NodeId, list[TargetId]] = {}
+    for target in status.targets:
+        if not target.used and not target.drained:
+            spare.setdefault(target.node, []).append(target.id)
+    cluster = tuple(StorageNode(node, (len(targets),)) for node, targets in sorted(spare.items()))
+    number = max((chain.id for chain in status.chains), default=0)
+    chains = []
+    for places in place(cluster, replicas, seed=seed).table.chains:
+        number += 1
+        chains.append(NewChain(number, tuple(spare[one.node].pop(0) for one in places)))
+    return tuple(chains)

@@ -131,6 +131,9 @@ class SessionBook:
         if known is not None and self._ledger.sessions.get(known) is not None:
             self.heard(known, now_ns)
             return Session(known, self._lifetime_ns)
+        for client, row in self._ledger.sessions.changes():
+            if row is not None and (row.user, row.nonce) == (user, request.nonce):
+                return Session(client, self._lifetime_ns)
         if len(self._ledger.sessions) >= MAX_SESSIONS:
             raise Busy(f"{MAX_SESSIONS} sessions are open; end some, or wait until silent ones are over")
         client = self._ledger.new_client()

@@ -105,6 +105,8 @@ class TargetReport(msgspec.Struct, frozen=True, array_like=True):
     capacity_bytes: _U63 = 0
     chain: ChainId = 0
     """Whose version it is: a target that is moved comes from a chain with versions of its own. 0: not said."""
+    disk: _U63 = 0
+    """Its number on the machine, where the capacity is what the whole disk has left; 0 where it is the target's own."""
 
 
 # --- storage nodes ---
@@ -342,6 +344,8 @@ class TargetStatus(msgspec.Struct, frozen=True):
     drained: bool
     report: TargetReport | None
     """The last one since this manager became primary and the node's process started."""
+    used: bool = False
+    """It is or was in a chain, so it may hold chunks."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -352,6 +356,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     silent_ns: int
     """Since it was last heard, by the manager's clock."""
     alive: bool
+    machine: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

@@ -132,7 +132,8 @@ def measure(target: OpenTarget, reserve: float) -> Measured:
     used = stats["taken_bytes"]
     left = max(0, stats["free_bytes"] - int(reserve * stats["total_bytes"]))
     capacity = target.config.capacity_bytes or max(used, stats["file_bytes"]) + left
-    return Measured(target.config.id, used, capacity)
+    disk = 0 if target.config.capacity_bytes else os.stat(target.directory.chunks).st_dev
+    return Measured(target.config.id, used, capacity, disk)
 
 
 def close_targets(targets: dict[TargetId, OpenTarget]) -> None:

@@ -1,0 +1,80 @@
+"""`ff fs admin register-node`, `add-chains`, `retire-node`: clusters of several machines, made by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.fs_connect import Where, ask_all, expect, routing, where_options
+from fireflyer.cli.numbers import WholeNumber
+
+if TYPE_CHECKING:
+    from fireflyer.fs.schema.manager import Request
+
+__all__ = ["add_chains_command", "register_node_command", "retire_node_command"]
+
+MAX_ID = (1 << 63) - 1
+MAX_NODE = (1 << 32) - 1
+
+
+@click.command("register-node", short_help="Let a storage process of another machine register.")
+@where_options
+@click.option("--node", metavar="ID", type=WholeNumber(1, MAX_NODE), required=True, help="As its file says.")
+@click.option(
+    "--target",
+    "targets",
+    metavar="ID",
+    multiple=True,
+    type=WholeNumber(1, MAX_ID),
+    required=True,
+    help="Of its empty directories; repeatable.",
+)
+def register_node_command(*, where: Where, node: int, targets: tuple[int, ...]) -> int:
+    """Let the storage process of node NODE register, with these targets. `add-chains` or `rebalance` uses them."""
+    from fireflyer.fs.schema.manager import AddNode, AddTargets
+
+    return _do(where, [AddNode(node), AddTargets(node, targets)])
+
+
+@click.command("add-chains", short_help="Make chains of all targets that were in none yet.")
+@where_options
+@click.option("--replicas", metavar="K", type=WholeNumber(1, 8), default=2, show_default=True, help="Of each chunk.")
+@click.option(
+    "--table", "table_id", metavar="ID", type=WholeNumber(1), default=1, show_default=True, help="Its number."
+)
+@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="The same seed, the same table.")
+def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int) -> int:
+    """Make chains of all targets that were in no chain yet, and a chain table of them, such that the loss of a node
+    spreads evenly. Their storage processes must run."""
+    from fireflyer.fs.core.move_plan import chains_of_new_targets
+    from fireflyer.fs.schema.manager import MAX_PER_REQUEST, AddChains, AddTable, GetRouting, GetStatus, Status
+
+    answers = ask_all(where, [GetStatus(), GetRouting()])
+    known = routing(answers[1])
+    if any(table.id == table_id for table in known.tables):
+        raise UsageError(f"there is a chain table {table_id}; tables never change, give --table another number")
+    chains = chains_of_new_targets(expect(answers[0], Status), replicas, seed=seed)
+    batches = [chains[at : at + MAX_PER_REQUEST] for at in range(0, len(chains), MAX_PER_REQUEST)]
+    return _do(where, [*map(AddChains, batches), AddTable(table_id, tuple(chain.id for chain in chains))])
+
+
+@click.command("retire-node", short_help="Forget a node whose targets are in no chain.")
+@where_options
+@click.argument("node", metavar="NODE", type=WholeNumber(1, MAX_NODE))
+def retire_node_command(*, where: Where, node: int) -> int:
+    """Forget node NODE and its targets, which are in no chain any more: drain it and `rebalance` first."""
+    from fireflyer.fs.schema.manager import GetStatus, RetireNode, RetireTargets, Status
+
+    status = expect(ask_all(where, [GetStatus()])[0], Status)
+    targets = tuple(one.id for one in status.targets if one.node == node)
+    return _do(where, [RetireTargets(targets), RetireNode(node)])
+
+
+def _do(where: Where, requests: list[Request]) -> int:
+    from fireflyer.fs.schema.manager import Done
+
+    for answer in ask_all(where, requests):
+        click.echo(f"{expect(answer, Done).note}.")
+    return 0

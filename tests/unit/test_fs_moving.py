@@ -1,0 +1,190 @@
+"""Moves of chains: the one that comes serves before the one that leaves is asked for its role."""
+
+from __future__ import annotations
+
+import pytest
+
+from fireflyer.base.errors import Busy, Exists, NotFound, UsageError
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core import admin, moving
+from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.move_plan import chains_of_new_targets, plan_moves
+from fireflyer.fs.schema.manager import (
+    AddChains,
+    AddMoves,
+    AddNode,
+    AddTable,
+    AddTargets,
+    AdminRequest,
+    CancelMoves,
+    ChangeMembers,
+    Drain,
+    MoveStatus,
+    NewChain,
+    NewMove,
+    RetireTargets,
+    Status,
+)
+from fireflyer.fs.schema.routing import ChainTable, Member, TargetState
+
+SERVING, SYNCING, OFFLINE = TargetState.SERVING, TargetState.SYNCING, TargetState.OFFLINE
+
+
+class Cluster:
+    """Nodes 1 to 3 with two targets each, 11, 12 to 31, 32; chains 1: 11, 21 and 2: 12, 22."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(1, 6 * SECOND)
+        for node in (1, 2, 3):
+            self.ask(AddNode(node))
+            self.ask(AddTargets(node, (10 * node + 1, 10 * node + 2)))
+        self.ask(AddChains((NewChain(1, (11, 21)), NewChain(2, (12, 22)))))
+        self.ask(AddTable(1, (1, 2)))
+
+    def ask(self, request: AdminRequest) -> str:
+        done = admin.apply(request, self.ledger, Health(self.ledger, 0), 0)
+        self.commit()
+        return getattr(done, "note", "")
+
+    def commit(self) -> None:
+        if self.ledger.pending() is not None:
+            self.ledger.commit()
+
+    def advance(self) -> list[str]:
+        notes = moving.advance(self.ledger)
+        self.commit()
+        return notes
+
+    def say(self, chain: int, **states: TargetState) -> None:
+        """What the rules of chains make of reports."""
+        members = self.ledger.chains.committed[chain].members
+        changed = tuple(Member(one.target, one.node, states.get(f"t{one.target}", one.state)) for one in members)
+        self.ledger.put_chain(chain, changed)
+        self.commit()
+
+    def chain(self, chain: int = 1) -> str:
+        return " ".join(f"{one.target}={one.state}" for one in self.ledger.chains.committed[chain].members)
+
+    def drained(self, target: int) -> bool:
+        return self.ledger.targets.committed[target].drained
+
+    def moves(self) -> tuple[MoveStatus, ...]:
+        return moving.moves_status(self.ledger)
+
+    def status(self) -> Status:
+        return admin.status(self.ledger, Health(self.ledger, 0), 0)
+
+
+def test_a_move_waits_for_each_step_and_ends_with_the_old_target_free_again() -> None:
+    cluster = Cluster()
+    assert cluster.ask(AddMoves((NewMove(1, 21, 3),))) == "1 moves added"
+    assert cluster.advance() == ["chain 1 gets target 31 on node 3, in the place of target 21"]
+    assert cluster.chain() == "11=serving 21=serving 31=offline"
+    assert cluster.advance() == []
+    cluster.say(1, t31=SYNCING)
+    assert cluster.advance() == []
+    assert not cluster.drained(21)
+    cluster.say(1, t31=SERVING)
+    cluster.advance()
+    assert cluster.drained(21)
+    assert cluster.advance() == []
+    cluster.say(1, t21=OFFLINE)
+    assert cluster.advance() == ["chain 1 has moved from target 21 to 31"]
+    assert cluster.chain() == "11=serving 31=serving"
+    assert not cluster.drained(21)
+    assert cluster.moves() == ()
+
+
+def test_a_node_takes_one_target_at_a_time_and_an_old_one_may_be_used_again() -> None:
+    cluster = Cluster()
+    cluster.ask(AddMoves((NewMove(1, 21, 3), NewMove(2, 12, 3))))
+    cluster.advance()
+    assert [one.target for one in cluster.moves()] == [31, 0]
+    cluster.say(1, t31=SERVING)
+    cluster.advance()
+    cluster.say(1, t21=OFFLINE)
+    cluster.advance()
+    cluster.advance()
+    assert cluster.moves() == (MoveStatus(2, 12, 3, 32),)
+    cluster.say(2, t32=SERVING)
+    cluster.advance()
+    cluster.say(2, t12=OFFLINE)
+    cluster.advance()
+    cluster.ask(AddMoves((NewMove(1, 31, 2),)))
+    assert cluster.advance() == ["chain 1 gets target 21 on node 2, in the place of target 31"]
+
+
+def test_a_target_that_an_administrator_has_drained_stays_drained() -> None:
+    cluster = Cluster()
+    cluster.ask(Drain((21,)))
+    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
+    cluster.advance()
+    cluster.say(1, t31=SERVING, t21=OFFLINE)
+    cluster.advance()
+    assert cluster.chain() == "11=serving 31=serving"
+    assert cluster.drained(21)
+
+
+def test_what_cannot_be_any_more_is_dropped_and_what_cannot_be_yet_waits() -> None:
+    cluster = Cluster()
+    cluster.ask(Drain(node=3))
+    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
+    assert cluster.advance() == []
+    cluster.say(1, t21=OFFLINE)
+    cluster.ask(ChangeMembers(1, remove=21))
+    notes = cluster.advance()
+    assert notes == ["a move of chain 1 to node 3 is dropped: target 21 is not in chain 1"]
+    assert cluster.moves() == ()
+
+
+def test_moves_that_have_not_begun_can_be_cancelled() -> None:
+    cluster = Cluster()
+    cluster.ask(AddMoves((NewMove(1, 21, 3), NewMove(2, 12, 3))))
+    cluster.advance()
+    assert cluster.ask(CancelMoves()) == "1 moves cancelled, 1 are under way"
+    assert [one.chain for one in cluster.moves()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("move", "error", "message"),
+    [
+        (NewMove(9, 21, 3), NotFound, "there is no chain 9"),
+        (NewMove(1, 22, 3), NotFound, "target 22 is not in chain 1"),
+        (NewMove(1, 21, 9), NotFound, "there is no node 9; add it first"),
+        (NewMove(1, 21, 1), UsageError, "chain 1 has a target on node 1 already: they would be lost together"),
+        (NewMove(1, 21, 2), UsageError, "target 21 of chain 1 is on node 2 already; name another node"),
+        (NewMove(2, 22, 1), Exists, "chain 2 has a move already; wait until it is done, or cancel it"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused(move: NewMove, error: type[Exception], message: str) -> None:
+    cluster = Cluster()
+    cluster.ask(AddMoves((NewMove(2, 22, 3),)))
+    with pytest.raises(error, match=message):
+        cluster.ask(AddMoves((move,)))
+    assert cluster.ask(AddMoves((NewMove(2, 22, 3),))) == "0 moves added"
+
+
+def test_a_plan_gives_a_new_node_its_share_and_takes_all_from_a_drained_one() -> None:
+    cluster = Cluster()
+    table = ChainTable(1, (1, 2))
+    plan, _, moves = plan_moves(cluster.status(), table, ())
+    assert len(moves) == plan.minimum == 1
+    assert moves[0].node == 3
+    with pytest.raises(Busy, match="1 moves are under way"):
+        plan_moves(cluster.status(), table, (MoveStatus(1, 21, 3, 0),))
+    cluster.ask(Drain(node=1))
+    _, _, moves = plan_moves(cluster.status(), table, ())
+    assert sorted((one.chain, one.source, one.node) for one in moves) == [(1, 11, 3), (2, 12, 3)]
+
+
+def test_chains_are_made_of_targets_that_were_in_none() -> None:
+    cluster = Cluster()
+    cluster.ask(AddNode(4))
+    cluster.ask(AddTargets(4, (41, 42)))
+    chains = chains_of_new_targets(cluster.status(), 2)
+    assert [chain.id for chain in chains] == [3, 4]
+    assert sorted(target for chain in chains for target in chain.targets) == [31, 32, 41, 42]
+    cluster.ask(RetireTargets((31, 32)))
+    with pytest.raises(UsageError, match="2 replicas need 2 nodes"):
+        chains_of_new_targets(cluster.status(), 2)

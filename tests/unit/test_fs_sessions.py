@@ -1,0 +1,183 @@
+"""Sessions of clients: ids that are given once, and a list that every storage process comes to have."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fireflyer.base.errors import PermissionDenied, StaleVersion
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.attendance import Attendance, Identity, OpenFence, TakeRouting, TakeSessions, Tick, Told
+from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.sessions import MAX_LOGGED, LiveSessions, SessionBook, apply_sessions
+from fireflyer.fs.schema.manager import HeartbeatAnswer, Registered
+from fireflyer.fs.schema.routing import RoutingDelta
+from fireflyer.fs.schema.sessions import EndSession, OpenSession, SessionsDelta
+
+LIFETIME_NS = 60 * SECOND
+
+
+class Book:
+    """One primary's; `load` is what the next one has."""
+
+    def __init__(self, rows: dict[bytes, bytes] | None = None, term: int = 1) -> None:
+        self.rows = dict(rows or {})
+        self.term = term
+        self.ledger = Ledger(term, 6 * SECOND)
+        self.ledger.load(sorted(self.rows.items()))
+        self.book = SessionBook(self.ledger, LIFETIME_NS, 0)
+
+    def commit(self, now_ns: int = 0) -> None:
+        pending = self.ledger.pending()
+        assert pending is not None
+        for key, value in pending[0]:
+            if value is None:
+                self.rows.pop(key)
+            else:
+                self.rows[key] = value
+        changes = dict(self.ledger.sessions.changes())
+        self.ledger.commit()
+        self.book.committed(changes, now_ns)
+
+    def open(self, nonce: str, user: str = "ann", now_ns: int = 0) -> int:
+        client = self.book.open(OpenSession(nonce), user, now_ns).client
+        if any(True for _ in self.ledger.sessions.changes()):
+            self.commit(now_ns)
+        return client
+
+    def end(self, client: int) -> None:
+        self.book.end(EndSession(client), "ann", trusted=False)
+        self.commit()
+
+    def next_primary(self) -> Book:
+        return Book(self.rows, self.term + 1)
+
+
+def test_an_id_is_never_given_again_whoever_ends_and_whoever_is_primary() -> None:
+    book = Book()
+    assert [book.open("a"), book.open("b")] == [1, 2]
+    book.end(2)
+    assert book.open("c") == 3
+    book.end(3)
+    assert book.next_primary().open("d") == 4
+
+
+def test_an_id_of_a_draft_that_was_dropped_may_be_given_since_nobody_was_told() -> None:
+    book = Book()
+    book.book.open(OpenSession("a"), "ann", 0)
+    book.ledger.rollback()
+    assert book.open("b") == 1
+
+
+def test_the_same_request_gets_the_same_session_and_is_a_sign_of_life() -> None:
+    book = Book()
+    assert [book.open("a"), book.open("a", now_ns=50 * SECOND), book.open("a", "bob")] == [1, 1, 2]
+    assert book.book.silent(70 * SECOND) == [2]
+    twice = [book.book.open(OpenSession("n"), "ann", 0).client for _ in range(2)]
+    assert twice == [3, 3]
+
+
+def test_only_its_user_or_an_administrator_ends_a_session() -> None:
+    book = Book()
+    book.open("a")
+    with pytest.raises(PermissionDenied, match="session 1 is another user's"):
+        book.book.end(EndSession(1), "bob", trusted=False)
+    assert not book.book.living(1, "bob", trusted=False)
+    assert book.book.living(1, "bob", trusted=True)
+    book.book.end(EndSession(1), "root", trusted=True)
+    book.commit()
+    assert not book.book.living(1, "ann", trusted=False)
+
+
+def test_who_is_silent_for_its_lifetime_is_over_and_a_new_primary_gives_it_all_of_it_again() -> None:
+    book = Book()
+    for nonce in ("a", "b"):
+        book.open(nonce)
+    book.book.heard(2, 10 * SECOND)
+    assert book.book.silent(LIFETIME_NS - 1) == []
+    assert book.book.silent(LIFETIME_NS) == [1]
+    book.book.forgive(5 * SECOND)
+    assert book.book.silent(LIFETIME_NS) == []
+    assert book.next_primary().book.silent(LIFETIME_NS - 1) == []
+
+
+def test_every_process_has_the_list_after_any_history_of_answers() -> None:
+    chance = random.Random(1)
+    book = Book()
+    processes = [LiveSessions() for _ in range(4)]
+    for step in range(600):
+        living = list(book.ledger.sessions.committed)
+        if living and chance.random() < 0.45:
+            book.end(chance.choice(living))
+        else:
+            book.open(f"n{step}")
+        if chance.random() < 0.01:
+            book = book.next_primary()
+        for number, live in enumerate(processes):
+            if chance.random() < (0.9, 0.3, 0.05, 0.01)[number]:
+                delta = book.book.delta(live.version)
+                processes[number] = apply_sessions(live, delta) if delta is not None else live
+    for live in processes:
+        delta = book.book.delta(live.version)
+        last = apply_sessions(live, delta) if delta is not None else live
+        assert sorted(last.clients) == sorted(book.ledger.sessions.committed)
+        for client in range(1, last.next_client):
+            assert last.over(client) != last.admits(client)
+        assert not last.over(last.next_client)
+        assert not last.admits(last.next_client)
+
+
+def test_who_knows_less_than_is_remembered_gets_the_whole_list() -> None:
+    book = Book()
+    first = book.open("a")
+    early = book.book.delta(0)
+    for number in range(MAX_LOGGED // 2 + 1):
+        book.open(f"n{number}")
+        book.end(number + 2)
+    assert early is not None
+    live = apply_sessions(LiveSessions(), early)
+    delta = book.book.delta(live.version)
+    assert delta is not None
+    assert (delta.base, delta.opened, delta.ended) == (0, (first,), ())
+    assert list(apply_sessions(live, delta).clients) == [first]
+
+
+def test_changes_that_do_not_fit_are_not_applied() -> None:
+    live = LiveSessions(3, 5, {1: None})
+    assert apply_sessions(live, SessionsDelta(1, 3, 5, (9,))) is live
+    with pytest.raises(StaleVersion, match="from 4 on do not fit 3"):
+        apply_sessions(live, SessionsDelta(4, 5, 6, (5,)))
+
+
+def attending() -> Attendance:
+    attendance = Attendance(Identity(1, "n", "a:1", "m", "b"), {11: True}, ["a"])
+    attendance.handle(0, Tick())
+    attendance.handle(0, Told(1, Registered(1, 6 * SECOND)))
+    return attendance
+
+
+def test_the_list_is_taken_before_the_routing_and_the_fence() -> None:
+    attendance = attending()
+    answer = HeartbeatAnswer(1, RoutingDelta(0, 1), (), SessionsDelta(0, 2, 4, (1, 3)))
+    effects = attendance.handle(1, Told(2, answer))
+    assert [type(one) for one in effects[:3]] == [TakeSessions, TakeRouting, OpenFence]
+    assert isinstance(effects[0], TakeSessions)
+    assert effects[0].ended == ()
+    assert attendance.sessions.over(2)
+    later = HeartbeatAnswer(1, None, (), SessionsDelta(2, 3, 4, (), (3,)))
+    (taken,) = [one for one in attendance.handle(2, Told(3, later)) if isinstance(one, TakeSessions)]
+    assert taken.ended == (3,)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HeartbeatAnswer(1, RoutingDelta(0, 1), (), SessionsDelta(7, 8, 9)),
+        HeartbeatAnswer(1, RoutingDelta(5, 6), (), SessionsDelta(0, 8, 9)),
+    ],
+)
+def test_of_an_answer_of_which_a_part_does_not_fit_nothing_is_taken(answer: HeartbeatAnswer) -> None:
+    attendance = attending()
+    assert attendance.handle(1, Told(2, answer)) == []
+    assert (attendance.sessions.version, attendance.routing.version) == (0, 0)
