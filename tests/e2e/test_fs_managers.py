@@ -10,13 +10,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.fs_managers import ManagerProcess, PlayedNode, Site, seconds_since
 from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
 
 from fireflyer.base.errors import PermissionDenied, Timeout
+from fireflyer.fs.client import connect
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.capability import Rights, derive_key, verify
+from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.manager import (
     AddChains,
     AddNode,
@@ -39,6 +42,9 @@ from fireflyer.fs.schema.sessions import (
     SessionKept,
     SessionOver,
 )
+from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.identity import UserCredential
 
 pytestmark = pytest.mark.serial
 SETTING_UP: tuple[Request, ...] = (
@@ -198,8 +204,8 @@ def test_who_may_ask_for_what(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def run_manager(config: str) -> tuple[int, str]:
-    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "manager", config]
+def run_manager(config: str, verb: str = "manager") -> tuple[int, str]:
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", verb, config]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr.splitlines()[-1]
 
@@ -227,3 +233,50 @@ def test_a_manager_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> Non
     code, line = run_manager(str(wrong))
     assert code == 2
     assert line.startswith(f"error: configuration {str(wrong)!r}: ")
+
+
+@pytest.mark.slow
+def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
+    site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(ManagerProcess(site.manager("m1")))
+        token = admin("issue-token", "admin", "--tokens-file", site.tokens_file, "--days", "2")
+        token_file = tmp_path / "token"
+        token_file.write_text(token)
+        token_file.chmod(0o600)
+        where = ("--manager", manager.address, "--token-file", str(token_file))
+        for node in (1, 2):
+            targets = [100 * node + 1, 100 * node + 2]
+            added = admin("register-node", *where, "--node", str(node), *(f"--target={one}" for one in targets))
+            assert added == f"node {node} may register.\n2 targets added to node {node}.\n"
+            config = StorageConfig(
+                cluster="test",
+                node=node,
+                managers=(manager.address,),
+                targets=tuple(StorageTarget(one, str(tmp_path / f"t{one}")) for one in targets),
+                secret_file=site.secret_file,
+                tokens_file=site.tokens_file,
+            )
+            path = tmp_path / f"storage{node}.toml"
+            path.write_text(to_toml(msgspec.to_builtins(config)))
+            code, line = run_manager(str(path), "storage")
+            assert code == 1
+            assert line == f"error: none of the 2 targets of node {node} can be opened; see above"
+            stack.enter_context(ManagerProcess(str(path), "storage", "--make-targets"))
+        assert admin("add-chains", *where) == "2 chains added.\ntable 1 added.\n"
+        assert "is in chain" in admin("retire-node", "2", *where, code=2)
+
+        async def story() -> None:
+            async with await connect([manager.address], UserCredential(token.strip())) as chunks:
+                await chunks.acquire(1, 1, 3)
+                await chunks.write(1, ChunkId(1, 0), b"hand-made")
+                assert await chunks.read(1, ChunkId(1, 0)) == b"hand-made"
+
+        asyncio.run(story())
+
+
+def admin(*arguments: str, code: int = 0) -> str:
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "admin", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stderr if code else done.stdout

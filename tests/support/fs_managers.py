@@ -67,8 +67,10 @@ class Site:
 class ManagerProcess:
     """Killed at the end of the block at the latest."""
 
-    def __init__(self, config: str) -> None:
+    def __init__(self, config: str, *arguments: str) -> None:
+        """`arguments`: in the place of `manager`."""
         self._config = config
+        self._arguments = arguments or ("manager",)
         self.address = ""
         self._process: subprocess.Popen[str] | None = None
 
@@ -82,7 +84,7 @@ class ManagerProcess:
 
     def start(self) -> None:
         """Returns when it listens."""
-        command = [sys.executable, "-P", "-m", "fireflyer", "fs", "manager", self._config]
+        command = [sys.executable, "-P", "-m", "fireflyer", "fs", *self._arguments, self._config]
         log = open(f"{self._config}.log", "ab")  # noqa: SIM115
         with log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import click
 
 from fireflyer.cli.fs_admin import COMMANDS
-from fireflyer.cli.fs_machines import add_chains_command, register_node_command, retire_node_command
+from fireflyer.cli.fs_machines import (
+    add_chains_command,
+    issue_token_command,
+    register_node_command,
+    retire_node_command,
+)
 from fireflyer.cli.fs_placement import placement_command
 from fireflyer.cli.fs_processes import manager_command, storage_command
 from fireflyer.cli.fs_rebalance import rebalance_command
@@ -27,7 +32,7 @@ def admin() -> None:
 
 for verb in (up_command, status_command, down_command, manager_command, storage_command):
     command.add_command(verb)
-for verb in (*COMMANDS, register_node_command, add_chains_command, retire_node_command):
+for verb in (*COMMANDS, register_node_command, add_chains_command, retire_node_command, issue_token_command):
     admin.add_command(verb)
 admin.add_command(placement_command)
 admin.add_command(rebalance_command)

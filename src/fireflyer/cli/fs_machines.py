@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +14,7 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import Request
 
-__all__ = ["add_chains_command", "register_node_command", "retire_node_command"]
+__all__ = ["add_chains_command", "issue_token_command", "register_node_command", "retire_node_command"]
 
 MAX_ID = (1 << 63) - 1
 MAX_NODE = (1 << 32) - 1
@@ -70,6 +71,22 @@ def retire_node_command(*, where: Where, node: int) -> int:
     status = expect(ask_all(where, [GetStatus()])[0], Status)
     targets = tuple(one.id for one in status.targets if one.node == node)
     return _do(where, [RetireTargets(targets), RetireNode(node)])
+
+
+@click.command("issue-token", short_help="Make a token for a user.")
+@click.option("--tokens-file", metavar="FILE", required=True, help="As the configurations name it; made if missing.")
+@click.option("--days", metavar="N", type=WholeNumber(1, 36_500), help="How long it is good for.  [default: for ever]")
+@click.argument("user", metavar="USER")
+def issue_token_command(*, tokens_file: str, days: int | None, user: str) -> int:
+    """Make a token for USER, who is made if there is none, and print it: it is shown this once. Copy FILE to all
+    machines of the cluster; running processes notice."""
+    from fireflyer.identity import TokenStore
+
+    store, now_s = TokenStore(tokens_file), int(time.time())
+    if user not in store.users():
+        store.create_user(user, now_s)
+    click.echo(store.issue(user, now_s, lifetime_s=None if days is None else days * 86_400))
+    return 0
 
 
 def _do(where: Where, requests: list[Request]) -> int:
