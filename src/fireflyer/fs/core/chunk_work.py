@@ -64,6 +64,8 @@ class Work:
     """The predecessor's request, as it is named in this chain version."""
     posted: bool = False
     """On its way to the successor of this chain version."""
+    since_ns: int = 0
+    """When the engine was asked."""
     told: bool = False
     """`held` came with the predecessor's request, and what the engine made is compared with it."""
 

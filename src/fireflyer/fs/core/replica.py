@@ -15,8 +15,8 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
 - A replica with a successor sends it the same change, and commits when it is accepted; the last one commits at once.
   So what any replica has committed is durable at all behind it, and pending or committed at all before it.
 - A successor that *declines* has not done it and never will (`lanes`): the update is given up, back to the head.
-- Who is asked again while it waits for its own successor says so (`Waiting`): the one before must not take it for the
-  one that cannot be reached. While its engine is at it, it says nothing: a disk that hangs is as bad as a broken path.
+- Who is asked again while it waits for its own successor, or for its engine, says so (`Waiting`): the one before must
+  not take it for one that cannot be reached. Whose engine is at it for too long gives up by itself, if others serve.
 - Where a checksum of the whole chunk differs from the head's, it is declined, with both checksums.
 
 When the chain changes, requests of the old version are nobody's; who is pending sends again, to whom is there now, and
@@ -95,7 +95,9 @@ class Replica(ChunkWorks):
     def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
         super().__init__(chain, target, index, limits or Limits())
         self._heard_ns = 0
-        """When the successor last answered, or was last complained of."""
+        """When the successor last said anything, or was last complained of."""
+        self._answered_ns = 0
+        """When it last answered, or was last given up."""
         self._ticked_ns = 0
         self._published: TableEntry | None = None
         self._failed = False
@@ -271,19 +273,25 @@ class Replica(ChunkWorks):
 
     def _tick(self) -> None:
         if self._now_ns - self._ticked_ns > self._limits.stall_ns // 2:
-            self._heard_ns = self._now_ns  # it was this process that stood still
+            self._heard_ns = self._answered_ns = self._now_ns  # it was this process that stood still
         self._ticked_ns = self._now_ns
         if not self._acts:
             return
         if self._source is not None:
             self._source.tick()
-        self._send(self._outbox.overdue(self._now_ns, self._limits.resend_ns))
-        since_ns = self._outbox.oldest_ns()
-        if since_ns is None or self._now_ns - max(since_ns, self._heard_ns) < self._limits.stall_ns:
+        if not self._role.alone and any(one.work and self._hangs(one.work) for one in self._chunks.values()):
+            self._leave("the disk does not answer")
             return
-        self._heard_ns = self._now_ns
-        self._effects.append(ReportUnreachable(self._role.successor))
-        self._restart_session()
+        self._send(self._outbox.overdue(self._now_ns, self._limits.resend_ns))
+        since_ns, stall_ns = self._outbox.oldest_ns(), self._limits.stall_ns
+        if since_ns is None:
+            return
+        if self._now_ns - max(since_ns, self._heard_ns) >= stall_ns:
+            self._heard_ns = self._now_ns
+            self._effects.append(ReportUnreachable(self._role.successor))
+        if self._now_ns - max(since_ns, self._answered_ns) >= stall_ns:
+            self._answered_ns = self._now_ns
+            self._restart_session()
 
     def _damaged(self, chunk: ChunkId) -> None:
         state = self._chunks.get(chunk)
@@ -322,7 +330,7 @@ class Replica(ChunkWorks):
             return
         letter = self._outbox.close((answer.lane, answer.number))
         if letter is not None:
-            self._heard_ns = self._now_ns
+            self._heard_ns = self._answered_ns = self._now_ns
             self._closed(letter, answer.body)
 
     def _closed(self, letter: Letter, body: AnswerBody) -> None:
@@ -421,7 +429,7 @@ class Replica(ChunkWorks):
             self._answer(place, answered)
             return False
         if isinstance(request.body, Put):
-            if self._inbox.is_last(place) and self._waits_for_others(request.body.chunk):
+            if self._inbox.is_last(place) and self._is_at_it(request.body.chunk):
                 self._send_answer(place, Waiting())
                 return False
             return self._asked_put(request.body, place, handle)
@@ -429,11 +437,15 @@ class Replica(ChunkWorks):
             self._asked_for_session(request.body, place)
         return False
 
-    def _waits_for_others(self, chunk: ChunkId) -> bool:
-        """Whether it is the successor, and not the engine, that this chunk's work waits for. Who asks again must not
-        take this replica for the one that is cut off."""
+    def _is_at_it(self, chunk: ChunkId) -> bool:
+        """Whether the successor has it, or the engine, which may be slow: who asks again must not take this replica for
+        the one that is cut off."""
         state = self._chunks.get(chunk)
-        return state is not None and state.work is not None and state.work.phase is Phase.PENDING and state.work.posted
+        work = state.work if state is not None else None
+        return work is not None and (work.posted if work.phase is Phase.PENDING else not self._hangs(work))
+
+    def _hangs(self, work: Work) -> bool:
+        return work.phase is Phase.STAGING and self._now_ns - work.since_ns >= self._limits.hang_ns
 
     def _take_part(self, request: Request) -> bool:
         """A new session begins when nothing of an earlier one is under way: its list would miss what that does."""

@@ -68,6 +68,8 @@ class Limits(msgspec.Struct, frozen=True):
     """... after this where it is known that it was not taken: the successor is behind, or the connection broke."""
     stall_ns: int = 3 * SECOND
     """Without any answer for so long a peer is reported, and a resync session begins anew."""
+    hang_ns: int = 20 * SECOND
+    """An engine that has not finished something after so long will not: the target gives up, if others serve."""
     rest_ns: int = 10 * SECOND
     """How long a resync is not tried again whose copy had no space."""
     page: int = 512
@@ -257,7 +259,7 @@ class ChunkWorks:
                     self._start_copying(chunk, state, item)
 
     def _stage(self, chunk: ChunkId, state: ChunkWork, work: Work) -> None:
-        state.work = work
+        state.work, work.since_ns = work, self._now_ns
         self._effects.append(Stage(chunk, work.id, work.base, work.change, work.handle, work.row))
 
     def _staged(self, chunk: ChunkId, content: ContentId, held: Held | None) -> None:

@@ -286,7 +286,7 @@ class Page(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To a copy: your request came, I have done my part, and wait for the one behind me. It stays under way."""
+    """To a copy: your request came, and I am at it, or wait for the one behind me. It stays under way."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
