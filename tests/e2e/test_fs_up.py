@@ -85,6 +85,11 @@ def test_a_new_node_gets_its_share_and_a_drained_one_gives_all_away(local: Local
     local.ff("admin", "drain", "--node", "1")
     local.ff("admin", "rebalance", "--wait", "90")
     assert nodes_of_chains(local.wait(local.whole)) == {2: 4, 3: 4, 4: 4}
+    assert "node 1 retired." in local.ff("admin", "retire-node", "1")
+    local.wait(lambda status: len(local.processes()) == 5 and local.whole(status))
+    local.ff("down")
+    local.ff("up", "--detach")
+    assert len(local.wait(local.whole)["status"]["nodes"]) == 3
 
 
 def nodes_of_chains(status: dict[str, Any]) -> dict[int, int]:

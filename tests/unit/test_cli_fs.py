@@ -11,7 +11,7 @@ from fireflyer.cli import main
 from fireflyer.cli.fs_status import summary_of
 from fireflyer.fs.schema.manager import Condition, NodeStatus, Status, TargetReport, TargetStatus
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
-from fireflyer.fs.service.local_layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node
+from fireflyer.fs.service.local_layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node, without_node
 from fireflyer.fs.service.local_lock import RunLock
 from fireflyer.fs.service.manager_config import ManagerConfig
 from fireflyer.fs.service.storage_config import StorageConfig
@@ -109,6 +109,7 @@ def test_every_target_of_a_new_cluster_is_in_one_chain_and_a_new_node_has_spare_
     larger, node = with_new_node(cluster, None)
     assert (node.id, node.targets) == (4, (4001, 4002, 4003, 4004))
     assert larger.nodes[:-1] == cluster.nodes
+    assert with_new_node(without_node(larger, 4), 1)[1].id == 5
 
 
 def test_a_summary_counts_what_is_whole_and_what_can_be_read() -> None:

@@ -26,9 +26,11 @@ _F = TypeVar("_F", bound=Callable[..., object])
 class Where:
     """Managers to ask, and how to prove who asks."""
 
-    def __init__(self, managers: tuple[str, ...], credential: Credential) -> None:
+    def __init__(self, managers: tuple[str, ...], credential: Credential, directory: str = "") -> None:
+        """`directory`: of a local cluster."""
         self.managers = managers
         self.credential = credential
+        self.directory = directory
 
 
 def where_options(function: _F) -> _F:
@@ -81,7 +83,7 @@ def local(directory: str) -> Where:
     cluster = layout.load()
     if any(address.endswith(":0") for address in cluster.managers):
         raise UsageError(f"the cluster of {layout.directory} has never run; start it: ff fs up --dir {directory}")
-    return Where(cluster.managers, UserCredential(layout.admin_token()))
+    return Where(cluster.managers, UserCredential(layout.admin_token()), layout.directory)
 
 
 def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> list[Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -65,12 +66,20 @@ def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int)
 @where_options
 @click.argument("node", metavar="NODE", type=WholeNumber(1, MAX_NODE))
 def retire_node_command(*, where: Where, node: int) -> int:
-    """Forget node NODE and its targets, which are in no chain any more: drain it and `rebalance` first."""
+    """Forget node NODE and its targets, which are in no chain any more: drain it and `rebalance` first. A process of
+    `ff fs up` is ended; what is in its directories stays, and may be removed."""
     from fireflyer.fs.schema.manager import GetStatus, RetireNode, RetireTargets, Status
+    from fireflyer.fs.service.local_layout import Layout, without_node
+    from fireflyer.fs.service.local_lock import signal_holder
 
     status = expect(ask_all(where, [GetStatus()])[0], Status)
     targets = tuple(one.id for one in status.targets if one.node == node)
-    return _do(where, [RetireTargets(targets), RetireNode(node)])
+    code = _do(where, [RetireTargets(targets), RetireNode(node)])
+    if where.directory:
+        layout = Layout(where.directory)
+        layout.save(without_node(layout.load(), node))
+        signal_holder(layout.lock_file, signal.SIGHUP)
+    return code
 
 
 @click.command("issue-token", short_help="Make a token for a user.")

@@ -110,7 +110,7 @@ def _check_same(layout: Layout, cluster: LocalCluster, wanted: dict[str, int | N
     there = {
         "nodes": len(cluster.nodes),
         "replicas": cluster.replicas,
-        "targets-per-node": len(cluster.nodes[0].targets),
+        "targets-per-node": len(cluster.nodes[0].targets) if cluster.nodes else 0,
         "managers": len(cluster.managers),
     }
     for option, value in wanted.items():

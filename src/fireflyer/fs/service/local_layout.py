@@ -34,6 +34,7 @@ from fireflyer.identity import TokenStore, new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
 
 __all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster", "to_toml", "with_new_node"]
+__all__ += ["without_node"]
 
 ADMIN: Final = "admin"
 TABLE: Final = 1
@@ -64,6 +65,8 @@ class LocalCluster(msgspec.Struct, frozen=True, kw_only=True):
     """As they are made at first; later the manager knows better."""
     managers: tuple[str, ...]
     """Where each of them listened last; port 0 before it was started."""
+    next_node: NodeId = 1
+    """Ids of nodes that were retired are not given again: their directories may still be there."""
 
 
 def new_cluster(
@@ -102,15 +105,20 @@ def new_cluster(
         ),
         chains=tuple(chains),
         managers=("127.0.0.1:0",) * managers,
+        next_node=nodes + 1,
     )
 
 
 def with_new_node(cluster: LocalCluster, targets: int | None) -> tuple[LocalCluster, LocalNode]:
     """The cluster with one more node of so many targets, by default as many as the first one has."""
-    number = max(node.id for node in cluster.nodes) + 1
-    count = targets if targets is not None else len(cluster.nodes[0].targets)
+    number = max([cluster.next_node, *(node.id + 1 for node in cluster.nodes)])
+    count = targets if targets is not None else len(cluster.nodes[0].targets) if cluster.nodes else 1
     node = LocalNode(number, tuple(number * TARGETS_PER_NODE_ID + 1 + at for at in range(count)))
-    return msgspec.structs.replace(cluster, nodes=(*cluster.nodes, node)), node
+    return msgspec.structs.replace(cluster, nodes=(*cluster.nodes, node), next_node=number + 1), node
+
+
+def without_node(cluster: LocalCluster, node: NodeId) -> LocalCluster:
+    return msgspec.structs.replace(cluster, nodes=tuple(one for one in cluster.nodes if one.id != node))
 
 
 class Layout:

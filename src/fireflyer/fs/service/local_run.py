@@ -55,8 +55,9 @@ LOOK_S: Final = 0.1
 async def run_local(
     layout: Layout, cluster: LocalCluster, *, say: Callable[[str], None], on_up: Callable[[LocalCluster, Status], None]
 ) -> None:
-    """Until it is cancelled; then everything is ended, storage processes first. SIGHUP: reads `cluster.json` again and
-    starts the nodes that are new in it. Raises `FireflyerError` when the cluster cannot be started."""
+    """Until it is cancelled; then everything is ended, storage processes first. SIGHUP: reads `cluster.json` again,
+    starts the nodes that are new in it and ends those that are not there any more. Raises `FireflyerError` when the
+    cluster cannot be started."""
     runner = _Runner(layout, cluster, say)
     try:
         await runner.start_managers()
@@ -149,6 +150,9 @@ class _Runner:
                     if node.id not in self._nodes:
                         self._start_node(node)
                         self._say(f"node-{node.id} is started")
+                for number in [one for one in self._nodes if one not in [node.id for node in self.cluster.nodes]]:
+                    await self._nodes.pop(number).stop()
+                    self._say(f"node-{number} has ended: it was retired")
             except FireflyerError as error:
                 self._say(str(error))
 
