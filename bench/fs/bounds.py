@@ -6,11 +6,12 @@ import concurrent.futures
 import os
 import subprocess
 import time
+from typing import NamedTuple
 
 from bench.natives import program
 from fireflyer.base.units import MIB
 
-__all__ = ["disk_bytes_per_s", "echo_delays_s", "echo_per_s", "stream_bytes_per_s"]
+__all__ = ["Rate", "disk", "echo", "echo_delays_s", "stream"]
 
 REQUEST_BYTES = 40
 """Of one read on the wire; the frame's header is shared by all of a batch."""
@@ -18,27 +19,35 @@ REPLY_BYTES = 24 + 40 + 4
 """Of one 4 KiB read beside its data: header, reply, one checksum."""
 
 
+class Rate(NamedTuple):
+    per_s: float
+    processor_s: float = 0.0
+    """For one operation, at all ends."""
+
+
 def _sockets(*arguments: str) -> list[float]:
     command = [program("fs", "sockets"), *arguments]
-    return [float(line) for line in subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()]
+    return [float(word) for word in subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()]
 
 
-def stream_bytes_per_s(path: str, size_bytes: int, depth: int, duration_s: float) -> float:
-    """One connection over loopback: sendfile from the page cache at one end, recv at the other."""
-    return _sockets("stream", path, str(size_bytes), str(depth), str(duration_s))[0]
+def stream(path: str, size_bytes: int, depth: int, duration_s: float) -> Rate:
+    """Pieces per second over one connection of loopback: sendfile from the page cache at one end, recv at the other."""
+    bytes_per_s, processor_s = _sockets("stream", path, str(size_bytes), str(depth), str(duration_s))
+    return Rate(bytes_per_s / size_bytes, processor_s)
 
 
-def echo_per_s(data_bytes: int, depth: int, duration_s: float) -> float:
-    """Requests and replies of the sizes of ours, by a bare epoll server."""
-    return _sockets("echo", str(REQUEST_BYTES), str(REPLY_BYTES + data_bytes), str(depth), str(duration_s))[0]
+def echo(data_bytes: int, depth: int, duration_s: float, servers: int) -> Rate:
+    """Requests and replies of the sizes of ours, by bare epoll servers that answer all that have come in one call."""
+    sizes = (str(REQUEST_BYTES), str(REPLY_BYTES + data_bytes))
+    return Rate(*_sockets("echo", *sizes, str(depth), str(duration_s), str(servers)))
 
 
 def echo_delays_s(data_bytes: int, count: int) -> list[float]:
     return _sockets("delay", str(24 + REQUEST_BYTES), str(REPLY_BYTES + data_bytes), str(count))
 
 
-def disk_bytes_per_s(directory: str, tasks: int, duration_s: float) -> float:
-    """1 MiB writes in place, each followed by fdatasync, so many at once on files of their own."""
+def disk(directory: str, tasks: int, duration_s: float) -> Rate:
+    """1 MiB writes a second, in place, each followed by fdatasync, so many at once on files of their own."""
     data = os.urandom(MIB)
     end_s = time.perf_counter() + duration_s
 
@@ -51,11 +60,11 @@ def disk_bytes_per_s(directory: str, tasks: int, duration_s: float) -> float:
                 os.pwrite(fd, data, count % 8 * MIB)
                 os.fdatasync(fd)
                 count += 1
-            return count * MIB
+            return count
         finally:
             os.close(fd)
 
     began_s = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(tasks) as pool:
         written = sum(pool.map(write, range(tasks)))
-    return written / (time.perf_counter() - began_s)
+    return Rate(written / (time.perf_counter() - began_s))

@@ -2,11 +2,12 @@
 //
 //   sockets stream FILE BYTES DEPTH SECONDS     a server sends BYTES of FILE by sendfile for each request of 8 bytes;
 //                                               DEPTH requests are under way; prints bytes per second
-//   sockets echo REQUEST REPLY DEPTH SECONDS    an epoll server answers requests of REQUEST bytes with REPLY bytes;
-//                                               prints replies per second
+//   sockets echo REQUEST REPLY DEPTH SECONDS SERVERS    epoll servers answer requests of REQUEST bytes with REPLY
+//                                               bytes, all that have come in one call; prints replies per second
 //   sockets delay REQUEST REPLY COUNT           the same, one at a time; prints the seconds of each
 //
-// The server is a process of its own, with one connection.
+// Each server is a process of its own, with one connection. Behind a rate follows the processor time of one unit, of
+// client and servers together.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,13 +19,14 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { most_out = 4 << 20 };
+enum { most_out = 4 << 20, most_servers = 64 };
 
 static void fail(const char *what) {
   fprintf(stderr, "%s: %s\n", what, strerror(errno));
@@ -134,51 +136,69 @@ static void receive_all(int fd, char *into, size_t n) {
   }
 }
 
-// Replies per second, of which half of `depth` are asked for again at once.
-static double rate(int fd, size_t request, size_t reply, size_t depth, double seconds) {
-  char *const out = calloc(depth, request), *const in = malloc(depth * reply);
+// Replies per second, of which half of `depth` are asked for again at once, from each server in turn. `total`: all.
+static double rate(const int *fds, size_t servers, size_t request, size_t reply, size_t depth, double seconds, size_t *total) {
+  const size_t each = depth > 2 * servers ? depth / servers : 2, turn = each / 2;
+  char *const out = calloc(each, request), *const in = malloc(each * reply);
   if (out == NULL || in == NULL) fail("malloc");
-  memset(in, 1, depth * reply);
-  const size_t turn = depth > 1 ? depth / 2 : 1;
-  send_all(fd, out, depth * request);
+  memset(in, 1, each * reply);
+  for (size_t i = 0; i < servers; ++i) send_all(fds[i], out, 2 * turn * request);
   double start = now_s(), end = start + seconds / 4;  // warm up
+  *total = 0;
   size_t done = 0;
   for (int measured = 0;;) {
-    receive_all(fd, in, turn * reply);
-    send_all(fd, out, turn * request);
-    done += turn;
+    for (size_t i = 0; i < servers; ++i) {
+      receive_all(fds[i], in, turn * reply);
+      send_all(fds[i], out, turn * request);
+      done += turn;
+    }
     const double now = now_s();
     if (now < end) continue;
+    *total += done;
     if (measured) return (double)done / (now - start);
     measured = 1, done = 0, start = now, end = now + seconds;
   }
 }
 
+static double processor_s(int who) {
+  struct rusage used;
+  getrusage(who, &used);
+  return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) + 1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+}
+
+static void end(const pid_t *servers, size_t count) {
+  for (size_t i = 0; i < count; ++i) kill(servers[i], SIGKILL), waitpid(servers[i], NULL, 0);
+}
+
 int main(int argc, char **argv) {
-  pid_t server;
-  if (argc == 6 && strcmp(argv[1], "stream") == 0) {
-    const size_t bytes = strtoul(argv[3], NULL, 10);
-    const int fd = connected(&server, stream, argv + 2);
-    printf("%.0f\n", (double)bytes * rate(fd, 8, bytes, strtoul(argv[4], NULL, 10), atof(argv[5])));
-  } else if (argc == 6 && strcmp(argv[1], "echo") == 0) {
-    const int fd = connected(&server, echo, argv + 2);
-    printf("%.1f\n", rate(fd, strtoul(argv[2], NULL, 10), strtoul(argv[3], NULL, 10), strtoul(argv[4], NULL, 10), atof(argv[5])));
+  pid_t servers[most_servers];
+  int fds[most_servers];
+  const int streams = argc == 6 && strcmp(argv[1], "stream") == 0, echoes = argc == 7 && strcmp(argv[1], "echo") == 0;
+  if (streams || echoes) {
+    const size_t count = echoes ? strtoul(argv[6], NULL, 10) : 1, depth = strtoul(argv[4], NULL, 10);
+    const size_t request = streams ? 8 : strtoul(argv[2], NULL, 10), reply = strtoul(argv[3], NULL, 10);
+    if (count < 1 || count > most_servers) return 2;
+    for (size_t i = 0; i < count; ++i) fds[i] = connected(&servers[i], streams ? stream : echo, argv + 2);
+    size_t total;
+    const double per_s = (streams ? (double)reply : 1.0) * rate(fds, count, request, reply, depth, atof(argv[5]), &total);
+    end(servers, count);
+    const double used_s = processor_s(RUSAGE_SELF) + processor_s(RUSAGE_CHILDREN);
+    printf("%.1f %.12f\n", per_s, used_s / (double)total);
   } else if (argc == 5 && strcmp(argv[1], "delay") == 0) {
     const size_t request = strtoul(argv[2], NULL, 10), reply = strtoul(argv[3], NULL, 10);
-    const int fd = connected(&server, echo, argv + 2);
+    fds[0] = connected(&servers[0], echo, argv + 2);
     char *const memory = calloc(1, request + reply);
     if (memory == NULL) fail("calloc");
     for (long i = -100, count = atol(argv[4]); i < count; ++i) {
       const double start = now_s();
-      send_all(fd, memory, request);
-      receive_all(fd, memory, reply);
+      send_all(fds[0], memory, request);
+      receive_all(fds[0], memory, reply);
       if (i >= 0) printf("%.9f\n", now_s() - start);
     }
+    end(servers, 1);
   } else {
-    fprintf(stderr, "usage: sockets stream FILE BYTES DEPTH SECONDS | echo REQUEST REPLY DEPTH SECONDS | delay REQUEST REPLY COUNT\n");
+    fprintf(stderr, "usage: sockets stream FILE BYTES DEPTH SECONDS | echo REQUEST REPLY DEPTH SECONDS SERVERS | delay REQUEST REPLY COUNT\n");
     return 2;
   }
-  kill(server, SIGKILL);
-  waitpid(server, NULL, 0);
   return 0;
 }

@@ -1,0 +1,168 @@
+"""Reads, writes and delays: one client process with a ring, real storage processes, everything in the page cache."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.fs import bounds
+from bench.fs.cluster import running, spread
+from bench.fs.turns import Taken, in_turns, times
+from bench.fs.work import Chunks
+from bench.report import Bound, Figure, Options, Result, figure
+from fireflyer.base.units import KIB, MIB
+
+__all__ = ["CHUNKS", "DURATION_S", "processors", "run"]
+
+DURATION_S: Final = {"tiny": 0.1, "brief": 1.0, "full": 3.0}
+CHUNKS: Final = 64
+DEPTH: Final = 64
+BATCH: Final = 16
+"""Reads of 1 MiB under way."""
+WRITES: Final = 8
+"""Under way."""
+SAMPLES: Final = {"tiny": 50, "brief": 1000, "full": 5000}
+LARGE: Final = "read/batch/1MiB/3 nodes/cached"
+SMALL: Final = "read/random/4KiB/64 deep/3 nodes/cached"
+DELAY: Final = "delay/read/4KiB/3 nodes/cached"
+DURABLE: Final = "write/1MiB/2 replicas/durable"
+RELAXED: Final = "write/1MiB/2 replicas/relaxed"
+
+
+class _Setting(NamedTuple):
+    replicas: int
+    durable: bool
+    cases: tuple[str, ...]
+
+
+_SETTINGS: Final = (
+    _Setting(3, True, (LARGE, SMALL, DELAY)),
+    _Setting(2, True, (DURABLE,)),
+    _Setting(2, False, (RELAXED,)),
+)
+
+
+class _Running(NamedTuple):
+    options: Options
+    chunks: Chunks
+    directory: Path
+
+    @property
+    def duration_s(self) -> float:
+        return DURATION_S[self.options.scale]
+
+    @property
+    def stream(self) -> str:
+        """A file to be sent."""
+        return str(self.directory / "stream")
+
+
+def run(options: Options) -> Iterator[Result]:
+    for setting in _SETTINGS:
+        chosen = [case for case in setting.cases if options.selects(case)]
+        if chosen:
+            yield from asyncio.run(_measure(options, setting, chosen))
+
+
+async def _measure(options: Options, setting: _Setting, cases: Sequence[str]) -> list[Result]:
+    with tempfile.TemporaryDirectory(prefix="ff-bench-") as name:
+        directory = Path(name)
+        (directory / "stream").write_bytes(os.urandom(MIB))
+        nodes = setting.replicas
+        async with running(directory, nodes=nodes, chains=spread(nodes, nodes), durable=setting.durable) as cluster:
+            with cluster.ring() as ring:
+                chunks = Chunks(ring, CHUNKS, storage_s=cluster.processor_s)
+                chunks.fill()
+                measures = {LARGE: _large, SMALL: _small, DELAY: _delay, DURABLE: _writes, RELAXED: _writes}
+                return [measures[case](case, _Running(options, chunks, directory)) for case in cases]
+
+
+def _large(case: str, on: _Running) -> Result:
+    taken = in_turns(
+        on.options.rounds,
+        lambda: on.chunks.reads(MIB, BATCH, on.duration_s),
+        {"sockets": lambda: bounds.stream(on.stream, MIB, BATCH, on.duration_s)},
+    )
+    formula = "one C program pair: sendfile to recv over loopback, one connection"
+    return _of_bytes(case, "read_bytes_per_s", taken, taken.others["sockets"], 0.7, formula)
+
+
+def _small(case: str, on: _Running) -> Result:
+    taken = in_turns(
+        on.options.rounds,
+        lambda: on.chunks.reads(4 * KIB, DEPTH, on.duration_s),
+        {
+            "echo": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 1),
+            "3 echo servers": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 3),
+        },
+    )
+    ours, echo, echoes = _seconds(taken.ours), _seconds(taken.others["echo"]), _seconds(taken.others["3 echo servers"])
+    verdicts: dict[str, bool | None] = {
+        "at least 100,000 per second": ours.median <= 1e-5,
+        "at most twice the bound": ours.median <= 2 * echo.median,
+    }
+    return Result(
+        suite="fs", case=case, metric="read_s", better="lower", ours=ours, peers={"3 echo servers": echoes},
+        bound=Bound(echo.median, "a bare epoll server with messages of the same sizes, one connection"),
+        target="; ".join(verdicts), met=all(verdicts.values()), verdicts=verdicts, more=processors(taken),
+        note=f"{1 / ours.median:,.0f} per second, bound {1 / echo.median:,.0f}, 3 servers {1 / echoes.median:,.0f}",
+    )  # fmt: skip
+
+
+def _delay(case: str, on: _Running) -> Result:
+    ours: list[float] = []
+    echo: list[float] = []
+    for _ in range(on.options.rounds):
+        ours += on.chunks.delays_s(SAMPLES[on.options.scale])
+        echo += bounds.echo_delays_s(4 * KIB, SAMPLES[on.options.scale])
+    late, bound_late = (statistics.quantiles(one, n=100)[98] for one in (ours, echo))
+    return Result(
+        suite="fs", case=case, metric="read_s", better="lower", ours=figure(ours), peers={},
+        bound=Bound(statistics.median(echo), "a bare epoll server with messages of the same sizes"), target="",
+        note=f"99 of 100 within {1e6 * late:.0f} us; the bound {1e6 * bound_late:.0f} us",
+        more={"p99_s": late, "bound_p99_s": bound_late},
+    )  # fmt: skip
+
+
+def _writes(case: str, on: _Running) -> Result:
+    others = {"loopback": lambda: bounds.stream(on.stream, MIB, WRITES, on.duration_s / 2)}
+    if case == DURABLE:
+        others["disk"] = lambda: bounds.disk(str(on.directory), WRITES, on.duration_s / 2)
+    taken = in_turns(on.options.rounds, lambda: on.chunks.writes(WRITES, on.duration_s), others)
+    bound = times(min(taken.others.values(), key=lambda one: one.median), 1 / 2)
+    formula = "loopback / 2"
+    if case == DURABLE:
+        formula += f", or 1 MiB writes with fdatasync by {WRITES} threads / 2, if that is less"
+    return _of_bytes(case, "write_bytes_per_s", taken, bound, 0.6, formula)
+
+
+def _of_bytes(case: str, metric: str, taken: Taken, bound: Figure, least: float, formula: str) -> Result:
+    """Operations are of 1 MiB."""
+    share = taken.ours.median / bound.median
+    target = f"at least {100 * least:.0f} % of the bound"
+    more = processors(taken)
+    note = f"{100 * share:.0f} % of the bound"
+    if "sockets" in taken.processor_s:
+        part = taken.processor_s["sockets"] / (taken.processor_s["client"] + taken.processor_s["storage"])
+        note += f"; the bound takes {100 * part:.0f} % of the processor time"
+    return Result(
+        suite="fs", case=case, metric=metric, better="higher", ours=times(taken.ours, MIB),
+        peers={} if len(taken.others) < 2 else {name: times(one, MIB) for name, one in taken.others.items()},
+        bound=Bound(bound.median * MIB, formula), target=target, note=note, met=share >= least,
+        verdicts={target: share >= least}, more=more,
+    )  # fmt: skip
+
+
+def processors(taken: Taken) -> dict[str, float]:
+    """Of one operation."""
+    return {f"{name}_processor_s": seconds for name, seconds in taken.processor_s.items()}
+
+
+def _seconds(rates: Figure) -> Figure:
+    """For each operation."""
+    return Figure(1 / rates.median, 1 / rates.max, 1 / rates.min, rates.n)

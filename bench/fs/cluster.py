@@ -1,0 +1,172 @@
+"""A cluster of processes as `ff fs manager` and `ff fs storage` run them, with the limits that users get.
+
+    async with running(directory, nodes=3, chains=spread(3, 2)) as cluster:
+        with cluster.ring() as ring: ...
+        cluster.nodes[2].kill()
+
+Node n has target n. In a network (`tests.support.namespaces`) node n is on host n - 1, and managers on the host of the
+bridge. Everything dies with the thread that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from tests.support.namespaces import Network
+
+from fireflyer.base.units import MIB
+from fireflyer.fs.client import Options, Ring, open_ring
+from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.schema.manager import AddChains, AddNode, AddTargets, GetStatus, NewChain, Status
+from fireflyer.fs.schema.routing import TargetState
+from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.fs.service.target_directory import make_target
+from fireflyer.identity import NodeCredential, load_secret, new_secret, save_secret
+
+__all__ = ["Cluster", "Process", "all_serve", "running", "spread"]
+
+CLUSTER: Final = "bench"
+LIMIT_S: Final = 120.0
+_BOUND_TO_US: Final = ("setpriv", "--pdeathsig", "KILL")
+_STORAGE: Final = {"io_threads": 2, "job_threads": 2, "buffer_bytes": 128 * MIB, "reserve": 0.0, "scrub_bytes_per_s": 0}
+
+
+class Process:
+    """One that says "ready ADDRESS"."""
+
+    def __init__(self, command: str, config: msgspec.Struct, path: Path, prefix: Sequence[str]) -> None:
+        path.write_text(to_toml(msgspec.to_builtins(config)))
+        self._words = [*(prefix or _BOUND_TO_US), sys.executable, "-P", "-m", "fireflyer", "fs", command, str(path)]
+        self._log = path.with_suffix(".log")
+        self._process: asyncio.subprocess.Process | None = None
+        self.address = ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(*self._words, stdout=asyncio.subprocess.PIPE, stderr=log)
+        self._process = process
+        assert process.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            line = (await process.stdout.readline()).decode()
+        if not line.startswith("ready "):
+            raise RuntimeError(f"{' '.join(self._words)} did not start: {self._log.read_text()[-2000:]}")
+        self.address = line.split()[1]
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+
+
+class Cluster:
+    def __init__(self, directory: Path, network: Network | None) -> None:
+        self.directory = directory
+        self.network = network
+        self.nodes: dict[int, Process] = {}
+        self._secret_file = str(directory / "secret")
+        save_secret(new_secret(), self._secret_file)
+        self.credential = NodeCredential(load_secret(self._secret_file), "bench")
+        host = "127.0.0.1" if network is None else network.control.address
+        config = ManagerConfig(
+            name="m1", cluster=CLUSTER, store=f"embedded:{directory}/store", listen=f"{host}:0",
+            secret_file=self._secret_file,
+        )  # fmt: skip
+        prefix = () if network is None else network.control.command([])
+        self.manager = Process("manager", config, directory / "manager.toml", prefix)
+        self._asking: ManagerClient
+
+    def ring(self, options: Options | None = None) -> Ring:
+        return open_ring([self.manager.address], self.credential, options=options, timeout_ns=int(LIMIT_S * 1e9))
+
+    def target_directory(self, node: int) -> Path:
+        return self.directory / f"target{node}"
+
+    async def begin(self, nodes: int, chains: Sequence[NewChain], storage: dict[str, Any]) -> None:
+        await self.manager.start()
+        self._asking = ManagerClient([self.manager.address], self.credential)
+        for node in range(1, nodes + 1):
+            self.nodes[node] = self._make(node, storage)
+            await self._asking.ask(AddNode(node))
+            await self._asking.ask(AddTargets(node, (node,)))
+        await asyncio.gather(*(process.start() for process in self.nodes.values()))
+        await self.until(lambda status: all(one.incarnation and one.alive for one in status.nodes))
+        await self._asking.ask(AddChains(tuple(chains)))
+        await self.until(all_serve)
+
+    def _make(self, node: int, storage: dict[str, Any]) -> Process:
+        path = str(self.target_directory(node))
+        make_target(path, CLUSTER, node)
+        host = "127.0.0.1" if self.network is None else self.network.hosts[node - 1].address
+        config = StorageConfig(
+            cluster=CLUSTER, node=node, managers=(self.manager.address,), targets=(StorageTarget(node, path),),
+            secret_file=self._secret_file, host=host, **(_STORAGE | storage),
+        )  # fmt: skip
+        prefix = () if self.network is None else self.network.hosts[node - 1].command([])
+        return Process("storage", config, self.directory / f"node{node}.toml", prefix)
+
+    async def status(self) -> Status:
+        status = await self._asking.ask(GetStatus())
+        assert isinstance(status, Status)
+        return status
+
+    async def until(self, true: Callable[[Status], bool], *, limit_s: float = LIMIT_S) -> None:
+        async with asyncio.timeout(limit_s):
+            while True:
+                if true(await self.status()):
+                    return
+                await asyncio.sleep(0.02)
+
+    def processor_s(self) -> float:
+        """What the storage processes have used so far."""
+        return sum(_processor_s(process.pid) for process in self.nodes.values())
+
+    async def end(self) -> None:
+        with contextlib.suppress(AttributeError):
+            await self._asking.close()
+        for process in (*self.nodes.values(), self.manager):
+            await process.kill()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    directory: Path, *, nodes: int, chains: Sequence[NewChain], network: Network | None = None, **storage: Any
+) -> AsyncIterator[Cluster]:
+    """`storage`: of `StorageConfig`. All chains serve."""
+    cluster = Cluster(directory, network)
+    try:
+        await cluster.begin(nodes, chains, storage)
+        yield cluster
+    finally:
+        await cluster.end()
+
+
+def spread(nodes: int, replicas: int) -> tuple[NewChain, ...]:
+    """A chain for each so many nodes."""
+    firsts = range(1, nodes - replicas + 2, replicas)
+    return tuple(NewChain(1 + at, tuple(range(first, first + replicas))) for at, first in enumerate(firsts))
+
+
+def all_serve(status: Status) -> bool:
+    return all(one.state is TargetState.SERVING for chain in status.chains for one in chain.members)
+
+
+def _processor_s(pid: int) -> float:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
