@@ -297,8 +297,7 @@ class Chunks:
 
     def _ready(self) -> None:
         dispatch = self._dispatch
-        for completion in dispatch.ring.wait(0, 0):
-            dispatch.take(completion)
+        dispatch.take(dispatch.ring.wait(0, 0))
         dispatch.flush()
         self._wake()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -99,10 +99,12 @@ class _Link:
     server: int | None = None
     presenting: dict[int, Presented | None] = field(default_factory=dict)
     held: dict[int, Ask] = field(default_factory=dict)
+    lost: bool = False
+    """The ring has said so; what it said before that is taken first."""
 
     @property
     def usable(self) -> bool:
-        return self.server is not None and not self.presenting
+        return self.server is not None and not self.presenting and not self.lost
 
 
 class Dispatch:
@@ -325,7 +327,7 @@ class Dispatch:
             self._say(link, data.Ask(ask.ask, body), opened.memory)
 
     def _say(self, link: _Link, message: data.Ask, memory: memoryview | None) -> None:
-        if link.server is not None:
+        if link.server is not None and not link.lost:
             self.ring.prepare_message(link.server, data.encode(message), memory)
             self._submit = True
 
@@ -345,8 +347,15 @@ class Dispatch:
 
     # --- completions ---
 
-    def take(self, completion: tuple[Any, ...]) -> None:
-        """One of `ring.wait`, but for the packed ones."""
+    def take(self, completions: Sequence[tuple[Any, ...]]) -> None:
+        """Those of one `ring.wait`, but for the packed ones."""
+        for completion in completions:
+            if completion[0] == "lost" and (link := self._of_server.get(completion[1])) is not None:
+                link.lost = True  # what is answered before the loss still counts, but nothing more can be said there
+        for completion in completions:
+            self._take(completion)
+
+    def _take(self, completion: tuple[Any, ...]) -> None:
         kind = completion[0]
         if kind == "read":
             _, ask, status, length, made_in, version, chunk_length, chain_version, where = completion

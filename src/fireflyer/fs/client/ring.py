@@ -201,11 +201,11 @@ class Ring:
         if limit_ns and (self._background.expected or not dispatch.ring.under_way):
             self._poll.poll(limit_ns / MS)
             limit_ns = 0
-        for completion in dispatch.ring.wait(max(0, least) if limit_ns else 0, limit_ns):
+        completions = dispatch.ring.wait(max(0, least) if limit_ns else 0, limit_ns)
+        dispatch.take(completions)
+        for completion in completions:
             if completion[0] == "reads":
                 self._take_plain(np.frombuffer(completion[1], dtype=ANSWER))
-            else:
-                dispatch.take(completion)
         dispatch.flush()
 
     def _collect(self) -> Completed:

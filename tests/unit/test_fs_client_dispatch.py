@@ -1,0 +1,199 @@
+"""What a client performs over real sockets, whose other ends the test plays."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import pytest
+from tests.support.data_connection import MESSAGE, READ_REPLY, frame
+
+from fireflyer.base.errors import FireflyerError, Unreachable
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.client.dispatch import Dispatch
+from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
+from fireflyer.fs.schema import data
+from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Update
+from fireflyer.fs.schema.ids import ChunkId, ContentId
+from fireflyer.fs.schema.routing import Chain, Member, Node, Routing, TargetState
+from fireflyer.native import crc32c
+
+CHUNK = ChunkId(1, 0)
+TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
+READ = Glance(LookKind.READ, 0, 5)
+DONE = Done(ContentId(1, 1), None)
+_PREFIX_BYTES = 24
+
+
+class Bench:
+    """A client, and a node for each connection that it asked for and was given."""
+
+    def __init__(self, *serving: int) -> None:
+        self.wanted: list[Node] = []
+        self.results: list[Any] = []
+        self.ends: dict[int, socket.socket] = {}
+        self.dispatch = Dispatch(
+            7,
+            limits=Limits(attempt_ns=200 * MS, pause_ns=MS),
+            seed=1,
+            connect=self.wanted.append,
+            ask_routing=lambda: None,
+        )
+        self.route(*serving)
+
+    def route(self, *serving: int, incarnation: int = 1) -> None:
+        version = self.dispatch.routing.version + 1
+        nodes = tuple(Node(one, f"node:{one}", incarnation) for one in serving)
+        members = tuple(Member(one, one, TargetState.SERVING) for one in serving)
+        self.dispatch.learned(Routing(version, nodes, (Chain(1, version, members),)))
+
+    def begin(self, what: Change | Glance, memory: bytearray | None = None) -> None:
+        view = None if memory is None else memoryview(memory)
+        self.dispatch.begin(1, CHUNK, what, view, SECOND, self.results.append)
+        self.dispatch.flush()
+
+    def connect(self) -> None:
+        """All that are wanted."""
+        while self.wanted:
+            node = self.wanted.pop(0)
+            ours, self.ends[node.id] = socket.socketpair()
+            self.ends[node.id].settimeout(5)
+            self.dispatch.connected(node, ours.detach())
+
+    def heard(self, node: int) -> data.Ask:
+        """The next message that the node gets."""
+        end = self.ends[node]
+        prefix = end.recv(_PREFIX_BYTES, socket.MSG_WAITALL)
+        kind, body_bytes, payload_bytes = struct.unpack("<8xHxxII4x", prefix)
+        body = end.recv(body_bytes, socket.MSG_WAITALL)
+        end.recv(payload_bytes, socket.MSG_WAITALL)
+        assert kind == MESSAGE
+        message = data.decode(body)
+        assert isinstance(message, data.Ask)
+        return message
+
+    def say(self, node: int, message: data.Told) -> None:
+        self.ends[node].sendall(frame(MESSAGE, data.encode(message)))
+
+    def take(self) -> None:
+        self.dispatch.take(self.dispatch.ring.wait(1, SECOND))
+        self.dispatch.flush()
+
+    def close(self) -> None:
+        self.dispatch.close()
+        for end in self.ends.values():
+            end.close()
+
+
+@pytest.fixture
+def bench() -> Any:
+    made = Bench(1)
+    yield made
+    made.close()
+
+
+def test_what_is_asked_before_there_is_a_connection_waits_for_it(bench: Bench) -> None:
+    bench.begin(TRUNCATE)
+    assert [node.id for node in bench.wanted] == [1]
+    bench.connect()
+    asked = bench.heard(1)
+    assert isinstance(asked.body, Update)
+    bench.say(1, data.Told(asked.number, DONE))
+    bench.take()
+    assert bench.results == [DONE]
+
+
+def test_an_answer_before_the_loss_of_its_connection_counts_and_what_follows_goes_elsewhere(bench: Bench) -> None:
+    """Both come in one turn: what the answer lets begin cannot be sent there any more."""
+    bench.begin(TRUNCATE)
+    bench.begin(TRUNCATE)
+    bench.connect()
+    bench.say(1, data.Told(bench.heard(1).number, DONE))
+    bench.ends[1].close()
+    while not bench.wanted:
+        bench.take()
+        bench.dispatch.tick()
+    assert bench.results == [DONE]
+    bench.connect()
+    bench.say(1, data.Told(bench.heard(1).number, DONE))
+    bench.take()
+    assert bench.results == [DONE, DONE]
+
+
+def test_capabilities_are_granted_before_anything_is_asked(bench: Bench) -> None:
+    presented: list[FireflyerError | None] = []
+    bench.dispatch.present(b"first", presented.append)
+    assert presented == [None]
+    bench.begin(TRUNCATE)
+    bench.connect()
+    shown = bench.heard(1)
+    assert shown.body == data.Present(b"first")
+    bench.ends[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        bench.ends[1].recv(1)
+    bench.ends[1].settimeout(5)
+    bench.say(1, data.Told(shown.number, data.Granted(SECOND)))
+    bench.take()
+    assert isinstance(bench.heard(1).body, Update)
+
+
+def test_a_connection_that_never_was_leaves_no_doubt(bench: Bench) -> None:
+    bench.begin(TRUNCATE)
+    while not bench.results:
+        for node in bench.wanted:
+            bench.dispatch.not_connected(node, Unreachable("nobody listens"))
+        bench.wanted.clear()
+        bench.take()
+        bench.dispatch.tick()
+    (failed,) = bench.results
+    assert isinstance(failed, Failed)
+    assert failed.code == "unreachable"
+    assert "nobody listens" in failed.message
+
+
+def test_a_node_that_was_started_again_is_connected_anew(bench: Bench) -> None:
+    bench.begin(TRUNCATE)
+    bench.connect()
+    bench.heard(1)
+    old = bench.ends[1]
+    bench.route(1, incarnation=2)
+    while not bench.wanted:
+        bench.take()
+        bench.dispatch.tick()
+    assert old.recv(1) == b""
+    old.close()
+    bench.connect()
+    bench.say(1, data.Told(bench.heard(1).number, DONE))
+    bench.take()
+    assert bench.results == [DONE]
+
+
+def test_what_is_no_answer_ends_the_connection(bench: Bench) -> None:
+    bench.begin(TRUNCATE)
+    bench.connect()
+    bench.heard(1)
+    bench.ends[1].sendall(frame(MESSAGE, b"\xc1 nonsense"))
+    while not bench.wanted:
+        bench.take()
+        bench.dispatch.tick()
+    assert bench.dispatch.servers() == {}
+
+
+def test_memory_is_not_touched_by_what_comes_after_the_caller_gave_up(bench: Bench) -> None:
+    memory = bytearray(5)
+    bench.begin(READ, memory)
+    bench.connect()
+    request = bench.ends[1].recv(_PREFIX_BYTES + 40, socket.MSG_WAITALL)
+    (tag,) = struct.unpack_from("<Q", request, _PREFIX_BYTES)
+    bench.dispatch.give_up(1)
+    reply = struct.pack("<QQQIIIII", tag, 1, 0, 1, 1, 1, 5, crc32c(b"hello"))
+    bench.ends[1].sendall(frame(READ_REPLY, reply, b"hello"))
+    bench.begin(READ, other := bytearray(5))
+    (tag,) = struct.unpack_from("<Q", bench.ends[1].recv(_PREFIX_BYTES + 40, socket.MSG_WAITALL), _PREFIX_BYTES)
+    reply = struct.pack("<QQQIIIII", tag, 1, 0, 1, 1, 1, 5, crc32c(b"there"))
+    bench.ends[1].sendall(frame(READ_REPLY, reply, b"there"))
+    bench.take()
+    assert bench.results == [Arrived(5, ContentId(1, 1), 5)]
+    assert memory == bytearray(5)
+    assert other == b"there"
