@@ -277,7 +277,7 @@ std::vector<RowTuple> rows(const NodeTarget& self, const std::optional<std::tupl
 
 nb::dict target_stats(const NodeTarget& self) {
   const ff::EngineStats s = self.engine().stats();
-  const ff::DiskSpace space = with_chunk_errors([&] { return self.target().disk().space(); });
+  const ff::DiskSpace space = self.target().space();
   nb::dict made;
   made["chunks"] = s.chunks, made["pending"] = s.pending, made["rows"] = s.requests, made["file_bytes"] = s.file_bytes;
   made["taken_bytes"] = s.taken_bytes, made["journal_bytes"] = s.journal_bytes, made["memory_bytes"] = s.memory_bytes;

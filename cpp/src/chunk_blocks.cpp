@@ -47,22 +47,17 @@ void Blocks::add_blocks(File& file, std::uint32_t blocks) {
 
 std::optional<BlockAddress> Blocks::take(int block_class) {
   auto& files = files_[block_class];
-  for (std::size_t f = first_free_[block_class];; ++f) {
-    if (f == files.size() || (files[f].free == 0 && f + 1 == files.size() && files[f].blocks < blocks_per_file(block_class))) {
-      if (!grow(block_class)) return std::nullopt;
-      f = f == files.size() ? f - 1 : f;
-    }
-    File& file = files[f];
-    first_free_[block_class] = f;
-    if (file.free == 0) continue;
-    for (std::size_t word = 0;; ++word) {
-      const auto bit = static_cast<std::uint32_t>(std::countr_one(file.taken[word]));
-      const std::size_t index = word * word_bits + bit;
-      if (bit == word_bits || index >= file.blocks) continue;
-      const BlockAddress address{static_cast<std::uint32_t>(f), static_cast<std::uint16_t>(index), static_cast<std::uint8_t>(block_class)};
-      take(address);
-      return address;
-    }
+  std::size_t& first = first_free_[block_class];
+  while (first < files.size() && files[first].free == 0) ++first;
+  if (first == files.size()) return std::nullopt;
+  File& file = files[first];
+  for (std::size_t word = 0;; ++word) {
+    const auto bit = static_cast<std::uint32_t>(std::countr_one(file.taken[word]));
+    const std::size_t index = word * word_bits + bit;
+    if (bit == word_bits || index >= file.blocks) continue;
+    const BlockAddress address{static_cast<std::uint32_t>(first), static_cast<std::uint16_t>(index), static_cast<std::uint8_t>(block_class)};
+    take(address);
+    return address;
   }
 }
 
@@ -93,30 +88,37 @@ bool Blocks::may_grow(std::uint64_t bytes) const {
   return space.free_bytes >= bytes && static_cast<double>(space.free_bytes - bytes) >= limits_.reserve * static_cast<double>(space.total_bytes);
 }
 
-// Gets one more group: as much of it as there may be, one block at least.
-bool Blocks::grow(int block_class) {
-  auto& files = files_[block_class];
+std::optional<Growth> Blocks::grow(int block_class) const {
+  const auto& files = files_[block_class];
   const std::uint64_t stride = stride_bytes(block_class);
   const bool fresh = files.empty() || files.back().blocks == blocks_per_file(block_class);
   const std::uint32_t before = fresh ? 0 : files.back().blocks;
-  auto count = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, limits_.group_bytes / stride));
-  count = std::min(count, blocks_per_file(block_class) - before);
-  while (count > 0 && !may_grow(count * stride)) count /= 2;
-  if (count == 0) return false;
+  Growth growth;
+  growth.block_class = block_class;
+  growth.blocks = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, limits_.group_bytes / stride));
+  growth.blocks = std::min(growth.blocks, blocks_per_file(block_class) - before);
+  while (growth.blocks > 0 && !may_grow(growth.blocks * stride)) growth.blocks /= 2;
+  if (growth.blocks == 0) return std::nullopt;
   if (fresh) {
-    auto file = disk_.create(name_of(block_class, files.size()));
+    growth.created = disk_.create(name_of(block_class, files.size()));
     disk_.sync_directory();
-    files.emplace_back().file = std::move(file);
   }
+  DiskFile& file = fresh ? *growth.created : *files.back().file;
   try {
-    files.back().file->allocate(before * stride, count * stride);
+    file.allocate(before * stride, growth.blocks * stride);
   } catch (const DiskError& error) {
-    if (error.error() == ENOSPC || error.error() == EDQUOT) return false;
-    throw;
+    if (error.error() != ENOSPC && error.error() != EDQUOT) throw;
+    growth.blocks = 0;
   }
-  add_blocks(files.back(), count);
-  file_bytes_ += count * stride;
-  return true;
+  return growth;
+}
+
+void Blocks::add(Growth growth) {
+  auto& files = files_[growth.block_class];
+  if (growth.created) files.emplace_back().file = std::move(growth.created);
+  add_blocks(files.back(), growth.blocks);
+  file_bytes_ += growth.blocks * std::uint64_t{stride_bytes(growth.block_class)};
+  first_free_[growth.block_class] = std::min(first_free_[growth.block_class], files.size() - 1);
 }
 
 }  // namespace ff

@@ -19,13 +19,24 @@ struct BlockLimits {
   double reserve;                // share of the disk that is left free
 };
 
-// Not thread-safe: the engine's lock protects all but `file` and `offset` of an address that is taken.
+// Space that files have got, and that is not yet anybody's.
+struct Growth {
+  int block_class = 0;
+  std::unique_ptr<DiskFile> created;  // a new file; else the last one has grown
+  std::uint32_t blocks = 0;
+};
+
+// Not thread-safe: the engine's lock protects all but `grow`, and `file` and `offset` of an address that is taken. `grow`
+// asks the disk, which may take long: it is called without that lock, by one caller at a time, who hands the result to `add`
+// before anybody else grows.
 class Blocks {
  public:
   Blocks(Disk& disk, const BlockLimits& limits);
 
-  // A free block; nullopt: neither is one free nor may the files grow. Throws DiskError.
-  std::optional<BlockAddress> take(int block_class);
+  std::optional<BlockAddress> take(int block_class);  // a free block
+  // One more group: as much of it as there may be, one block at least. Nullopt: the limits, or the disk, are reached.
+  std::optional<Growth> grow(int block_class) const;
+  void add(Growth growth);
   // At the start: false if there is no such block, or it is taken.
   bool take(const BlockAddress& address);
   void release(const BlockAddress& address);
@@ -44,7 +55,6 @@ class Blocks {
   };
 
   void open_all(const std::vector<std::string>& names);
-  bool grow(int block_class);
   bool may_grow(std::uint64_t bytes) const;
   static void add_blocks(File& file, std::uint32_t blocks);
 

@@ -54,43 +54,66 @@ ChunkStat ChunkEngine::State::check(const ChunkId& chunk, const Update& update) 
   return now;
 }
 
-BlockAddress ChunkEngine::State::take_block(std::uint64_t length) {
-  if (length > max_block_bytes) fail(EngineErrorKind::usage, "a chunk of " + std::to_string(length) + " bytes is above " + std::to_string(max_block_bytes));
-  std::optional<BlockAddress> block;
-  try {
-    block = blocks.take(class_of(length));
-  } catch (const DiskError& error) {
-    break_down(error);
-  }
-  if (!block) fail(EngineErrorKind::no_space, "no space for a block of " + std::to_string(block_bytes(class_of(length))) + " bytes; remove files or add disks");
-  return *block;
-}
-
-// Writes the content to a new block, without the lock.
-void ChunkEngine::State::write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old,
-                                      Content& content) {
-  const BlockAddress block = take_block(length);
-  content.state = ContentState::data;
-  content.block_file = block.file, content.block_index = block.index, content.block_class = block.block_class;
-  DiskFile& file = blocks.file(block);
-  staging.insert(chunk);
+// Asks the disk without the lock: who only looks at records does not wait for it.
+std::optional<BlockAddress> ChunkEngine::State::grow_and_take(Lock& lock, int block_class) {
   lock.unlock();
+  const std::lock_guard one_at_a_time(growing);
+  lock.lock();
+  if (const auto block = blocks.take(block_class)) return block;  // another one has grown meanwhile
+  lock.unlock();
+  std::optional<Growth> growth;
   std::exception_ptr failure;
   try {
-    const auto old = has_old ? engine.view(chunk) : std::nullopt;
-    const bool cut = update.kind == UpdateKind::truncate;
-    const std::uint32_t offset = update.kind == UpdateKind::replace ? 0 : update.offset;
-    write_content({file, Blocks::offset(block), block.block_class}, chunk, content, length, offset, cut ? Bytes{} : update.data, old ? &*old : nullptr);
-  } catch (...) {
+    growth = blocks.grow(block_class);
+  } catch (const DiskError&) {
     failure = std::current_exception();
   }
   lock.lock();
-  staging.erase(chunk);
-  if (!failure) {
+  if (failure) std::rethrow_exception(failure);
+  if (growth) blocks.add(std::move(*growth));
+  return blocks.take(block_class);
+}
+
+BlockAddress ChunkEngine::State::take_block(Lock& lock, std::uint64_t length) {
+  const int block_class = class_of(length);
+  std::optional<BlockAddress> block = blocks.take(block_class);
+  if (!block) block = grow_and_take(lock, block_class);
+  if (!block) fail(EngineErrorKind::no_space, "no space for a block of " + std::to_string(block_bytes(block_class)) + " bytes; remove files or add disks");
+  return *block;
+}
+
+// Without the lock.
+void ChunkEngine::State::write_block(ChunkEngine& engine, DiskFile& file, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old,
+                                     Content& content) {
+  const BlockAddress block = content.block();
+  const auto old = has_old ? engine.view(chunk) : std::nullopt;
+  const bool cut = update.kind == UpdateKind::truncate;
+  const std::uint32_t offset = update.kind == UpdateKind::replace ? 0 : update.offset;
+  write_content({file, Blocks::offset(block), block.block_class}, chunk, content, length, offset, cut ? Bytes{} : update.data, old ? &*old : nullptr);
+}
+
+// Writes the content to a new block; the lock is given up meanwhile, and the chunk stays what it is.
+void ChunkEngine::State::write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old,
+                                      Content& content) {
+  staging.insert(chunk);
+  std::optional<BlockAddress> block;
+  std::exception_ptr failure;
+  try {
+    block = take_block(lock, length);
+    content.state = ContentState::data;
+    content.block_file = block->file, content.block_index = block->index, content.block_class = block->block_class;
+    DiskFile& file = blocks.file(*block);
+    lock.unlock();
+    write_block(engine, file, chunk, update, length, has_old, content);
+    lock.lock();
     touched.insert(&file);
-    return;
+  } catch (...) {
+    failure = std::current_exception();
   }
-  free_now(block);
+  if (!lock.owns_lock()) lock.lock();
+  staging.erase(chunk);
+  if (!failure) return;
+  if (block) free_now(*block);
   try {
     std::rethrow_exception(failure);
   } catch (const DiskError& error) {

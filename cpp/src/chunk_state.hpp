@@ -39,6 +39,7 @@ struct ChunkEngine::State {
   std::unique_ptr<Disk> disk;
   mutable std::mutex mutex;
   std::mutex flushing;  // taken before `mutex`; whoever has it writes the journal
+  std::mutex growing;   // taken before `mutex`; whoever has it asks the disk for blocks
 
   ChunkIndex index;
   std::map<ChunkId, Content> pending;
@@ -98,7 +99,10 @@ struct ChunkEngine::State {
   // What stage does before and after it writes the content.
   ChunkStat check(const ChunkId& chunk, const Update& update) const;
   ChunkStat to_finish(const ChunkId& chunk, const ContentId& content) const;
-  BlockAddress take_block(std::uint64_t length);
+  BlockAddress take_block(Lock& lock, std::uint64_t length);
+  std::optional<BlockAddress> grow_and_take(Lock& lock, int block_class);
+  static void write_block(ChunkEngine& engine, DiskFile& file, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old,
+                          Content& content);
   void write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old, Content& content);
 
   Ticket flush_waiting(Lock& lock, BatchWriter& writer);

@@ -32,7 +32,7 @@ const char* name_of(EngineErrorKind kind) {
 ChunkTarget::ChunkTarget(std::uint64_t number, std::unique_ptr<Disk> disk, const EngineOptions& options, int threads, std::shared_ptr<EventQueue> events,
                          std::unique_ptr<DirectoryLock> lock)
     : number_(number), durable_(options.durable), lock_(std::move(lock)), disk_(*disk), engine_(std::move(disk), options), events_(std::move(events)),
-      updates_(threads), reads_(threads) {
+      space_(disk_.space()), updates_(threads), reads_(threads) {
   flusher_ = std::thread([this] { flush_what_waits(); });
 }
 
@@ -99,6 +99,26 @@ void ChunkTarget::flush_what_waits() {
     }
     lock.lock();
   }
+}
+
+DiskSpace ChunkTarget::space() {
+  DiskSpace known;
+  {
+    const std::lock_guard lock(mutex_);
+    known = space_;
+    if (std::exchange(looking_, true)) return known;
+  }
+  reads_.run([this] {
+    std::optional<DiskSpace> now;
+    try {
+      now = disk_.space();
+    } catch (const DiskError&) {  // who writes will hear of it
+    }
+    const std::lock_guard lock(mutex_);
+    space_ = now.value_or(space_);
+    looking_ = false;
+  });
+  return known;
 }
 
 // ---------------------------------------------------------------------------------------------- updates

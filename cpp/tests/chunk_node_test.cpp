@@ -229,6 +229,23 @@ void one_flush_is_for_all_that_waited() {
   CHECK(held.syncs() - before <= 6);  // content and journal, for one, for the others, and in the end
 }
 
+void a_disk_that_is_slow_to_give_space_holds_up_only_who_needs_it() {
+  Held held;
+  const SharedBuffer small = filled(*held.pool, noise(5000, 1)), large = filled(*held.pool, noise(300'000, 2));
+  held.target->stage(replace(1, 1, small));
+  next<ff::StagedEvent>(*held.events);
+  Gate gate;
+  held.disk->before_grow = [&] { gate.pass(); };
+  held.target->stage(replace(2, 2, large));
+  gate.await_somebody();
+  held.target->commit({1, 1}, {chain_version, 1});
+  CHECK(held.target->engine().stat({1, 1})->committed.length == 5000);
+  held.target->stage(replace(3, 3, small));
+  CHECK(next<ff::StagedEvent>(*held.events).job == 3);
+  gate.open();
+  CHECK(next<ff::StagedEvent>(*held.events).job == 2);
+}
+
 void nothing_waits_where_nothing_has_to_be_durable() {
   Held held(false);
   held.disk->before_sync = [] { CHECK(false); };
@@ -446,6 +463,7 @@ void all_at_once_and_then_the_end() {
 int main() {
   memory_is_given_in_order_and_peers_first();
   one_flush_is_for_all_that_waited();
+  a_disk_that_is_slow_to_give_space_holds_up_only_who_needs_it();
   nothing_waits_where_nothing_has_to_be_durable();
   a_disk_that_fails_is_told_once();
   space_that_is_free_after_a_flush_is_used();

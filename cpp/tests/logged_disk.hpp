@@ -66,7 +66,7 @@ class LoggedDisk final : public Disk {
   std::uint64_t total_bytes = std::uint64_t{1} << 40, free_bytes = std::uint64_t{1} << 40;
   std::function<int(const Operation&)> refuse;  // an errno instead of the operation; 0: none
   std::function<void(int file)> before_write;   // what others do meanwhile
-  std::function<void()> before_read, before_sync;
+  std::function<void()> before_read, before_sync, before_grow;
   std::atomic<bool> cold = false;               // nothing is in the page cache, and nothing stays there
 
   LoggedDisk() = default;
@@ -223,6 +223,7 @@ inline std::size_t LoggedFile::read(std::uint64_t offset, MutableBytes into) con
 }
 
 inline void LoggedFile::allocate(std::uint64_t offset, std::uint64_t bytes) {
+  if (disk_.before_grow) disk_.before_grow();
   const std::lock_guard lock(disk_.mutex_);
   disk_.note({Operation::grow, file_, offset + bytes, {}, {}, {}});
   auto& content = disk_.files_[static_cast<std::size_t>(file_)];

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -345,8 +346,10 @@ def test_closing_under_load_leaves_nothing(tmp_path: Path) -> None:
     assert len(again.target.pending()) == 29  # what was begun was ended, in order
     again.close()
     del again, rig
-    assert set(os.listdir("/proc/self/fd")) == before
-    assert len(os.listdir("/proc/self/task")) == threads
+    assert set(os.listdir("/proc/self/fd")) <= before
+    deadline_s = time.monotonic() + 10  # a thread that was joined may be listed for a moment
+    while len(os.listdir("/proc/self/task")) > threads:
+        assert time.monotonic() < deadline_s
 
 
 def test_a_ring_sends_from_memory_and_hears_answers(rig: Rig) -> None:

@@ -48,7 +48,7 @@ class ChunkTarget {
 
   std::uint64_t number() const { return number_; }
   ChunkEngine& engine() { return engine_; }
-  Disk& disk() { return disk_; }
+  DiskSpace space();  // as it was a moment ago: a disk that hangs is not waited for
 
   void stage(StageJob job);                                                           // StagedEvent or StageFailedEvent
   void commit(const ChunkId& chunk, const ContentId& content);
@@ -98,6 +98,8 @@ class ChunkTarget {
   std::optional<std::chrono::steady_clock::time_point> flush_at_;
   bool stopped_ = false;
   std::map<ChunkId, BlockAddress> damaged_;
+  DiskSpace space_;
+  bool looking_ = false;  // for space
   std::atomic<bool> failed_ = false, closed_ = false;
 
   JobThreads updates_, reads_;
