@@ -177,11 +177,20 @@ def test_another_manager_is_asked_when_one_names_it_and_when_one_is_silent() -> 
     process.told(NotPrimary("c"))
     assert process.tick().manager == "c"
     process.told(NotPrimary("c"))
-    assert process.tick().manager == "a"
+    assert process.tick().manager == "b"
     process.told(NotPrimary("elsewhere"))
-    assert [process.tick().manager for _ in range(5)] == ["b", "b", "b", "c", "c"]
+    assert [process.tick().manager for _ in range(5)] == ["c", "c", "c", "a", "a"]
     process.told(Refusal("busy", "later"))
-    assert process.tick().manager == "c"
+    assert process.tick().manager == "a"
+
+
+def test_two_managers_that_name_each_other_do_not_keep_a_process_from_the_third() -> None:
+    process = Process("a", "b", "c")
+    asked = []
+    for _ in range(6):
+        asked.append(process.tick().manager)
+        process.told(NotPrimary({"a": "b", "b": "a", "c": ""}[asked[-1]]))
+    assert "c" in asked
 
 
 def test_whoever_wants_routing_has_it_asked_for_soon_but_not_all_the_time() -> None:

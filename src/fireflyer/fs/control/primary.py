@@ -30,6 +30,9 @@ class ManagerClient:
             raise UsageError("no manager is named; give the address of one at least")
         self._managers = list(managers)
         self._current = self._managers[0]
+        self._turn = 0
+        self._followed = False
+        """The current one was named by another, not reached in turn."""
         self._lines = Lines(credential)
 
     async def ask(self, request: Request, *, timeout_ns: int = 10 * SECOND) -> Answer:
@@ -43,26 +46,38 @@ class ManagerClient:
             asked = self._current
             try:
                 answer = await self._lines.call(asked, request, min(left_ns, ATTEMPT_NS))
-                if isinstance(answer, Refusal):
-                    raise error_from_wire(answer.code, answer.message)
-                if not isinstance(answer, NotPrimary):
-                    return answer
-                reason = f"{asked} is not the primary" + (f", {answer.address} was" if answer.address else "")
-                self._follow(asked, answer.address)
             except TransientError as error:
                 reason = str(error)
                 self._follow(asked, "")
+            else:
+                if isinstance(answer, NotPrimary):
+                    reason = f"{asked} is not the primary" + (f", {answer.address} was" if answer.address else "")
+                    self._follow(asked, answer.address)
+                elif isinstance(answer, Refusal):
+                    refused = error_from_wire(answer.code, answer.message)
+                    if not isinstance(refused, TransientError):
+                        raise refused
+                    reason = str(refused)
+                else:
+                    self._followed = False
+                    return answer
             pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
             await asyncio.sleep(min(random.uniform(0.5, 1) * pause_ns / SECOND, max(0.0, until_s - loop.time())))
         raise Timeout(f"no manager answered as primary within {format_duration(timeout_ns)}: {reason}")
 
     def _follow(self, asked: str, named: str) -> None:
-        """To the one that was named, if it is one of ours; else to the next."""
-        if named in self._managers and named != asked:
-            self._current = named
-        else:
-            place = self._managers.index(asked) + 1 if asked in self._managers else 0
-            self._current = self._managers[place % len(self._managers)]
+        """To the one that was named, if it is one of ours; else to the next in turn. Of two names in a row the second
+        is not followed: managers that are cut off from the store could send us to and fro for ever."""
+        if asked != self._current:
+            return  # another request has gone on already
+        if named in self._managers and named != asked and not self._followed:
+            self._current, self._followed = named, True
+            return
+        for _ in self._managers:
+            self._turn = (self._turn + 1) % len(self._managers)
+            if self._managers[self._turn] != asked:
+                break
+        self._current, self._followed = self._managers[self._turn], False
 
     async def close(self) -> None:
         await self._lines.close()

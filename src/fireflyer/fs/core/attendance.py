@@ -208,6 +208,8 @@ class Attendance:
         self._targets = {target: _Target(targets[target]) for target in sorted(targets)}
         self._managers = list(managers)
         self._manager = self._managers[0]
+        self._turn = 0
+        self._followed = False
         self._routing = Routing(0)
         self._sessions = LiveSessions()
         self._key_ids: tuple[int, ...] = ()
@@ -354,8 +356,12 @@ class Attendance:
         return tuple(reports)
 
     def _next_manager(self) -> None:
-        place = self._managers.index(self._manager) + 1
-        self._manager, self._unanswered = self._managers[place % len(self._managers)], 0
+        """In turn."""
+        for _ in self._managers:
+            self._turn = (self._turn + 1) % len(self._managers)
+            if self._managers[self._turn] != self._manager:
+                break
+        self._manager, self._unanswered, self._followed = self._managers[self._turn], 0, False
 
     # --- what is answered ---
 
@@ -363,8 +369,10 @@ class Attendance:
         self._unanswered = 0
         match answer:
             case NotPrimary(address):
-                if address in self._managers and address != self._manager:
-                    self._manager = address
+                # Of two names in a row the second is not followed: managers that are cut off from their store could
+                # send us to and fro for ever.
+                if address in self._managers and address != self._manager and not self._followed:
+                    self._manager, self._followed = address, True
                 else:
                     self._next_manager()
             case Registered(incarnation, failure_timeout_ns, key_ids) if self._fence is None:
@@ -380,6 +388,7 @@ class Attendance:
                 node = self._identity.node
                 self._effects.append(End(f"process {incarnation} of node {node} has replaced {self._incarnation}"))
             case HeartbeatAnswer() if self._fence is not None:
+                self._followed = False
                 self._on_heartbeat_answer(now_ns, self._fence, answer)
             case _:
                 pass  # a refusal: the next heartbeat or registration tries again
