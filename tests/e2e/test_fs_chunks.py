@@ -17,6 +17,7 @@ from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.request_effects import Limits
 from fireflyer.fs.schema.chunks import Held
 from fireflyer.fs.schema.ids import ChunkId
+from fireflyer.fs.schema.sessions import EndSession
 
 pytestmark = pytest.mark.serial
 RANDOM = np.random.default_rng(5)
@@ -54,6 +55,11 @@ async def everything_works(chunks: Chunks) -> None:
     assert [one.chunk for one in await chunks.list(CHAIN, 7, start=0, limit=5)] == [chunk]
     with pytest.raises(UsageError, match="do not fit into a chunk"):
         await chunks.write(CHAIN, chunk, b"x", 64 * MIB)
+
+
+async def truncate_until_it_fails(chunks: Chunks) -> None:
+    while True:
+        await chunks.truncate(CHAIN, ChunkId(7, 1), 1)
 
 
 async def batches_work(chunks: Chunks) -> None:
@@ -132,6 +138,10 @@ def test_both_faces_do_all_operations_and_a_ring_goes_on_when_a_node_is_killed(t
                 await batches_work(chunks)
             with pytest.raises(Aborted):
                 await chunks.stat(CHAIN, ChunkId(7, 0))
+            async with await run.connect() as chunks:
+                await run.asking.ask(EndSession(chunks.client))
+                with pytest.raises(PermissionDenied):
+                    await truncate_until_it_fails(chunks)
             async with await run.connect(ONE_SENDER) as chunks:
                 await batches_work(chunks)
             with open_ring([run.manager.address], run.site.service, options=QUICK) as ring:

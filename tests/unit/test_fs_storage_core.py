@@ -184,9 +184,9 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
 def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() -> None:
     process = _Process()
     process.route(1, chain(10, 1, SERVING, SERVING))
-    assert process.refused(1) is Refusal.STALE
+    assert process.refused(1) is Refusal.BUSY
     process.sessions(1, 3, opened=(1, 2))
-    assert [process.refused(client) for client in (1, 2, 3)] == [None, None, Refusal.STALE]
+    assert [process.refused(client) for client in (1, 2, 3)] == [None, None, Refusal.BUSY]
     process.sessions(2, 3, ended=(1,))
     assert fx.ClientEnded(1) in process.made[0].heard
     assert [process.refused(client) for client in (1, 2)] == [Refusal.DENIED, None]

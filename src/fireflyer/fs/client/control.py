@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import socket
-import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol
 
@@ -58,15 +57,14 @@ class Control:
         self._hears: Hears | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
-        self._kept_ns = 0
+        self._answered = True
 
     async def open(self, timeout_ns: int) -> Session:
         """Opens the session. Raises `Timeout` when no manager answers as primary, `PermissionDenied`."""
-        asked_ns = time.monotonic_ns()
         answer = await self._managers.ask(OpenSession(secrets.token_hex(16), self._name[:128]), timeout_ns=timeout_ns)
         if not isinstance(answer, Session):
             raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
-        self._session, self._kept_ns = answer, asked_ns
+        self._session = answer
         return answer
 
     def start(self, hears: Hears) -> None:
@@ -129,21 +127,20 @@ class Control:
     async def _keep(self) -> None:
         if self._session is None or self._hears is None:
             return
-        asked_ns = time.monotonic_ns()
         try:
             request = KeepSession(self._session.client, self._routing.version)
             answer = await self._managers.ask(request, timeout_ns=min(_ROUTING_NS, self._session.lifetime_ns // 4))
         except FireflyerError as error:
-            _log.warning("no manager keeps the session reason=%s", error)
-            if time.monotonic_ns() - self._kept_ns > self._session.lifetime_ns:
-                self._hears.end(f"no manager has answered for its lifetime: {error}")
+            # Whether the session lives is the manager's to say: one that was away for long has not counted the time.
+            if self._answered:
+                _log.warning("no manager keeps the session reason=%s", error)
+            self._answered = False
             return
+        self._answered = True
         if isinstance(answer, SessionOver):
             self._hears.end("the manager has ended it; open another client")
-        elif isinstance(answer, SessionKept):
-            self._kept_ns = asked_ns
-            if answer.routing is not None:
-                self._take(answer.routing)
+        elif isinstance(answer, SessionKept) and answer.routing is not None:
+            self._take(answer.routing)
 
     def _take(self, delta: RoutingDelta) -> None:
         try:

@@ -300,7 +300,7 @@ class StorageCore:
             refused = Refused(Refusal.DENIED, f"the session of client {update.client} is over; open another one")
         else:
             self._queue.append(node.RoutingWanted())
-            refused = Refused(Refusal.STALE, f"this node has not yet heard of client {update.client}; ask again")
+            refused = Refused(Refusal.BUSY, f"this node has not yet heard of client {update.client}; ask again")
         self._effects.append(Of(0, fx.Reply(waiter, refused)))
         self._release(handle)
 
