@@ -19,7 +19,7 @@ from fireflyer.fs.core.rows import MOVES, MoveRow
 from fireflyer.fs.core.sessions import SessionBook
 from fireflyer.fs.core.transact import Outcome
 from fireflyer.fs.schema.manager import Answer, Condition, HeartbeatAnswer, Register, TargetReport
-from fireflyer.fs.schema.routing import Chain, TargetState
+from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
 
 __all__ = ["PLANTED"]
@@ -270,6 +270,19 @@ def new_primary_forgets_moves(patch: Patch) -> None:
     patch.setattr(manager, "_RANGES", tuple(one for one in original if one[0] != MOVES.prefix))
 
 
+def another_chains_versions_count(patch: Patch) -> None:
+    original = Attendance._take_routing
+
+    def take_routing(self: Attendance, routing: Routing) -> None:
+        before = {target: (known.stopped_in, known.synced_in) for target, known in self._targets.items()}
+        original(self, routing)
+        for target, known in self._targets.items():
+            known.stopped_in = max(known.stopped_in, before[target][0])
+            known.synced_in = max(known.synced_in, before[target][1])
+
+    patch.setattr(Attendance, "_take_routing", take_routing)
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     planted.__name__: planted
     for planted in (
@@ -298,5 +311,6 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         acts_after_it_gave_the_lease_up,
         leaves_before_the_new_one_serves,
         new_primary_forgets_moves,
+        another_chains_versions_count,
     )
 }

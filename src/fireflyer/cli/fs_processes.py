@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -17,6 +18,7 @@ from fireflyer.base.errors import UsageError
 __all__ = ["READY", "manager_command", "read_config", "run_process", "storage_command"]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
+MAX_DESCRIPTORS: Final = 1 << 16
 READY: Final = "ready "
 """Before the address, in the one line that a process prints on standard output when it serves."""
 
@@ -72,6 +74,7 @@ def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None
     """Runs until SIGTERM or SIGINT, upon which it is cancelled: then 0."""
     from fireflyer.runtime import run
 
+    _allow_descriptors()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
     async def until_stopped() -> None:
@@ -86,3 +89,11 @@ def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None
 
     run(until_stopped())
     return 0
+
+
+def _allow_descriptors() -> None:
+    """As many as the administrator allows: each client has a connection, and 1024, the usual soft limit, are few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -51,13 +51,15 @@ from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.driver import Driver
-from fireflyer.runtime.rpc import Address, Caller, RpcServer
+from fireflyer.runtime.rpc import Address, Caller, RpcServer, ServerLimits
 
 __all__ = ["MAX_WAITING", "check_role", "run_manager"]
 
 _log = logging.getLogger(__name__)
 CAPABILITY_S: Final = 900
 """How long a capability is good for."""
+MAX_CONNECTIONS: Final = 16384
+"""One of each client and storage process."""
 MAX_WAITING: Final = 4096
 """Requests that wait for an answer of the machine."""
 TICKS_PER_LEASE: Final = 8
@@ -92,7 +94,8 @@ async def run_manager(config: ManagerConfig, *, on_ready: Callable[[str], None])
     find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
     host, port = _parse_listen(config.listen)
     async with await open_store(config.store) as engine:
-        server = RpcServer(Accepts(secret, find_user), identity=f"manager {config.name}")
+        limits = ServerLimits(connections=MAX_CONNECTIONS)
+        server = RpcServer(Accepts(secret, find_user), identity=f"manager {config.name}", limits=limits)
         started: asyncio.Future[_Service] = asyncio.get_running_loop().create_future()
 
         async def ask(request: Request, caller: Caller) -> Answer:
