@@ -7,7 +7,7 @@ from tests.support.request_bugs import BUGS, plant
 from tests.support.request_world import RequestWorld, WholeWorld, run_seed
 
 BLOCK = 40
-SOON = 60
+SOON = 100
 """Bugs that so many seeds find are planted in every test run."""
 
 

@@ -143,6 +143,17 @@ def test_not_committed_sends_to_the_tail_at_once_and_later_again() -> None:
     assert bench.ended[operation] == Missing()
 
 
+def test_a_tail_that_routing_does_not_know_is_waited_for() -> None:
+    bench = Bench(1)
+    bench.until(SECOND)
+    bench.begin(READ, within_ns=10 * SECOND)
+    bench.effects.clear()
+    bench.tell(NotCommitted(2))
+    assert bench.effects == [AskRouting()]
+    bench.route(1, 2)
+    assert len(bench.asks) == 2
+
+
 def test_a_late_read_is_withdrawn_before_another_replica_is_asked() -> None:
     bench = Bench(1, 2)
     operation = bench.begin(READ)

@@ -146,7 +146,7 @@ class Chunks:
         return memory if count == length else memory[:count]
 
     async def read_batch(self, reads: Iterable[Read], *, timeout_ns: int | None = None) -> _Counts:
-        """Any number at once. For each its count of bytes, or the error that `read_into` would raise."""
+        """Up to `Limits.requests` at once. For each its count of bytes, or the error that `read_into` would raise."""
         wanted = [(one, memory_of(one.into, writable=True)) for one in reads]
         replies = await self._all(
             [
@@ -168,7 +168,7 @@ class Chunks:
         return _done(await self._one(chain, chunk, change_of(memory, offset), memory, timeout_ns))
 
     async def write_batch(self, writes: Iterable[Write], *, timeout_ns: int | None = None) -> _Dones:
-        """Any number at once; those of one chunk are done in their order."""
+        """Up to `Limits.requests` at once; those of one chunk are done in their order."""
         given = [(one, memory_of(one.data, writable=False)) for one in writes]
         replies = await self._all(
             [(one.chain, one.chunk, change_of(memory, one.offset), memory) for one, memory in given], timeout_ns

@@ -408,11 +408,16 @@ class Requests:
 
     def _not_committed(self, request: _Request, tail: TargetId) -> None:
         request.why = "an update of the chunk was under way"
-        request.tail = tail
+        serving = self._routes.get(request.begin.chain, _NOWHERE).serving
         if tail == request.target:
+            request.tail = tail
             self._rest(request)
-        else:
+        elif any(one.target == tail for one in serving):
+            request.tail = tail
             self._place(request)
+        else:
+            self._want_routing()
+            self._rest(request)
 
     def _refused(self, request: _Request, refused: Refused, *, newest: bool) -> None:
         refusal = refused.refusal
