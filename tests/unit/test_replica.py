@@ -31,6 +31,8 @@ from fireflyer.fs.schema.chunks import (
     Request,
     SyncDone,
     SyncStart,
+    Unheard,
+    Waiting,
 )
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChunkId, ContentId
 
@@ -508,6 +510,23 @@ def test_who_waits_for_another_is_not_taken_for_the_one_that_is_cut_off(hangs: s
         rig.run(idle=idle)
         rig.tick(SECOND)
     assert blamed() == {(idle[0], fx.ReportGone(1, "the disk does not answer"))}
+
+
+def test_data_are_sent_again_only_where_they_are_missing() -> None:
+    rig = Rig(SERVING, SERVING)
+    waiters = [rig.update(1, write(b"data"), b"data", chunk=ChunkId(3, at), client=at + 1) for at in range(2)]
+    rig[1].work()
+    rig.deliver(rig.letters.popleft())
+    rig[1].work()
+    rig.letters.clear()  # the second one is lost, the first one is being staged
+    rig.tick(2 * SECOND)
+    assert [letter.data for letter in rig.letters] == [b"", b""]
+    while rig.letters and rig.letters[0].source == 1:
+        rig.deliver(rig.letters.popleft())
+    bodies = [letter.message.body for letter in rig.letters if isinstance(letter.message, Answer)]
+    assert bodies == [Waiting(), Unheard()]
+    rig.run()
+    assert all(isinstance(rig.replies[waiter], Done) for waiter in waiters)
 
 
 def test_a_copy_without_space_holds_nobody_up_and_is_tried_again() -> None:

@@ -7,6 +7,9 @@ sends a copy again when no answer came. The receiver remembers for each lane the
     the last number         a copy: the same answer again; while it is under way, silence, or that it waits for others
     below                   a straggler: ignored
 
+Data are not sent again unless they are missing: the copy of a request with data is a *reminder*, and who has not heard
+of the request says so.
+
 So a refused request is refused for ever, and a copy that arrives late changes nothing, with memory for the lanes only.
 Both ends forget everything when the chain's version changes or a resync session begins, and a request says to which
 (version, session) it belongs: the process of either end cannot restart within one.
@@ -84,6 +87,11 @@ class Outbox:
             letter.sent_ns = now_ns
         return letters
 
+    def find(self, place: Place) -> Letter | None:
+        """What is under way there."""
+        letter = self._letters.get(place[0])
+        return letter if letter is not None and letter.place == place else None
+
     def hurry(self, due_ns: int, resend_ns: int) -> None:
         """What is under way is overdue at `due_ns` at the latest: it is known to be lost, or not to have been taken."""
         for letter in self._letters.values():
@@ -91,8 +99,8 @@ class Outbox:
 
     def close(self, place: Place) -> Letter | None:
         """The letter that was answered; None when the answer is to none that is under way."""
-        letter = self._letters.get(place[0])
-        if letter is None or letter.place != place:
+        letter = self.find(place)
+        if letter is None:
             return None
         del self._letters[place[0]]
         self._free.append(place[0])
@@ -117,11 +125,13 @@ class Inbox:
 
     def admit(self, place: Place) -> bool:
         """Whether this request is new; from now on it is under way."""
-        lane, number = place
-        if number <= self._last.get(lane, (0, None))[0]:
+        if not self.is_new(place):
             return False
-        self._last[lane] = (number, None)
+        self._last[place[0]] = (place[1], None)
         return True
+
+    def is_new(self, place: Place) -> bool:
+        return place[1] > self._last.get(place[0], (0, None))[0]
 
     def is_last(self, place: Place) -> bool:
         """Whether this is a copy of the lane's last request."""

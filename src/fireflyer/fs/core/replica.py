@@ -77,11 +77,13 @@ from fireflyer.fs.schema.chunks import (
     Page,
     Put,
     Refusal,
+    Reminder,
     Request,
     SyncDone,
     SyncList,
     SyncRows,
     SyncStart,
+    Unheard,
     Waiting,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TargetId
@@ -282,7 +284,7 @@ class Replica(ChunkWorks):
         if not self._role.alone and any(one.work and self._hangs(one.work) for one in self._chunks.values()):
             self._leave("the disk does not answer")
             return
-        self._send(self._outbox.overdue(self._now_ns, self._limits.resend_ns))
+        self._remind(self._outbox.overdue(self._now_ns, self._limits.resend_ns))
         since_ns, stall_ns = self._outbox.oldest_ns(), self._limits.stall_ns
         if since_ns is None:
             return
@@ -316,6 +318,16 @@ class Replica(ChunkWorks):
                 letter.handle = 0
                 letter.body, letter.content = self._put(letter.owner, work, whole=True)
 
+    def _remind(self, letters: list[Letter]) -> None:
+        session = self._source.number if self._source is not None else 0
+        for letter in letters:
+            if letter.content is None or letter.owner is None:
+                self._send([letter])
+                continue
+            reminder = Reminder(letter.owner)
+            request = Request(self._chain_id, self._role.chain_version, session, *letter.place, reminder)
+            self._effects.append(Send(self._role.successor, request))
+
     def _answered(self, source: TargetId, answer: Answer) -> None:
         session = self._source.number if self._source is not None else 0
         ours = (answer.chain, answer.chain_version, answer.session) == (
@@ -327,6 +339,12 @@ class Replica(ChunkWorks):
             return
         if isinstance(answer.body, Waiting):
             self._heard_ns = self._now_ns
+            return
+        if isinstance(answer.body, Unheard):
+            unheard = self._outbox.find((answer.lane, answer.number))
+            if unheard is not None:
+                unheard.sent_ns = self._now_ns
+                self._send([unheard])
             return
         letter = self._outbox.close((answer.lane, answer.number))
         if letter is not None:
@@ -428,13 +446,20 @@ class Replica(ChunkWorks):
         if answered is not None:
             self._answer(place, answered)
             return False
-        if isinstance(request.body, Put):
-            if self._inbox.is_last(place) and self._is_at_it(request.body.chunk):
-                self._send_answer(place, Waiting())
-                return False
-            return self._asked_put(request.body, place, handle)
+        if isinstance(request.body, Put | Reminder):
+            return self._asked_of_chunk(request.body, place, handle)
         if self._inbox.admit(place):
             self._asked_for_session(request.body, place)
+        return False
+
+    def _asked_of_chunk(self, body: Put | Reminder, place: Place, handle: int) -> bool:
+        if self._inbox.is_last(place):
+            if self._is_at_it(body.chunk):
+                self._send_answer(place, Waiting())
+        elif isinstance(body, Put):
+            return self._asked_put(body, place, handle)
+        elif self._inbox.is_new(place):
+            self._send_answer(place, Unheard())
         return False
 
     def _is_at_it(self, chunk: ChunkId) -> bool:

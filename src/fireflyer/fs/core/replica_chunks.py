@@ -41,6 +41,7 @@ from fireflyer.fs.schema.chunks import (
     Refusal,
     Refused,
     Row,
+    Unheard,
     Update,
     Waiting,
 )
@@ -374,7 +375,7 @@ class ChunkWorks:
         if self._inbox.answer(place, body) and self._acts:
             self._send_answer(place, body)
 
-    def _send_answer(self, place: Place, body: AnswerBody | Waiting) -> None:
+    def _send_answer(self, place: Place, body: AnswerBody | Waiting | Unheard) -> None:
         session = self._copy.number if self._role.syncing else 0
         answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
         self._effects.append(Send(self._role.predecessor, answer))

@@ -1,8 +1,8 @@
 """What clients and replicas say to each other about chunks. Data is never in a message: it follows it on the wire.
 
 Between a client and a replica: `Update` with its `UpdateReply`, `Look` with its `LookReply`. Between the replicas of a
-chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncRows`, `SyncList`, `SyncDone`, answered by `Answer` or,
-where the receiver is in another chain version, by `Behind`.
+chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncRows`, `SyncList`, `SyncDone`, `Reminder`, answered by
+`Answer` or, where the receiver is in another chain version, by `Behind`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ __all__ = [
     "Put",
     "Refusal",
     "Refused",
+    "Reminder",
     "Request",
     "Row",
     "SyncDone",
     "SyncList",
     "SyncRows",
     "SyncStart",
+    "Unheard",
     "Update",
     "UpdateReply",
     "Waiting",
@@ -256,6 +258,12 @@ class SyncDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """You have all that I have. From now on you may be the tail."""
 
 
+class Reminder(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `Waiting`, or `Unheard`."""
+
+    chunk: ChunkId
+
+
 class Request(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To the successor. Of one lane one request at a time is under way, and a number is carried out at most once."""
 
@@ -265,7 +273,7 @@ class Request(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """0 to a serving successor; else which resync session of this chain version, from 1."""
     lane: _Lane
     number: _Number
-    body: Put | SyncStart | SyncRows | SyncList | SyncDone
+    body: Put | SyncStart | SyncRows | SyncList | SyncDone | Reminder
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -289,13 +297,17 @@ class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To a copy: your request came, and I am at it, or wait for the one behind me. It stays under way."""
 
 
+class Unheard(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To a reminder: no such request came, or it could not be taken. Send all of it."""
+
+
 class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     chain: ChainId
     chain_version: ChainVersion
     session: _Number
     lane: _Lane
     number: _Number
-    body: Accepted | Declined | Page | Waiting
+    body: Accepted | Declined | Page | Waiting | Unheard
 
 
 class Behind(msgspec.Struct, frozen=True, tag=True, array_like=True):
