@@ -215,6 +215,24 @@ def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() 
     assert (process.core.target_of(10), process.core.target_of(20)) == (0, 1)
 
 
+def test_a_chain_that_goes_from_one_target_of_the_process_to_another_is_heard_by_both() -> None:
+    process = _Process()
+    process.route(1, chain(10, 1, SERVING, SERVING))
+    process.now_ns += SECOND
+    process.feed(node.Tick())
+    other = chain(10, 2, SERVING, SYNCING, targets=(7, 2))
+    process.route(2, other)
+    first, second = process.made
+    assert (first.heard[-2], second.heard[0]) == (fx.ChainChanged(other), fx.ChainChanged(other))
+    process.now_ns += SECOND
+    process.feed(node.Tick())
+    later = chain(10, 3, SERVING, SERVING, targets=(7, 2))
+    process.route(3, later, chain(20, 1, SERVING, SYNCING, targets=(8, 1)))
+    assert process.core.target_of(10) == 2
+    assert process.core.target_of(20) == 1
+    assert fx.ChainChanged(later) in second.heard
+
+
 def test_who_leaves_is_gone_for_good_and_knows_when_the_manager_has_heard_it() -> None:
     process = _Process()
     process.route(1, chain(10, 1, SERVING, SERVING), chain(20, 3, SERVING, OFFLINE, targets=(8, 2)))

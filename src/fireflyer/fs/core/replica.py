@@ -341,7 +341,7 @@ class Replica(ChunkWorks):
             self._heard_ns = self._now_ns
             return
         if isinstance(answer.body, Unheard):
-            unheard = self._outbox.find((answer.lane, answer.number))
+            unheard, self._heard_ns = self._outbox.find((answer.lane, answer.number)), self._now_ns
             if unheard is not None:
                 unheard.sent_ns = self._now_ns
                 self._send([unheard])

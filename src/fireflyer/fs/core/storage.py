@@ -234,10 +234,10 @@ class StorageCore:
                     known, self._chains[member.target] = True, chain
             if known:
                 self._nodes.update({member.target: member.node for member in chain.members})
-            seated = self._seats.get(self._at.get(chain.id, 0))
-            if seated is not None and chain.version > seated.chain_version:
-                seated.chain_version = chain.version
-                self._queue.append(Of(self._at[chain.id], fx.ChainChanged(chain)))
+            for target, seat in self._seats.items():
+                if seat.chain == chain.id and chain.version > seat.chain_version:
+                    seat.chain_version = chain.version
+                    self._queue.append(Of(target, fx.ChainChanged(chain)))
         for target in self._targets:
             self._seat(target)
 
@@ -246,8 +246,8 @@ class StorageCore:
         chain, seat = self._chains.get(target), self._seats.get(target)
         if chain is None or (seat is not None and (seat.chain == chain.id or seat.machine.busy_chunks)):
             return
-        if seat is not None:
-            self._at.pop(seat.chain, None)
+        if seat is not None and self._at.get(seat.chain) == target:
+            del self._at[seat.chain]
         made = self._seats[target] = _Seat(chain.id, self._make_replica(chain.id, target))
         self._at[chain.id] = target
         made.chain_version = chain.version

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import secrets
 import socket
 import time
@@ -46,7 +47,6 @@ from fireflyer.fs.service.storage_targets import (
     boot_id,
     close_targets,
     look_after,
-    measure,
     open_targets,
 )
 from fireflyer.identity.handshake import Accepts, NodeCredential
@@ -61,7 +61,6 @@ __all__ = ["run_storage"]
 
 _log = logging.getLogger(__name__)
 TICK_NS: Final = 40 * MS
-MEASURE_TICKS: Final = 25
 SWEEP_S: Final = 60.0
 LEAVE_NS: Final = 3 * SECOND
 _EVENTS: Final = 256
@@ -74,6 +73,8 @@ async def run_storage(config: StorageConfig, *, on_ready: Callable[[str], None],
     """Runs until it is cancelled: then it ends in order. `on_ready(address)` is called when its targets are open and it
     listens. Raises `FireflyerError`: no target can be opened, a later process has replaced this one."""
     secret = load_secret(config.secret_file)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     native = ChunkNode(io_threads=config.io_threads, job_threads=config.job_threads, buffer_bytes=config.buffer_bytes)
     try:
         targets = await open_targets(native, config)
@@ -323,6 +324,7 @@ class _Storage:
                         one.answers_committed,
                     )
                     for target, one in self._table.items()
+                    if self._core is not None and self._core.target_of(one.chain) == target
                 ]
             )
 
@@ -341,18 +343,13 @@ class _Storage:
     # --- in the course of time ---
 
     async def _tick(self) -> None:
-        ticks = 0
         while True:
             now_ns = time.monotonic_ns()
             self._post(Tick())
             for target in self._targets.values():
                 target.scrub.tick(now_ns)
-            if ticks % MEASURE_TICKS == 0:
-                for target in self._targets.values():
-                    self._post(measure(target, self._config.reserve))
             if self._core is not None:
                 self._asks.use_keys(self._core.attendance.key_ids)
-            ticks += 1
             await asyncio.sleep(TICK_NS / SECOND)
 
     async def _sweep(self) -> None:
@@ -373,6 +370,7 @@ class _Storage:
         return look_after(
             target,
             self._news[number],
+            reserve=self._config.reserve,
             is_sure=lambda: self._core is not None and self._core.attendance.sure(number),
-            failed=lambda event: self._post(Of(number, event)),
+            post=self._post,
         )

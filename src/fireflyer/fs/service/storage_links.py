@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -77,6 +78,9 @@ class DataLinks:
         self._paths: dict[NodeId, _Path] = {}
         self._heard_on: dict[TargetId, int] = {}
         self._closed = False
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # The rest is for the files of the targets: a disk that has no descriptor left is a disk that has failed.
+        self._most = min(MAX_LINKS, descriptors // 2)
 
     def __len__(self) -> int:
         return len(self._links)
@@ -86,7 +90,7 @@ class DataLinks:
 
     def accept(self, connection: RawConnection) -> None:
         """Somebody has connected."""
-        if self._closed or len(self._links) >= MAX_LINKS:
+        if self._closed or len(self._links) >= self._most:
             _log.warning("connection closed peer=%s: there are %d already", connection.session.peer, len(self._links))
             connection.socket.close()
             return

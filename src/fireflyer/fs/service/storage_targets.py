@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, PermanentError
+from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, PermanentError, TransientError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core.attendance import Measured
+from fireflyer.fs.core.storage import Of
 from fireflyer.fs.schema.ids import TargetId
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage_scrub import Scrub
@@ -22,7 +23,7 @@ from fireflyer.fs.service.target_directory import TargetDirectory
 from fireflyer.fs.service.target_engine import TargetEngine
 from fireflyer.native import ChunkError, ChunkNode, ChunkTarget
 
-__all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "measure", "open_targets"]
+__all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "open_targets"]
 
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
@@ -56,11 +57,12 @@ async def open_targets(native: ChunkNode, config: StorageConfig) -> dict[TargetI
         if isinstance(result, OpenTarget):
             opened[one.id] = result
             _log.info("target=%d open directory=%s sure=%s", one.id, one.directory, result.directory.sure)
-        elif isinstance(result, FireflyerError):
+        elif isinstance(result, FireflyerError) and not isinstance(result, Busy):
             _log.error("target=%d cannot be opened reason=%s", one.id, result)
             if len(config.targets) == 1:
                 raise result
         else:
+            # Busy: the process before this one is not dead, and registering would say that it is.
             raise result
     if not opened:
         raise PermanentError(
@@ -106,19 +108,28 @@ def _open_chunks(
 
 
 async def look_after(
-    target: OpenTarget, news: asyncio.Event, *, is_sure: Callable[[], bool], failed: Callable[[fx.DiskFailed], None]
+    target: OpenTarget,
+    news: asyncio.Event,
+    *,
+    reserve: float,
+    is_sure: Callable[[], bool],
+    post: Callable[[Measured | Of], None],
 ) -> None:
     """Until the directory is gone or cannot be read: what is written into a directory that was removed would be lost.
-    Remembers on disk that the target has become sure, at once when there is `news`. In threads: a disk that hangs must
-    hold up nobody else."""
+    Measures it, and remembers on disk that the target has become sure, at once when there is `news`. In threads: a disk
+    that hangs must hold up nobody else."""
+    number = target.config.id
     while True:
         try:
             await asyncio.to_thread(target.directory.check)
             if is_sure() and not target.directory.sure:
                 await asyncio.to_thread(target.directory.now_sure)
-        except FireflyerError as error:
-            _log.error("target=%d is given up reason=%s", target.config.id, error)
-            failed(fx.DiskFailed(error.message))
+            post(await asyncio.to_thread(measure, target, reserve))
+        except TransientError as error:
+            _log.warning("target=%d cannot be looked at now reason=%s", number, error)  # no descriptors or memory
+        except (FireflyerError, OSError, ChunkError) as error:
+            _log.error("target=%d is given up reason=%s", number, error)
+            post(Of(number, fx.DiskFailed(str(error))))
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
@@ -127,7 +138,7 @@ async def look_after(
 
 
 def measure(target: OpenTarget, reserve: float) -> Measured:
-    """How full it is."""
+    """How full it is. Blocks."""
     stats = target.engine.native.stats()
     used = stats["taken_bytes"]
     left = max(0, stats["free_bytes"] - int(reserve * stats["total_bytes"]))

@@ -125,6 +125,8 @@ class TargetDirectory:
         """The engine is open. Sets `sure`."""
         before = self._read()
         self._durable = durable
+        if before is not None and not before.durable and not before.flushed:
+            self._sync_chunks()  # what the page cache still has of it is shown from now on
         kept = before is not None and before.sure and (before.durable or before.flushed or before.boot == self._boot)
         self.sure = kept and not self._lost
         self._write(_Run(self._boot, durable, self.sure, False))
@@ -136,8 +138,27 @@ class TargetDirectory:
             self._write(_Run(self._boot, self._durable, True, False))
 
     def end(self) -> None:
-        """The engine has closed, and all is on the disk."""
+        """The engine has closed."""
+        if not self._durable:
+            self._sync_chunks()
         self._write(_Run(self._boot, self._durable, self.sure, True))
+
+    def _sync_chunks(self) -> None:
+        """The engine did not wait for the disk. Raises what the disk says."""
+        try:
+            for name in os.listdir(self.chunks):
+                fd = os.open(os.path.join(self.chunks, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            fd = os.open(self.chunks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise translate_os_error(error, f"sync {self.chunks}") from error
 
     def _read(self) -> _Run | None:
         try:
