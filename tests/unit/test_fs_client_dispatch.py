@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import struct
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.data_connection import MESSAGE, READ_REPLY, frame
 
-from fireflyer.base.errors import FireflyerError, Unreachable
+from fireflyer.base.errors import FireflyerError, NotFound, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.client import connect, connect_to, open_ring, open_ring_to
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Update
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Node, Routing, TargetState
+from fireflyer.identity import NodeCredential, new_secret
 from fireflyer.native import crc32c
 
 CHUNK = ChunkId(1, 0)
@@ -197,3 +203,26 @@ def test_memory_is_not_touched_by_what_comes_after_the_caller_gave_up(bench: Ben
     assert bench.results == [Arrived(5, ContentId(1, 1), 5)]
     assert memory == bytearray(5)
     assert other == b"there"
+
+
+def test_who_finds_no_manager_leaves_nothing_behind(tmp_path: Path) -> None:
+    credential = NodeCredential(new_secret(), "test")
+
+    def fail() -> tuple[int, int]:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{nobody.getsockname()[1]}"
+            with pytest.raises(Timeout, match="no manager answered"):
+                open_ring([address], credential, timeout_ns=50 * MS)
+            with pytest.raises(Timeout, match="no manager answered"):
+                asyncio.run(connect([address], credential, timeout_ns=50 * MS))
+        with pytest.raises(UsageError, match="no manager is named"):
+            open_ring([], credential)
+        with pytest.raises(NotFound, match="ff fs up"):
+            open_ring_to(str(tmp_path))
+        with pytest.raises(NotFound, match="ff fs up"):
+            asyncio.run(connect_to(str(tmp_path)))
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    first = fail()  # the loop library keeps a pipe of its own
+    assert fail() == first

@@ -38,7 +38,11 @@ class Background:
         self.expected = 0
         """Connections and routing that were asked for and have not come: worth waiting for."""
         self._closed = False
-        self._control: Control = self.call(_made(managers, credential, name))
+        try:
+            self._control: Control = self.call(_made(managers, credential, name))
+        except BaseException:
+            self._stop()
+            raise
         atexit.register(self.close)
 
     def open(self, timeout_ns: int) -> Session:
@@ -82,12 +86,15 @@ class Background:
         try:
             self.call(self._control.close())
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_STOP_S)
-            if not self._thread.is_alive():
-                self._loop.close()
-            self.deliver(_Closing())
-            os.close(self.fd)
+            self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+        self.deliver(_Closing())
+        os.close(self.fd)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
