@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from fireflyer.base.units import MIB
+from fireflyer.base.units import KIB, MIB
 
 __all__ = ["Bound", "Figure", "Options", "Result", "Suite", "figure", "print_results", "write_results"]
 
@@ -190,7 +190,7 @@ def _unit(value: float, metric: str) -> tuple[float, str]:
     if metric.endswith("_bytes_per_s"):
         return 1e-9, "GB/s"
     if metric.endswith("_bytes"):
-        return 1 / MIB, "MiB"
+        return (1, "B") if value < KIB else (1 / MIB, "MiB")
     if metric.endswith("_share"):
         return 100, "%"
     return (1e3, "ms") if value >= 1e-3 else (1e6, "us")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,12 +11,12 @@ from typing import Final, NamedTuple
 
 from bench.fs import bounds
 from bench.fs.cluster import running, spread
-from bench.fs.turns import Taken, in_turns, times
+from bench.fs.turns import Taken, in_turns, seconds_each, times
 from bench.fs.work import Chunks
 from bench.report import Bound, Figure, Options, Result, figure
 from fireflyer.base.units import KIB, MIB
 
-__all__ = ["CHUNKS", "DURATION_S", "processors", "run"]
+__all__ = ["run"]
 
 DURATION_S: Final = {"tiny": 0.1, "brief": 1.0, "full": 3.0}
 CHUNKS: Final = 64
@@ -51,15 +50,12 @@ class _Running(NamedTuple):
     options: Options
     chunks: Chunks
     directory: Path
+    stream: str
+    """A file to be sent."""
 
     @property
     def duration_s(self) -> float:
         return DURATION_S[self.options.scale]
-
-    @property
-    def stream(self) -> str:
-        """A file to be sent."""
-        return str(self.directory / "stream")
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -72,14 +68,14 @@ def run(options: Options) -> Iterator[Result]:
 async def _measure(options: Options, setting: _Setting, cases: Sequence[str]) -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="ff-bench-") as name:
         directory = Path(name)
-        (directory / "stream").write_bytes(os.urandom(MIB))
+        stream = bounds.random_file(name)
         nodes = setting.replicas
         async with running(directory, nodes=nodes, chains=spread(nodes, nodes), durable=setting.durable) as cluster:
             with cluster.ring() as ring:
                 chunks = Chunks(ring, CHUNKS, storage_s=cluster.processor_s)
                 chunks.fill()
                 measures = {LARGE: _large, SMALL: _small, DELAY: _delay, DURABLE: _writes, RELAXED: _writes}
-                return [measures[case](case, _Running(options, chunks, directory)) for case in cases]
+                return [measures[case](case, _Running(options, chunks, directory, stream)) for case in cases]
 
 
 def _large(case: str, on: _Running) -> Result:
@@ -101,7 +97,7 @@ def _small(case: str, on: _Running) -> Result:
             "3 echo servers": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 3),
         },
     )
-    ours, echo, echoes = _seconds(taken.ours), _seconds(taken.others["echo"]), _seconds(taken.others["3 echo servers"])
+    ours, echo, echoes = (seconds_each(one) for one in (taken.ours, *taken.others.values()))
     verdicts: dict[str, bool | None] = {
         "at least 100,000 per second": ours.median <= 1e-5,
         "at most twice the bound": ours.median <= 2 * echo.median,
@@ -109,7 +105,7 @@ def _small(case: str, on: _Running) -> Result:
     return Result(
         suite="fs", case=case, metric="read_s", better="lower", ours=ours, peers={"3 echo servers": echoes},
         bound=Bound(echo.median, "a bare epoll server with messages of the same sizes, one connection"),
-        target="; ".join(verdicts), met=all(verdicts.values()), verdicts=verdicts, more=processors(taken),
+        target="; ".join(verdicts), met=all(verdicts.values()), verdicts=verdicts, more=taken.used(),
         note=f"{1 / ours.median:,.0f} per second, bound {1 / echo.median:,.0f}, 3 servers {1 / echoes.median:,.0f}",
     )  # fmt: skip
 
@@ -145,7 +141,7 @@ def _of_bytes(case: str, metric: str, taken: Taken, bound: Figure, least: float,
     """Operations are of 1 MiB."""
     share = taken.ours.median / bound.median
     target = f"at least {100 * least:.0f} % of the bound"
-    more = processors(taken)
+    more = taken.used()
     note = f"{100 * share:.0f} % of the bound"
     if "sockets" in taken.processor_s:
         part = taken.processor_s["sockets"] / (taken.processor_s["client"] + taken.processor_s["storage"])
@@ -156,13 +152,3 @@ def _of_bytes(case: str, metric: str, taken: Taken, bound: Figure, least: float,
         bound=Bound(bound.median * MIB, formula), target=target, note=note, met=share >= least,
         verdicts={target: share >= least}, more=more,
     )  # fmt: skip
-
-
-def processors(taken: Taken) -> dict[str, float]:
-    """Of one operation."""
-    return {f"{name}_processor_s": seconds for name, seconds in taken.processor_s.items()}
-
-
-def _seconds(rates: Figure) -> Figure:
-    """For each operation."""
-    return Figure(1 / rates.median, 1 / rates.max, 1 / rates.min, rates.n)

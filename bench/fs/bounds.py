@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bench.natives import program
 from fireflyer.base.units import MIB
 
-__all__ = ["Rate", "disk", "echo", "echo_delays_s", "stream"]
+__all__ = ["Rate", "disk", "echo", "echo_delays_s", "random_file", "stream"]
 
 REQUEST_BYTES = 40
 """Of one read on the wire; the frame's header is shared by all of a batch."""
@@ -28,6 +28,14 @@ class Rate(NamedTuple):
 def _sockets(*arguments: str) -> list[float]:
     command = [program("fs", "sockets"), *arguments]
     return [float(word) for word in subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()]
+
+
+def random_file(directory: str) -> str:
+    """The path of a new file of 1 MiB to be sent."""
+    path = os.path.join(directory, "stream")
+    with open(path, "wb") as file:
+        file.write(os.urandom(MIB))
+    return path
 
 
 def stream(path: str, size_bytes: int, depth: int, duration_s: float) -> Rate:

@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from typing import Any, Final
 import msgspec
 from tests.support.namespaces import Network
 
-from fireflyer.base.units import MIB
+from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.client import Options, Ring, open_ring
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.schema.manager import AddChains, AddNode, AddTargets, GetStatus, NewChain, Status
@@ -33,7 +34,7 @@ from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret, new_secret, save_secret
 
-__all__ = ["Cluster", "Process", "all_serve", "running", "spread"]
+__all__ = ["CLUSTER", "Cluster", "Process", "all_serve", "running", "spread", "target_directory"]
 
 CLUSTER: Final = "bench"
 LIMIT_S: Final = 120.0
@@ -50,6 +51,8 @@ class Process:
         self._log = path.with_suffix(".log")
         self._process: asyncio.subprocess.Process | None = None
         self.address = ""
+        self.ready_s = 0.0
+        """From its start until it was ready."""
 
     @property
     def pid(self) -> int:
@@ -57,6 +60,7 @@ class Process:
         return self._process.pid
 
     async def start(self) -> None:
+        began_s = time.perf_counter()
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(*self._words, stdout=asyncio.subprocess.PIPE, stderr=log)
         self._process = process
@@ -65,7 +69,13 @@ class Process:
             line = (await process.stdout.readline()).decode()
         if not line.startswith("ready "):
             raise RuntimeError(f"{' '.join(self._words)} did not start: {self._log.read_text()[-2000:]}")
-        self.address = line.split()[1]
+        self.address, self.ready_s = line.split()[1], time.perf_counter() - began_s
+
+    def anonymous_bytes(self) -> int:
+        """Its memory that no file is behind."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        (line,) = [one for one in status.splitlines() if one.startswith("RssAnon")]
+        return int(line.split()[1]) * KIB
 
     async def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -94,7 +104,10 @@ class Cluster:
         return open_ring([self.manager.address], self.credential, options=options, timeout_ns=int(LIMIT_S * 1e9))
 
     def target_directory(self, node: int) -> Path:
-        return self.directory / f"target{node}"
+        return target_directory(self.directory, node)
+
+    def make_target(self, node: int) -> None:
+        make_target(str(self.target_directory(node)), CLUSTER, node)
 
     async def begin(self, nodes: int, chains: Sequence[NewChain], storage: dict[str, Any]) -> None:
         await self.manager.start()
@@ -109,8 +122,8 @@ class Cluster:
         await self.until(all_serve)
 
     def _make(self, node: int, storage: dict[str, Any]) -> Process:
+        self.make_target(node)
         path = str(self.target_directory(node))
-        make_target(path, CLUSTER, node)
         host = "127.0.0.1" if self.network is None else self.network.hosts[node - 1].address
         config = StorageConfig(
             cluster=CLUSTER, node=node, managers=(self.manager.address,), targets=(StorageTarget(node, path),),
@@ -153,6 +166,10 @@ async def running(
         yield cluster
     finally:
         await cluster.end()
+
+
+def target_directory(directory: Path, node: int) -> Path:
+    return directory / f"target{node}"
 
 
 def spread(nodes: int, replicas: int) -> tuple[NewChain, ...]:

@@ -7,12 +7,17 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.fs import basics
+from bench.fs import basics, growth, incast, recovery
 from bench.report import Options, Result, Suite
 
 __all__ = ["run"]
 
-_FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (basics.run,)
+_FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
+    basics.run,
+    incast.run,
+    recovery.run,
+    growth.run,
+)
 
 
 def run(options: Options) -> Suite:
@@ -22,4 +27,5 @@ def run(options: Options) -> Suite:
             print(f"{result.case}: {result.note}", file=sys.stderr, flush=True)
             results.append(result)
     load = os.getloadavg()[0]
-    return Suite(results=tuple(results), remarks=(f"{os.cpu_count()} processors, load at the end {load:.1f}",))
+    remarks = (f"{os.cpu_count()} processors, load at the end {load:.1f}", incast.missing(), growth.missing(options))
+    return Suite(results=tuple(results), remarks=tuple(remark for remark in remarks if remark))

@@ -10,7 +10,7 @@ from bench.fs.bounds import Rate
 from bench.fs.work import Work
 from bench.report import Figure, figure
 
-__all__ = ["Taken", "in_turns", "times"]
+__all__ = ["Taken", "in_turns", "seconds_each", "times"]
 
 
 class Taken(NamedTuple):
@@ -20,6 +20,14 @@ class Taken(NamedTuple):
     others: dict[str, Figure]
     processor_s: dict[str, float]
     """For one operation, medians: of the client, of the storage processes, and of each of the others."""
+
+    def ours_s(self) -> Figure:
+        """For each operation."""
+        return seconds_each(self.ours)
+
+    def used(self) -> dict[str, float]:
+        """Processor times, named as in results."""
+        return {f"{name}_processor_s": seconds for name, seconds in self.processor_s.items()}
 
 
 def in_turns(rounds: int, ours: Callable[[], Work], others: Mapping[str, Callable[[], Rate]]) -> Taken:
@@ -46,3 +54,7 @@ def in_turns(rounds: int, ours: Callable[[], Work], others: Mapping[str, Callabl
 def times(one: Figure, factor: float) -> Figure:
     """In another unit."""
     return Figure(one.median * factor, one.min * factor, one.max * factor, one.n)
+
+
+def seconds_each(rates: Figure) -> Figure:
+    return Figure(1 / rates.median, 1 / rates.max, 1 / rates.min, rates.n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,11 +14,14 @@ from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.client import READ, Ring
 from fireflyer.fs.schema.ids import ChunkId
 
-__all__ = ["FILE", "Chunks", "Work"]
+__all__ = ["FILE", "Chunks", "Reads", "Slots", "Work", "keep_reading", "since", "used"]
 
 FILE = 1
 WRITTEN = 2
 _TAGS = 1 << 16
+Memory: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+Slots: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Reads: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
 
 
 class Work(NamedTuple):
@@ -28,6 +31,45 @@ class Work(NamedTuple):
     elapsed_s: float
     client_s: float
     storage_s: float
+
+
+def used(storage_s: Callable[[], float]) -> tuple[float, float]:
+    """Processor time so far: of this process, and what `storage_s` says."""
+    mine = resource.getrusage(resource.RUSAGE_SELF)
+    return mine.ru_utime + mine.ru_stime, storage_s()
+
+
+def since(began: tuple[float, float], storage_s: Callable[[], float], done: int, elapsed_s: float) -> Work:
+    client, storage = used(storage_s)
+    return Work(done, elapsed_s, client - began[0], storage - began[1])
+
+
+def keep_reading(ring: Ring, memory: Memory, choose: Callable[[Slots], Reads], duration_s: float) -> tuple[int, float]:
+    """How many reads were done in how many seconds, one under way for each row of `memory`. `choose` says what to read
+    into rows; when it returns, each row has what it chose last."""
+    depth, size_bytes = memory.shape
+    slot_of = np.zeros(_TAGS, dtype=np.int64)
+    first = 0
+
+    def prepare(slots: Slots) -> None:
+        nonlocal first
+        some = choose(slots)
+        some["length"], some["at"] = size_bytes, slots * size_bytes
+        slot_of[np.arange(first, first + len(slots)) % _TAGS] = slots
+        ring.prepare_reads(first, some, memory)
+        first += len(slots)
+
+    prepare(np.arange(depth))
+    began_s, count = time.perf_counter(), 0
+    while (elapsed_s := time.perf_counter() - began_s) < duration_s:
+        over = ring.wait(max(1, depth // 2))
+        if len(over.errors) or (over.counts != size_bytes).any():
+            raise DataCorruption(f"reads came back with {over.errors or over.counts}")
+        count += len(over.tags)
+        prepare(slot_of[(over.tags % _TAGS).astype(np.int64)])
+    while ring.under_way:
+        ring.wait(ring.under_way)
+    return count, elapsed_s
 
 
 class Chunks:
@@ -47,37 +89,22 @@ class Chunks:
 
     def reads(self, size_bytes: int, depth: int, duration_s: float) -> Work:
         """Reads of random pieces, `depth` under way."""
-        memory = np.zeros((depth, size_bytes), dtype=np.uint8)
-        slot_of = np.zeros(_TAGS, dtype=np.int64)
-        asked = np.zeros((_TAGS, 2), dtype=np.int64)
+        memory = np.full((depth, size_bytes), 1, dtype=np.uint8)  # touched
+        asked = np.zeros(depth, dtype=np.int64)
         pieces = MIB // size_bytes
-        done = np.zeros(0, dtype=np.int64)
 
-        def prepare(slots: np.ndarray) -> None:
-            count = len(slots)
-            some = np.zeros(count, READ)
-            tags = np.arange(self._tag, self._tag + count) % _TAGS
-            where = self._random.integers(0, self._count * pieces, count)
-            some["index"], some["offset"], some["at"] = where // pieces, where % pieces * size_bytes, slots * size_bytes
-            some["chain"], some["file"], some["length"] = 1 + some["index"] % self._chains, FILE, size_bytes
-            slot_of[tags], asked[slots % _TAGS, 0] = slots, where
-            self._ring.prepare_reads(self._tag, some, memory)
-            self._tag += count
+        def choose(slots: Slots) -> Reads:
+            some = np.zeros(len(slots), READ)
+            where = asked[slots] = self._random.integers(0, self._count * pieces, len(slots))
+            some["index"], some["offset"] = where // pieces, where % pieces * size_bytes
+            some["chain"], some["file"] = 1 + some["index"] % self._chains, FILE
+            return some
 
-        prepare(np.arange(depth))
-        used, began_s, count = self._used(), time.perf_counter(), 0
-        while (elapsed_s := time.perf_counter() - began_s) < duration_s:
-            over = self._ring.wait(max(1, depth // 2))
-            if len(over.errors) or (over.counts != size_bytes).any():
-                raise DataCorruption(f"reads came back with {over.errors or over.counts}")
-            done = slot_of[(over.tags % _TAGS).astype(np.int64)]
-            count += len(done)
-            prepare(done)
-        work = self._since(used, count, elapsed_s)
-        while self._ring.under_way:
-            self._ring.wait(self._ring.under_way)
+        began = used(self._storage_s)
+        count, elapsed_s = keep_reading(self._ring, memory, choose, duration_s)
+        work = since(began, self._storage_s, count, elapsed_s)
         for slot in range(depth):
-            chunk, piece = divmod(int(asked[slot, 0]), pieces)
+            chunk, piece = divmod(int(asked[slot]), pieces)
             if not np.array_equal(memory[slot], self._content[chunk, piece * size_bytes :][:size_bytes]):
                 raise DataCorruption(f"chunk {chunk} came back with other bytes than were written")
         return work
@@ -99,18 +126,10 @@ class Chunks:
 
     def writes(self, depth: int, duration_s: float) -> Work:
         """Whole chunks of 1 MiB, written again and again."""
-        used, began_s = self._used(), time.perf_counter()
+        began, began_s = used(self._storage_s), time.perf_counter()
         chosen = self._random.integers(0, self._count, 1 << 16)
         count = self._write(WRITTEN, None, depth, [int(one) for one in chosen], began_s + duration_s)
-        return self._since(used, count, time.perf_counter() - began_s)
-
-    def _used(self) -> tuple[float, float]:
-        mine = resource.getrusage(resource.RUSAGE_SELF)
-        return mine.ru_utime + mine.ru_stime, self._storage_s()
-
-    def _since(self, used: tuple[float, float], count: int, elapsed_s: float) -> Work:
-        mine, storage = self._used()
-        return Work(count, elapsed_s, mine - used[0], storage - used[1])
+        return since(began, self._storage_s, count, time.perf_counter() - began_s)
 
     def _write(self, file: int, count: int | None, depth: int, contents: range | list[int], until_s: float = 0) -> int:
         """Chunk i of the file becomes `contents[i]`; returns how many were done."""

@@ -1,0 +1,98 @@
+"""A replica comes back with an empty disk: how long until it has everything, and what readers notice meanwhile.
+
+Three replicas; one is killed, its directory is made anew, and the process is started again. Counted from the moment
+when it is ready until the manager says that it serves. The rate of a resync is bounded on purpose (`Limits` of
+`core.replica`): the bound. Readers ask for 1 MiB pieces all the time, from the two others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.fs.cluster import Cluster, all_serve, running, spread
+from bench.fs.work import Chunks
+from bench.report import Bound, Options, Result, figure
+from fireflyer.base.units import MIB, SECOND
+from fireflyer.fs.core.replica import Limits
+from fireflyer.fs.schema.manager import Status
+from fireflyer.fs.schema.routing import TargetState
+from fireflyer.fs.service.storage import TICK_NS
+
+__all__ = ["run"]
+
+_MIB: Final = {"tiny": 32, "brief": 256, "full": 1024}
+_ROUNDS: Final = {"tiny": 1, "brief": 2, "full": 3}
+_REPLICAS: Final = 3
+_DEPTH: Final = 8
+_SLICE_S: Final = 0.25
+_QUIET_SLICES: Final = 4
+
+
+class _Recovered(NamedTuple):
+    seconds: float
+    quiet_per_s: float
+    """Reads while nobody recovers, and two replicas serve."""
+    meanwhile_per_s: float
+
+
+def run(options: Options) -> Iterator[Result]:
+    name = f"recovery/resync/{_MIB[options.scale]} MiB"
+    if options.selects(name):
+        yield asyncio.run(_measure(options, name))
+
+
+async def _measure(options: Options, name: str) -> Result:
+    size = _MIB[options.scale]
+    with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory:
+        async with running(Path(directory), nodes=_REPLICAS, chains=spread(_REPLICAS, _REPLICAS)) as cluster:
+            with cluster.ring() as ring:
+                chunks = Chunks(ring, size)
+                chunks.fill()
+                taken = [
+                    await _recover(cluster, chunks) for _ in range(options.rounds_wanted or _ROUNDS[options.scale])
+                ]
+    limit_s = size * MIB / (Limits().copy_bytes_per_tick * SECOND / TICK_NS)
+    slowdown = 1 - statistics.median(one.meanwhile_per_s / one.quiet_per_s for one in taken)
+    quiet = statistics.median(one.quiet_per_s for one in taken)
+    return Result(
+        suite="fs", case=name, metric="resync_s", better="lower", ours=figure([one.seconds for one in taken]), peers={},
+        bound=Bound(limit_s, "the rate to which a resync is limited"), target="",
+        note=f"readers are {100 * slowdown:.0f} % slower meanwhile (of {quiet * MIB / 1e6:.0f} MB/s from two replicas)",
+        more={"readers_slower_share": slowdown},
+    )  # fmt: skip
+
+
+async def _recover(cluster: Cluster, chunks: Chunks) -> _Recovered:
+    node = _REPLICAS
+    await cluster.nodes[node].kill()
+    await cluster.until(_has_left)
+    shutil.rmtree(cluster.target_directory(node))
+    cluster.make_target(node)
+    quiet = await _read(chunks, asyncio.create_task(asyncio.sleep(_SLICE_S * _QUIET_SLICES)))
+    await cluster.nodes[node].start()
+    began_s = time.perf_counter()
+    recovering = asyncio.create_task(cluster.until(all_serve))
+    meanwhile = await _read(chunks, recovering)
+    await recovering
+    return _Recovered(time.perf_counter() - began_s, quiet, meanwhile)
+
+
+async def _read(chunks: Chunks, until: asyncio.Task[None]) -> float:
+    """Reads per second of 1 MiB until then. Of the first slice only that it works is counted, not its rate."""
+    rates: list[float] = []
+    while not until.done() or len(rates) < 2:
+        work = await asyncio.to_thread(chunks.reads, MIB, _DEPTH, _SLICE_S)
+        rates.append(work.done / work.elapsed_s)
+    return statistics.mean(rates[1:])
+
+
+def _has_left(status: Status) -> bool:
+    (chain,) = status.chains
+    return sum(one.state is TargetState.SERVING for one in chain.members) == _REPLICAS - 1
