@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from fireflyer.fs.schema.manager import TargetReport
 from fireflyer.runtime.processes import descendants
 
 __all__ = ["LocalCluster", "wait_gone"]
 
 LIMIT_S = 60.0
+SURE = TargetReport.__struct_fields__.index("sure")
 
 
 class LocalCluster:
@@ -45,8 +47,11 @@ class LocalCluster:
             assert time.monotonic() < until_s, (status, self.logs())
 
     def whole(self, status: dict[str, Any]) -> bool:
+        """And all of it know that they serve."""
         summary = status["summary"]
-        return bool(summary["whole"] == summary["chains"] > 0 and summary["alive"] == summary["nodes"])
+        reports = [one["report"] for one in status["status"]["targets"] if one["chain"] is not None]
+        told = all(report is not None and report[SURE] for report in reports)
+        return bool(told and summary["whole"] == summary["chains"] > 0 and summary["alive"] == summary["nodes"])
 
     @property
     def pid(self) -> int:
