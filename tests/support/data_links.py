@@ -24,8 +24,12 @@ CHAIN, CHAIN_VERSION = 3, 9
 Event = tuple[Any, ...]
 
 
-def frame(kind: int, body: bytes, payload: bytes = b"", *, magic: int = MAGIC, body_bytes: int | None = None) -> bytes:
-    rest = struct.pack("<HHIII", kind, 0, len(body) if body_bytes is None else body_bytes, len(payload), 0)
+def frame(
+    kind: int, body: bytes, payload: bytes = b"", *, magic: int = MAGIC, body_bytes: int = -1, payload_bytes: int = -1
+) -> bytes:
+    """`body_bytes`, `payload_bytes`: what it says of itself, where that is not true."""
+    says = (len(body) if body_bytes < 0 else body_bytes, len(payload) if payload_bytes < 0 else payload_bytes)
+    rest = struct.pack("<HHIII", kind, 0, *says, 0)
     return struct.pack("<II", magic, crc32c(body, crc32c(rest))) + rest + body + payload
 
 
