@@ -204,6 +204,15 @@ void memory_is_given_in_order_and_peers_first() {
   later.join();
   CHECK(order.back() == 7);
   while (!granted.empty()) drop_granted();
+  SharedBuffer some = take(5 * mib / 2, BufferPool::Share::all, 9), more = take(mib / 2, BufferPool::Share::all, 10);
+  CHECK(some && more && !take(6 * mib, BufferPool::Share::all, 11) && !take(mib / 2, BufferPool::Share::half, 12));
+  more.reset();
+  CHECK(granted.empty());  // it is enough for the client, but a peer was first
+  some.reset();
+  CHECK(order.back() == 11);
+  drop_granted();
+  CHECK(order.back() == 12);
+  drop_granted();
 }
 
 // ---------------------------------------------------------------------------------------------- targets
@@ -268,7 +277,8 @@ void a_disk_that_fails_is_told_once() {
   const auto failed = next<ff::StageFailedEvent>(*held.events);
   CHECK(failed.job == 2 && failed.kind == "failed");
   held.target->stage(replace(3, 3, filled(*held.pool, data)));
-  CHECK(next<ff::StageFailedEvent>(*held.events).job == 3);
+  while (held.events->size() == 0) std::this_thread::yield();
+  CHECK(std::get<ff::StageFailedEvent>(held.events->take(1)[0]).job == 3);
   Data read(data.size());
   const auto view = held.target->engine().view({1, 1});
   CHECK(held.target->engine().read(*view, 0, read) == data.size() && read == data);
