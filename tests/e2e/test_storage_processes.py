@@ -8,12 +8,14 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.data_connection import FOUND, MESSAGE, MISSING, READS, STALE, DataConnection, frame
 from tests.support.loops import on_loop
@@ -39,9 +41,13 @@ from fireflyer.fs.schema.chunks import (
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.manager import AddChains, NewChain
 from fireflyer.fs.schema.routing import TargetState
+from fireflyer.fs.service.storage_config import StorageTarget
+from fireflyer.fs.service.storage_targets import LOOK_S
+from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity.handshake import UserCredential
 from fireflyer.identity.tokens import TokenStore
 from fireflyer.native import crc32c
+from fireflyer.runtime.address import Address
 
 pytestmark = [pytest.mark.serial]
 FIRST, SECOND, THIRD = ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 7)
@@ -281,6 +287,55 @@ def test_a_second_process_for_the_same_directories_is_refused(tmp_path: Path) ->
         await store.check()
 
     in_cluster(work, tmp_path, nodes=1, replicas=1)
+
+
+@pytest.mark.slow
+def test_a_second_process_that_has_one_directory_more_is_refused_too(tmp_path: Path) -> None:
+    """If it registered, the first one would be taken for dead while it serves."""
+
+    async def work(store: Store) -> None:
+        config = store.nodes[1].config
+        more = str(tmp_path / "another disk")
+        make_target(more, config.cluster, 901)
+        targets = (*config.targets, StorageTarget(901, more))
+        twin = Node(msgspec.structs.replace(config, targets=targets), tmp_path / "twin.json")
+        try:
+            with pytest.raises(AssertionError, match="another process has"):
+                await twin.start()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                twin.kill()
+        assert await twin.ended() != 0
+        await store.write(FIRST, 0, b"nothing has changed")
+        assert store.chain.version == 1
+
+    in_cluster(work, tmp_path, nodes=1, replicas=1)
+
+
+@pytest.mark.slow
+def test_a_process_without_descriptors_keeps_its_targets(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"before the crowd")
+        node = store.nodes[1]
+        node.kill(signal.SIGTERM)
+        await node.ended()
+        await node.start(NOFILE=90)
+        await store.until_serving(1)
+        address = Address.parse(store.routing.nodes[0].address)
+        crowd = [socket.create_connection(address) for _ in range(150)]
+        await store.until(lambda: _says(node, "too many open files"))
+        await asyncio.sleep(2 * LOOK_S)  # so that its directory was looked at meanwhile
+        for one in crowd:
+            one.close()
+        assert "given up" not in node.log()
+        await store.write(SECOND, 0, b"after it")
+        await store.check()
+
+    in_cluster(work, tmp_path, nodes=1, replicas=1)
+
+
+async def _says(node: Node, text: str) -> bool:
+    return text in node.log()
 
 
 @pytest.mark.slow

@@ -233,6 +233,18 @@ def test_a_chain_that_goes_from_one_target_of_the_process_to_another_is_heard_by
     assert fx.ChainChanged(later) in second.heard
 
 
+def test_a_target_that_comes_back_to_a_chain_after_another_one_of_its_process_serves_it() -> None:
+    process = _Process()
+    for version, members in enumerate(((7, 1), (7,), (7, 2), (7,), (7, 1)), start=1):
+        states = (SERVING, SYNCING)[: len(members)]
+        process.now_ns += SECOND
+        process.feed(node.Tick())
+        process.route(version, chain(10, version, *states, targets=members))
+    assert [(one.chain, one.target) for one in process.made] == [(10, 1), (10, 2)]
+    assert process.core.target_of(10) == 1
+    assert fx.ChainChanged(chain(10, 5, SERVING, SYNCING, targets=(7, 1))) in process.made[0].heard
+
+
 def test_who_leaves_is_gone_for_good_and_knows_when_the_manager_has_heard_it() -> None:
     process = _Process()
     process.route(1, chain(10, 1, SERVING, SERVING), chain(20, 3, SERVING, OFFLINE, targets=(8, 2)))

@@ -238,6 +238,8 @@ class StorageCore:
                 if seat.chain == chain.id and chain.version > seat.chain_version:
                     seat.chain_version = chain.version
                     self._queue.append(Of(target, fx.ChainChanged(chain)))
+                if seat.chain == chain.id and self._chains[target] is chain:
+                    self._at[chain.id] = target  # again, where another one of this process had it in between
         for target in self._targets:
             self._seat(target)
 

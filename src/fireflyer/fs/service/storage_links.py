@@ -31,6 +31,8 @@ __all__ = ["MAX_LINKS", "DataLinks", "Link", "node_identity"]
 _log = logging.getLogger(__name__)
 MAX_LINKS: Final = 8192
 """Connections that others have made; one more is closed."""
+USERS_SHARE: Final = 0.9
+"""Of them: users cannot keep the replicas of a chain from each other."""
 CONNECT_NS: Final = 3 * SECOND
 PAUSE_NS: Final = 50 * MS
 MAX_PAUSE_NS: Final = SECOND
@@ -90,7 +92,8 @@ class DataLinks:
 
     def accept(self, connection: RawConnection) -> None:
         """Somebody has connected."""
-        if self._closed or len(self._links) >= self._most:
+        share = 1 if connection.session.role == "node" else USERS_SHARE
+        if self._closed or len(self._links) >= self._most * share:
             _log.warning("connection closed peer=%s: there are %d already", connection.session.peer, len(self._links))
             connection.socket.close()
             return

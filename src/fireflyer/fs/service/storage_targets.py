@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, PermanentError, TransientError
+from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, NoSpace, PermanentError, TransientError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core import replica_effects as fx
@@ -125,8 +125,9 @@ async def look_after(
             if is_sure() and not target.directory.sure:
                 await asyncio.to_thread(target.directory.now_sure)
             post(await asyncio.to_thread(measure, target, reserve))
-        except TransientError as error:
-            _log.warning("target=%d cannot be looked at now reason=%s", number, error)  # no descriptors or memory
+        except (TransientError, NoSpace) as error:
+            # No descriptors or memory, or no space to write down that it is sure: that passes.
+            _log.warning("target=%d cannot be looked at now reason=%s", number, error)
         except (FireflyerError, OSError, ChunkError) as error:
             _log.error("target=%d is given up reason=%s", number, error)
             post(Of(number, fx.DiskFailed(str(error))))

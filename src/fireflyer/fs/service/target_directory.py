@@ -134,8 +134,8 @@ class TargetDirectory:
     def now_sure(self) -> None:
         """It was synced, or serves."""
         if not self.sure:
-            self.sure = True
             self._write(_Run(self._boot, self._durable, True, False))
+            self.sure = True
 
     def end(self) -> None:
         """The engine has closed."""

@@ -1,0 +1,69 @@
+"""Who looks after a target's directory: what makes it give the target up, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from tests.support.loops import on_loop
+
+from fireflyer.base.errors import NoSpace
+from fireflyer.base.units import MIB
+from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.attendance import Measured
+from fireflyer.fs.core.storage import Of
+from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage_targets import OpenTarget, look_after, open_targets
+from fireflyer.fs.service.target_directory import TargetDirectory, make_target
+from fireflyer.native import ChunkNode
+
+
+class _Full(TargetDirectory):
+    """On a disk without space for its notes, at first."""
+
+    refusals = 1
+
+    def now_sure(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise NoSpace("write run.json: no space left on the device")
+        super().now_sure()
+
+
+def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "target"
+    make_target(str(path), "home", 7)
+    config = StorageConfig(
+        cluster="home", node=1, managers=("localhost:1",), targets=(StorageTarget(7, str(path)),), secret_file=""
+    )
+
+    async def work() -> None:
+        native = ChunkNode(io_threads=1, job_threads=1, buffer_bytes=MIB)
+        try:
+            await watched(native)
+        finally:
+            native.close()
+
+    async def watched(native: ChunkNode) -> None:
+        opened = (await open_targets(native, config))[7]
+        full = _Full(str(path), "home", 7, "boot")
+        full.prepare()
+        full.begin(durable=True)
+        target = OpenTarget(opened.config, full, opened.engine, opened.scrub)
+        heard: asyncio.Queue[Measured | Of] = asyncio.Queue()
+        news = asyncio.Event()
+        looking = asyncio.create_task(
+            look_after(target, news, reserve=0.05, is_sure=lambda: True, post=heard.put_nowait)
+        )
+        news.set()
+        assert isinstance(await heard.get(), Measured)
+        assert (full.refusals, full.sure) == (0, True)
+        shutil.rmtree(path)
+        news.set()
+        while isinstance(told := await heard.get(), Measured):
+            pass
+        assert isinstance(told.what, fx.DiskFailed)
+        await looking
+
+    on_loop(work, limit_s=20)()
