@@ -20,6 +20,7 @@ constexpr std::size_t receive_bytes = std::size_t{16} << 10;  // grows for large
 constexpr std::size_t max_replies_bytes = std::size_t{8} << 20;  // waiting for one link; then its reads wait in the socket
 constexpr std::size_t max_fetching = 256;                       // reads of one link that wait for the disk; then others wait, too
 constexpr int receives_per_turn = 64;                           // then other links of the thread have theirs
+constexpr std::int64_t ns_per_payload_byte = 250;  // 4 MB/s at least
 constexpr std::int64_t memory_patience_ns = 200'000'000;
 constexpr int idle_before_probes_s = 10, probe_interval_s = 5, probes = 3;
 
@@ -96,13 +97,12 @@ Link::Step Link::take_reads(const Prefix& prefix, const std::byte* body) {
   if (!sound || prefix.payload_bytes != 0) return over("it sent reads that are none");
   if (out_.waiting_bytes() >= max_replies_bytes) return paused(Pause::room);
   if (fetching_ >= max_fetching) return paused(Pause::disk);
-  // Looked at when the requests are here: a role that was lost before they came is not acted on.
-  const std::shared_ptr<const ReadTable> table = context_.table.load();
-  const std::int64_t now_ns = monotonic_ns();
+  // Looked at when the requests are here, for each: a role that was lost before it came, or meanwhile, is not acted on.
   for (std::size_t at = 0; at < prefix.body_bytes; at += sizeof(ReadRequest)) {
     ReadRequest request;
     std::memcpy(&request, body + at, sizeof request);
-    answers_.answer(request, *table, share_->rights, now_ns, false, out_);
+    const std::shared_ptr<const ReadTable> table = context_.table.load();
+    answers_.answer(request, *table, share_->rights, monotonic_ns(), false, out_);
   }
   return Step::more;
 }
@@ -136,7 +136,10 @@ Link::Step Link::begin_payload() {
   if (place_ != 0) return paused(Pause::memory);
   const bool trusted = share_->rights.trusted();
   payload_ = context_.pool.take(payload_bytes_, trusted ? BufferPool::Share::all : BufferPool::Share::half, later_.granted, place_);
-  if (payload_) return Step::more;
+  if (payload_) {
+    limit_payload();
+    return Step::more;
+  }
   patience_ends_ns_.reset();
   if (trusted) patience_ends_ns_ = monotonic_ns() + memory_patience_ns;
   return paused(Pause::memory);
@@ -147,6 +150,17 @@ void Link::give_memory(SharedBuffer memory) {
   if (place_ == 0 || memory->bytes().size() != payload_bytes_) return;
   place_ = 0;
   payload_ = std::move(memory);
+  limit_payload();
+}
+
+void Link::limit_payload() {
+  payload_until_ns_ = monotonic_ns() + context_.stall_ns + static_cast<std::int64_t>(payload_bytes_) * ns_per_payload_byte;
+}
+
+std::optional<std::int64_t> Link::ends_ns() const {
+  const std::int64_t never = INT64_MAX;
+  const std::int64_t ends = std::min(payload_ ? payload_until_ns_ : never, out_.shared_pieces() > 0 ? sending_until_ns_ : never);
+  return ends == never ? std::nullopt : std::optional(ends);
 }
 
 void Link::end_patience() {
@@ -204,13 +218,22 @@ bool Link::receive() {
   return true;
 }
 
+bool Link::flush() {
+  const bool idle = out_.shared_pieces() == 0 || sending_until_ns_ == 0;
+  const std::uint64_t before = out_.sent_bytes();
+  const bool sound = out_.flush(fd_);
+  if (out_.shared_pieces() == 0) sending_until_ns_ = 0;
+  else if (idle || out_.sent_bytes() > before) sending_until_ns_ = monotonic_ns() + context_.stall_ns;
+  return sound;
+}
+
 bool Link::work() {
   pause_ = Pause::none;
   for (int turn = 0;;) {
     Step step = Step::more;
     while (step == Step::more) step = take();
     if (step == Step::over) return false;
-    if (!out_.flush(fd_)) {
+    if (!flush()) {
       reason_ = std::string("cannot send: ") + std::strerror(errno);
       return false;
     }

@@ -33,6 +33,7 @@ struct LinkContext {
   EventQueue& events;
   BufferPool& pool;
   ServerCounts& counts;
+  std::int64_t stall_ns;  // a link that holds memory and does not move for so long ends
 };
 
 class Link {
@@ -64,6 +65,9 @@ class Link {
   // For memory; none: as long as it takes. Then what was to be received is dropped.
   std::optional<std::int64_t> patience_ends_ns() const { return pause_ == Pause::memory ? patience_ends_ns_ : std::nullopt; }
 
+  // When it has held memory of the pool for too long, by what it received and sent so far; none: it holds none.
+  std::optional<std::int64_t> ends_ns() const;
+
   // Receives and sends as far as possible. False: the link is over, `reason` says why.
   bool work();
   void enqueue(const std::vector<std::byte>& frame, SharedBuffer data);
@@ -91,6 +95,8 @@ class Link {
   void deliver(SharedBuffer data);
   bool fetch(const ReadRequest& request, ChunkTarget& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length);
   bool receive();
+  bool flush();
+  void limit_payload();
   void tell_waiting();
 
   int fd_;
@@ -110,6 +116,7 @@ class Link {
   SharedBuffer payload_;
   std::uint64_t place_ = 0;  // in the line for memory
   std::optional<std::int64_t> patience_ends_ns_;
+  std::int64_t payload_until_ns_ = 0, sending_until_ns_ = 0;
 };
 
 // Frames of messages as they go out, but for the payload.

@@ -44,6 +44,7 @@ void Outbox::put(Bytes memory, std::shared_ptr<void> keep) {
   piece.left = memory.size();
   piece.shared = memory;
   piece.keep = std::move(keep);
+  ++shared_pieces_;
 }
 
 void Outbox::put(std::shared_ptr<ChunkEngine> engine, ChunkEngine::View view, std::uint64_t at, std::size_t bytes) {
@@ -75,6 +76,7 @@ long Outbox::send_some(int fd) {
 }
 
 void Outbox::sent(std::size_t bytes) {
+  sent_bytes_ += bytes;
   while (!pieces_.empty()) {
     Piece& piece = pieces_.front();
     const std::size_t n = std::min(bytes, piece.left);
@@ -84,6 +86,7 @@ void Outbox::sent(std::size_t bytes) {
     if (piece.shared.empty()) waiting_bytes_ -= n;
     if (piece.own()) own_bytes_ -= n;
     if (piece.left > 0) return;
+    if (!piece.shared.empty()) --shared_pieces_;
     if (spare_.capacity() == 0) spare_.swap(piece.bytes);
     pieces_.pop_front();
   }

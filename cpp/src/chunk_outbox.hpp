@@ -26,6 +26,9 @@ class Outbox {
   std::size_t own_bytes() const { return own_bytes_; }          // that nobody else accounts for
   std::size_t waiting_bytes() const { return waiting_bytes_; }  // but for shared memory
 
+  std::size_t shared_pieces() const { return shared_pieces_; }  // memory of others that waits
+  std::uint64_t sent_bytes() const { return sent_bytes_; }      // ever
+
   bool flush(int fd);  // as far as the socket takes it; false: it is broken (errno)
 
  private:
@@ -47,7 +50,8 @@ class Outbox {
 
   std::deque<Piece> pieces_;
   std::vector<std::byte> spare_;
-  std::size_t own_bytes_ = 0, waiting_bytes_ = 0;
+  std::size_t own_bytes_ = 0, waiting_bytes_ = 0, shared_pieces_ = 0;
+  std::uint64_t sent_bytes_ = 0;
 };
 
 }  // namespace ff

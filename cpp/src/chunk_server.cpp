@@ -113,7 +113,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::vector<Command> commands_;
 
   std::unordered_map<std::uint64_t, std::unique_ptr<Link>> links_;
-  std::set<std::uint64_t> wait_for_events_, wait_for_memory_, touched_;
+  std::set<std::uint64_t> wait_for_events_, wait_for_memory_, hold_memory_, touched_;
 };
 
 void Loop::run() {
@@ -190,6 +190,8 @@ void Loop::work(Link& link) {
   if (link.pause() == Link::Pause::events) wait_for_events_.insert(id);
   if (link.patience_ends_ns()) wait_for_memory_.insert(id);
   else wait_for_memory_.erase(id);
+  if (link.ends_ns()) hold_memory_.insert(id);
+  else hold_memory_.erase(id);
   watch(link);
 }
 
@@ -205,6 +207,7 @@ void Loop::end(Link& link, const std::string& reason) {
   const std::uint64_t id = link.share().id;
   wait_for_events_.erase(id);
   wait_for_memory_.erase(id);
+  hold_memory_.erase(id);
   forget_(id);
   LostEvent lost{id, reason};
   links_.erase(id);
@@ -219,11 +222,16 @@ void Loop::end_patience() {
     link->end_patience();
     work(*link);
   }
+  for (const std::uint64_t id : std::set(hold_memory_)) {
+    Link* const link = find(id);
+    if (link != nullptr && link->ends_ns() && monotonic_ns() >= *link->ends_ns()) end(*link, "it stood still with memory of this node in its hands");
+  }
 }
 
 int Loop::timeout_ms() const {
-  constexpr int patience_step_ms = 20;
-  return wait_for_memory_.empty() ? -1 : patience_step_ms;
+  constexpr int patience_step_ms = 20, holding_step_ms = 500;
+  if (!wait_for_memory_.empty()) return patience_step_ms;
+  return hold_memory_.empty() ? -1 : holding_step_ms;
 }
 
 }  // namespace
@@ -251,7 +259,8 @@ struct ChunkServer::State {
   }
 };
 
-ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool) : state_(std::make_shared<State>()) {
+ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns)
+    : state_(std::make_shared<State>()) {
   State& s = *state_;
   s.events = std::move(events);
   s.pool = std::move(pool);
@@ -259,7 +268,7 @@ ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::s
     const std::lock_guard lock(s.mutex);
     s.links.erase(link);
   };
-  for (int i = 0; i < threads; ++i) s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts}, forget));
+  for (int i = 0; i < threads; ++i) s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts, stall_ns}, forget));
   s.events->on_room([weak = std::weak_ptr(state_)] {
     if (const auto state = weak.lock())
       for (const auto& loop : state->loops) loop->post(HasRoom{});

@@ -392,6 +392,24 @@ void nonsense_of_any_kind_ends_its_link() {
   CHECK(node.stats().server.links == 0 && node.stats().buffer_bytes == 0);
 }
 
+void who_stands_still_does_not_keep_memory() {
+  const auto events = std::make_shared<EventQueue>();
+  const auto pool = BufferPool::create(8 * mib);
+  ff::ChunkServer server(1, events, pool, 100'000'000);
+  const auto [mine, theirs] = connected();
+  const std::uint64_t stopped = server.connect(theirs, true);
+  Data half = message("update", noise(mib, 1));
+  half.resize(half.size() / 2);
+  send_all(mine, half);
+  CHECK(next<ff::LostEvent>(*events).link == stopped && pool->used_bytes() == 0);
+  const auto [other, end] = connected();
+  const std::uint64_t frozen = server.connect(end, true);
+  server.send(frozen, "put", filled(*pool, noise(4 * mib, 1)));
+  CHECK(next<ff::LostEvent>(*events).link == frozen && pool->used_bytes() == 0);
+  ::close(mine);
+  ::close(other);
+}
+
 struct Directory {
   std::string path = (std::filesystem::temp_directory_path() / "ff-node-XXXXXX").string();
   Directory() { CHECK(::mkdtemp(path.data()) != nullptr); }
@@ -480,5 +498,6 @@ int main() {
   a_read_that_waits_for_the_disk_holds_up_nobody();
   a_role_that_is_lost_while_the_disk_is_slow_is_not_acted_on();
   nonsense_of_any_kind_ends_its_link();
+  who_stands_still_does_not_keep_memory();
   all_at_once_and_then_the_end();
 }
