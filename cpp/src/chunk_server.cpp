@@ -61,8 +61,6 @@ class Loop : public std::enable_shared_from_this<Loop> {
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
   }
   ~Loop() {
-    for (Command& command : commands_)
-      if (auto* const arrive = std::get_if<Arrive>(&command)) ::close(arrive->fd);
     if (epoll_ >= 0) ::close(epoll_);
     if (wake_ >= 0) ::close(wake_);
   }
@@ -76,10 +74,19 @@ class Loop : public std::enable_shared_from_this<Loop> {
     stop_ = true;
     wake();
     thread_.join();
+    std::vector<Command> left;
+    {
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;
+      left.swap(commands_);
+    }
+    for (Command& command : left)
+      if (auto* const arrive = std::get_if<Arrive>(&command)) ::close(arrive->fd);
   }
   void post(Command command) {
     {
       const std::lock_guard lock(mutex_);
+      if (stopped_) return;  // nobody is there for what it says, or for the memory that it brings
       commands_.push_back(std::move(command));
       if (commands_.size() > 1) return;
     }
@@ -111,6 +118,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::atomic<bool> stop_ = false;
   std::mutex mutex_;  // of what follows
   std::vector<Command> commands_;
+  bool stopped_ = false;
 
   std::unordered_map<std::uint64_t, std::unique_ptr<Link>> links_;
   std::set<std::uint64_t> wait_for_events_, wait_for_memory_, hold_memory_, touched_;
