@@ -23,14 +23,13 @@ CHUNKS: Final = 64
 DEPTH: Final = 64
 BATCH: Final = 16
 """Reads of 1 MiB under way."""
-WRITES: Final = 8
-"""Under way."""
 SAMPLES: Final = {"tiny": 50, "brief": 1000, "full": 5000}
 LARGE: Final = "read/batch/1MiB/3 nodes/cached"
 SMALL: Final = "read/random/4KiB/64 deep/3 nodes/cached"
 DELAY: Final = "delay/read/4KiB/3 nodes/cached"
-DURABLE: Final = "write/1MiB/2 replicas/durable"
-RELAXED: Final = "write/1MiB/2 replicas/relaxed"
+DURABLE: Final = {8: "write/1MiB/2 replicas/durable/8 deep", 32: "write/1MiB/2 replicas/durable/32 deep"}
+RELAXED: Final = {8: "write/1MiB/2 replicas/relaxed/8 deep", 32: "write/1MiB/2 replicas/relaxed/32 deep"}
+"""By how many are under way: a durable write waits for two disks, one after the other."""
 
 
 class _Setting(NamedTuple):
@@ -41,8 +40,8 @@ class _Setting(NamedTuple):
 
 _SETTINGS: Final = (
     _Setting(3, True, (LARGE, SMALL, DELAY)),
-    _Setting(2, True, (DURABLE,)),
-    _Setting(2, False, (RELAXED,)),
+    _Setting(2, True, tuple(DURABLE.values())),
+    _Setting(2, False, tuple(RELAXED.values())),
 )
 
 
@@ -74,8 +73,9 @@ async def _measure(options: Options, setting: _Setting, cases: Sequence[str]) ->
             with cluster.ring() as ring:
                 chunks = Chunks(ring, CHUNKS, storage_s=cluster.processor_s)
                 chunks.fill()
-                measures = {LARGE: _large, SMALL: _small, DELAY: _delay, DURABLE: _writes, RELAXED: _writes}
-                return [measures[case](case, _Running(options, chunks, directory, stream)) for case in cases]
+                measures = {LARGE: _large, SMALL: _small, DELAY: _delay}
+                here = _Running(options, chunks, directory, stream)
+                return [measures.get(case, _writes)(case, here) for case in cases]
 
 
 def _large(case: str, on: _Running) -> Result:
@@ -95,18 +95,20 @@ def _small(case: str, on: _Running) -> Result:
         {
             "echo": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 1),
             "3 echo servers": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 3),
+            "3, each reply a call": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 3, each=True),
         },
     )
-    ours, echo, echoes = (seconds_each(one) for one in (taken.ours, *taken.others.values()))
+    ours, echo, three, each = (seconds_each(one) for one in (taken.ours, *taken.others.values()))
+    peers: dict[str, Figure | str] = {"3 echo servers": three, "3, each reply a call": each}
     verdicts: dict[str, bool | None] = {
         "at least 100,000 per second": ours.median <= 1e-5,
         "at most twice the bound": ours.median <= 2 * echo.median,
     }
     return Result(
-        suite="fs", case=case, metric="read_s", better="lower", ours=ours, peers={"3 echo servers": echoes},
+        suite="fs", case=case, metric="read_s", better="lower", ours=ours, peers=peers,
         bound=Bound(echo.median, "a bare epoll server with messages of the same sizes, one connection"),
         target="; ".join(verdicts), met=all(verdicts.values()), verdicts=verdicts, more=taken.used(),
-        note=f"{1 / ours.median:,.0f} per second, bound {1 / echo.median:,.0f}, 3 servers {1 / echoes.median:,.0f}",
+        note=f"{1 / ours.median:,.0f} per second, bound {1 / echo.median:,.0f}, 3 servers {1 / three.median:,.0f}",
     )  # fmt: skip
 
 
@@ -126,14 +128,16 @@ def _delay(case: str, on: _Running) -> Result:
 
 
 def _writes(case: str, on: _Running) -> Result:
-    others = {"loopback": lambda: bounds.stream(on.stream, MIB, WRITES, on.duration_s / 2)}
-    if case == DURABLE:
-        others["disk"] = lambda: bounds.disk(str(on.directory), WRITES, on.duration_s / 2)
-    taken = in_turns(on.options.rounds, lambda: on.chunks.writes(WRITES, on.duration_s), others)
+    durable = case in DURABLE.values()
+    depth = next(depth for cases in (DURABLE, RELAXED) for depth, name in cases.items() if name == case)
+    others = {"loopback": lambda: bounds.stream(on.stream, MIB, depth, on.duration_s / 2)}
+    if durable:
+        others["disk"] = lambda: bounds.disk(str(on.directory), depth, on.duration_s / 2)
+    taken = in_turns(on.options.rounds, lambda: on.chunks.writes(depth, on.duration_s), others)
     bound = times(min(taken.others.values(), key=lambda one: one.median), 1 / 2)
     formula = "loopback / 2"
-    if case == DURABLE:
-        formula += f", or 1 MiB writes with fdatasync by {WRITES} threads / 2, if that is less"
+    if durable:
+        formula += f", or 1 MiB writes with fdatasync by {depth} threads / 2, if that is less"
     return _of_bytes(case, "write_bytes_per_s", taken, bound, 0.6, formula)
 
 

@@ -44,10 +44,11 @@ def stream(path: str, size_bytes: int, depth: int, duration_s: float) -> Rate:
     return Rate(bytes_per_s / size_bytes, processor_s)
 
 
-def echo(data_bytes: int, depth: int, duration_s: float, servers: int) -> Rate:
-    """Requests and replies of the sizes of ours, by bare epoll servers that answer all that have come in one call."""
+def echo(data_bytes: int, depth: int, duration_s: float, servers: int, *, each: bool = False) -> Rate:
+    """Requests and replies of the sizes of ours, by bare epoll servers that answer all that have come in one call, or
+    `each` in a call of its own."""
     sizes = (str(REQUEST_BYTES), str(REPLY_BYTES + data_bytes))
-    return Rate(*_sockets("echo", *sizes, str(depth), str(duration_s), str(servers)))
+    return Rate(*_sockets("echo", *sizes, str(depth), str(duration_s), str(servers), "each" if each else "all"))
 
 
 def echo_delays_s(data_bytes: int, count: int) -> list[float]:

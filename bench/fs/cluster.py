@@ -39,7 +39,8 @@ __all__ = ["CLUSTER", "Cluster", "Process", "all_serve", "running", "spread", "t
 CLUSTER: Final = "bench"
 LIMIT_S: Final = 120.0
 _BOUND_TO_US: Final = ("setpriv", "--pdeathsig", "KILL")
-_STORAGE: Final = {"io_threads": 2, "job_threads": 2, "buffer_bytes": 128 * MIB, "reserve": 0.0, "scrub_bytes_per_s": 0}
+_STORAGE: Final = {"buffer_bytes": 128 * MIB, "reserve": 0.0, "scrub_bytes_per_s": 0}
+"""Where not the defaults: one machine has all of them, and a scrub would be measured by chance."""
 
 
 class Process:

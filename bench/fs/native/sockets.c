@@ -2,8 +2,9 @@
 //
 //   sockets stream FILE BYTES DEPTH SECONDS     a server sends BYTES of FILE by sendfile for each request of 8 bytes;
 //                                               DEPTH requests are under way; prints bytes per second
-//   sockets echo REQUEST REPLY DEPTH SECONDS SERVERS    epoll servers answer requests of REQUEST bytes with REPLY
-//                                               bytes, all that have come in one call; prints replies per second
+//   sockets echo REQUEST REPLY DEPTH SECONDS SERVERS all|each    epoll servers answer requests of REQUEST bytes with
+//                                               REPLY bytes, all that have come in one call, or each in one of its own;
+//                                               prints replies per second
 //   sockets delay REQUEST REPLY COUNT           the same, one at a time; prints the seconds of each
 //
 // Each server is a process of its own, with one connection. Behind a rate follows the processor time of one unit, of
@@ -82,7 +83,7 @@ static void serve_stream(int fd, const char *path, size_t bytes) {
   }
 }
 
-static void serve_echo(int fd, size_t request, size_t reply) {
+static void serve_echo(int fd, size_t request, size_t reply, int each) {
   const int poll = watch(fd);
   const size_t room = reply > most_out ? reply : most_out;
   char *const in = malloc(1 << 20), *const out = malloc(room);
@@ -94,8 +95,8 @@ static void serve_echo(int fd, size_t request, size_t reply) {
     have += got;
     size_t count = have / request;
     have %= request;
-    for (size_t some; count > 0; count -= some) {  // all that have come are answered by one call
-      some = count * reply > room ? room / reply : count;
+    for (size_t some; count > 0; count -= some) {
+      some = each ? 1 : count * reply > room ? room / reply : count;
       send_all(fd, out, some * reply);
     }
   }
@@ -125,7 +126,8 @@ static int connected(pid_t *server, void (*serve)(int, char **), char **argument
 }
 
 static void stream(int fd, char **a) { serve_stream(fd, a[0], strtoul(a[1], NULL, 10)); }
-static void echo(int fd, char **a) { serve_echo(fd, strtoul(a[0], NULL, 10), strtoul(a[1], NULL, 10)); }
+static void echo_all(int fd, char **a) { serve_echo(fd, strtoul(a[0], NULL, 10), strtoul(a[1], NULL, 10), 0); }
+static void echo_each(int fd, char **a) { serve_echo(fd, strtoul(a[0], NULL, 10), strtoul(a[1], NULL, 10), 1); }
 
 static void receive_all(int fd, char *into, size_t n) {
   while (n > 0) {
@@ -173,12 +175,13 @@ static void end(const pid_t *servers, size_t count) {
 int main(int argc, char **argv) {
   pid_t servers[most_servers];
   int fds[most_servers];
-  const int streams = argc == 6 && strcmp(argv[1], "stream") == 0, echoes = argc == 7 && strcmp(argv[1], "echo") == 0;
+  const int streams = argc == 6 && strcmp(argv[1], "stream") == 0, echoes = argc == 8 && strcmp(argv[1], "echo") == 0;
   if (streams || echoes) {
     const size_t count = echoes ? strtoul(argv[6], NULL, 10) : 1, depth = strtoul(argv[4], NULL, 10);
     const size_t request = streams ? 8 : strtoul(argv[2], NULL, 10), reply = strtoul(argv[3], NULL, 10);
     if (count < 1 || count > most_servers) return 2;
-    for (size_t i = 0; i < count; ++i) fds[i] = connected(&servers[i], streams ? stream : echo, argv + 2);
+    void (*const serve)(int, char **) = streams ? stream : strcmp(argv[7], "each") == 0 ? echo_each : echo_all;
+    for (size_t i = 0; i < count; ++i) fds[i] = connected(&servers[i], serve, argv + 2);
     size_t total;
     const double per_s = (streams ? (double)reply : 1.0) * rate(fds, count, request, reply, depth, atof(argv[5]), &total);
     end(servers, count);
@@ -186,7 +189,7 @@ int main(int argc, char **argv) {
     printf("%.1f %.12f\n", per_s, used_s / (double)total);
   } else if (argc == 5 && strcmp(argv[1], "delay") == 0) {
     const size_t request = strtoul(argv[2], NULL, 10), reply = strtoul(argv[3], NULL, 10);
-    fds[0] = connected(&servers[0], echo, argv + 2);
+    fds[0] = connected(&servers[0], echo_all, argv + 2);
     char *const memory = calloc(1, request + reply);
     if (memory == NULL) fail("calloc");
     for (long i = -100, count = atol(argv[4]); i < count; ++i) {
@@ -197,7 +200,7 @@ int main(int argc, char **argv) {
     }
     end(servers, 1);
   } else {
-    fprintf(stderr, "usage: sockets stream FILE BYTES DEPTH SECONDS | echo REQUEST REPLY DEPTH SECONDS SERVERS | delay REQUEST REPLY COUNT\n");
+    fprintf(stderr, "usage: sockets stream FILE BYTES DEPTH SECONDS | echo REQUEST REPLY DEPTH SECONDS SERVERS all|each | delay REQUEST REPLY COUNT\n");
     return 2;
   }
   return 0;
