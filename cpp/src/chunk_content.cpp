@@ -41,13 +41,18 @@ struct Mixture {
     if (from < data_offset || to > data_end()) {
       std::size_t got = 0;
       if (old != nullptr && from < old->content().length)
-        got = read_content(old->file(), old->offset(), old->content(), from, into.first(std::min<std::size_t>(into.size(), old->content().length - from)));
+        got = read_content(old->file(), old->offset(), old->chunk(), old->content(), from, into.first(std::min<std::size_t>(into.size(), old->content().length - from)));
       std::memset(into.data() + got, 0, into.size() - got);
     }
     const std::uint32_t first = std::max(from, data_offset), last = std::min(to, data_end());
     if (first < last) std::memcpy(into.data() + (first - from), data.data() + (first - data_offset), last - first);
   }
 };
+
+std::uint32_t mark_of(const ChunkId& chunk, const ContentId& content) {
+  const std::uint64_t words[] = {chunk.file, chunk.index, content.made_in, content.version};
+  return crc32c(0, words, sizeof words);
+}
 
 // The checksums of the granules of `piece`, and that of the content so far continued over them.
 std::uint32_t add_checksums(std::uint32_t crc, Bytes piece, std::uint32_t* checksums) {
@@ -90,6 +95,7 @@ void write_content(const BlockPlace& place, const ChunkId& chunk, Content& conte
   header.version = content.version, header.made_in = content.made_in;
   header.length = length, header.content_crc = crc, header.granules = static_cast<std::uint32_t>(granules);
   std::memcpy(trailer.data(), &header, sizeof header);
+  for (std::uint32_t& checksum : checksums) checksum ^= mark_of(chunk, content.id());
   if (granules > 0) std::memcpy(trailer.data() + sizeof header, checksums.data(), granules * sizeof(std::uint32_t));
   constexpr std::size_t crc_from = offsetof(TrailerHeader, crc) + sizeof(TrailerHeader::crc);
   header.crc = crc32c(0, trailer.data() + crc_from, sizeof header + granules * sizeof(std::uint32_t) - crc_from);
@@ -97,12 +103,15 @@ void write_content(const BlockPlace& place, const ChunkId& chunk, Content& conte
   place.file.write(place.offset + block_bytes(place.block_class), trailer);
 }
 
-void read_checksums(const DiskFile& file, std::uint64_t offset, const Content& content, std::uint32_t first, std::span<std::uint32_t> into) {
+void read_checksums(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content, std::uint32_t first,
+                    std::span<std::uint32_t> into) {
   const std::uint64_t at = offset + block_bytes(content.block_class) + sizeof(TrailerHeader) + first * sizeof(std::uint32_t);
   read_all(file, at, std::as_writable_bytes(into));
+  const std::uint32_t mark = mark_of(chunk, content.id());
+  for (std::uint32_t& checksum : into) checksum ^= mark;
 }
 
-std::size_t read_content(const DiskFile& file, std::uint64_t offset, const Content& content, std::uint32_t from, MutableBytes into) {
+std::size_t read_content(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content, std::uint32_t from, MutableBytes into) {
   if (from >= content.length) return 0;
   const std::size_t wanted = std::min<std::size_t>(into.size(), content.length - from);
   std::vector<std::byte> granule;
@@ -119,7 +128,7 @@ std::size_t read_content(const DiskFile& file, std::uint64_t offset, const Conte
     MutableBytes target = whole != 0 ? into.subspan(done, n) : (granule.resize(granule_bytes), MutableBytes(granule).first(n));
     read_all(file, offset + start, target);
     checksums.resize(granules_of(n));
-    read_checksums(file, offset, content, first, checksums);
+    read_checksums(file, offset, chunk, content, first, checksums);
     for (std::size_t i = 0; i < checksums.size(); ++i) {
       const Bytes part = Bytes(target).subspan(i * granule_bytes, std::min(granule_bytes, n - i * granule_bytes));
       if (crc32c(0, part.data(), part.size()) != checksums[i])
@@ -149,7 +158,7 @@ void verify_content(const DiskFile& file, std::uint64_t offset, const ChunkId& c
   std::vector<std::byte> buffer(piece_bytes);
   std::uint32_t crc = 0;
   for (std::uint32_t at = 0; at < content.length;) {
-    const std::size_t n = read_content(file, offset, content, at, buffer);
+    const std::size_t n = read_content(file, offset, chunk, content, at, buffer);
     crc = crc32c(crc, buffer.data(), n);
     at += static_cast<std::uint32_t>(n);
   }

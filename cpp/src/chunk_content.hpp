@@ -19,8 +19,11 @@ struct BlockPlace {
 void write_content(const BlockPlace& place, const ChunkId& chunk, Content& content, std::uint32_t length, std::uint32_t data_offset, Bytes data,
                    const ChunkEngine::View* old);
 
-std::size_t read_content(const DiskFile& file, std::uint64_t offset, const Content& content, std::uint32_t from, MutableBytes into);
-void read_checksums(const DiskFile& file, std::uint64_t offset, const Content& content, std::uint32_t first, std::span<std::uint32_t> into);
+// The checksums of granules are kept with a mark of chunk and content, taken off again here: a block whose last writing never
+// reached the disk, and that still has another content and that one's trailer, does not match.
+std::size_t read_content(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content, std::uint32_t from, MutableBytes into);
+void read_checksums(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content, std::uint32_t first,
+                    std::span<std::uint32_t> into);
 void verify_content(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content);
 
 }  // namespace ff

@@ -261,6 +261,7 @@ std::optional<std::pair<ChunkId, ChunkStat>> ChunkEngine::last_before(const Chun
 
 ChunkEngine::View& ChunkEngine::View::operator=(View&& other) noexcept {
   std::swap(engine_, other.engine_);
+  std::swap(chunk_, other.chunk_);
   std::swap(content_, other.content_);
   std::swap(file_, other.file_);
   std::swap(offset_, other.offset_);
@@ -278,10 +279,11 @@ ChunkEngine::View::~View() {
   if (s.unwanted.erase(block) > 0) s.blocks.release(block);
 }
 
-std::optional<ChunkEngine::View> ChunkEngine::pinned(const Content& content) {
+std::optional<ChunkEngine::View> ChunkEngine::pinned(const ChunkId& chunk, const Content& content) {
   if (!content.has_block()) return std::nullopt;
   View view;
   view.engine_ = this;
+  view.chunk_ = chunk;
   view.content_ = content;
   view.file_ = &state_->blocks.file(content.block());
   view.offset_ = Blocks::offset(content.block());
@@ -293,24 +295,24 @@ std::optional<ChunkEngine::View> ChunkEngine::view(const ChunkId& chunk, bool pe
   const State::Lock lock(state_->mutex);
   const auto now = state_->stat(chunk);
   if (!now) return std::nullopt;
-  return pinned(pending && now->pending.state != ContentState::none ? now->pending : now->committed);
+  return pinned(chunk, pending && now->pending.state != ContentState::none ? now->pending : now->committed);
 }
 
 std::optional<ChunkEngine::View> ChunkEngine::view_committed(const ChunkId& chunk, bool& has_pending) {
   const State::Lock lock(state_->mutex);
   const auto now = state_->stat(chunk);
   has_pending = now && now->pending.state != ContentState::none;
-  return now ? pinned(now->committed) : std::nullopt;
+  return now ? pinned(chunk, now->committed) : std::nullopt;
 }
 
 std::size_t ChunkEngine::read(const View& view, std::uint32_t offset, MutableBytes into) const {
-  return read_content(view.file(), view.offset(), view.content(), offset, into);
+  return read_content(view.file(), view.offset(), view.chunk(), view.content(), offset, into);
 }
 
 void ChunkEngine::checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into) const {
   if (first + into.size() > granules_of(view.content().length))
     fail(EngineErrorKind::usage, "no such granules in a content of " + std::to_string(view.content().length) + " bytes");
-  read_checksums(view.file(), view.offset(), view.content(), first, into);
+  read_checksums(view.file(), view.offset(), view.chunk(), view.content(), first, into);
 }
 
 void ChunkEngine::verify(const ChunkId& chunk, const View& view) const { verify_content(view.file(), view.offset(), chunk, view.content()); }

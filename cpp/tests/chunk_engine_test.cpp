@@ -236,6 +236,31 @@ void damage_is_found() {
   CHECK(engine.stat(chunk)->pending.state == ff::ContentState::none && engine.stats().taken_bytes == ff::stride_bytes(0));
 }
 
+// A block that is used again, and whose last writing never reached the disk: what it still has is sound, and another chunk's.
+void another_content_of_the_block_is_damage() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), options());
+  const Data data = noise(20'000, 1);
+  const ChunkId other{5, 8};
+  ff::Ticket ticket = 0;
+  put(engine, chunk, 1, data);
+  const auto block = engine.stat(chunk)->committed.block();
+  const Data before = disk.content("blocks-00-0000");
+  engine.stage(chunk, update(UpdateKind::remove, 2, 0, {}), ticket);
+  engine.commit(chunk, {1, 2});
+  engine.flush();
+  put(engine, other, 1, noise(20'000, 2));
+  CHECK(engine.stat(other)->committed.block() == block);
+  disk.content("blocks-00-0000") = before;
+  const auto view = engine.view(other);
+  Data into(20'000);
+  refused(EngineErrorKind::damaged, "bytes 0 and following", [&] { engine.read(*view, 0, into); });
+  std::vector<std::uint32_t> checksums(5);  // as a reader elsewhere gets them
+  engine.checksums(*view, 0, checksums);
+  for (std::size_t i = 0; i < checksums.size(); ++i) CHECK(checksums[i] != ff::crc32c(0, data.data() + i * 4096, std::min<std::size_t>(4096, 20'000 - i * 4096)));
+}
+
 ff::test::Image written(int flushes) {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
@@ -353,6 +378,7 @@ int main() {
   readers_keep_their_block();
   at_the_limit_updates_are_refused_and_the_rest_goes_on();
   damage_is_found();
+  another_content_of_the_block_is_damage();
   lost_records_are_not_taken_for_an_early_end();
   a_disk_that_refuses_is_believed_once();
   many_records_are_found_in_order();

@@ -99,6 +99,7 @@ class ChunkEngine {
     View(View&& other) noexcept { *this = std::move(other); }
     View& operator=(View&& other) noexcept;
     ~View();
+    const ChunkId& chunk() const { return chunk_; }
     const Content& content() const { return content_; }
     const DiskFile& file() const { return *file_; }
     std::uint64_t offset() const { return offset_; }  // of the content's first byte in the file
@@ -107,6 +108,7 @@ class ChunkEngine {
    private:
     friend class ChunkEngine;
     ChunkEngine* engine_ = nullptr;
+    ChunkId chunk_;
     Content content_;
     const DiskFile* file_ = nullptr;
     std::uint64_t offset_ = 0;
@@ -152,7 +154,7 @@ class ChunkEngine {
 
  private:
   struct State;
-  std::optional<View> pinned(const Content& content);  // with the lock
+  std::optional<View> pinned(const ChunkId& chunk, const Content& content);  // with the lock
   std::unique_ptr<State> state_;
 };
 

@@ -56,7 +56,7 @@ struct BlockAddress {
 };
 
 inline constexpr std::uint32_t journal_magic = 0x314a4646;  // "FFJ1"
-inline constexpr std::uint32_t trailer_magic = 0x31424646;  // "FFB1"
+inline constexpr std::uint32_t trailer_magic = 0x32424646;  // "FFB2"
 inline constexpr std::size_t batch_align_bytes = 4096;      // no two batches share a sector: a torn one cannot hurt its elder
 inline constexpr std::size_t max_batch_bytes = std::size_t{1} << 20;
 
@@ -115,7 +115,7 @@ struct BatchHeader {
 
 struct TrailerHeader {
   std::uint32_t magic = trailer_magic;
-  std::uint32_t crc = 0;  // of everything behind this field, and of the checksums that follow
+  std::uint32_t crc = 0;  // of everything behind this field, and of the checksums that follow (which are marked: chunk_content.hpp)
   std::uint64_t file = 0, version = 0;
   std::uint32_t index = 0, made_in = 0;
   std::uint32_t length = 0, content_crc = 0;
