@@ -216,7 +216,7 @@ def test_nothing_acknowledged_is_lost_while_nodes_and_the_manager_are_killed(tmp
             longest_s = max(one.longest_ns for one in workers) / SECOND
             print(f"{done} updates, {unknown} unknown, {sum(one.reads for one in workers)} reads, {longest_s:.1f} s")
             assert not [one for worker in workers for one in worker.failures if not one.startswith(("Busy", "Unreach"))]
-            assert done > 100
+            assert min(one.done for one in workers) >= 5  # how many more depends on the machine
             assert longest_s < 15
 
     asyncio.run(main())
