@@ -120,7 +120,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
                     primary.kill()
                     began_ns = time.monotonic_ns()
                     after = await status_of(client)
-                    assert seconds_since(began_ns) < 5
+                    assert seconds_since(began_ns) < 10
                     assert after.term == before.term + 1
                     assert after.chains == before.chains
                     asks = len(nodes[0].told)
@@ -150,17 +150,17 @@ def test_a_manager_that_ends_in_order_leaves_the_lease_to_the_next_at_once(
     site = Site(tmp_path, postgres.url())
 
     async def story() -> None:
-        with ManagerProcess(site.manager("m1", lease_ms=10_000)) as first:
+        with ManagerProcess(site.manager("m1", lease_ms=20_000)) as first:
             async with ManagerClient([first.address], site.service) as client:
                 await asked(client, AddNode(1))
-            with ManagerProcess(site.manager("m2", lease_ms=10_000)) as second:
+            with ManagerProcess(site.manager("m2", lease_ms=20_000)) as second:
                 assert first.end() == 0
                 async with ManagerClient([second.address], site.service) as client:
                     began_ns = time.monotonic_ns()
                     status = await client.ask(GetStatus(), timeout_ns=30_000_000_000)
                     assert isinstance(status, Status)
                     assert status.term == 2
-                    assert seconds_since(began_ns) < 8
+                    assert seconds_since(began_ns) < 15
 
     asyncio.run(story())
 
