@@ -59,6 +59,29 @@ def test_a_new_target_is_not_sure_until_it_serves(directory: str) -> None:
     assert not opened(directory).sure
 
 
+def test_a_directory_that_is_exchanged_under_its_process_is_missed(directory: str) -> None:
+    """The files that the process has open are nobody's any more, though there is a target of this number."""
+
+    def made_again(one: TargetDirectory) -> None:
+        shutil.rmtree(one.path)
+        make_target(one.path, "home", 7)
+        os.mkdir(one.chunks)
+
+    def removed(one: TargetDirectory) -> None:
+        shutil.rmtree(one.chunks)
+
+    def emptied(one: TargetDirectory) -> None:
+        os.unlink(os.path.join(one.chunks, "journal.1"))
+
+    for harm in (made_again, removed, emptied):
+        one = opened(directory)
+        one.check()
+        harm(one)
+        with pytest.raises(NotFound):
+            one.check()
+    opened(directory).check()
+
+
 @pytest.mark.parametrize(
     ("durable", "ends", "boot", "sure"),
     [

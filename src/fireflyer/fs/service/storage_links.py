@@ -66,6 +66,8 @@ class _Path:
     def __init__(self, address: str) -> None:
         self.address = address
         self.link = 0
+        self.since_s = 0.0
+        """When the last connection was made, by the loop's clock."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -114,7 +116,9 @@ class DataLinks:
         if path is not None and path.link == number:
             path.link = 0
             self._on_changed(link.node)
-            self._start(link.node, path)
+            # Who closes at once what it has accepted must not be asked without a pause.
+            lived_s = asyncio.get_running_loop().time() - path.since_s
+            self._start(link.node, path, pause_ns=PAUSE_NS if lived_s < MAX_PAUSE_NS / SECOND else 0)
 
     def refuse(self, number: int, reason: str) -> None:
         """The other end does not keep the protocol."""
@@ -137,11 +141,13 @@ class DataLinks:
                 self._paths[node] = _Path(address)
                 self._start(node, self._paths[node])
 
-    def _start(self, node: NodeId, path: _Path) -> None:
+    def _start(self, node: NodeId, path: _Path, *, pause_ns: int = 0) -> None:
         if not self._closed:
-            path.task = asyncio.get_running_loop().create_task(self._connect(node, path))
+            path.task = asyncio.get_running_loop().create_task(self._connect(node, path, pause_ns))
 
-    async def _connect(self, node: NodeId, path: _Path) -> None:
+    async def _connect(self, node: NodeId, path: _Path, first_ns: int) -> None:
+        if first_ns:
+            await asyncio.sleep(first_ns / SECOND)
         pause_ns, said = PAUSE_NS, ""
         while True:
             try:
@@ -153,7 +159,7 @@ class DataLinks:
                     raise PermissionDenied(f"{path.address} is {connection.session.peer}, not node {node}")
                 path.task = None
                 link = self._adopt(connection, Link(0, "node", connection.session.peer, node), reads=False)
-                path.link = link.number
+                path.link, path.since_s = link.number, asyncio.get_running_loop().time()
                 self._on_changed(node)
                 return
             except (FireflyerError, OSError) as error:

@@ -89,6 +89,8 @@ class TargetDirectory:
         self._durable = True
         self._lost = True
         """There are no chunks: none were made, or somebody has removed them."""
+        self._place: tuple[int, int] | None = None
+        """Which directory the engine has open, whatever is at its path later."""
 
     def prepare(self) -> None:
         """Raises `NotFound` where this is no target's directory, `PermissionDenied` where it is another one's."""
@@ -100,13 +102,16 @@ class TargetDirectory:
             raise translate_os_error(error, f"make {self.chunks}") from error
 
     def check(self) -> None:
-        """Whether it is still there, and still this target's."""
+        """Whether it is still there, and still this target's; after `begin` also whether its chunks are those that the
+        engine has open."""
         found = _read_identity(self.path)
         if (found.cluster, found.target) != (self._cluster, self._target):
             raise PermissionDenied(
                 f"{self.path} is target {found.target} of cluster {found.cluster!r}, not {self._target} of "
                 f"{self._cluster!r}; correct the configuration"
             )
+        if self._place is not None and (_place_of(self.chunks) != self._place or _is_empty(self.chunks)):
+            raise NotFound(f"{self.chunks} was removed or exchanged under the process that has it open")
 
     def put_aside(self) -> None:
         """The engine refuses to open its chunks: it shall begin anew, and be synced. Raises `Exists` if that has
@@ -129,6 +134,7 @@ class TargetDirectory:
             self._sync_chunks()  # what the page cache still has of it is shown from now on
         kept = before is not None and before.sure and (before.durable or before.flushed or before.boot == self._boot)
         self.sure = kept and not self._lost
+        self._place = _place_of(self.chunks)
         self._write(_Run(self._boot, durable, self.sure, False))
 
     def now_sure(self) -> None:
@@ -170,6 +176,22 @@ class TargetDirectory:
 
     def _write(self, run: _Run) -> None:
         write_private_file(os.path.join(self.path, _RUN), msgspec.json.encode(run))
+
+
+def _place_of(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise translate_os_error(error, f"look at {path}") from error
+    return found.st_dev, found.st_ino
+
+
+def _is_empty(path: str) -> bool:
+    try:
+        with os.scandir(path) as names:
+            return next(names, None) is None
+    except OSError as error:
+        raise translate_os_error(error, f"list {path}") from error
 
 
 def _read_identity(directory: str) -> _Identity:
