@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import socket
 import struct
@@ -228,7 +229,7 @@ def test_a_scrub_goes_on_where_it_ended(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "nonsense",
     [
-        os.urandom(100),
+        random.Random(1).randbytes(100),
         frame(MESSAGE, b"x", magic=1),
         frame(REPLY, bytes(40)),
         frame(9, b""),
@@ -239,6 +240,19 @@ def test_a_scrub_goes_on_where_it_ended(rig: Rig) -> None:
         frame(READS, bytes(40 * 257)),
         frame(MESSAGE, b"", payload_bytes=(64 << 20) + 1),
         frame(MESSAGE, b"", payload_bytes=(8 << 20) + 1),
+    ],
+    ids=[
+        "noise",
+        "other magic",
+        "a reply",
+        "a kind that is none",
+        "a damaged body",
+        "a long body",
+        "half a read",
+        "reads with a payload",
+        "too many reads",
+        "a long payload",
+        "more than clients may send",
     ],
 )
 def test_nonsense_ends_its_own_link_only(rig: Rig, nonsense: bytes) -> None:
