@@ -188,7 +188,7 @@ def _number(value: float, metric: str) -> str:
 
 def _unit(value: float, metric: str) -> tuple[float, str]:
     if metric.endswith("_bytes_per_s"):
-        return 1e-9, "GB/s"
+        return (1e-6, "MB/s") if value < 1e8 else (1e-9, "GB/s")
     if metric.endswith("_bytes"):
         return (1, "B") if value < KIB else (1 / MIB, "MiB")
     if metric.endswith("_share"):
