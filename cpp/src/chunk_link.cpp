@@ -102,7 +102,7 @@ Link::Step Link::take_reads(const Prefix& prefix, const std::byte* body) {
     ReadRequest request;
     std::memcpy(&request, body + at, sizeof request);
     const std::shared_ptr<const ReadTable> table = context_.table.load();
-    answers_.answer(request, *table, share_->rights, monotonic_ns(), false, out_);
+    answers_.answer(request, *table, share_->rights, fence_clock_ns(), false, out_);
   }
   return Step::more;
 }
@@ -117,7 +117,7 @@ bool Link::fetch(const ReadRequest& request, ChunkTarget& target, std::shared_pt
 void Link::answer_fetched(const ReadRequest& request) {
   --fetching_;
   const std::shared_ptr<const ReadTable> table = context_.table.load();
-  answers_.answer(request, *table, share_->rights, monotonic_ns(), true, out_);
+  answers_.answer(request, *table, share_->rights, fence_clock_ns(), true, out_);
 }
 
 Link::Step Link::take_message(const Prefix& prefix, const std::byte* body) {

@@ -1,11 +1,11 @@
 #include "chunk_reads.hpp"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
-
-#include "fireflyer/window.hpp"
 
 namespace ff {
 namespace {
@@ -41,15 +41,21 @@ void read_parts(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_
 
 }  // namespace
 
+std::int64_t fence_clock_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
 void ReadRights::grant(std::uint64_t from, std::uint64_t to, std::int64_t until_ns) {
   const std::lock_guard lock(mutex_);
   if (to == from + 1) {
-    if (files_.size() >= max_granted_files && !files_.contains(from)) std::erase_if(files_, [now = monotonic_ns()](const auto& one) { return one.second <= now; });
+    if (files_.size() >= max_granted_files && !files_.contains(from)) std::erase_if(files_, [now = fence_clock_ns()](const auto& one) { return one.second <= now; });
     if (files_.size() >= max_granted_files && !files_.contains(from)) throw std::length_error("a connection has rights to too many files; ask for a range");
     files_[from] = until_ns;
     return;
   }
-  std::erase_if(ranges_, [&, now = monotonic_ns()](const Range& one) { return one.until_ns <= now || (one.from == from && one.to == to); });
+  std::erase_if(ranges_, [&, now = fence_clock_ns()](const Range& one) { return one.until_ns <= now || (one.from == from && one.to == to); });
   if (ranges_.size() >= max_granted_ranges) throw std::length_error("a connection has rights to too many ranges of files; ask for one that covers them");
   ranges_.push_back({from, to, until_ns});
 }

@@ -14,6 +14,9 @@
 
 namespace ff {
 
+// Of fences and rights, as their owner counts them. It goes on while the machine is suspended, as the clocks of others do.
+std::int64_t fence_clock_ns();
+
 using ReadTable = std::unordered_map<std::uint32_t, PublishedChain>;
 
 struct ServerCounts {

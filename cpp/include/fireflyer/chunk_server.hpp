@@ -19,7 +19,7 @@ struct PublishedChain {
   std::uint32_t chain = 0, chain_version = 0;
   bool serving = false;
   bool answers_committed = false;   // a tail: what is pending here has been shown by nobody
-  std::int64_t fence_until_ns = 0;  // CLOCK_MONOTONIC
+  std::int64_t fence_until_ns = 0;  // CLOCK_BOOTTIME
   std::uint64_t tail = 0;
   std::shared_ptr<ChunkTarget> target;
 };

@@ -201,7 +201,7 @@ class ChunkNode:
     # on, also when this raises. Without `reads` a frame of reads ends the link. Link numbers are never used twice.
     # `trusted`: as `trust`, before the first byte is read.
     def connect(self, fd: int, *, reads: bool, trusted: bool = False) -> int: ...
-    # Files file_from <= file < file_to may be read there until then (CLOCK_MONOTONIC); the latest grant of a file or
+    # Files file_from <= file < file_to may be read there until then (CLOCK_BOOTTIME); the latest grant of a file or
     # range counts. ValueError: above 65536 files or 64 ranges. Here and below, a link that has ended is ignored.
     def grant(self, link: int, file_from: int, file_to: int, until_ns: int) -> None: ...
     # May read all files and use all buffers. If there is none for 200 ms its message is dropped (peers send again),
@@ -220,8 +220,8 @@ class ChunkNode:
     def length(self, handle: int) -> int: ...
     # Stages and sends that were asked for before still have the data.
     def release(self, handle: int) -> None: ...
-    # What reads obey, replaced as a whole: target, chain, chain_version, serving, fence_until_ns, tail,
-    # answers_committed.
+    # What reads obey, replaced as a whole: target, chain, chain_version, serving, fence_until_ns (CLOCK_BOOTTIME),
+    # tail, answers_committed.
     def publish(self, entries: Sequence[tuple[int, int, int, bool, int, int, bool]]) -> None: ...
     # links, reads, fetched (of these, from the disk), read_bytes, refused, messages, dropped, buffer_bytes, handles,
     # events (waiting)

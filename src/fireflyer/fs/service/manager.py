@@ -50,6 +50,7 @@ from fireflyer.fs.service.transactions import transact_on
 from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
+from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import Driver
 from fireflyer.runtime.rpc import Address, Caller, RpcServer, ServerLimits
 
@@ -134,7 +135,7 @@ class _Service:
             session_ns=config.session_ms * MS,
         )
         self._manager = Manager(settings)
-        self._driver: Driver[Event, Effect] = Driver(self, self._perform)
+        self._driver: Driver[Event, Effect] = Driver(self, self._perform, clock=BootClock())
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._numbers = 0
         self._leaving = False

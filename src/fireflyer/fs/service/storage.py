@@ -54,6 +54,7 @@ from fireflyer.identity.secrets import Secret, load_secret
 from fireflyer.identity.tokens import TokenStore
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.address import Address
+from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import Driver
 from fireflyer.runtime.raw_connections import RawListener
 
@@ -127,7 +128,7 @@ class _Storage:
         bound = await self._listener.start(self._config.host, self._config.port)
         address = str(Address(self._config.advertise or self._config.host, bound.port))
         self._core = self._make_core(address)
-        self._driver = driver = Driver(self._core, self._perform)
+        self._driver = driver = Driver(self._core, self._perform, clock=BootClock())
         running = self._loop.create_task(driver.run())
         self._loop.add_reader(self._native.event_fd, self._take_events)
         try:

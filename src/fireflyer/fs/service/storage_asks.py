@@ -33,6 +33,7 @@ from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.service.storage_links import Link
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
+from fireflyer.runtime.clock import BootClock
 
 __all__ = ["MAX_CAPABILITIES", "MAX_WAITERS", "StorageAsks"]
 
@@ -62,6 +63,8 @@ class StorageAsks:
         self._native = native
         self._secret = secret
         self._post, self._find, self._doubt = post, find, doubt
+        self._clock = BootClock()
+        """As native code looks at fences and rights."""
         self._keys: dict[int, bytes] = {}
         self._waiters: dict[int, tuple[int, int]] = {}
         self._numbers = 0
@@ -118,7 +121,7 @@ class StorageAsks:
         if not _allows(link, look.chunk.file, Rights.READ):
             return Refused(Refusal.DENIED, f"present a capability to read file {look.chunk.file}")
         found = self._find(look.chain)
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock.now_ns()
         if found is None:
             return Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
         return reads.decide(now_ns, found[0], found[1], look)
@@ -139,7 +142,7 @@ class StorageAsks:
         left_ns = int((one.expires_s - now_s) * SECOND)
         if one.rights & Rights.READ:
             try:
-                self._native.grant(link.number, one.first_file, one.last_file + 1, time.monotonic_ns() + left_ns)
+                self._native.grant(link.number, one.first_file, one.last_file + 1, self._clock.now_ns() + left_ns)
             except ValueError as error:
                 link.capabilities.remove(one)
                 return Refused(Refusal.BUSY, f"{error}; open another connection")
