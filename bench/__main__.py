@@ -28,7 +28,8 @@ def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | Non
     for name in SUITES if suite is None else (suite,):
         found: Suite = importlib.import_module(f"bench.{name}.suite").run(Options(scale, only, rounds))
         if not found.results:
-            raise click.UsageError(f"no case of {name} is selected by --only {' '.join(only)}")
+            why = "; ".join(("", *found.remarks))
+            raise click.UsageError(f"no case of {name} is selected by --only {' '.join(only)}{why}")
         print_results(found.results, console, markdown=markdown)
         for remark in found.remarks:
             console.print(remark, markup=False, highlight=False)

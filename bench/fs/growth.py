@@ -41,12 +41,15 @@ _BLOCK_BYTES: Final = 68 * KIB
 _STAGED: Final = 1024
 """At once, while the chunks are made."""
 _SIZE: Final = 4 * KIB
+_READ: Final = "read 4KiB"
+_WRITE: Final = "write 1MiB, 1 replica, durable"
+_MEMORY: Final = "memory of a chunk"
 
 
 def missing(options: Options) -> str:
     """What does not fit on this disk, in a line."""
     left_out = [count for count in _CHUNKS[options.scale] if not _fits(count)]
-    if not left_out or not options.selects(_name(left_out[0])):
+    if not left_out or not _selected(options, left_out[0]):
         return ""
     needed = left_out[0] * _BLOCK_BYTES / 1e9
     return f"not measured: {left_out[0]:,} chunks need {needed:.0f} GB on the disk of {tempfile.gettempdir()}"
@@ -54,10 +57,10 @@ def missing(options: Options) -> str:
 
 def run(options: Options) -> Iterator[Result]:
     for nodes in _NODES[options.scale]:
-        if options.selects(f"growth/nodes/{nodes}"):
+        if any(options.selects(name) for name in _names_of_nodes(nodes)):
             yield from asyncio.run(_of_nodes(options, nodes))
     for count in _CHUNKS[options.scale]:
-        if options.selects(_name(count)) and _fits(count):
+        if _selected(options, count) and _fits(count):
             yield from asyncio.run(_of_chunks(options, count))
 
 
@@ -67,6 +70,15 @@ def _fits(count: int) -> bool:
 
 def _name(count: int) -> str:
     return f"growth/chunks/{count}"
+
+
+def _selected(options: Options, count: int) -> bool:
+    return any(options.selects(f"{_name(count)}/{what}") for what in (_READ, _MEMORY))
+
+
+def _names_of_nodes(nodes: int) -> tuple[str, str, str]:
+    large, small, writes = (f"growth/nodes/{nodes}/{what}" for what in ("read 1MiB", _READ, _WRITE))
+    return large, small, writes
 
 
 # --- nodes ---
@@ -92,10 +104,11 @@ async def _of_nodes(options: Options, nodes: int) -> list[Result]:
                     {"echo": lambda: bounds.echo(_SIZE, _DEPTH, duration_s, nodes)},
                 )
                 writes = in_turns(rounds, lambda: chunks.writes(8, duration_s), {"sockets": stream})
+    names = _names_of_nodes(nodes)
     return [
-        _bytes_result(f"growth/nodes/{nodes}/read 1MiB", "read_bytes_per_s", large),
-        _small_result(f"growth/nodes/{nodes}/read 4KiB", small, f"{nodes} bare epoll servers"),
-        _bytes_result(f"growth/nodes/{nodes}/write 1MiB, 1 replica, durable", "write_bytes_per_s", writes),
+        _bytes_result(names[0], "read_bytes_per_s", large),
+        _small_result(names[1], small, f"{nodes} bare epoll servers"),
+        _bytes_result(names[2], "write_bytes_per_s", writes),
     ]
 
 
@@ -138,9 +151,9 @@ async def _of_chunks(options: Options, count: int) -> list[Result]:
             ready_s = process.ready_s
     memory = (opened_bytes - empty_bytes) / count
     return [
-        _small_result(f"{_name(count)}/read 4KiB", taken, "a bare epoll server", start_s=ready_s),
+        _small_result(f"{_name(count)}/{_READ}", taken, "a bare epoll server", start_s=ready_s),
         Result(
-            suite="fs", case=f"{_name(count)}/memory of a chunk", metric="memory_bytes", better="lower",
+            suite="fs", case=f"{_name(count)}/{_MEMORY}", metric="memory_bytes", better="lower",
             ours=figure([memory]), peers={}, bound=None, target="under 200 bytes", met=memory < 200,
             verdicts={"under 200 bytes": memory < 200}, more={"records_bytes": records_bytes / count},
             note="anonymous memory of the storage process above that of one without chunks; records: what the engine "
