@@ -45,11 +45,13 @@ class Scrub:
         if self._job:
             return
         chunk = next(iter(self._doubts), None)
-        self._doubted = chunk is not None
-        if chunk is not None:
+        due = bool(self._bytes_per_s) and now_ns >= self._due_ns
+        # In turns: readers who doubt without end must not keep the rest from being looked at.
+        self._doubted = chunk is not None and not (due and self._doubted)
+        if chunk is not None and self._doubted:
             del self._doubts[chunk]
             self._begin(_before(chunk), 1)
-        elif self._bytes_per_s and now_ns >= self._due_ns:
+        elif due:
             self._begin(self._after, STEP_BYTES)
 
     def _begin(self, after: tuple[int, int] | None, limit_bytes: int) -> None:
