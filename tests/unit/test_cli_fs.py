@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,7 +15,7 @@ from fireflyer.cli.fs_status import summary_of
 from fireflyer.fs.schema.manager import Condition, NodeStatus, Status, TargetReport, TargetStatus
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 from fireflyer.fs.service.local_layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node, without_node
-from fireflyer.fs.service.local_lock import RunLock
+from fireflyer.fs.service.local_lock import RunLock, seems_held
 from fireflyer.fs.service.manager_config import ManagerConfig
 from fireflyer.fs.service.storage_config import StorageConfig
 
@@ -43,10 +46,18 @@ def made(directory: Path, **changes: object) -> LocalCluster:
         ),
         (("status", "--manager", "a:1", "--dir", "x"), 2, "--dir and --manager exclude each other; give one of them"),
         (("admin", "drain", "--dir", "{}/ran"), 2, "nothing is named; give --target or --node"),
+        (("status", "--dir", "{}/ran"), 1, "the cluster of {}/ran does not run; start it: ff fs up --dir "),
+        (
+            ("admin", "override", "--dir", "{}/ran", "--chain", "1", "--target", "2"),
+            1,
+            "the cluster of {}/ran does not",
+        ),
         (("admin", "rebalance", "--dir", "{}/ran", "--cancel", "--plan"), 2, "--cancel stands alone; leave --plan"),
         (("up", "--dir", ""), 2, "--dir '' is empty; give a directory"),
         (("up", "--dir", "{}/made", "--nodes", "4"), 2, "--nodes 4: {}/made holds a cluster with 3; leave the option"),
-        (("up", "--dir", "{}/made", "--store", "x"), 2, "--store: {}/made holds a cluster with another store"),
+        (("up", "--dir", "{}/made", "--store", "x"), 2, "--store: {}/made holds a cluster with another store; leave "),
+        (("up", "--dir", "{}/new", "--store", "mysql://x"), 2, "--store is no address of a PostgreSQL; write it like"),
+        (("up", "--dir", "{}/full/mine"), 2, "{}/full/mine is no directory; give a new one"),
         (("up", "--dir", "{}/full"), 2, "{}/full has other files in it ('mine'); give a new directory"),
         (("up", "--dir", "{}/new", "--failure-timeout", "0.001"), 2, "--failure-timeout 0.001 is not from 0.1 to 3600"),
         (("up", "--dir", "{}/new", "--managers", "2"), 2, "2 managers need a store that they share: give --store"),
@@ -74,6 +85,20 @@ def test_who_runs_it_is_named_to_who_comes_second(tmp_path: Path, capsys: pytest
     with RunLock(Layout(str(tmp_path / "made")).lock_file):
         assert main(["fs", "up", "--dir", str(tmp_path / "made")]) == 1
     assert "the cluster runs already, under process " in capsys.readouterr().err
+
+
+def test_a_lock_seems_held_while_its_holder_lives_and_looking_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = str(tmp_path / "up.lock")
+    assert not seems_held(path)
+    with RunLock(path):
+        assert seems_held(path)
+    ended = subprocess.Popen(
+        [sys.executable, "-c", f"from fireflyer.fs.service.local_lock import RunLock\nRunLock({path!r})"]
+    )
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert not seems_held(path), "a process that has ended holds nothing, even if nobody has waited for it"
+    ended.wait()
+    assert not seems_held(path)
 
 
 def test_a_damaged_file_is_not_guessed_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

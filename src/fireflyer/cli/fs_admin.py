@@ -65,13 +65,13 @@ def _do(where: Where, request: Request) -> int:
 @where_options
 @click.option("--chain", metavar="ID", type=WholeNumber(1, MAX_NODE), required=True, help="That nobody serves.")
 @click.option("--target", metavar="ID", type=WholeNumber(1, MAX_ID), required=True, help="That shall serve it.")
-@click.option("--confirm", metavar="VERSION", type=WholeNumber(1), default=0, help="As the warning names it.")
-def override_command(*, where: Where, chain: int, target: int, confirm: int) -> int:
+@click.option("--confirm", metavar="VERSION", type=WholeNumber(1), help="As the warning names it.")
+def override_command(*, where: Where, chain: int, target: int, confirm: int | None) -> int:
     """Let TARGET serve a chain that nobody serves, although it may lack updates that were acknowledged. Without
     --confirm it only says what may be lost."""
     from fireflyer.fs.schema.manager import Override, OverrideWarning
 
-    answer = ask_one(where, Override(chain, target, confirm))
+    answer = ask_one(where, Override(chain, target, confirm or 0))
     if isinstance(answer, OverrideWarning):
         click.echo(f"warning: {answer.warning}", err=True)
         click.echo(f"Nothing was changed. To do it: add --confirm {answer.confirm}", err=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from fireflyer.base.errors import InvariantViolation, UsageError
+from fireflyer.base.errors import InvariantViolation, NotFound, Timeout, UsageError
 
 if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import Answer, Request
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_DIRECTORY", "Where", "ask_all", "ask_one", "expect", "local", "routing", "where_options"]
 
 DEFAULT_DIRECTORY: Final = "fs"
+ENDED_S: Final = 1.0
+"""For an answer of a cluster whose `ff fs up` is not there: its managers may still be, run by hand."""
 T = TypeVar("T")
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -87,16 +90,27 @@ def local(directory: str) -> Where:
 
 
 def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> list[Answer]:
-    """One after the other. Raises `FireflyerError`."""
+    """One after the other. Raises `FireflyerError`; for a local cluster that seems to have been ended, soon."""
     from fireflyer.base.units import SECOND
     from fireflyer.fs.control import ManagerClient
+    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.fs.service.local_lock import seems_held
     from fireflyer.runtime import run
+
+    ended = bool(where.directory) and not seems_held(Layout(where.directory).lock_file)
+    limit_s = min(timeout_s, ENDED_S) if ended else timeout_s
 
     async def asking() -> list[Answer]:
         async with ManagerClient(where.managers, where.credential) as client:
-            return [await client.ask(one, timeout_ns=int(timeout_s * SECOND)) for one in requests]
+            return [await client.ask(one, timeout_ns=int(limit_s * SECOND)) for one in requests]
 
-    return run(asking())
+    try:
+        return run(asking())
+    except Timeout as error:
+        if not ended:
+            raise
+        start = f"ff fs up --dir {quote(os.path.relpath(where.directory))} -d"
+        raise NotFound(f"the cluster of {where.directory} does not run; start it: {start}") from error
 
 
 def ask_one(where: Where, request: Request) -> Answer:

@@ -57,7 +57,12 @@ def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int)
     known = routing(answers[1])
     if any(table.id == table_id for table in known.tables):
         raise UsageError(f"there is a chain table {table_id}; tables never change, give --table another number")
-    chains = chains_of_new_targets(expect(answers[0], Status), replicas, seed=seed)
+    status = expect(answers[0], Status)
+    silent = {node.id for node in status.nodes if not node.alive}
+    missing = sorted(silent & {one.node for one in status.targets if not one.used and not one.drained})
+    if missing:
+        raise UsageError(f"node {missing[0]} does not run, and has new targets; start it, drain or retire it first")
+    chains = chains_of_new_targets(status, replicas, seed=seed)
     batches = [chains[at : at + MAX_PER_REQUEST] for at in range(0, len(chains), MAX_PER_REQUEST)]
     return _do(where, [*map(AddChains, batches), AddTable(table_id, tuple(chain.id for chain in chains))])
 

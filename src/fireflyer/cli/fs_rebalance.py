@@ -25,7 +25,13 @@ TABLE: Final = 1
 @click.command("rebalance", short_help="Move chains to new nodes, and away from drained ones.")
 @where_options
 @click.option("--plan", "only_plan", is_flag=True, help="Print what would be moved, and move nothing.")
-@click.option("--wait", "wait_s", metavar="SECONDS", type=WholeNumber(1), help="Return when all moves are done.")
+@click.option(
+    "--wait",
+    "wait_s",
+    metavar="SECONDS",
+    type=WholeNumber(1),
+    help="Wait for moves under way, and return when all are done.",
+)
 @click.option("--cancel", is_flag=True, help="Drop the moves that have not begun.")
 @click.option(
     "--table", "table_id", metavar="ID", type=WholeNumber(1), default=TABLE, help="Chain table.  [default: 1]"
@@ -55,6 +61,8 @@ def rebalance_command(
             raise UsageError("--cancel stands alone; leave --plan and --wait out")
         click.echo(f"{expect(ask_one(where, CancelMoves()), Done).note}.")
         return 0
+    if wait_s is not None and not only_plan:
+        _wait(where, wait_s)
     answers = ask_all(where, [GetStatus(), GetMoves(), GetRouting()])
     status, under_way = expect(answers[0], Status), expect(answers[1], MoveList).moves
     tables = {table.id: table for table in routing(answers[2]).tables}

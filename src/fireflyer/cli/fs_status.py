@@ -144,6 +144,7 @@ def _nodes(status: Status) -> list[str]:
 
 
 def _chain(chain: Chain, reports: dict[int, TargetReport | None], drained: dict[int, bool]) -> str:
+    from fireflyer.fs.schema.manager import Condition
     from fireflyer.fs.schema.routing import TargetState
 
     source = next((reports.get(one.target) for one in chain.members if one.state is TargetState.SERVING), None)
@@ -153,7 +154,9 @@ def _chain(chain: Chain, reports: dict[int, TargetReport | None], drained: dict[
         report = reports.get(member.target)
         if member.state is TargetState.SYNCING and source is not None and report is not None and source.used_bytes:
             text += f" (about {min(99, 100 * report.used_bytes // source.used_bytes)} % copied)"
-        if report is not None and not report.sure:
+        if report is not None and report.condition is Condition.GONE:
+            text += f" (gone: see the log of node {member.node})"
+        elif report is not None and not report.sure:
             text += " (not sure)"
         if drained.get(member.target, False):
             text += " (drained)"

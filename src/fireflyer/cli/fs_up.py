@@ -113,14 +113,16 @@ def _check_same(layout: Layout, cluster: LocalCluster, wanted: dict[str, int | N
         "targets-per-node": len(cluster.nodes[0].targets) if cluster.nodes else 0,
         "managers": len(cluster.managers),
     }
+    never_ran = any(address.endswith(":0") for address in cluster.managers)
+    advice = "leave the option out" + (f", or remove {layout.directory}: it has never run" if never_ran else "")
     for option, value in wanted.items():
         if value is not None and value != there[option]:
             raise UsageError(
-                f"--{option} {value}: {layout.directory} holds a cluster with {there[option]}; leave the option out"
+                f"--{option} {value}: {layout.directory} holds a cluster with {there[option]}; {advice}"
                 + (", and add nodes with 'ff fs admin add-node'" if option == "nodes" else "")
             )
     if store is not None and store != cluster.store:
-        raise UsageError(f"--store: {layout.directory} holds a cluster with another store; leave the option out")
+        raise UsageError(f"--store: {layout.directory} holds a cluster with another store; {advice}")
 
 
 def _run(layout: Layout, cluster: LocalCluster, report_fd: int | None) -> int:
@@ -151,11 +153,15 @@ def _run(layout: Layout, cluster: LocalCluster, report_fd: int | None) -> int:
 
 
 def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
+    from fireflyer.cli.fs_status import summary_of
+
     where = quote(os.path.relpath(layout.directory))
     alive = sum(node.alive for node in status.nodes)
+    found = summary_of(status)
+    trouble = "" if found.whole == found.chains else f"{found.readable} served, {found.whole} whole, "
     return (
         f"The chunk store is up: {alive} of {len(status.nodes)} nodes, {len(status.chains)} chains of "
-        f"{cluster.replicas} replicas, manager at {', '.join(cluster.managers)}.\n"
+        f"{cluster.replicas} replicas, {trouble}manager at {', '.join(cluster.managers)}.\n"
         f"  look:  ff fs status --dir {where}\n"
         f"  stop:  ff fs down --dir {where}\n"
         "  mount: not in this release; programs use fireflyer.fs.client\n"

@@ -130,6 +130,8 @@ def _add_targets(ledger: Ledger, request: AddTargets) -> Done:
 
 
 def _drain(ledger: Ledger, request: Drain) -> Done:
+    if request.node and ledger.nodes.get(request.node) is None:
+        raise NotFound(f"there is no node {request.node}")
     of_node = ledger.targets_of(request.node) if request.node else []
     rows = [_target(ledger, target) for target in dict.fromkeys((*request.targets, *of_node))]
     for row in rows:
@@ -143,7 +145,7 @@ def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
     for target in there:
         chain = _chain_with(ledger, target)
         if chain is not None:
-            raise UsageError(f"target {target} is in chain {chain}; take it out of the chain first")
+            raise UsageError(f"target {target} is in chain {chain}; drain it and rebalance first")
     for target in there:
         ledger.targets.put(target, None)
     return Done(f"{len(there)} targets retired")

@@ -20,7 +20,9 @@ def plan_moves(
     """The plan, how balanced the table is now, and the moves, in order. Raises `Busy` while moves are under way,
     `UsageError` where there is no room."""
     if under_way:
-        raise Busy(f"{len(under_way)} moves are under way; wait for them, or cancel those that have not begun")
+        raise Busy(
+            f"{len(under_way)} moves are under way; wait for them, or drop those that have not begun with --cancel"
+        )
     chains = {chain.id: chain for chain in status.chains}
     missing = [one for one in table.chains if one not in chains]
     if missing:

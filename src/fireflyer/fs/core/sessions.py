@@ -144,7 +144,7 @@ class SessionBook:
         """Raises `PermissionDenied` for another user's."""
         row = self._ledger.sessions.get(request.client)
         if row is None:
-            return Done(f"session {request.client} is over")
+            return Done(f"session {request.client} was over already, or never there")
         if not trusted and row.user != user:
             raise PermissionDenied(f"session {request.client} is another user's")
         self._ledger.sessions.put(request.client, None)

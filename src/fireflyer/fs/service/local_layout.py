@@ -84,6 +84,8 @@ def new_cluster(
         raise UsageError(f"{targets_per_node} targets of a node; less than {TARGETS_PER_NODE_ID} are allowed")
     if managers > 1 and not store:
         raise UsageError(f"{managers} managers need a store that they share: give --store postgresql://...")
+    if store and not store.startswith(("postgresql://", "postgres://")):
+        raise UsageError("--store is no address of a PostgreSQL; write it like postgresql://user@host/database")
     table = place(uniform_cluster(nodes, targets_per_node), replicas).table
     given: dict[NodeId, int] = {}
     chains = []
@@ -159,6 +161,8 @@ class Layout:
 
     def make_directory(self) -> None:
         """Raises `UsageError` for one that has something else in it."""
+        if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
+            raise UsageError(f"{self.directory} is no directory; give a new one")
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             others = [] if self.exists() else [name for name in os.listdir(self.directory) if name != "up.lock"]

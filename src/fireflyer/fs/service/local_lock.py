@@ -17,7 +17,7 @@ import msgspec
 from fireflyer.base.errors import Busy, NotFound, Timeout
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["RunLock", "end_holder", "signal_holder"]
+__all__ = ["RunLock", "end_holder", "seems_held", "signal_holder"]
 
 MAX_BYTES: Final = 4096
 
@@ -87,6 +87,19 @@ def signal_holder(path: str, number: signal.Signals) -> None:
         os.close(found[1])
 
 
+def seems_held(path: str) -> bool:
+    """Whether the process that took the lock last is alive. Takes no lock, so it is in nobody's way."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        holder = _read(fd)
+    finally:
+        os.close(fd)
+    return holder is not None and _started(holder.pid) == holder.started
+
+
 def _holder(path: str) -> tuple[int, int] | None:
     """Its number and a descriptor of it."""
     try:
@@ -123,9 +136,10 @@ def _read(fd: int) -> _Holder | None:
 
 
 def _started(pid: int) -> int | None:
-    """In ticks since the machine was booted."""
+    """In ticks since the machine was booted; None when it has ended, also when its parent has not asked for it yet."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

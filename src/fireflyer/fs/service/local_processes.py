@@ -118,13 +118,14 @@ class LocalProcess:
         if self._process is None:
             return
         code = self._process.wait()
-        self._failed = self._last_line() or _described(code)
+        how, last = _described(code), self._last_line() if code >= 0 else ""
+        self._failed = last or how
         self._ready.clear()
         self.address = ""
         self._ended.set()
         if self._stopping:
             return
-        self._say(f"{self.name} has ended ({_described(code)}: {self._failed}); it is started again")
+        self._say(f"{self.name} has ended ({how}{last and f': {last}'}); it is started again")
         self._again = asyncio.get_running_loop().call_later(self._pause_s, self._restart)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 

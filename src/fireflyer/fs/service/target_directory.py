@@ -200,7 +200,8 @@ def _read_identity(directory: str) -> _Identity:
         found = _identity_decoder.decode(read_private_file(path, _MAX_BYTES))
     except NotFound:
         raise NotFound(
-            f"{directory} is no target's directory ({_IDENTITY} is missing); was the disk mounted?"
+            f"{directory} is no target's directory ({_IDENTITY} is missing); was the disk mounted? "
+            "'ff fs storage --make-targets' makes new ones"
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataCorruption(
