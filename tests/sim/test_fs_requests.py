@@ -22,12 +22,13 @@ def test_what_clients_are_told_can_be_explained(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_so_it_is_for_many_seeds() -> None:
-    for seed in range(80, 4000):
+    run_seed(2538)  # all of a chain die when a successor has just declined what they staged
+    for seed in range(80, 1000):
         run_seed(seed)
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(8), pytest.param(range(8, 1000), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "seeds", [range(8), pytest.param(range(8, 250), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_so_it_is_with_real_managers_and_storage_processes(seeds: range) -> None:
     worlds = [run_seed(seed, WholeWorld) for seed in seeds]

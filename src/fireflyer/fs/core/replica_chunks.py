@@ -341,7 +341,7 @@ class ChunkWorks:
         self._next(chunk, state)
 
     def _drop(self, chunk: ChunkId, state: ChunkWork, refusal: Refusal, message: str) -> None:
-        """Given up: neither this replica nor any behind it has committed it, nor ever will."""
+        """Given up: neither this replica nor any behind it has committed it, nor ever will while one of them lives."""
         work, state.work = state.work, None
         if work is None:
             raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
@@ -354,7 +354,7 @@ class ChunkWorks:
                 self._rows[key] = row
         self._used = max(self._used, work.id.version)
         self._effects.append(Drop(chunk, work.id, row))
-        self._reply_refused(work, refusal, message)
+        self._reply_refused(work, refusal, message, staged=True)
         if work.place is not None:
             self._answer(work.place, Declined(refusal, message[:512]))
         self._release(work.handle)
@@ -384,9 +384,10 @@ class ChunkWorks:
         self._effects.append(Reply(item.waiter, Refused(refusal, message[:512], self._role.chain_version)))
         self._release(item.handle)
 
-    def _reply_refused(self, work: Work, refusal: Refusal, message: str) -> None:
+    def _reply_refused(self, work: Work, refusal: Refusal, message: str, *, staged: bool = False) -> None:
         if work.waiter:
-            self._effects.append(Reply(work.waiter, Refused(refusal, message[:512], self._role.chain_version)))
+            refused = Refused(refusal, message[:512], self._role.chain_version, staged)
+            self._effects.append(Reply(work.waiter, refused))
             work.waiter = 0
 
     def _release(self, handle: int) -> None:
