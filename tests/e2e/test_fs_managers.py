@@ -7,13 +7,12 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.support.fs_managers import ManagerProcess, PlayedNode, Site, seconds_since
-from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
+from tests.support.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied, Timeout
 from fireflyer.fs.client import connect
@@ -67,15 +66,6 @@ async def status_of(client: ManagerClient) -> Status:
     return status
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    programs = postgres_programs()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed")
-    with running_postgres(programs) as server:
-        yield server
-
-
 @pytest.mark.slow
 def test_a_manager_that_was_killed_finds_again_what_it_had_acknowledged(tmp_path: Path) -> None:
     site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
@@ -100,9 +90,9 @@ def test_a_manager_that_was_killed_finds_again_what_it_had_acknowledged(tmp_path
 
 @pytest.mark.slow
 def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
-    tmp_path: Path, postgres: PostgresServer
+    tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
-    site = Site(tmp_path, postgres.url())
+    site = Site(tmp_path, postgres_server.url())
 
     async def story() -> None:
         with contextlib.ExitStack() as stack:
@@ -144,10 +134,10 @@ async def answers(manager: ManagerProcess, site: Site) -> bool:
 
 @pytest.mark.slow
 def test_a_manager_that_ends_in_order_leaves_the_lease_to_the_next_at_once(
-    tmp_path: Path, postgres: PostgresServer
+    tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     """Otherwise the next one would wait 10 s for it."""
-    site = Site(tmp_path, postgres.url())
+    site = Site(tmp_path, postgres_server.url())
 
     async def story() -> None:
         with ManagerProcess(site.manager("m1", lease_ms=20_000)) as first:

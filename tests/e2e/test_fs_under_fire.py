@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 from tests.support.fs_load import FIRST_FILE, WRITERS, Load
 from tests.support.fs_local import LocalCluster
-from tests.support.postgres import postgres_programs, running_postgres
+from tests.support.postgres import PostgresServer
 
 from fireflyer.fs.client import connect
 from fireflyer.fs.core.capability import Rights
@@ -69,13 +68,9 @@ def test_chains_move_to_a_new_node_under_load_while_others_are_killed(local: Loc
     assert load.longest_gap_s < LONGEST_GAP_S
 
 
-def test_of_several_managers_over_postgresql_any_may_be_killed_under_load(local: LocalCluster) -> None:
-    programs = postgres_programs()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed")
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(running_postgres(programs))
-        stack.callback(local.close)
-        local.ff("up", "--detach", "--failure-timeout", "2", "--managers", "2", "--store", server.url())
-        load = asyncio.run(under_fire(local, "manager-1", "node-1", "manager-2"))
+def test_of_several_managers_over_postgresql_any_may_be_killed_under_load(
+    local: LocalCluster, postgres_server: PostgresServer
+) -> None:
+    local.ff("up", "--detach", "--failure-timeout", "2", "--managers", "2", "--store", postgres_server.url())
+    load = asyncio.run(under_fire(local, "manager-1", "node-1", "manager-2"))
     assert load.longest_gap_s < LONGEST_GAP_S

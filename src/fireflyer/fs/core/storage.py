@@ -175,6 +175,7 @@ class StorageCore:
     def _one(self, now_ns: int, event: Event) -> None:
         match event:
             case Of(target, what):
+                # an `Of` that comes in holds an event, one that goes out an effect; the struct is one
                 self._to_replica(now_ns, target, what)  # type: ignore[arg-type]
             case PeerWrote(source, target, message, handle):
                 if target not in self._seats:

@@ -37,7 +37,7 @@ from fireflyer.fs.core.role import role_of
 from fireflyer.fs.core.storage import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
-from fireflyer.fs.schema.ids import ChainId, ChunkId, NodeId, TargetId
+from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.fs.service.storage_asks import StorageAsks
 from fireflyer.fs.service.storage_config import StorageConfig
@@ -269,6 +269,7 @@ class _Storage:
         self._publish()
         match effect:
             case Of(target, what):
+                # an `Of` that comes out holds an effect, one that goes in an event; the struct is one
                 self._perform_of(target, what)  # type: ignore[arg-type]
             case Ask():
                 self._control.ask(effect)
@@ -291,9 +292,8 @@ class _Storage:
                     self._post(Of(target, failed))
             case fx.Send(peer, message, handle, None):
                 self._links.send(target, peer, self._node_of(peer), message, handle)
-            case fx.Send(peer, message, _, content):
-                chunk = message.body.chunk  # type: ignore[union-attr]
-                self._links.send_content(target, peer, self._node_of(peer), message, chunk, content)  # type: ignore[arg-type]
+            case fx.Send(peer, Request(body=Put(chunk=chunk)) as message, _, ContentId() as content):
+                self._links.send_content(target, peer, self._node_of(peer), message, chunk, content)
             case fx.Release(handle):
                 self._native.release(handle)
             case fx.Reply(waiter, reply):
