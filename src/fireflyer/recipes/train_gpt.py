@@ -268,6 +268,7 @@ def train_step(job: Job, step: int, batch: Batch) -> float:
     (summed * (job.env.world_size / tokens)).backward()
     norm = float(torch.nn.utils.clip_grad_norm_(job.model.parameters(), _MAX_GRADIENT_NORM))
     if not math.isfinite(norm):  # every rank sees the same: before the weights take it and push out good checkpoints
+        job.checkpoints.wait()  # all ranks live, and the one in flight is good: somebody goes on from it
         raise PermanentError(f"the gradients of step {step} have norm {norm}: the run diverged; try a lower --lr")
     for group in job.optimizer.param_groups:
         group["lr"] = learning_rate(step, job.options.learning_rate)
