@@ -15,7 +15,7 @@ from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.fs.client import MISSING, READ, Chunks, Options, Read, Ring, Write, connect, open_ring
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.request_effects import Limits
-from fireflyer.fs.schema.chunks import Held
+from fireflyer.fs.schema.chunks import Held, Listed
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.sessions import EndSession
 
@@ -169,6 +169,23 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
                 await run.nodes[1].ended()
                 await run.nodes[1].start()
                 assert await chunks.read(CHAIN, ChunkId(5, 0)) == b"yes"
+                with open_ring([run.manager.address], admin) as ring:
+                    ring.acquire(5, 6, Rights.READ)
+                    ring.prepare_list(1, CHAIN, 5)
+                    ring.prepare_last_chunk(2, CHAIN, 5)
+                    ring.prepare_last_chunk(3, CHAIN, 6)
+                    ring.prepare_list(4, CHAIN, 5, start=1)
+                    ring.prepare_list(5, CHAIN, 7)
+                    ring.prepare_write(6, CHAIN, ChunkId(5, 0), b"no")
+                    over = ring.wait(6)
+                    listed = over.values[2]
+                    assert isinstance(listed, Listed)
+                    assert listed.chunk == ChunkId(5, 0)
+                    assert over.values == {1: (listed,), 2: listed, 4: ()}
+                    assert dict(zip(over.tags.tolist(), over.counts.tolist(), strict=True))[3] == MISSING
+                    assert [type(over.errors[tag]) for tag in sorted(over.errors)] == [PermissionDenied] * 2
+                    with pytest.raises(UsageError, match="chunks in one list"):
+                        ring.prepare_list(7, CHAIN, 5, limit=5000)
             async with await connect([run.manager.address], run.site.user("eve")) as chunks:
                 with pytest.raises(PermissionDenied):
                     await chunks.acquire(5, 6, Rights.READ)

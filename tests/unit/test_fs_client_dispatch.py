@@ -7,26 +7,32 @@ import os
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.data_connection import MESSAGE, READ_REPLY, frame
 
-from fireflyer.base.errors import FireflyerError, NotFound, Timeout, Unreachable, UsageError
+from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client import connect, connect_to, open_ring, open_ring_to
+from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
+from fireflyer.fs.client.rights import Renewals, Right
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema import data
-from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Update
+from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Refusal, Refused, Update
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Node, Routing, TargetState
-from fireflyer.identity import NodeCredential, new_secret
+from fireflyer.fs.schema.sessions import CapabilityAnswer
+from fireflyer.identity import Accepts, NodeCredential, new_secret
 from fireflyer.native import crc32c
+from fireflyer.runtime.raw_connections import RawConnection, RawListener
 
 CHUNK = ChunkId(1, 0)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
+RIGHT = Right(1, 9, 3)
 READ = Glance(LookKind.READ, 0, 5)
 DONE = Done(ContentId(1, 1), None)
 _PREFIX_BYTES = 24
@@ -37,6 +43,7 @@ class Bench:
 
     def __init__(self, *serving: int) -> None:
         self.wanted: list[Node] = []
+        self.rights: list[Right] = []
         self.results: list[Any] = []
         self.ends: dict[int, socket.socket] = {}
         self.dispatch = Dispatch(
@@ -45,6 +52,7 @@ class Bench:
             seed=1,
             connect=self.wanted.append,
             ask_routing=lambda: None,
+            ask_right=self.rights.append,
         )
         self.route(*serving)
 
@@ -129,7 +137,7 @@ def test_an_answer_before_the_loss_of_its_connection_counts_and_what_follows_goe
 
 def test_capabilities_are_granted_before_anything_is_asked(bench: Bench) -> None:
     presented: list[FireflyerError | None] = []
-    bench.dispatch.present(b"first", presented.append)
+    bench.dispatch.present(RIGHT, b"first", presented.append)
     assert presented == [None]
     bench.begin(TRUNCATE)
     bench.connect()
@@ -142,6 +150,149 @@ def test_capabilities_are_granted_before_anything_is_asked(bench: Bench) -> None
     bench.say(1, data.Told(shown.number, data.Granted(SECOND)))
     bench.take()
     assert isinstance(bench.heard(1).body, Update)
+
+
+def refuse(bench: Bench, shown: data.Ask) -> None:
+    bench.say(1, data.Told(shown.number, Refused(Refusal.DENIED, "another key")))
+    bench.take()
+
+
+def silent(bench: Bench) -> bool:
+    bench.ends[1].setblocking(False)
+    try:
+        with pytest.raises(BlockingIOError):
+            bench.ends[1].recv(1)
+    finally:
+        bench.ends[1].settimeout(5)
+    return True
+
+
+def test_what_a_node_refused_is_asked_for_anew_and_nothing_else_is_said_there_meanwhile(bench: Bench) -> None:
+    bench.dispatch.present(RIGHT, b"first")
+    bench.begin(TRUNCATE)
+    bench.connect()
+    refuse(bench, bench.heard(1))
+    assert bench.rights == [RIGHT]
+    assert bench.dispatch.servers() == {}
+    assert silent(bench)
+    bench.dispatch.present(RIGHT, b"second")
+    shown = bench.heard(1)
+    assert shown.body == data.Present(b"second")
+    assert silent(bench)
+    bench.say(1, data.Told(shown.number, data.Granted(SECOND)))
+    bench.take()
+    assert isinstance(bench.heard(1).body, Update)
+    assert bench.rights == [RIGHT]
+
+
+def test_a_connection_that_has_the_right_still_goes_on_when_the_next_capability_is_refused(bench: Bench) -> None:
+    bench.dispatch.present(RIGHT, b"first")
+    bench.begin(TRUNCATE)
+    bench.connect()
+    bench.say(1, data.Told(bench.heard(1).number, data.Granted(60 * SECOND)))
+    bench.take()
+    assert isinstance(bench.heard(1).body, Update)
+    bench.dispatch.present(RIGHT, b"second")
+    refuse(bench, bench.heard(1))
+    assert bench.rights == [RIGHT]
+    assert list(bench.dispatch.servers()) == [1]
+
+
+def test_who_has_lost_a_right_is_told_so_by_the_nodes(bench: Bench) -> None:
+    bench.dispatch.present(RIGHT, b"first")
+    bench.begin(TRUNCATE)
+    bench.connect()
+    refuse(bench, bench.heard(1))
+    bench.dispatch.forget(RIGHT)
+    asked = bench.heard(1)
+    assert isinstance(asked.body, Update)
+    refuse(bench, asked)
+    (failed,) = bench.results
+    assert isinstance(failed, Failed)
+    assert failed.code == "permission_denied"
+
+
+def test_who_acquires_a_right_is_told_of_a_refusal_and_nobody_is_kept_waiting(bench: Bench) -> None:
+    bench.begin(TRUNCATE)
+    bench.connect()
+    bench.heard(1)
+    presented: list[FireflyerError | None] = []
+    bench.dispatch.present(RIGHT, b"first", presented.append)
+    refuse(bench, bench.heard(1))
+    assert isinstance(presented[0], PermissionDenied)
+    assert bench.rights == []
+    assert list(bench.dispatch.servers()) == [1]
+
+
+def test_rights_are_renewed_in_time_and_when_they_are_refused_until_the_manager_denies_them() -> None:
+    async def main() -> None:
+        answers: list[int | FireflyerError] = [3600, Unreachable("for now"), 3600, PermissionDenied("not any more")]
+        said: asyncio.Queue[str] = asyncio.Queue()
+        tasks = []
+
+        async def ask(right: Right) -> CapabilityAnswer:
+            assert right == RIGHT
+            answer = answers.pop(0)
+            if isinstance(answer, FireflyerError):
+                raise answer
+            return CapabilityAnswer(f"{len(answers)}".encode(), int(time.time()) + answer)
+
+        renewals = Renewals(
+            ask,
+            spawn=lambda work: tasks.append(asyncio.create_task(work)),
+            renewed=lambda _, capability: said.put_nowait(capability.decode()),
+            denied=lambda _, reason: said.put_nowait(reason),
+        )
+        assert (await renewals.ask(RIGHT)).capability == b"3"
+        renewals.refused(RIGHT)  # by a node that was connected before it was kept
+        renewals.keep(RIGHT, int(time.time()) + 3600)
+        renewals.keep(RIGHT, 0)
+        assert await said.get() == "1"
+        renewals.refused(RIGHT)
+        assert await said.get() == "not any more"
+        (task,) = tasks
+        await task
+
+    asyncio.run(main())
+
+
+def test_who_is_not_the_node_that_was_looked_for_is_left_again() -> None:
+    async def main() -> None:
+        secret, heard = new_secret(), asyncio.Queue[tuple[Node, FireflyerError | None]]()
+        accepted: list[RawConnection] = []
+
+        class Hears(Control):
+            def connected(self, node: Node, fd: int) -> None:
+                os.close(fd)
+                heard.put_nowait((node, None))
+
+            def not_connected(self, node: Node, error: FireflyerError) -> None:
+                heard.put_nowait((node, error))
+
+            def learned(self, routing: Routing) -> None: ...
+            def renewed(self, right: Right, capability: bytes) -> None: ...
+            def denied(self, right: Right, reason: str) -> None: ...
+            def end(self, reason: str) -> None: ...
+
+        listener = RawListener(
+            Accepts(secret), identity=data.node_identity(2), purpose=data.PURPOSE, on_connection=accepted.append
+        )
+        address = str(await listener.start("127.0.0.1", 0))
+        control = Hears(["127.0.0.1:1"], NodeCredential(secret, "client"))
+        control.start(control)
+        control.connect(Node(1, address, 1))
+        node, error = await heard.get()
+        assert node.id == 1
+        assert isinstance(error, PermissionDenied)
+        assert "not node 1" in str(error)
+        control.connect(Node(2, address, 1))
+        assert await heard.get() == (Node(2, address, 1), None)
+        await control.close()
+        await listener.close()
+        for one in accepted:
+            one.socket.close()
+
+    asyncio.run(main())
 
 
 def test_a_connection_that_never_was_leaves_no_doubt(bench: Bench) -> None:

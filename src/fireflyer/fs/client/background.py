@@ -14,6 +14,7 @@ import uvloop
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.fs.client.control import Control, Hears
+from fireflyer.fs.client.rights import Right
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.fs.schema.sessions import Session
 from fireflyer.identity.handshake import Credential
@@ -65,6 +66,12 @@ class Background:
 
     def want_routing(self) -> None:
         self._loop.call_soon_threadsafe(self._control.want_routing)
+
+    def want_right(self, right: Right) -> None:
+        self._loop.call_soon_threadsafe(self._control.rights.refused, right)
+
+    def keep_right(self, right: Right, expires_unix_s: int) -> None:
+        self._loop.call_soon_threadsafe(self._control.rights.keep, right, expires_unix_s)
 
     def deliver(self, hears: Hears) -> None:
         """Says all that waits to `hears`, in the caller's thread."""
@@ -123,6 +130,12 @@ class Background:
 
         self._say(take)
 
+    def renewed(self, right: Right, capability: bytes) -> None:
+        self._say(lambda hears: hears.renewed(right, capability))
+
+    def denied(self, right: Right, reason: str) -> None:
+        self._say(lambda hears: hears.denied(right, reason))
+
     def end(self, reason: str) -> None:
         self._say(lambda hears: hears.end(reason))
 
@@ -137,6 +150,12 @@ class _Closing:
         os.close(fd)
 
     def not_connected(self, node: Node, error: FireflyerError) -> None:
+        pass
+
+    def renewed(self, right: Right, capability: bytes) -> None:
+        pass
+
+    def denied(self, right: Right, reason: str) -> None:
         pass
 
     def end(self, reason: str) -> None:

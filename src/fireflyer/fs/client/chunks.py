@@ -19,11 +19,12 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, NotFound, Timeout, UsageError, error_from_wire
+from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, Timeout, UsageError, error_from_wire
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.memory import memory_of
+from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId
@@ -39,8 +40,6 @@ _Counts: TypeAlias = list[int | FireflyerError]
 _Dones: TypeAlias = list[Done | FireflyerError]
 _Replies: TypeAlias = list[Any]
 _Entries: TypeAlias = list[Listed]
-_RENEW_SHARE: Final = 0.5
-"""Of its time a capability is used before the next one is asked for."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +107,7 @@ class Chunks:
         self.client = client
         self._dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=control.connect,
-            ask_routing=control.want_routing,
+            ask_routing=control.want_routing, ask_right=control.rights.refused,
         )  # fmt: skip
         self._fd = self._dispatch.ring.fd
         self._loop.add_reader(self._fd, self._ready)
@@ -223,30 +222,27 @@ class Chunks:
     async def acquire(self, first_file: int, last_file: int, rights: int) -> None:
         """Asks the manager for the right to these files, presents it to all nodes, and renews it from then on. Clients
         with the node secret need none. Raises `PermissionDenied`."""
-        capability, expires_s = await self._acquire(first_file, last_file, rights)
-        self._control.spawn(self._renew(capability, expires_s, first_file, last_file, rights))
+        right, attempt = Right(first_file, last_file, rights), 0
+        while True:
+            answer = await self._control.rights.ask(right, attempt)
+            error = await self._presented(right, answer.capability)
+            attempt += 1
+            if not isinstance(error, PermissionDenied) or attempt == ATTEMPTS:
+                break
+        if error is not None:
+            self._dispatch.forget(right)
+            raise error
+        self._control.rights.keep(right, answer.expires_unix_s)
 
-    async def _acquire(self, first_file: int, last_file: int, rights: int) -> tuple[bytes, int]:
-        answer = await self._control.capability(first_file, last_file, rights)
-        presented: asyncio.Future[None] = self._loop.create_future()
+    async def _presented(self, right: Right, capability: bytes) -> FireflyerError | None:
+        presented: asyncio.Future[FireflyerError | None] = self._loop.create_future()
 
         def on_presented(error: FireflyerError | None) -> None:
             if not presented.done():
-                presented.set_exception(error) if error is not None else presented.set_result(None)
+                presented.set_result(error)
 
-        self._dispatch.present(answer.capability, on_presented)
-        await presented
-        return answer.capability, answer.expires_unix_s
-
-    async def _renew(self, capability: bytes, expires_s: int, first: int, last: int, rights: int) -> None:
-        while True:
-            await asyncio.sleep(max(1.0, (expires_s - time.time()) * _RENEW_SHARE))
-            try:
-                newer, expires_s = await self._acquire(first, last, rights)
-            except FireflyerError:
-                continue
-            self._dispatch.forget(capability)
-            capability = newer
+        self._dispatch.present(right, capability, on_presented)
+        return await presented
 
     # --- the machine ---
 
@@ -331,6 +327,12 @@ class Chunks:
     def not_connected(self, node: Any, error: FireflyerError) -> None:
         self._dispatch.not_connected(node, error)
         self._wake()
+
+    def renewed(self, right: Right, capability: bytes) -> None:
+        self._dispatch.present(right, capability)
+
+    def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
+        self._dispatch.forget(right)
 
     def end(self, reason: str) -> None:
         self._dispatch.end(reason)

@@ -10,8 +10,9 @@ import socket
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation, StaleVersion, UsageError
+from fireflyer.base.errors import FireflyerError, InvariantViolation, PermissionDenied, StaleVersion, UsageError
 from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.client.rights import Renewals, Right
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema import data
@@ -44,6 +45,8 @@ class Hears(Protocol):
     def learned(self, routing: Routing) -> None: ...
     def connected(self, node: Node, fd: int) -> None: ...
     def not_connected(self, node: Node, error: FireflyerError) -> None: ...
+    def renewed(self, right: Right, capability: bytes) -> None: ...
+    def denied(self, right: Right, reason: str) -> None: ...
     def end(self, reason: str) -> None: ...
 
 
@@ -58,6 +61,7 @@ class Control:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._answered = True
+        self.rights = Renewals(self.capability, spawn=self.spawn, renewed=self._renewed, denied=self._denied)
 
     async def open(self, timeout_ns: int) -> Session:
         """Opens the session. Raises `Timeout` when no manager answers as primary, `PermissionDenied`."""
@@ -79,11 +83,11 @@ class Control:
     def connect(self, node: Node) -> None:
         self.spawn(self._connect(node))
 
-    async def capability(self, first_file: int, last_file: int, rights: int) -> CapabilityAnswer:
+    async def capability(self, right: Right) -> CapabilityAnswer:
         """Of this session, for these files. Raises `PermissionDenied`."""
         if self._session is None:
             raise UsageError("open the session first")
-        answer = await self._managers.ask(GetCapability(self._session.client, first_file, last_file, rights))
+        answer = await self._managers.ask(GetCapability(self._session.client, *right))
         if not isinstance(answer, CapabilityAnswer):
             raise InvariantViolation(f"the manager answered GetCapability with {type(answer).__name__}")
         return answer
@@ -151,11 +155,22 @@ class Control:
             self._routing = routing
             self._hears.learned(routing)
 
+    def _renewed(self, right: Right, capability: bytes) -> None:
+        if self._hears is not None:
+            self._hears.renewed(right, capability)
+
+    def _denied(self, right: Right, reason: str) -> None:
+        if self._hears is not None:
+            self._hears.denied(right, reason)
+
     async def _connect(self, node: Node) -> None:
         if self._hears is None:
             return
         try:
             connection = await connect_raw(node.address, self._credential, purpose=data.PURPOSE, timeout_ns=_CONNECT_NS)
+            if connection.session.peer != data.node_identity(node.id):
+                connection.socket.close()
+                raise PermissionDenied(f"{node.address} is {connection.session.peer!r}, not node {node.id}")
         except FireflyerError as error:
             self._hears.not_connected(node, error)
             return

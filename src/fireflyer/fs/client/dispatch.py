@@ -6,7 +6,8 @@
 
 Connections are made by others (`connect` asks for one), who bring them with `connected` or say why not. On a new one
 all capabilities are presented first, and it is used when they are granted: reads are answered by native threads, which
-do not wait for what was said before.
+do not wait for what was said before. Where one is refused, the connection waits for another, which `ask_right` asks
+for, or for `forget`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire
+from fireflyer.fs.client.rights import Right
 from fireflyer.fs.core.request_effects import (
     Arrived,
     Ask,
@@ -91,38 +93,50 @@ class _Open:
     done: Done
 
 
+class _Shown(NamedTuple):
+    """A capability on its way to a node. `presented`: who waits for the answer; nobody, where it is shown again."""
+
+    right: Right
+    capability: bytes
+    presented: Presented | None
+
+
 @dataclass(slots=True)
 class _Link:
     """To one process of a node. `server`: its number in the ring, None while it is being connected."""
 
     node: Node
     server: int | None = None
-    presenting: dict[int, Presented | None] = field(default_factory=dict)
+    presenting: dict[int, _Shown] = field(default_factory=dict)
+    granted_ns: dict[Right, int] = field(default_factory=dict)
+    """Until when, by this process's clock."""
+    lacks: dict[Right, None] = field(default_factory=dict)
+    """Rights that the node has refused, and that are asked for anew."""
     held: dict[int, Ask] = field(default_factory=dict)
     lost: bool = False
     """The ring has said so; what it said before that is taken first."""
 
     @property
     def usable(self) -> bool:
-        return self.server is not None and not self.presenting and not self.lost
+        return self.server is not None and not self.presenting and not self.lacks and not self.lost
 
 
 class Dispatch:
     def __init__(
         self, client: ClientId, *, limits: Limits, seed: int, connect: Callable[[Node], None],
-        ask_routing: Callable[[], None],
+        ask_routing: Callable[[], None], ask_right: Callable[[Right], None],
     ) -> None:  # fmt: skip
-        """`connect` and `ask_routing` return at once; what comes of it is told by `connected`, `not_connected` and
-        `learned`, in the thread of this object."""
+        """`connect`, `ask_routing` and `ask_right` return at once; what comes of it is told by `connected`,
+        `not_connected`, `learned`, `present` and `forget`, in the thread of this object."""
         self.ring = ChunkRing()
         self._machine = Requests(client, limits, seed=seed)
-        self._connect, self._ask_routing = connect, ask_routing
+        self._connect, self._ask_routing, self._ask_right = connect, ask_routing, ask_right
         self._links: dict[NodeId, _Link] = {}
         self._of_server: dict[int, _Link] = {}
         self._open: dict[int, _Open] = {}
         self._reads: dict[int, int] = {}
         """Of asks under way, the ring's numbers."""
-        self._capabilities: list[bytes] = []
+        self._capabilities: dict[Right, bytes] = {}
         self._operations = 0
         self._own = _OWN_NUMBERS
         self._submit = False
@@ -206,8 +220,8 @@ class Dispatch:
             return
         link.server = server
         self._of_server[server] = link
-        for capability in self._capabilities:
-            self._present(link, capability, None)
+        for right in self._capabilities:
+            self._present(link, right, None)
         self._release(link)
         self.flush()
 
@@ -223,9 +237,18 @@ class Dispatch:
         for node in self.routing.nodes:
             self._link(node.id)
 
-    def present(self, capability: bytes, presented: Presented) -> None:
-        """On all connections, now and later. `presented`: with the first refusal, or None when all have granted it."""
-        self._capabilities.append(capability)
+    def present(self, right: Right, capability: bytes, presented: Presented | None = None) -> None:
+        """On all connections, now and later, in the place of the one before. `presented`: with the first refusal, or
+        None when all have granted it."""
+        self._capabilities[right] = capability
+        if presented is None:
+            for link in [one for one in self._links.values() if one.server is not None]:
+                self._present(link, right, None)
+            self.flush()
+        else:
+            self._present_to_all(right, presented)
+
+    def _present_to_all(self, right: Right, presented: Presented) -> None:
         waits = [link for link in self._links.values() if link.server is not None]
         if not waits:
             presented(None)
@@ -238,17 +261,22 @@ class Dispatch:
                 presented(next((one for one in answers if one is not None), None))
 
         for link in waits:
-            self._present(link, capability, answered)
+            self._present(link, right, answered)
         self.flush()
 
-    def forget(self, capability: bytes) -> None:
-        """It has expired, or there is a later one."""
-        if capability in self._capabilities:
-            self._capabilities.remove(capability)
+    def forget(self, right: Right) -> None:
+        """There is no such right any more."""
+        self._capabilities.pop(right, None)
+        for link in list(self._links.values()):
+            link.lacks.pop(right, None)
+            self._release(link)
+        self.flush()
 
-    def _present(self, link: _Link, capability: bytes, presented: Presented | None) -> None:
+    def _present(self, link: _Link, right: Right, presented: Presented | None) -> None:
         self._own += 1
-        link.presenting[self._own] = presented
+        capability = self._capabilities[right]
+        link.presenting[self._own] = _Shown(right, capability, presented)
+        link.lacks.pop(right, None)
         self._say(link, data.Ask(self._own, data.Present(capability)), None)
 
     def _link(self, node_id: NodeId) -> _Link | None:
@@ -269,9 +297,9 @@ class Dispatch:
         if link.server is not None:
             del self._of_server[link.server]
             self.ring.remove(link.server)
-        for presented in link.presenting.values():
-            if presented is not None:
-                presented(None)
+        for shown in link.presenting.values():
+            if shown.presented is not None:
+                shown.presented(None)
         self._feed(Lost(link.node.id, sent=sent, reason=reason))
 
     # --- effects ---
@@ -388,13 +416,20 @@ class Dispatch:
     def _answered(self, link: _Link, message: data.Told) -> None:
         if message.number not in link.presenting:
             return
-        presented = link.presenting.pop(message.number)
-        error: FireflyerError | None = None
-        if isinstance(message.body, Refused):
+        shown = link.presenting.pop(message.number)
+        right, error, now_ns = shown.right, None, time.monotonic_ns()
+        if isinstance(message.body, data.Granted):
+            link.granted_ns[right] = now_ns + message.body.left_ns
+        elif isinstance(message.body, Refused):
             error = error_from_wire(message.body.refusal.value, message.body.message)
             _log.warning("a capability was refused node=%s reason=%s", link.node.id, error)
-        if presented is not None:
-            presented(error)
+            newest = self._capabilities.get(right) == shown.capability
+            if message.body.refusal is Refusal.DENIED and newest and shown.presented is None:
+                if link.granted_ns.get(right, 0) <= now_ns:
+                    link.lacks[right] = None
+                self._ask_right(right)
+        if shown.presented is not None:
+            shown.presented(error)
         self._release(link)
 
 

@@ -20,19 +20,20 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from fireflyer.base.errors import Aborted, Busy, FireflyerError, error_from_wire
+from fireflyer.base.errors import Aborted, Busy, FireflyerError, PermissionDenied, UsageError, error_from_wire
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.background import Background
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.memory import memory_of
+from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.client.spread import ANSWER, Reads, Spread, check_reads
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
-from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, Operation
+from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Operation
 from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.identity.handshake import Credential
@@ -44,17 +45,18 @@ MISSING: Final = -1
 FAILED: Final = -2
 MAX_PLAIN_READS: Final = 1 << 16
 """Of batches, under way at once."""
+Value: TypeAlias = Done | Held | Listed | tuple[Listed, ...]
 _LONGEST_WAIT_NS: Final = 200 * MS
 """In one native call: how late a change of routing is noticed that nobody asked for."""
 
 
 class Completed(NamedTuple):
     """Operations that are over, in no order. `counts`: of reads the bytes that there were, or `MISSING`; of others 0;
-    of those in `errors`, -2. `values`: what updates and stats say, by tag."""
+    of those in `errors`, -2. `values`: what updates, stats and lists say, by tag."""
 
     tags: np.ndarray[Any, np.dtype[np.uint64]]
     counts: np.ndarray[Any, np.dtype[np.int64]]
-    values: dict[int, Done | Held]
+    values: dict[int, Value]
     errors: dict[int, FireflyerError]
 
 
@@ -96,7 +98,7 @@ class Ring:
         self._background = background
         self._dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=background.connect,
-            ask_routing=background.want_routing,
+            ask_routing=background.want_routing, ask_right=background.want_right,
         )  # fmt: skip
         self._spread = Spread(Routing(0), {})
         self._batches: list[_Batch] = []
@@ -104,7 +106,7 @@ class Ring:
         self._over: list[tuple[int, int]] = []
         self._over_plain: list[tuple[Any, Any]] = []
         self._count = 0
-        self._values: dict[int, Done | Held] = {}
+        self._values: dict[int, Value] = {}
         self._errors: dict[int, FireflyerError] = {}
         self._poll = select.poll()
         self._poll.register(self._dispatch.ring.fd, select.POLLIN)
@@ -156,6 +158,25 @@ class Ring:
 
     def prepare_stat(self, tag: int, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> None:
         self._begin(tag, chain, chunk, Glance(LookKind.STAT), None, timeout_ns)
+
+    def prepare_last_chunk(
+        self, tag: int, chain: ChainId, file: int, *, below: int = 1 << 32, timeout_ns: int | None = None
+    ) -> None:
+        """The last chunk of the file on this chain whose index is less than `below`, as a `Listed`; `MISSING` if there
+        is none."""
+        if not 0 < below <= 1 << 32:
+            raise UsageError(f"below {below}: indices of chunks are from 0 to 2^32 - 1")
+        self._begin(tag, chain, ChunkId(file, below - 1), Glance(LookKind.LAST), None, timeout_ns)
+
+    def prepare_list(
+        self, tag: int, chain: ChainId, file: int, *, start: int = 0, limit: int = MAX_PAGE,
+        timeout_ns: int | None = None,
+    ) -> None:  # fmt: skip
+        """Chunks of the file on this chain from index `start` on, in order, as a tuple of `Listed`: `limit` at most,
+        which is right as a whole."""
+        if not 0 < limit <= MAX_PAGE:
+            raise UsageError(f"{limit} chunks in one list; ask for 1 to {MAX_PAGE}, and go on after the last of them")
+        self._begin(tag, chain, ChunkId(file, start), Glance(LookKind.LIST, 0, limit), None, timeout_ns)
 
     def prepare_write(
         self, tag: int, chain: ChainId, chunk: ChunkId, data: Any, offset: int = 0, *, timeout_ns: int | None = None
@@ -285,9 +306,9 @@ class Ring:
         if self._closed:
             raise Aborted("this ring is closed")
         limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
-        self._dispatch.begin(chain, chunk, what, memory, limit_ns, self._ended(tag))
+        self._dispatch.begin(chain, chunk, what, memory, limit_ns, self._ended(tag, what))
 
-    def _ended(self, tag: int) -> Callable[[Any], None]:
+    def _ended(self, tag: int, what: Change | Glance) -> Callable[[Any], None]:
         def take(result: Any) -> None:
             count = 0
             if isinstance(result, Arrived):
@@ -296,8 +317,8 @@ class Ring:
                 count, self._errors[tag] = FAILED, error_from_wire(result.code, result.message)
             elif isinstance(result, Done):
                 self._values[tag] = result
-            elif isinstance(result, Found) and result.entries and result.entries[0].held is not None:
-                self._values[tag] = result.entries[0].held
+            elif isinstance(result, Found) and (value := _value(what, result.entries)) is not None:
+                self._values[tag] = value
             else:
                 count = MISSING
             self._over.append((tag, count))
@@ -323,6 +344,12 @@ class Ring:
     def not_connected(self, node: Node, error: FireflyerError) -> None:
         self._dispatch.not_connected(node, error)
 
+    def renewed(self, right: Right, capability: bytes) -> None:
+        self._dispatch.present(right, capability)
+
+    def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
+        self._dispatch.forget(right)
+
     def end(self, reason: str) -> None:
         self._dispatch.end(reason)
 
@@ -334,17 +361,28 @@ class Ring:
             self._deliver()
 
     def acquire(self, first_file: int, last_file: int, rights: int) -> None:
-        """Asks the manager for the right to these files and presents it; it is good until it expires. Clients with the
-        node secret need none. Raises `PermissionDenied`."""
-        answer = self._background.call(self._background.control.capability(first_file, last_file, rights))
+        """Asks the manager for the right to these files, presents it to all nodes, and renews it from then on, in calls
+        of `wait`. Clients with the node secret need none. Raises `PermissionDenied`."""
+        right, attempt, background = Right(first_file, last_file, rights), 0, self._background
+        while True:
+            answer = background.call(background.control.rights.ask(right, attempt))
+            error = self._presented(right, answer.capability)
+            attempt += 1
+            if not isinstance(error, PermissionDenied) or attempt == ATTEMPTS:
+                break
+        if error is not None:
+            self._dispatch.forget(right)
+            raise error
+        background.keep_right(right, answer.expires_unix_s)
+
+    def _presented(self, right: Right, capability: bytes) -> FireflyerError | None:
         presented: list[FireflyerError | None] = []
-        self._dispatch.present(answer.capability, presented.append)
+        self._dispatch.present(right, capability, presented.append)
         self._dispatch.flush()
         while not presented:
             self._deliver()
             self._turn(0 if presented else 1, time.monotonic_ns(), None)
-        if presented[0] is not None:
-            raise presented[0]
+        return presented[0]
 
     def close(self) -> None:
         """Ends the session. What is under way is given up; updates of it may have been done."""
@@ -358,3 +396,11 @@ class Ring:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _value(what: Change | Glance, entries: tuple[Listed, ...]) -> Value | None:
+    """None: there is no such chunk."""
+    kind = what.kind if isinstance(what, Glance) else None
+    if kind is LookKind.LIST:
+        return entries
+    return next((one if kind is LookKind.LAST else one.held for one in entries), None)

@@ -19,7 +19,7 @@ import msgspec
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import KIB
 from fireflyer.fs.schema.chunks import Look, LookReply, PeerMessage, Update, UpdateReply
-from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
+from fireflyer.fs.schema.ids import ChainId, ChunkId, NodeId, TargetId
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -34,6 +34,7 @@ __all__ = [
     "Told",
     "decode",
     "encode",
+    "node_identity",
 ]
 
 PURPOSE: Final = "fs data"
@@ -80,6 +81,12 @@ class Between(msgspec.Struct, frozen=True, tag=3, array_like=True):
 
 
 Message: TypeAlias = Ask | Told | Between
+
+
+def node_identity(node: NodeId) -> str:
+    """The name that the storage process of this node proves, to whom it connects and who connects to it."""
+    return f"fs node {node}"
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -41,7 +41,7 @@ from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetI
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.fs.service.storage_asks import StorageAsks
 from fireflyer.fs.service.storage_config import StorageConfig
-from fireflyer.fs.service.storage_links import DataLinks, node_identity
+from fireflyer.fs.service.storage_links import DataLinks
 from fireflyer.fs.service.storage_targets import (
     OpenTarget,
     boot_id,
@@ -109,13 +109,13 @@ class _Storage:
         self._ended: FireflyerError | None = None
         self._links = DataLinks(native, config.node, secret, lambda node: self._post(NodeLost(node)))
         self._asks = StorageAsks(native, secret, post=self._post, find=self._find, doubt=self._doubt)
-        credential = NodeCredential(secret, node_identity(config.node))
+        credential = NodeCredential(secret, data.node_identity(config.node))
         self._control = ControlClient(credential, self._post)
         store = TokenStore(config.tokens_file) if config.tokens_file else None
         find_user = (lambda token_id: store.find(token_id, int(time.time()))) if store else None
         self._listener = RawListener(
             Accepts(secret, find_user),
-            identity=node_identity(config.node),
+            identity=data.node_identity(config.node),
             purpose=data.PURPOSE,
             on_connection=self._links.accept,
         )

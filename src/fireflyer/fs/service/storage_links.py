@@ -26,7 +26,7 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.raw_connections import RawConnection, connect_raw
 
-__all__ = ["MAX_LINKS", "DataLinks", "Link", "node_identity"]
+__all__ = ["MAX_LINKS", "DataLinks", "Link"]
 
 _log = logging.getLogger(__name__)
 MAX_LINKS: Final = 8192
@@ -36,11 +36,6 @@ USERS_SHARE: Final = 0.9
 CONNECT_NS: Final = 3 * SECOND
 PAUSE_NS: Final = 50 * MS
 MAX_PAUSE_NS: Final = SECOND
-
-
-def node_identity(node: NodeId) -> str:
-    """The name that a storage process proves."""
-    return f"fs node {node}"
 
 
 @dataclass(slots=True)
@@ -76,7 +71,7 @@ class DataLinks:
 
     def __init__(self, native: ChunkNode, me: NodeId, secret: Secret, on_changed: Callable[[NodeId], None]) -> None:
         self._native = native
-        self._credential = NodeCredential(secret, node_identity(me))
+        self._credential = NodeCredential(secret, data.node_identity(me))
         self._on_changed = on_changed
         self._links: dict[int, Link] = {}
         self._paths: dict[NodeId, _Path] = {}
@@ -154,7 +149,7 @@ class DataLinks:
                 connection = await connect_raw(
                     path.address, self._credential, purpose=data.PURPOSE, timeout_ns=CONNECT_NS
                 )
-                if connection.session.peer != node_identity(node):
+                if connection.session.peer != data.node_identity(node):
                     connection.socket.close()
                     raise PermissionDenied(f"{path.address} is {connection.session.peer}, not node {node}")
                 path.task = None

@@ -1,0 +1,109 @@
+"""Rights to files, held as long as the client wants them: asked for again before they expire, and when a node refuses.
+
+    acquire ──> ask ──> presented everywhere ──> keep ──half of its time, or refused──> ask ──> renewed
+                                                                                         └────> denied
+
+A node refuses a capability that another node has granted when it knows another set of keys, or another time. So what it
+refused is of no more use, and a new one is asked for, with pauses. Only the manager says that there is no such right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+from fireflyer.base.errors import FireflyerError, PermissionDenied
+from fireflyer.fs.schema.sessions import CapabilityAnswer
+
+__all__ = ["ATTEMPTS", "Renewals", "Right"]
+
+_log = logging.getLogger(__name__)
+ATTEMPTS: Final = 4
+"""To get a capability that all nodes grant, before the caller is told that one did not."""
+_RENEW_SHARE: Final = 0.5
+"""Of its time a capability is used before the next one is asked for."""
+_PAUSE_S: Final = 0.25
+_MAX_PAUSE_S: Final = 30.0
+_LEAST_S: Final = 1.0
+
+
+class Right(NamedTuple):
+    """`rights`: as in `core.capability`."""
+
+    first_file: int
+    last_file: int
+    rights: int
+
+
+class Renewals:
+    """Of one session, in one loop. `ask`: the manager. `renewed` and `denied` are told of rights that are kept."""
+
+    def __init__(
+        self,
+        ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]],
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        renewed: Callable[[Right, bytes], None],
+        denied: Callable[[Right, str], None],
+    ) -> None:
+        self._ask, self._spawn = ask, spawn
+        self._renewed, self._denied = renewed, denied
+        self._wanted: dict[Right, asyncio.Event] = {}
+        """Set: anew, because a node has refused it."""
+        self._kept: dict[Right, None] = {}
+
+    async def ask(self, right: Right, attempt: int = 0) -> CapabilityAnswer:
+        """The first time at once, then after a pause. Raises `PermissionDenied`."""
+        if attempt:
+            await asyncio.sleep(_pause_s(attempt))
+        return await self._ask(right)
+
+    def keep(self, right: Right, expires_unix_s: int) -> None:
+        """From now on, until the session ends."""
+        if right not in self._kept:
+            self._kept[right] = None
+            self._spawn(self._keep(right, expires_unix_s))
+
+    def refused(self, right: Right) -> None:
+        """A node does not grant what it was shown last."""
+        self._wanted.setdefault(right, asyncio.Event()).set()
+
+    async def _keep(self, right: Right, expires_unix_s: int) -> None:
+        wanted, attempt = self._wanted.setdefault(right, asyncio.Event()), 0
+        while True:
+            limit_s = max(_LEAST_S, (expires_unix_s - time.time()) * _RENEW_SHARE)
+            if await _set_within(wanted, limit_s):
+                attempt += 1
+                await asyncio.sleep(_pause_s(attempt))
+            else:
+                attempt = 0
+            wanted.clear()
+            try:
+                answer = await self._ask(right)
+            except PermissionDenied as error:
+                del self._kept[right], self._wanted[right]
+                _log.warning("a right to files %d to %d has ended reason=%s", *right[:2], error)
+                self._denied(right, str(error))
+                return
+            except FireflyerError as error:
+                _log.info("a right is not renewed yet files=%d to %d reason=%s", *right[:2], error)
+                wanted.set()
+                continue
+            expires_unix_s = answer.expires_unix_s
+            self._renewed(right, answer.capability)
+
+
+def _pause_s(attempt: int) -> float:
+    return min(_MAX_PAUSE_S, _PAUSE_S * 2.0 ** min(attempt - 1, 16))
+
+
+async def _set_within(event: asyncio.Event, limit_s: float) -> bool:
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
