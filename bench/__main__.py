@@ -8,7 +8,7 @@ import sys
 import click
 from rich.console import Console
 
-from bench.report import Options, Suite, print_results, write_results
+from bench.report import Options, Suite, print_results, read_results, results_path, write_results
 
 SUITES = ("collectives", "kvstore", "fs")
 _WIDTH = 240
@@ -22,18 +22,30 @@ _WIDTH = 240
 @click.option("--only", metavar="PATTERN", multiple=True, help="Cases whose name contains this, or matches * and ?.")
 @click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case instead of the scale's.")
 @click.option("--markdown", is_flag=True, help="Tables for docs/benchmarks.md.")
-def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | None, markdown: bool) -> None:
-    """Measures ours, the peers and the physical limit in one run, and writes build/bench/SUITE.jsonl."""
+@click.option(
+    "--show", is_flag=True, help="The tables of what was measured last, all parts together; measures nothing."
+)
+def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | None, markdown: bool, show: bool) -> None:
+    """Measures ours, the peers and the physical limit in one run, and writes build/bench/SUITE.jsonl.
+
+    With --only, what the file has of other cases stays there, so that parts can be measured one after the other.
+    """
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for name in SUITES if suite is None else (suite,):
+        path = results_path(name)
+        if show:
+            options = Options(only=only)
+            print_results([one for one in read_results(path) if options.selects(one.case)], console, markdown=markdown)
+            continue
         found: Suite = importlib.import_module(f"bench.{name}.suite").run(Options(scale, only, rounds))
         if not found.results:
             why = "; ".join(("", *found.remarks))
             raise click.UsageError(f"no case of {name} is selected by --only {' '.join(only)}{why}")
+        write_results(path, found.results, keep=bool(only))
         print_results(found.results, console, markdown=markdown)
         for remark in found.remarks:
             console.print(remark, markup=False, highlight=False)
-        console.print(f"written to {write_results(name, found.results)}", highlight=False)
+        console.print(f"written to {path}", highlight=False)
 
 
 if __name__ == "__main__":

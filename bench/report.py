@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -14,7 +14,18 @@ from rich.table import Table
 
 from fireflyer.base.units import KIB, MIB
 
-__all__ = ["Bound", "Figure", "Options", "Result", "Suite", "figure", "print_results", "write_results"]
+__all__ = [
+    "Bound",
+    "Figure",
+    "Options",
+    "Result",
+    "Suite",
+    "figure",
+    "print_results",
+    "read_results",
+    "results_path",
+    "write_results",
+]
 
 ROUNDS: Final = {"tiny": 2, "brief": 5, "full": 9}
 
@@ -81,13 +92,25 @@ def figure(samples: Sequence[float]) -> Figure:
     return Figure(statistics.median(samples), min(samples), max(samples), len(samples))
 
 
-def write_results(suite: str, results: Sequence[Result], directory: str = "build/bench") -> str:
-    """Replaces `<directory>/<suite>.jsonl`; returns its path."""
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, f"{suite}.jsonl")
-    with open(path, "wb") as file:
-        file.writelines(msgspec.json.encode(result) + b"\n" for result in results)
-    return path
+def results_path(suite: str, directory: str = "build/bench") -> Path:
+    return Path(directory, f"{suite}.jsonl")
+
+
+def read_results(path: Path) -> list[Result]:
+    """None when there is no file yet."""
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Result) for line in path.read_bytes().splitlines()]
+
+
+def write_results(path: Path, results: Sequence[Result], *, keep: bool = False) -> None:
+    """The file has these afterwards, and with `keep` what it had of other cases before them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replaced = {(result.case, result.metric) for result in results}
+    kept = [one for one in read_results(path) if (one.case, one.metric) not in replaced] if keep else []
+    new = path.with_suffix(".new")
+    new.write_bytes(b"".join(msgspec.json.encode(result) + b"\n" for result in (*kept, *results)))
+    new.rename(path)
 
 
 def print_results(results: Sequence[Result], console: Console, *, markdown: bool = False) -> None:

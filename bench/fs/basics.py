@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from bench.fs import bounds
 from bench.fs.cluster import running, spread
-from bench.fs.turns import Taken, in_turns, seconds_each, times
+from bench.fs.results import of_bytes, of_small
+from bench.fs.turns import in_turns, times
 from bench.fs.work import Chunks
 from bench.report import Bound, Figure, Options, Result, figure
 from fireflyer.base.units import KIB, MIB
 
 __all__ = ["run"]
 
-DURATION_S: Final = {"tiny": 0.1, "brief": 1.0, "full": 3.0}
+DURATION_S: Final = {"tiny": 0.1, "brief": 1.0, "full": 2.5}
 CHUNKS: Final = 64
 DEPTH: Final = 64
 BATCH: Final = 16
@@ -26,6 +29,7 @@ BATCH: Final = 16
 SAMPLES: Final = {"tiny": 50, "brief": 1000, "full": 5000}
 LARGE: Final = "read/batch/1MiB/3 nodes/cached"
 SMALL: Final = "read/random/4KiB/64 deep/3 nodes/cached"
+EACH: Final = "echo, each reply a call"
 DELAY: Final = "delay/read/4KiB/3 nodes/cached"
 DURABLE: Final = {8: "write/1MiB/2 replicas/durable/8 deep", 32: "write/1MiB/2 replicas/durable/32 deep"}
 RELAXED: Final = {8: "write/1MiB/2 replicas/relaxed/8 deep", 32: "write/1MiB/2 replicas/relaxed/32 deep"}
@@ -84,32 +88,30 @@ def _large(case: str, on: _Running) -> Result:
         lambda: on.chunks.reads(MIB, BATCH, on.duration_s),
         {"sockets": lambda: bounds.stream(on.stream, MIB, BATCH, on.duration_s)},
     )
-    formula = "one C program pair: sendfile to recv over loopback, one connection"
-    return _of_bytes(case, "read_bytes_per_s", taken, taken.others["sockets"], 0.7, formula)
+    return of_bytes(case, "read_bytes_per_s", taken, bound=taken.others["sockets"], least=0.7)
 
 
 def _small(case: str, on: _Running) -> Result:
-    taken = in_turns(
-        on.options.rounds,
-        lambda: on.chunks.reads(4 * KIB, DEPTH, on.duration_s),
-        {
-            "echo": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 1),
-            "3 echo servers": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 3),
-            "3, each reply a call": lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s, 3, each=True),
-        },
-    )
-    ours, echo, three, each = (seconds_each(one) for one in (taken.ours, *taken.others.values()))
-    peers: dict[str, Figure | str] = {"3 echo servers": three, "3, each reply a call": each}
-    verdicts: dict[str, bool | None] = {
-        "at least 100,000 per second": ours.median <= 1e-5,
-        "at most twice the bound": ours.median <= 2 * echo.median,
+    def echo(servers: int, *, each: bool) -> Callable[[], bounds.Rate]:
+        return lambda: bounds.echo(4 * KIB, DEPTH, on.duration_s / 2, servers, each=each)
+
+    others = {
+        "echo": echo(1, each=False),
+        EACH: echo(1, each=True),
+        "3 echoes": echo(3, each=False),
+        "3 echoes, each reply a call": echo(3, each=True),
     }
-    return Result(
-        suite="fs", case=case, metric="read_s", better="lower", ours=ours, peers=peers,
-        bound=Bound(echo.median, "a bare epoll server with messages of the same sizes, one connection"),
-        target="; ".join(verdicts), met=all(verdicts.values()), verdicts=verdicts, more=taken.used(),
-        note=f"{1 / ours.median:,.0f} per second, bound {1 / echo.median:,.0f}, 3 servers {1 / three.median:,.0f}",
-    )  # fmt: skip
+    taken = in_turns(on.options.rounds, lambda: on.chunks.reads(4 * KIB, DEPTH, on.duration_s), others)
+    result = of_small(case, taken, "a bare epoll server with messages of the same sizes, one connection")
+    peer = result.peers[EACH]
+    assert result.bound is not None
+    assert isinstance(peer, Figure)
+    verdicts: dict[str, bool | None] = {
+        "at least 100,000 per second": result.ours.median <= 1e-5,
+        "at most twice the bound": result.ours.median <= 2 * result.bound.value,
+        f"at most twice {EACH}": result.ours.median <= 2 * peer.median,
+    }
+    return msgspec.structs.replace(result, target="; ".join(verdicts), met=all(verdicts.values()), verdicts=verdicts)
 
 
 def _delay(case: str, on: _Running) -> Result:
@@ -138,21 +140,4 @@ def _writes(case: str, on: _Running) -> Result:
     formula = "loopback / 2"
     if durable:
         formula += f", or 1 MiB writes with fdatasync by {depth} threads / 2, if that is less"
-    return _of_bytes(case, "write_bytes_per_s", taken, bound, 0.6, formula)
-
-
-def _of_bytes(case: str, metric: str, taken: Taken, bound: Figure, least: float, formula: str) -> Result:
-    """Operations are of 1 MiB."""
-    share = taken.ours.median / bound.median
-    target = f"at least {100 * least:.0f} % of the bound"
-    more = taken.used()
-    note = f"{100 * share:.0f} % of the bound"
-    if "sockets" in taken.processor_s:
-        part = taken.processor_s["sockets"] / (taken.processor_s["client"] + taken.processor_s["storage"])
-        note += f"; the bound takes {100 * part:.0f} % of the processor time"
-    return Result(
-        suite="fs", case=case, metric=metric, better="higher", ours=times(taken.ours, MIB),
-        peers={} if len(taken.others) < 2 else {name: times(one, MIB) for name, one in taken.others.items()},
-        bound=Bound(bound.median * MIB, formula), target=target, note=note, met=share >= least,
-        verdicts={target: share >= least}, more=more,
-    )  # fmt: skip
+    return of_bytes(case, "write_bytes_per_s", taken, bound=bound, formula=formula, least=0.6)

@@ -3,11 +3,15 @@
 Three replicas; one is killed, its directory is made anew, and the process is started again. Counted from the moment
 when it is ready until the manager says that it serves. The rate of a resync is bounded on purpose (`Limits` of
 `core.replica`): the bound. Readers ask for 1 MiB pieces all the time, from the two others.
+
+Other work on the machine comes and goes, so that a resync is compared with the quiet windows next to it, one before and
+one after, in which the same two replicas serve; how far those two are apart says what the comparison is worth.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import statistics
 import tempfile
@@ -32,14 +36,13 @@ _ROUNDS: Final = {"tiny": 1, "brief": 2, "full": 3}
 _REPLICAS: Final = 3
 _DEPTH: Final = 8
 _SLICE_S: Final = 0.25
-_QUIET_SLICES: Final = 4
+_QUIET_SLICES: Final = {"tiny": 2, "brief": 8, "full": 12}
 
 
 class _Recovered(NamedTuple):
     seconds: float
-    quiet_per_s: float
-    """Reads while nobody recovers, and two replicas serve."""
-    meanwhile_per_s: float
+    reads_per_s: float
+    """Meanwhile."""
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -50,38 +53,49 @@ def run(options: Options) -> Iterator[Result]:
 
 async def _measure(options: Options, name: str) -> Result:
     size = _MIB[options.scale]
+    rounds = options.rounds_wanted or _ROUNDS[options.scale]
     with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory:
         async with running(Path(directory), nodes=_REPLICAS, chains=spread(_REPLICAS, _REPLICAS)) as cluster:
             with cluster.ring() as ring:
                 chunks = Chunks(ring, size)
                 chunks.fill()
-                taken = [
-                    await _recover(cluster, chunks) for _ in range(options.rounds_wanted or _ROUNDS[options.scale])
-                ]
+                quiet = [await _lose(cluster, chunks, _QUIET_SLICES[options.scale])]
+                recovered = []
+                for _ in range(rounds):
+                    recovered.append(await _recover(cluster, chunks))
+                    quiet.append(await _lose(cluster, chunks, _QUIET_SLICES[options.scale]))
     limit_s = size * MIB / (Limits().copy_bytes_per_tick * SECOND / TICK_NS)
-    slowdown = 1 - statistics.median(one.meanwhile_per_s / one.quiet_per_s for one in taken)
-    quiet = statistics.median(one.quiet_per_s for one in taken)
+    beside = [statistics.mean(pair) for pair in itertools.pairwise(quiet)]
+    slower = figure([1 - one.reads_per_s / usual for one, usual in zip(recovered, beside, strict=True)])
+    apart = statistics.median(
+        abs(after - before) / usual for (before, after), usual in zip(itertools.pairwise(quiet), beside, strict=True)
+    )
     return Result(
-        suite="fs", case=name, metric="resync_s", better="lower", ours=figure([one.seconds for one in taken]), peers={},
-        bound=Bound(limit_s, "the rate to which a resync is limited"), target="",
-        note=f"readers are {100 * slowdown:.0f} % slower meanwhile (of {quiet * MIB / 1e6:.0f} MB/s from two replicas)",
-        more={"readers_slower_share": slowdown},
+        suite="fs", case=name, metric="resync_s", better="lower", ours=figure([one.seconds for one in recovered]),
+        peers={}, bound=Bound(limit_s, "the rate to which a resync is limited"), target="",
+        note=f"readers are {100 * slower.median:.0f} % ({100 * slower.min:.0f} to {100 * slower.max:.0f}) slower "
+        f"meanwhile, of {statistics.median(quiet) * MIB / 1e6:.0f} MB/s from two replicas; quiet windows before and "
+        f"after are {100 * apart:.0f} % apart",
+        more={"readers_slower_share": slower.median, "quiet_apart_share": apart},
     )  # fmt: skip
 
 
-async def _recover(cluster: Cluster, chunks: Chunks) -> _Recovered:
-    node = _REPLICAS
-    await cluster.nodes[node].kill()
+async def _lose(cluster: Cluster, chunks: Chunks, slices: int) -> float:
+    """One replica; returns what the two others do in a quiet window."""
+    await cluster.nodes[_REPLICAS].kill()
     await cluster.until(_has_left)
-    shutil.rmtree(cluster.target_directory(node))
-    cluster.make_target(node)
-    quiet = await _read(chunks, asyncio.create_task(asyncio.sleep(_SLICE_S * _QUIET_SLICES)))
-    await cluster.nodes[node].start()
+    return await _read(chunks, asyncio.create_task(asyncio.sleep(_SLICE_S * slices)))
+
+
+async def _recover(cluster: Cluster, chunks: Chunks) -> _Recovered:
+    shutil.rmtree(cluster.target_directory(_REPLICAS))
+    cluster.make_target(_REPLICAS)
+    await cluster.nodes[_REPLICAS].start()
     began_s = time.perf_counter()
     recovering = asyncio.create_task(cluster.until(all_serve))
-    meanwhile = await _read(chunks, recovering)
+    reads_per_s = await _read(chunks, recovering)
     await recovering
-    return _Recovered(time.perf_counter() - began_s, quiet, meanwhile)
+    return _Recovered(time.perf_counter() - began_s, reads_per_s)
 
 
 async def _read(chunks: Chunks, until: asyncio.Task[None]) -> float:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.fs import basics, growth, incast, recovery
-from bench.report import Options, Result, Suite
+from bench.fs import basics, crowd, growth, incast, recovery
+from bench.report import Options, Result, Suite, results_path, write_results
 
 __all__ = ["run"]
 
@@ -17,15 +17,18 @@ _FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
     incast.run,
     recovery.run,
     growth.run,
+    crowd.run,
 )
 
 
 def run(options: Options) -> Suite:
-    results = []
+    """Each result is in the file as soon as it is there: who ends a long run keeps what was measured."""
+    path, results = results_path("fs"), list[Result]()
     for family in _FAMILIES:
         for result in family(options):
             print(f"{result.case}: {result.note}", file=sys.stderr, flush=True)
             results.append(result)
+            write_results(path, results, keep=bool(options.only))
     load = os.getloadavg()[0]
-    remarks = (f"{os.cpu_count()} processors, load at the end {load:.1f}", incast.missing(), growth.missing(options))
+    remarks = (f"{os.cpu_count()} processors, load at the end {load:.1f}", incast.missing())
     return Suite(results=tuple(results), remarks=tuple(remark for remark in remarks if remark))

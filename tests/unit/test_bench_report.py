@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from bench.collectives.spans import covered
 from bench.collectives.targets import Target, all_met, best_of, judged
-from bench.report import Bound, Figure, Options, Result, print_results
+from bench.report import (
+    Bound,
+    Figure,
+    Options,
+    Result,
+    print_results,
+    read_results,
+    results_path,
+    write_results,
+)
 from rich.console import Console
 
 OURS = Figure(0.010, 0.009, 0.012, 9)
@@ -92,3 +103,18 @@ def test_tables_show_units_ratios_and_verdicts() -> None:
     )
     assert "missing openmpi han: did not start" in shown
     assert "targets of 1 cases: 1 met, 0 missed, 0 not decided" in shown
+
+
+def test_parts_that_are_measured_one_after_the_other_are_kept_together(tmp_path: Path) -> None:
+    path = results_path("fs", str(tmp_path / "bench"))
+    assert read_results(path) == []
+    reads, writes, again = (
+        Result(suite="fs", case=case, metric="time_s", better="lower", ours=ours, peers=PEERS, bound=None, target="")
+        for case, ours in (("read", OURS), ("write", OURS), ("read", Figure(0.02, 0.02, 0.02, 1)))
+    )
+    write_results(path, [reads])
+    write_results(path, [writes], keep=True)
+    write_results(path, [again], keep=True)
+    assert read_results(path) == [writes, again]
+    write_results(path, [reads])
+    assert read_results(path) == [reads]
