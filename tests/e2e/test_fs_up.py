@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -78,7 +79,7 @@ def test_a_new_node_gets_its_share_and_a_drained_one_gives_all_away(local: Local
     assert "Node 4 with 4 targets is added" in local.ff("admin", "add-node")
     local.wait(local.whole)
     plan = local.ff("admin", "rebalance", "--plan")
-    assert plan.startswith("3 targets move in 3 rounds (no plan moves fewer than 3)")
+    assert plan.startswith("3 targets to move in 3 rounds (no plan moves fewer than 3)")
     assert "All moves are done." in local.ff("admin", "rebalance", "--wait", "90")
     assert nodes_of_chains(local.wait(local.whole)) == {1: 3, 2: 3, 3: 3, 4: 3}
     assert "Nothing has to be moved" in local.ff("admin", "rebalance")
@@ -112,6 +113,58 @@ def test_in_the_foreground_an_interrupt_ends_it_in_order(local: LocalCluster) ->
     assert process.wait(60) == 0
     process.stdout.close()
     wait_gone(processes)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_all_processes_end_when_the_directory_is_removed(local: LocalCluster, detached: bool) -> None:
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "up", "--dir", str(local.directory), *QUICK]
+    if detached:
+        local.ff("up", "--detach", *QUICK)
+        processes = local.processes()
+        local.directory.rename(local.directory.with_name("moved"))
+        wait_gone(processes)
+        return
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while not process.stdout.readline().startswith("Ctrl-C ends it"):
+            assert process.poll() is None
+        processes = local.processes()
+        while local.directory.exists():  # who is not gone yet makes files while others are removed
+            shutil.rmtree(local.directory, ignore_errors=True)
+        assert process.wait(60) == 1
+        assert f"error: {local.directory} is not there any more, so its processes are ended" in process.stderr.read()
+    wait_gone(processes)
+    assert not local.directory.exists()
+
+
+def test_processes_that_die_at_once_again_and_again_end_it_with_the_reason(local: LocalCluster) -> None:
+    local.ff("up", "--detach", "--nodes", "2", *QUICK)
+    owner = local.pid
+    nodes = [local.process(f"node-{number}") for number in (1, 2)]
+    (local.directory / "node-secret").write_text("no secret")
+    for pid in nodes:
+        os.kill(pid, signal.SIGKILL)
+    wait_gone([owner])
+    text = (local.directory / "up.log").read_text()
+    assert "error: they die at once again and again: node-1: " in text
+    assert "node-secret" in text.splitlines()[-1]
+    assert "node-secret" in local.ff("up", "--detach", code=1), "and it says so at once when it is started again"
+
+
+def test_what_was_lost_while_it_did_not_run_is_made_anew_and_said(local: LocalCluster) -> None:
+    local.ff("up", "--detach", *QUICK)
+    local.ff("down")
+    shutil.rmtree(local.directory / "node-1" / "target-1001")
+    local.ff("up", "--detach", "--relaxed")
+    local.wait(local.whole)
+    said = (local.directory / "up.log").read_text()
+    assert said.count("target-1001 was not there: it is made anew, empty, and filled from other replicas") == 1
+    assert "durable = false" in (local.directory / "node-1" / "storage.toml").read_text()
+    local.ff("down")
+    assert "before they are on disk" in local.ff("up", "--detach")
+    local.ff("down")
+    assert "before they are on disk" not in local.ff("up", "--detach", "--durable")
 
 
 def test_a_cluster_that_cannot_be_made_says_why_in_one_line(local: LocalCluster) -> None:

@@ -36,7 +36,7 @@ def made(directory: Path, **changes: object) -> LocalCluster:
     [
         (("status", "--dir", "{}/none"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
         (("status", "--dir", "{}/made"), 2, "the cluster of {}/made has never run; start it: ff fs up --dir {}/made"),
-        (("down", "--dir", "{}/made"), 1, "the cluster does not run"),
+        (("down", "--dir", "{}/made"), 1, "the cluster of {}/made does not run"),
         (("admin", "add-node", "--dir", "{}/none"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
         (("status", "--manager", "a:1"), 2, "--manager needs --token-file or --secret-file, one of them"),
         (
@@ -55,6 +55,11 @@ def made(directory: Path, **changes: object) -> LocalCluster:
         (("admin", "rebalance", "--dir", "{}/ran", "--cancel", "--plan"), 2, "--cancel stands alone; leave --plan"),
         (("up", "--dir", ""), 2, "--dir '' is empty; give a directory"),
         (("up", "--dir", "{}/made", "--nodes", "4"), 2, "--nodes 4: {}/made holds a cluster with 3; leave the option"),
+        (
+            ("up", "--dir", "{}/made", "--failure-timeout", "2"),
+            2,
+            "--failure-timeout 2: {}/made holds a cluster with 6 s, fixed when it was made; leave the option out",
+        ),
         (("up", "--dir", "{}/made", "--store", "x"), 2, "--store: {}/made holds a cluster with another store; leave "),
         (("up", "--dir", "{}/new", "--store", "mysql://x"), 2, "--store is no address of a PostgreSQL; write it like"),
         (("up", "--dir", "{}/full/mine"), 2, "{}/full/mine is no directory; give a new one"),
@@ -62,6 +67,11 @@ def made(directory: Path, **changes: object) -> LocalCluster:
         (("up", "--dir", "{}/new", "--failure-timeout", "0.001"), 2, "--failure-timeout 0.001 is not from 0.1 to 3600"),
         (("up", "--dir", "{}/new", "--managers", "2"), 2, "2 managers need a store that they share: give --store"),
         (("up", "--dir", "{}/new", "--replicas", "4"), 2, "4 replicas need 4 nodes with room for targets"),
+        (
+            ("admin", "issue-token", "--tokens-file", "{}/none/tokens.json", "ann"),
+            2,
+            "--tokens-file '{}/none/tokens.json': there is no directory {}/none; make it first",
+        ),
         (("manager", "{}/none.toml"), 2, "configuration '{}/none.toml' is no file; give the TOML file of this process"),
         (("storage", "{}/full/mine"), 2, "configuration '{}/full/mine': "),
     ],
@@ -84,7 +94,62 @@ def test_who_runs_it_is_named_to_who_comes_second(tmp_path: Path, capsys: pytest
     made(tmp_path / "made")
     with RunLock(Layout(str(tmp_path / "made")).lock_file):
         assert main(["fs", "up", "--dir", str(tmp_path / "made")]) == 1
-    assert "the cluster runs already, under process " in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert text.startswith("error: the cluster runs already, under process ")
+    assert text.endswith(f"'ff fs down --dir {os.path.relpath(tmp_path / 'made')}' ends it\n")
+
+
+def test_a_lock_is_in_place_until_its_directory_is_removed_moved_or_made_anew(tmp_path: Path) -> None:
+    directory = tmp_path / "made"
+    directory.mkdir()
+    with RunLock(str(directory / "up.lock")) as lock:
+        assert lock.in_place()
+        directory.rename(tmp_path / "moved")
+        assert not lock.in_place()
+        directory.mkdir()
+        (directory / "up.lock").touch()
+        assert not lock.in_place()
+        (directory / "up.lock").unlink()
+        (tmp_path / "moved" / "up.lock").rename(directory / "up.lock")
+        assert lock.in_place()
+
+
+CONFIG = """cluster = "c"
+node = 7
+managers = ["a:1"]
+secret_file = "s"
+
+[[targets]]
+id = 1
+directory = "/a"  # id = "two"
+
+[[targets]]
+id = "two"
+directory = "/b"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (CONFIG, 11),
+        (CONFIG.replace('"two"', "2").replace("node = 7", 'node = "x"'), 2),
+        (CONFIG.replace('"two"', "2").replace("node = 7", "node = 7\nnodes = 8"), 3),
+        (CONFIG.replace('"two"', "2").replace('["a:1"]', '["a:1", 2]'), 3),
+        (CONFIG.replace('\nid = "two"\n', "\n"), 10),
+        (CONFIG.replace('"two"', "2").replace('"/b"', '"/b'), 12),
+    ],
+)
+def test_a_configuration_that_is_wrong_names_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int
+) -> None:
+    path = tmp_path / "storage.toml"
+    path.write_text(text)
+    assert main(["fs", "storage", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"line {line}" in said, said
+    assert said.startswith(f"error: configuration {str(path)!r}")
+    assert said.count("\n") == 1
 
 
 def test_a_lock_seems_held_while_its_holder_lives_and_looking_is_in_nobodys_way(tmp_path: Path) -> None:

@@ -136,13 +136,14 @@ def cluster() -> Desk:
         desk.ask(AddNode(node))
         desk.ask(AddTargets(node, (10 + node,)))
         assert desk.ask(register(node)) == Registered(1, TIMEOUT_NS)
-    assert desk.ask(AddChains((NewChain(1, (11, 12)),))) == Done("1 chains added")
+    assert desk.ask(AddChains((NewChain(1, (11, 12)),))) == Done("1 chain added")
     return desk
 
 
 def beat(desk: Desk, node: int, sequence: int, condition: Condition = Condition.ONLINE, **fields: int) -> Answer:
     version = fields.get("version", desk.chain().version)
-    report = TargetReport(10 + node, condition, version, sure=bool(fields.get("sure", 1)))
+    sure, capacity_bytes = bool(fields.get("sure", 1)), fields.get("capacity_bytes", 0)
+    report = TargetReport(10 + node, condition, version, sure, fields.get("used_bytes", 0), capacity_bytes)
     return desk.ask(Heartbeat(node, fields.get("incarnation", 1), sequence, fields.get("known", 0), (report,)))
 
 
@@ -416,7 +417,7 @@ def test_requests_beyond_the_bound_are_refused() -> None:
         (ChangeMembers(1, remove=11), "target 11 is serving in chain 1"),
         (ChangeMembers(7), "there is no chain 7"),
         (RetireTargets((11,)), "target 11 is in chain 1"),
-        (RetireNode(1), "node 1 has 1 targets"),
+        (RetireNode(1), "node 1 has 1 target, 11 among"),
         (Drain((99,)), "there is no target 99"),
         (Override(1, 11), "chain 1 is served"),
         (Override(1, 99), "target 99 is not in chain 1"),
@@ -434,7 +435,7 @@ def test_two_targets_of_one_node_never_meet_in_a_chain() -> None:
     desk.ask(AddTargets(1, (21, 31)))
     desk.ask(AddTargets(2, (22,)))
     assert "two targets of one node" in desk.refused(AddChains((NewChain(2, (21, 31)),)))
-    assert desk.ask(AddChains((NewChain(2, (22,)),))) == Done("1 chains added")
+    assert desk.ask(AddChains((NewChain(2, (22,)),))) == Done("1 chain added")
     assert "two targets of one node" in desk.refused(ChangeMembers(1, add=21))
 
 
@@ -468,6 +469,39 @@ def test_an_override_says_since_when_updates_may_be_missing() -> None:
     assert isinstance(desk.ask(Override(1, 12, warning.confirm - 1)), OverrideWarning)
     assert isinstance(desk.ask(Override(1, 12, warning.confirm)), Done)
     assert desk.states() == "12=serving 11=offline"
+
+
+@pytest.mark.parametrize(
+    ("used_bytes", "said"),
+    [
+        ((0, 0), "All targets of chain 1 report that they hold no data: whatever was in it is lost. If target 12 "),
+        ((70, 0), "Target 12 reports that it holds no data: was its directory made anew? If target 12 "),
+        ((0, 70), "If target 12 serves chain 1 now, updates that it acknowledged shortly before it went down"),
+    ],
+)
+def test_an_override_says_when_directories_were_made_anew(used_bytes: tuple[int, int], said: str) -> None:
+    desk = cluster()
+    desk.pass_time(8 * SECOND)
+    assert desk.states() == "11=lastsrv 12=lastsrv"
+    for step in range(3):
+        for node in (1, 2):
+            beat(desk, node, 300 + step, sure=0, used_bytes=used_bytes[node - 1], capacity_bytes=100)
+    assert desk.states() == "12=lastsrv 11=waiting"
+    warning = desk.ask(Override(1, 12))
+    assert isinstance(warning, OverrideWarning)
+    assert warning.warning.startswith(said), (warning.warning, desk.states())
+
+
+def test_who_was_not_heard_by_a_new_manager_is_not_called_silent() -> None:
+    desk = cluster()
+    beat(desk, 1, 1)
+    status = desk.ask(GetStatus())
+    assert isinstance(status, Status)
+    assert [(one.alive, one.heard) for one in status.nodes] == [(True, True), (False, False)]
+    desk.pass_time(8 * SECOND)
+    status = desk.ask(GetStatus())
+    assert isinstance(status, Status)
+    assert [(one.alive, one.heard) for one in status.nodes] == [(False, True), (False, True)]
 
 
 def test_retiring_is_the_end_of_adding() -> None:

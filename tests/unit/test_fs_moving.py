@@ -78,7 +78,7 @@ class Cluster:
 
 def test_a_move_waits_for_each_step_and_ends_with_the_old_target_free_again() -> None:
     cluster = Cluster()
-    assert cluster.ask(AddMoves((NewMove(1, 21, 3),))) == "1 moves added"
+    assert cluster.ask(AddMoves((NewMove(1, 21, 3),))) == "1 move added"
     assert cluster.advance() == ["chain 1 gets target 31 on node 3, in the place of target 21"]
     assert cluster.chain() == "11=serving 21=serving 31=offline"
     assert cluster.advance() == []
@@ -142,7 +142,7 @@ def test_moves_that_have_not_begun_can_be_cancelled() -> None:
     cluster = Cluster()
     cluster.ask(AddMoves((NewMove(1, 21, 3), NewMove(2, 12, 3))))
     cluster.advance()
-    assert cluster.ask(CancelMoves()) == "1 moves cancelled, 1 are under way"
+    assert cluster.ask(CancelMoves()) == "1 move cancelled, 1 are under way"
     assert [one.chain for one in cluster.moves()] == [1]
 
 

@@ -93,7 +93,7 @@ def sessions_command(*, where: Where, as_json: bool) -> int:
     """List the sessions of clients: whose they are, and when they were heard."""
     import msgspec
 
-    from fireflyer.base.units import format_duration
+    from fireflyer.base.units import counted, format_duration
     from fireflyer.fs.schema.sessions import GetSessions, SessionList
 
     sessions = expect(ask_one(where, GetSessions()), SessionList).sessions
@@ -103,7 +103,7 @@ def sessions_command(*, where: Where, as_json: bool) -> int:
     for one in sessions:
         user = one.user or "(a service)"
         click.echo(f"client {one.client:<6} {user:<16} heard {format_duration(max(0, one.silent_ns))} ago  {one.name}")
-    click.echo(f"{len(sessions)} sessions." if sessions else "No sessions.")
+    click.echo(f"{counted(len(sessions), 'session')}." if sessions else "No sessions.")
     return 0
 
 
@@ -125,6 +125,7 @@ def add_node_command(*, directory: str, targets: int | None) -> int:
 
     A node on another machine is added with its own configuration file: see docs/how-to/chunk-store.md.
     """
+    from fireflyer.base.units import counted
     from fireflyer.cli.fs_connect import ask_all, local
     from fireflyer.fs.schema.manager import AddNode, AddTargets
     from fireflyer.fs.service.local_layout import Layout, with_new_node
@@ -136,7 +137,7 @@ def add_node_command(*, directory: str, targets: int | None) -> int:
     layout.save(cluster)
     signal_holder(layout.lock_file, signal.SIGHUP)
     click.echo(
-        f"Node {node.id} with {len(node.targets)} targets is added and started; to use it: "
+        f"Node {node.id} with {counted(len(node.targets), 'target')} is added and started; to use it: "
         f"ff fs admin rebalance --dir {os.path.relpath(layout.directory)}"
     )
     return 0

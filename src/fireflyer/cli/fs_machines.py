@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -96,6 +97,9 @@ def issue_token_command(*, tokens_file: str, days: int | None, user: str) -> int
     machines of the cluster; running processes notice."""
     from fireflyer.identity import TokenStore
 
+    directory = os.path.dirname(os.path.abspath(tokens_file))
+    if not os.path.isdir(directory):
+        raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {directory}; make it first")
     store, now_s = TokenStore(tokens_file), int(time.time())
     if user not in store.users():
         store.create_user(user, now_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,6 +11,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.toml_files import read_toml
 
 if TYPE_CHECKING:
     from fireflyer.fs.core.placement import Cluster, Placement, Quality
@@ -20,7 +20,6 @@ __all__ = ["Domains", "placement_command"]
 
 MAX_NODES: Final = 1000
 MAX_TARGETS_PER_NODE: Final = 4096
-MAX_FILE_BYTES: Final = 1 << 20
 CHAINS_SHOWN: Final = 12
 LOADS_SHOWN: Final = 16
 NS_PER_MS: Final = 1_000_000
@@ -120,19 +119,7 @@ def _spread(targets: int, disks: int) -> tuple[int, ...]:
 
 def _read_domains(path: str, nodes: int) -> Domains:
     """Raises `UsageError`: one line that names the file and what is wrong in it."""
-    try:
-        if not os.path.isfile(path):  # a pipe would wait, a device never end
-            raise UsageError(f"--domains {path!r} is no file; give a TOML file with domains = [...]")
-        with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"--domains {path!r} cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"--domains {path!r} is larger than {MAX_FILE_BYTES} bytes")
-    try:
-        found = msgspec.toml.decode(data, type=Domains)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"--domains {path!r}: {error}") from error
+    found = read_toml(path, Domains, name="--domains", advice="give a TOML file with domains = [...]")
     for name, count in (("domains", len(found.domains)), ("targets", len(found.targets))):
         if count != nodes and (count or name == "domains"):
             raise UsageError(f"--domains {path!r}: {name} has {count} entries, and --nodes is {nodes}")

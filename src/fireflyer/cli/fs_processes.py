@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import resource
 import signal
 from collections.abc import Callable, Coroutine
@@ -13,11 +12,10 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
-from fireflyer.base.errors import UsageError
+from fireflyer.cli.toml_files import read_toml
 
 __all__ = ["READY", "manager_command", "read_config", "run_process", "storage_command"]
 
-MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_DESCRIPTORS: Final = 1 << 16
 READY: Final = "ready "
 """Before the address, in the one line that a process prints on standard output when it serves."""
@@ -27,19 +25,7 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 def read_config(path: str, config_type: type[C]) -> C:
     """Raises `UsageError`: one line that names the file and what is wrong in it."""
-    try:
-        if not os.path.isfile(path):
-            raise UsageError(f"configuration {path!r} is no file; give the TOML file of this process")
-        with open(path, "rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"configuration {path!r} cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_CONFIG_BYTES:
-        raise UsageError(f"configuration {path!r} is larger than {MAX_CONFIG_BYTES} bytes")
-    try:
-        return msgspec.toml.decode(data, type=config_type)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"configuration {path!r}: {error}") from error
+    return read_toml(path, config_type, name="configuration", advice="give the TOML file of this process")
 
 
 @click.command("manager", short_help="Run a cluster manager.")

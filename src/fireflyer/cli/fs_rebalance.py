@@ -85,11 +85,13 @@ def _print(plan: Plan, now: Quality, moves: tuple[NewMove, ...]) -> None:
     if not moves:
         click.echo("Nothing has to be moved: every node has its share.")
         return
+    from fireflyer.base.units import counted
+
     rounds = max(move.round for move in plan.moves) + 1
     click.echo(
-        f"{len(moves)} targets move in {rounds} rounds (no plan moves fewer than {plan.minimum}); worst peer-load "
-        f"ratio {_ratio(now.reads_ratio)} -> {_ratio(plan.quality.reads_ratio)}, possible "
-        f"{_ratio(plan.quality.reads_bound)}"
+        f"{counted(len(moves), 'target')} to move in {counted(rounds, 'round')} (no plan moves fewer than "
+        f"{plan.minimum}); worst peer-load ratio {_ratio(now.reads_ratio)} -> {_ratio(plan.quality.reads_ratio)}, "
+        f"possible {_ratio(plan.quality.reads_bound)}"
     )
     for move in moves[:MOVES_SHOWN]:
         click.echo(f"  chain {move.chain}: target {move.source} -> node {move.node}")

@@ -10,7 +10,7 @@ import msgspec
 from fireflyer.cli.fs_connect import Where, ask_all, expect, where_options
 
 if TYPE_CHECKING:
-    from fireflyer.fs.schema.manager import Status, TargetReport
+    from fireflyer.fs.schema.manager import Status, TargetReport, TargetStatus
     from fireflyer.fs.schema.routing import Chain
 
 __all__ = ["Summary", "status_command", "summary_of"]
@@ -90,13 +90,15 @@ def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
     for line in _lines(status, show_all=show_all):
         console.print(line, soft_wrap=True)
     if moves:
+        from fireflyer.base.units import counted
+
         begun = sum(move.target > 0 for move in moves)
-        console.print(f"  {len(moves)} chains move to other nodes, {begun} of them now", soft_wrap=True)
+        console.print(f"  {counted(len(moves), 'chain')} to move to other nodes, {begun} of them now", soft_wrap=True)
     return 0
 
 
 def _lines(status: Status, *, show_all: bool) -> list[str]:
-    from fireflyer.base.units import format_bytes
+    from fireflyer.base.units import counted, format_bytes
 
     found = summary_of(status)
     space = "space not reported yet"
@@ -105,7 +107,7 @@ def _lines(status: Status, *, show_all: bool) -> list[str]:
     lines = [
         f"Cluster {status.cluster or '(unnamed)'}: {found.alive} of {found.nodes} nodes alive, {found.whole} of "
         f"{found.chains} chains whole, {found.readable} readable, {found.syncing} syncing; {space}; "
-        f"{found.sessions} sessions."
+        f"{counted(found.sessions, 'session')}."
     ]
     lines += _nodes(status)
     shown = status.chains if show_all else [one for one in status.chains if not _whole(one)]
@@ -114,17 +116,21 @@ def _lines(status: Status, *, show_all: bool) -> list[str]:
     for chain in shown[: None if show_all else TROUBLE_SHOWN]:
         lines.append(_chain(chain, reports, drained))
     if not show_all and len(shown) > TROUBLE_SHOWN:
-        lines.append(f"… and {len(shown) - TROUBLE_SHOWN} more chains that are not whole; --all shows them")
+        more = counted(len(shown) - TROUBLE_SHOWN, "more chain")
+        lines.append(f"… and {more} not whole; --all shows them")
     spare = [one for one in status.targets if one.chain is None]
     if spare:
-        lines.append(
-            f"{len(spare)} targets are in no chain: " + ", ".join(str(one.id) for one in spare[:TROUBLE_SHOWN])
-        )
+        lines.append(f"{counted(len(spare), 'target')} in no chain: {_first(spare)}")
     return lines
 
 
+def _first(targets: list[TargetStatus]) -> str:
+    more = ", …" if len(targets) > TROUBLE_SHOWN else ""
+    return ", ".join(str(one.id) for one in targets[:TROUBLE_SHOWN]) + more
+
+
 def _nodes(status: Status) -> list[str]:
-    from fireflyer.base.units import format_bytes, format_duration
+    from fireflyer.base.units import counted, format_bytes, format_duration
 
     lines = []
     for node in status.nodes:
@@ -133,11 +139,13 @@ def _nodes(status: Status) -> list[str]:
         drained = sum(one.drained for one in own)
         if node.alive:
             how = "alive"
+        elif node.incarnation and not node.heard:
+            how = "not heard yet"
         elif node.incarnation:
             how = f"silent for {format_duration(node.silent_ns)}"
         else:
             how = "never registered"
-        line = f"  node {node.id:<4} {how:<22} {node.address or '-':<21} {len(own)} targets"
+        line = f"  node {node.id:<4} {how:<22} {node.address or '-':<21} {counted(len(own), 'target')}"
         line += f", {format_bytes(used)} of {format_bytes(capacity)}" if capacity else ""
         lines.append(line + (f", {drained} drained" if drained else ""))
     return lines

@@ -11,6 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
 from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
@@ -19,6 +20,7 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import Status
     from fireflyer.fs.service.local_layout import Layout, LocalCluster
+    from fireflyer.fs.service.local_lock import RunLock
 
 __all__ = ["down_command", "up_command"]
 
@@ -47,7 +49,11 @@ MAX_REPORT_BYTES: Final = 1 << 16
     metavar="URL",
     help="Where managers keep their state: postgresql://user@host/database.  [default: embedded, for one manager]",
 )
-@click.option("--relaxed", is_flag=True, help="Answer writes before they are on disk: faster, lost in a power cut.")
+@click.option(
+    "--relaxed/--durable",
+    default=None,
+    help="Answer writes before they are on disk: faster, lost in a power cut; also later.  [default: durable]",
+)
 @click.option(
     "--failure-timeout",
     metavar="SECONDS",
@@ -64,7 +70,7 @@ def up_command(
     targets_per_node: int | None,
     managers: int | None,
     store: str | None,
-    relaxed: bool,
+    relaxed: bool | None,
     failure_timeout: float | None,
     detach: bool,
     report_fd: int | None,
@@ -85,11 +91,14 @@ def up_command(
     if detach:
         return _detach(layout, sys.argv[1:])
     layout.make_directory()
-    with RunLock(layout.lock_file):
+    with RunLock(layout.lock_file) as lock:
         wanted = {"nodes": nodes, "replicas": replicas, "targets-per-node": targets_per_node, "managers": managers}
         if layout.exists():
             cluster = layout.load()
-            _check_same(layout, cluster, wanted, store)
+            _check_same(layout, cluster, wanted, store, failure_timeout)
+            if relaxed is not None and cluster.durable == relaxed:
+                cluster = msgspec.structs.replace(cluster, durable=not relaxed)
+                layout.save(cluster)
         else:
             cluster = new_cluster(
                 nodes=nodes or 3,
@@ -102,10 +111,16 @@ def up_command(
             )
             layout.make_identity()
             layout.save(cluster)
-        return _run(layout, cluster, report_fd)
+        return _run(layout, cluster, lock, report_fd)
 
 
-def _check_same(layout: Layout, cluster: LocalCluster, wanted: dict[str, int | None], store: str | None) -> None:
+def _check_same(
+    layout: Layout,
+    cluster: LocalCluster,
+    wanted: dict[str, int | None],
+    store: str | None,
+    failure_timeout: float | None,
+) -> None:
     """What is there is not changed by `up`."""
     there = {
         "nodes": len(cluster.nodes),
@@ -123,9 +138,15 @@ def _check_same(layout: Layout, cluster: LocalCluster, wanted: dict[str, int | N
             )
     if store is not None and store != cluster.store:
         raise UsageError(f"--store: {layout.directory} holds a cluster with another store; {advice}")
+    there_s = cluster.failure_timeout_ms / 1000
+    if failure_timeout is not None and int(failure_timeout * 1000) != cluster.failure_timeout_ms:
+        raise UsageError(
+            f"--failure-timeout {failure_timeout:g}: {layout.directory} holds a cluster with {there_s:g} s, fixed when "
+            f"it was made; {advice}"
+        )
 
 
-def _run(layout: Layout, cluster: LocalCluster, report_fd: int | None) -> int:
+def _run(layout: Layout, cluster: LocalCluster, lock: RunLock, report_fd: int | None) -> int:
     from fireflyer.fs.service.local_run import run_local
     from fireflyer.runtime import run
 
@@ -140,7 +161,9 @@ def _run(layout: Layout, cluster: LocalCluster, report_fd: int | None) -> int:
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
-        working = loop.create_task(run_local(layout, cluster, say=lambda text: click.echo(text, err=True), on_up=on_up))
+        working = loop.create_task(
+            run_local(layout, cluster, lock=lock, say=lambda text: click.echo(text, err=True), on_up=on_up)
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, working.cancel)
         try:
@@ -165,6 +188,11 @@ def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
         f"  look:  ff fs status --dir {where}\n"
         f"  stop:  ff fs down --dir {where}\n"
         "  mount: not in this release; programs use fireflyer.fs.client\n"
+        + (
+            ""
+            if cluster.durable
+            else "  writes are answered before they are on disk: as --relaxed says, until an `up` with --durable\n"
+        )
     )
 
 

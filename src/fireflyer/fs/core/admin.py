@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import Exists, NotFound, UsageError
-from fireflyer.base.units import format_duration
+from fireflyer.base.units import counted, format_duration
 from fireflyer.fs.core.chains import in_order
 from fireflyer.fs.core.health import Health
 from fireflyer.fs.core.ledger import Ledger
@@ -85,7 +85,8 @@ def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
         known = health.get(row.id)
         alive = row.incarnation > 0 and known is not None and known.sequence > 0 and not known.dead
         silent_ns = health.silent_ns(row.id, now_ns)
-        nodes.append(NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive, row.machine))
+        heard = known is not None and (known.sequence > 0 or known.dead)
+        nodes.append(NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive, row.machine, heard))
     targets = [
         TargetStatus(row.id, row.node, ledger.chain_of(row.id), row.drained, health.report(row.node, row.id), row.used)
         for row in (ledger.targets.committed[one] for one in sorted(ledger.targets.committed))
@@ -121,12 +122,12 @@ def _add_targets(ledger: Ledger, request: AddTargets) -> Done:
     there = len(ledger.targets_of(request.node)) + len(new)
     if there > MAX_TARGETS_PER_NODE or len(ledger.targets) + len(new) > MAX_TARGETS:
         raise UsageError(
-            f"node {request.node} would have {there} targets; at most {MAX_TARGETS_PER_NODE} of a node and "
+            f"node {request.node} would have {counted(there, 'target')}; at most {MAX_TARGETS_PER_NODE} of a node and "
             f"{MAX_TARGETS} in all are allowed"
         )
     for target in new:
         ledger.targets.put(target, TargetRow(target, request.node))
-    return Done(f"{len(new)} targets added to node {request.node}")
+    return Done(f"{counted(len(new), 'target')} added to node {request.node}")
 
 
 def _drain(ledger: Ledger, request: Drain) -> Done:
@@ -137,7 +138,7 @@ def _drain(ledger: Ledger, request: Drain) -> Done:
     for row in rows:
         if row.drained != request.drain:
             ledger.targets.put(row.id, msgspec.structs.replace(row, drained=request.drain))
-    return Done(f"{len(rows)} targets {'are to be drained' if request.drain else 'may have roles again'}")
+    return Done(f"{counted(len(rows), 'target')} {'are to be drained' if request.drain else 'may have roles again'}")
 
 
 def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
@@ -148,7 +149,7 @@ def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
             raise UsageError(f"target {target} is in chain {chain}; drain it and rebalance first")
     for target in there:
         ledger.targets.put(target, None)
-    return Done(f"{len(there)} targets retired")
+    return Done(f"{counted(len(there), 'target')} retired")
 
 
 def _retire_node(ledger: Ledger, node: int) -> Done:
@@ -156,7 +157,7 @@ def _retire_node(ledger: Ledger, node: int) -> Done:
         return Done(f"node {node} was not there")
     left = [target for target in ledger.targets.ids() if _target(ledger, target).node == node]
     if left:
-        raise UsageError(f"node {node} has {len(left)} targets, {left[0]} among them; retire them first")
+        raise UsageError(f"node {node} has {counted(len(left), 'target')}, {left[0]} among them; retire them first")
     ledger.nodes.put(node, None)
     return Done(f"node {node} retired")
 
@@ -188,7 +189,7 @@ def _add_chains(ledger: Ledger, chains: tuple[NewChain, ...]) -> Done:
         ledger.put_chain(chain_id, tuple(Member(row.id, row.node, TargetState.SERVING) for row in rows))
         for row in rows:
             ledger.targets.put(row.id, msgspec.structs.replace(row, used=True))
-    return Done(f"{len(new)} chains added")
+    return Done(f"{counted(len(new), 'chain')} added")
 
 
 def _add_table(ledger: Ledger, request: AddTable) -> Done:
@@ -229,7 +230,7 @@ def _change_members(ledger: Ledger, request: ChangeMembers) -> Done:
     if tuple(members) == chain.members:
         return Done(f"chain {chain.id} was so already")
     ledger.put_chain(chain.id, tuple(members))
-    return Done(f"chain {chain.id} has {len(members)} targets")
+    return Done(f"chain {chain.id} has {counted(len(members), 'target')}")
 
 
 # --- a chain that cannot go on by itself ---
@@ -274,15 +275,33 @@ def _warning(ledger: Ledger, health: Health, chain: Chain, member: Member, now_n
         )
         lost = f"all updates acknowledged {since} until version {until})"
     others = [one for one in last if one.target != member.target]
-    waited = ", ".join(
-        f"target {one.target} on node {one.node}, silent for {format_duration(health.silent_ns(one.node, now_ns))}"
-        for one in others
-    )
+    waited = ", ".join(f"target {one.target} on node {one.node}, {_how(health, one, now_ns)}" for one in others)
     hope = f" The chain waits for {waited}: if one of them can come back, wait for it." if others else ""
     return (
-        f"If target {member.target} serves chain {chain.id} now, {lost} may be lost for ever, and what the other "
-        f"targets have is overwritten.{hope} To do it, confirm with version {chain.version}."
+        f"{_emptiness(health, chain, member)}If target {member.target} serves chain {chain.id} now, {lost} may be lost "
+        f"for ever, and what the other targets have is overwritten.{hope} To do it, confirm with version "
+        f"{chain.version}."
     )
+
+
+def _how(health: Health, member: Member, now_ns: int) -> str:
+    if health.silent(member.node, now_ns) or health.report(member.node, member.target) is None:
+        return f"silent for {format_duration(health.silent_ns(member.node, now_ns))}"
+    return "which holds no data" if _holds_nothing(health, member) else "which runs"
+
+
+def _emptiness(health: Health, chain: Chain, member: Member) -> str:
+    """What whoever overrides must know first: a directory that was made anew has nothing of what was acknowledged."""
+    if not _holds_nothing(health, member):
+        return ""
+    if all(_holds_nothing(health, one) for one in chain.members):
+        return f"All targets of chain {chain.id} report that they hold no data: whatever was in it is lost. "
+    return f"Target {member.target} reports that it holds no data: was its directory made anew? "
+
+
+def _holds_nothing(health: Health, member: Member) -> bool:
+    report = health.report(member.node, member.target)
+    return report is not None and report.capacity_bytes > 0 and report.used_bytes == 0 and not report.sure
 
 
 # --- looking things up ---

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import Busy, Exists, NotFound, UsageError
+from fireflyer.base.units import counted
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.rows import MoveRow, TargetRow
 from fireflyer.fs.schema.ids import NodeId, TargetId
@@ -56,7 +57,7 @@ def add_moves(request: AddMoves, ledger: Ledger) -> Done:
         new[move.chain] = MoveRow(move.chain, move.source, move.node, number)
     for row in new.values():
         ledger.moves.put(row.id, row)
-    return Done(f"{len(new)} moves added")
+    return Done(f"{counted(len(new), 'move')} added")
 
 
 def _check(ledger: Ledger, chain: Chain, source: TargetId, node: NodeId) -> None:
@@ -77,7 +78,7 @@ def cancel_moves(_: CancelMoves, ledger: Ledger) -> Done:
     waiting = [row.id for row in _rows(ledger) if not row.target]
     for chain_id in waiting:
         ledger.moves.put(chain_id, None)
-    return Done(f"{len(waiting)} moves cancelled, {len(ledger.moves)} are under way")
+    return Done(f"{counted(len(waiting), 'move')} cancelled, {len(ledger.moves)} are under way")
 
 
 def moves_status(ledger: Ledger) -> tuple[MoveStatus, ...]:

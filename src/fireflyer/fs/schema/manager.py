@@ -357,6 +357,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """Since it was last heard, by the manager's clock."""
     alive: bool
     machine: str = ""
+    heard: bool = True
+    """False: not since this manager became primary or the node's process registered, so nothing is known of it."""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

@@ -10,6 +10,7 @@ import fcntl
 import os
 import select
 import signal
+from shlex import quote
 from typing import Final, Self
 
 import msgspec
@@ -32,6 +33,7 @@ class RunLock:
 
     def __init__(self, path: str) -> None:
         """Raises `Busy` while another process holds it."""
+        self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -42,11 +44,23 @@ class RunLock:
             holder = _read(self._fd)
             os.close(self._fd)
             who = f"process {holder.pid}" if holder is not None else "another process"
+            where = _where(path)
             raise Busy(
-                f"the cluster runs already, under {who}; 'ff fs status' shows it, 'ff fs down' ends it"
+                f"the cluster runs already, under {who}; 'ff fs status {where}' shows it, 'ff fs down {where}' ends it"
             ) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, msgspec.json.encode(_Holder(os.getpid(), _started(os.getpid()) or 0)), 0)
+
+    def in_place(self) -> bool:
+        """Whether its path still names what is held: not when the directory was removed, moved or made anew."""
+        try:
+            there = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        held = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
 
     def release(self) -> None:
         os.close(self._fd)
@@ -63,14 +77,16 @@ def end_holder(path: str, *, timeout_s: float, force: bool = False) -> int:
     does, `Timeout`."""
     pid = _holder(path)
     if pid is None:
-        raise NotFound("the cluster does not run")
+        raise NotFound(f"the cluster of {os.path.dirname(path)} does not run")
     holder, descriptor = pid
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL if force else signal.SIGTERM)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
-            raise Timeout(f"process {holder} has not ended within {timeout_s:.0f} s; 'ff fs down --force' kills it")
+            raise Timeout(
+                f"process {holder} has not ended within {timeout_s:.0f} s; 'ff fs down {_where(path)} --force' kills it"
+            )
     finally:
         os.close(descriptor)
     return holder
@@ -80,7 +96,7 @@ def signal_holder(path: str, number: signal.Signals) -> None:
     """Raises `NotFound` where nobody holds the lock."""
     found = _holder(path)
     if found is None:
-        raise NotFound("the cluster does not run; start it with 'ff fs up'")
+        raise NotFound(f"the cluster does not run; start it: ff fs up {_where(path)} -d")
     try:
         signal.pidfd_send_signal(found[1], number)
     finally:
@@ -98,6 +114,11 @@ def seems_held(path: str) -> bool:
     finally:
         os.close(fd)
     return holder is not None and _started(holder.pid) == holder.started
+
+
+def _where(path: str) -> str:
+    """As an option of `ff fs`."""
+    return f"--dir {quote(os.path.relpath(os.path.dirname(path)))}"
 
 
 def _holder(path: str) -> tuple[int, int] | None:

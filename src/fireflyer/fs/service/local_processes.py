@@ -1,5 +1,8 @@
 """Processes of a local cluster: started, watched, started again when they die, ended in order.
 
+One that dies at once again and again is started again all the same, with longer pauses: whether that is hopeless is for
+who has all of them to decide (`hopeless`).
+
 They are direct children on a leash (`runtime.leash`): whatever happens to this process, they die with it.
 """
 
@@ -24,6 +27,10 @@ READY: Final = b"ready "
 PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 10.0
 """Between a death and the next start: doubles while it dies again before it was ready."""
+AT_ONCE_S: Final = 2.0
+"""A process that dies so soon after it was ready has died at once."""
+MAX_DEATHS: Final = 5
+"""At once, in a row: then it is hopeless. About 15 s with the pauses."""
 GRACE_S: Final = 10.0
 """From SIGTERM to SIGKILL."""
 MAX_LINE_BYTES: Final = 4096
@@ -47,7 +54,15 @@ class LocalProcess:
         self._stopping = False
         self._pause_s = PAUSE_S
         self._failed: str | None = None
+        self._ready_s: float | None = None
+        """When the present process was ready, by the loop's clock."""
+        self._deaths = 0
         self._again: asyncio.TimerHandle | None = None
+
+    @property
+    def hopeless(self) -> str:
+        """Why it has died at once again and again; empty while there is hope."""
+        return (self._failed or "") if self._deaths >= MAX_DEATHS else ""
 
     def start(self) -> None:
         """Raises `FireflyerError` when it cannot be started."""
@@ -112,6 +127,7 @@ class LocalProcess:
         if not self._ready.is_set() and b"\n" in line and line.startswith(READY):
             self.address = bytes(line).split(b"\n")[0][len(READY) :].decode(errors="replace")
             self._pause_s = PAUSE_S
+            self._ready_s = asyncio.get_running_loop().time()
             self._ready.set()
 
     def _on_exit(self) -> None:
@@ -120,6 +136,9 @@ class LocalProcess:
         code = self._process.wait()
         how, last = _described(code), self._last_line() if code >= 0 else ""
         self._failed = last or how
+        at_once = self._ready_s is None or asyncio.get_running_loop().time() - self._ready_s < AT_ONCE_S
+        self._deaths = self._deaths + 1 if at_once else 0
+        self._ready_s = None
         self._ready.clear()
         self.address = ""
         self._ended.set()

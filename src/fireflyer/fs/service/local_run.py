@@ -5,6 +5,9 @@
 
 Each step may come twice: who is killed in the middle goes on with the next `up`. Chains are made only when their nodes
 have registered, since a new target serves its chain from the first moment.
+
+It ends by itself when its directory is no longer there (somebody has removed it: what the processes would write is
+lost), and when all managers, or all nodes, die at once again and again: the reason is then said once, and not for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation, Timeout
+from fireflyer.base.errors import FireflyerError, InvariantViolation, NotFound, PermanentError, Timeout
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
@@ -38,6 +41,7 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import Routing, TargetState
 from fireflyer.fs.service.local_layout import TABLE, Layout, LocalCluster, LocalNode
+from fireflyer.fs.service.local_lock import RunLock
 from fireflyer.fs.service.local_processes import LocalProcess
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret
@@ -50,15 +54,22 @@ START_S: Final = 60.0
 AGAIN_S: Final = 10.0
 """For a cluster that was there already to become whole; a part of it may be broken."""
 LOOK_S: Final = 0.1
+WATCH_S: Final = 1.0
+"""Between two looks whether there is anything left to run."""
 
 
 async def run_local(
-    layout: Layout, cluster: LocalCluster, *, say: Callable[[str], None], on_up: Callable[[LocalCluster, Status], None]
+    layout: Layout,
+    cluster: LocalCluster,
+    *,
+    lock: RunLock,
+    say: Callable[[str], None],
+    on_up: Callable[[LocalCluster, Status], None],
 ) -> None:
     """Until it is cancelled; then everything is ended, storage processes first. SIGHUP: reads `cluster.json` again,
     starts the nodes that are new in it and ends those that are not there any more. Raises `FireflyerError` when the
-    cluster cannot be started."""
-    runner = _Runner(layout, cluster, say)
+    cluster cannot be started or cannot go on. `lock`: of the directory, held."""
+    runner = _Runner(layout, cluster, lock, say)
     try:
         await runner.start_managers()
         status = await runner.start_nodes()
@@ -69,9 +80,10 @@ async def run_local(
 
 
 class _Runner:
-    def __init__(self, layout: Layout, cluster: LocalCluster, say: Callable[[str], None]) -> None:
+    def __init__(self, layout: Layout, cluster: LocalCluster, lock: RunLock, say: Callable[[str], None]) -> None:
         self.cluster = cluster
         self._layout = layout
+        self._lock = lock
         self._say = say
         self._managers: list[LocalProcess] = []
         self._nodes: dict[int, LocalProcess] = {}
@@ -103,9 +115,8 @@ class _Runner:
             if not made:
                 await self._add_nodes(client)
             for node in self.cluster.nodes:
-                self._start_node(node)
-            for process in list(self._nodes.values()):
-                await self._settled(process)
+                self._start_node(node, new=not made)
+            await self._settle(made=made)
             if not made:
                 await self._until(client, _all_alive, "all nodes have registered")
                 await self._ask(client, AddChains(self.cluster.chains))
@@ -115,11 +126,18 @@ class _Runner:
                 return await self._until(client, _all_serve, "whole", within_s=AGAIN_S)
             return await self._status(client)
 
-    async def _settled(self, process: LocalProcess) -> None:
-        """A node of a cluster that is there already may be broken: the others serve."""
-        try:
-            await process.wait_ready(START_S)
-        except FireflyerError as error:
+    async def _settle(self, *, made: bool) -> None:
+        """A node of a cluster that is there already may be broken: the others serve. All of them may not, and none of a
+        new cluster."""
+        failed: list[FireflyerError] = []
+        for process in list(self._nodes.values()):
+            try:
+                await process.wait_ready(START_S)
+            except FireflyerError as reason:
+                failed.append(reason)
+        if failed and (not made or len(failed) == len(self._nodes)):
+            raise failed[0]
+        for error in failed:
             self._say(str(error))
 
     async def _add_nodes(self, client: ManagerClient) -> None:
@@ -129,12 +147,14 @@ class _Runner:
             await self._ask(client, AddNode(node.id))
             await self._ask(client, AddTargets(node.id, node.targets))
 
-    def _start_node(self, node: LocalNode) -> None:
+    def _start_node(self, node: LocalNode, *, new: bool) -> None:
         config = self._layout.write_storage(self.cluster, node)
         for target in node.targets:
             directory = self._layout.target_directory(node.id, target)
             if not os.path.exists(directory):
                 make_target(directory, self.cluster.cluster, target)
+                if not new:
+                    self._say(f"{directory} was not there: it is made anew, empty, and filled from other replicas")
         self._nodes[node.id] = self._process(f"node-{node.id}", ["fs", "storage", config])
 
     async def follow(self) -> None:
@@ -142,19 +162,36 @@ class _Runner:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, changed.set)
         while True:
-            await changed.wait()
-            changed.clear()
-            try:
-                self.cluster = self._layout.load()
-                for node in self.cluster.nodes:
-                    if node.id not in self._nodes:
-                        self._start_node(node)
-                        self._say(f"node-{node.id} is started")
-                for number in [one for one in self._nodes if one not in [node.id for node in self.cluster.nodes]]:
-                    await self._nodes.pop(number).stop()
-                    self._say(f"node-{number} has ended: it was retired")
-            except FireflyerError as error:
-                self._say(str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    await changed.wait()
+            self._check()
+            if changed.is_set():
+                changed.clear()
+                await self._reload()
+
+    def _check(self) -> None:
+        if not self._lock.in_place():
+            raise NotFound(f"{self._layout.directory} is not there any more, so its processes are ended")
+        for processes in (self._managers, list(self._nodes.values())):
+            reasons = [f"{one.name}: {one.hopeless}" for one in processes if one.hopeless]
+            if reasons and len(reasons) == len(processes):
+                raise PermanentError(
+                    f"they die at once again and again: {'; '.join(reasons)}; the logs are in {self._layout.directory}"
+                )
+
+    async def _reload(self) -> None:
+        try:
+            self.cluster = self._layout.load()
+            for node in self.cluster.nodes:
+                if node.id not in self._nodes:
+                    self._start_node(node, new=True)
+                    self._say(f"node-{node.id} is started")
+            for number in [one for one in self._nodes if one not in [node.id for node in self.cluster.nodes]]:
+                await self._nodes.pop(number).stop()
+                self._say(f"node-{number} has ended: it was retired")
+        except FireflyerError as error:
+            self._say(str(error))
 
     async def stop(self) -> None:
         """All at once, but managers after those who still have something to tell them."""
@@ -184,6 +221,7 @@ class _Runner:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while True:
+                    self._check()
                     status = await self._status(client)
                     if true(status):
                         return status

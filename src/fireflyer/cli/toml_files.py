@@ -1,0 +1,75 @@
+"""Reads a TOML file that an administrator wrote, and says in which line it is wrong.
+
+The decoder knows the place of a value that is of the wrong kind by its name (`$.targets[1].id`), not by its line: that
+is looked up in the text, as the files are written, one name in a line and tables under `[name]` or `[[name]]`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["line_of", "read_toml"]
+
+MAX_BYTES: Final = 1 << 20
+C = TypeVar("C", bound=msgspec.Struct)
+
+_PLACE: Final = re.compile(r" - at `\$(?P<place>[^`]*)`")
+_UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_STEP: Final = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<number>\d+)\]")
+_HEADER: Final = re.compile(r"\s*\[(?P<many>\[)?\s*(?P<name>[A-Za-z0-9_-]+)\s*\]")
+_KEY: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9_-]+)\s*=")
+
+
+def read_toml(path: str, config_type: type[C], *, name: str, advice: str) -> C:
+    """`name`: what the file is called to whom gave it; `advice`: for one who gave none. Raises `UsageError`: one line
+    that names the file, the line in it if it can be told, and what is wrong there."""
+    try:
+        if not os.path.isfile(path):  # a pipe would wait, a device never end
+            raise UsageError(f"{name} {path!r} is no file; {advice}")
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{name} {path!r} cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{name} {path!r} is larger than {MAX_BYTES} bytes")
+    try:
+        return msgspec.toml.decode(data, type=config_type)
+    except msgspec.ValidationError as error:
+        line = line_of(data.decode(errors="replace"), str(error))
+        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} {path!r}: {error}") from error
+
+
+def line_of(text: str, complaint: str) -> int:
+    """Of what the decoder complains of, from 1; 0 if it is nowhere, as what is missing is."""
+    found = _PLACE.search(complaint)
+    steps = [step["name"] or int(step["number"]) for step in _STEP.finditer(found["place"])] if found else []
+    if (unknown := _UNKNOWN.search(complaint)) is not None:
+        steps.append(unknown["name"])
+    best, depth = 0, 0
+    for number, place in _places(text):
+        if len(place) > depth and steps[: len(place)] == place:
+            best, depth = number, len(place)
+    return best
+
+
+def _places(text: str) -> Iterator[tuple[int, list[str | int]]]:
+    """The lines that begin something, and what."""
+    counts: dict[str, int] = {}
+    table: list[str | int] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if (header := _HEADER.match(line)) is not None:
+            name = header["name"]
+            counts[name] = counts.get(name, -1) + 1
+            table = [name, counts[name]] if header["many"] else [name]
+            yield number, table
+        elif (key := _KEY.match(line)) is not None:
+            yield number, [*table, key["name"]]
