@@ -50,6 +50,8 @@ ChunkStat ChunkEngine::State::check(const ChunkId& chunk, const Update& update) 
   const ContentId base = now.committed.state == ContentState::data ? now.committed.id() : ContentId{};
   if (!whole && base != update.base)
     fail(EngineErrorKind::conflict, name_of(chunk) + " is at version " + name_of(base) + ", the update was made for " + name_of(update.base));
+  if (index.size() >= options.max_chunks && index.find(chunk) == nullptr)
+    fail(EngineErrorKind::no_space, "no space for the record of another chunk beside " + std::to_string(options.max_chunks) + "; remove files or add disks");
   if (update.next.version == 0 || (!whole && update.next == now.committed.id())) fail(EngineErrorKind::usage, "version " + name_of(update.next) + " was given before");
   return now;
 }
@@ -100,7 +102,6 @@ void ChunkEngine::State::write_staged(Lock& lock, ChunkEngine& engine, const Chu
   std::exception_ptr failure;
   try {
     block = take_block(lock, length);
-    content.state = ContentState::data;
     content.block_file = block->file, content.block_index = block->index, content.block_class = block->block_class;
     DiskFile& file = blocks.file(*block);
     lock.unlock();
@@ -141,7 +142,8 @@ Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Ticket& t
     if (update.kind == UpdateKind::truncate) length = update.length;
     if (update.kind == UpdateKind::replace) length = update.data.size();
     if (length > max_block_bytes) fail(EngineErrorKind::usage, "a chunk of " + std::to_string(length) + " bytes is above " + std::to_string(max_block_bytes));
-    s.write_staged(lock, *this, chunk, update, static_cast<std::uint32_t>(length), has_old, content);
+    content.state = ContentState::data;
+    if (length > 0) s.write_staged(lock, *this, chunk, update, static_cast<std::uint32_t>(length), has_old, content);
   }
   // The chunk is what it was: stage, commit and drop of a chunk that is being staged are refused.
   auto request = update.request ? std::optional(RequestRow{*update.request, chunk, update.next}) : std::nullopt;
@@ -280,11 +282,12 @@ ChunkEngine::View::~View() {
 }
 
 std::optional<ChunkEngine::View> ChunkEngine::pinned(const ChunkId& chunk, const Content& content) {
-  if (!content.has_block()) return std::nullopt;
+  if (content.state != ContentState::data) return std::nullopt;
   View view;
-  view.engine_ = this;
   view.chunk_ = chunk;
   view.content_ = content;
+  if (!content.has_block()) return view;
+  view.engine_ = this;
   view.file_ = &state_->blocks.file(content.block());
   view.offset_ = Blocks::offset(content.block());
   ++state_->readers[content.block()];
@@ -306,16 +309,19 @@ std::optional<ChunkEngine::View> ChunkEngine::view_committed(const ChunkId& chun
 }
 
 std::size_t ChunkEngine::read(const View& view, std::uint32_t offset, MutableBytes into) const {
+  if (!view.content().has_block()) return 0;
   return read_content(view.file(), view.offset(), view.chunk(), view.content(), offset, into);
 }
 
 void ChunkEngine::checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into) const {
   if (first + into.size() > granules_of(view.content().length))
     fail(EngineErrorKind::usage, "no such granules in a content of " + std::to_string(view.content().length) + " bytes");
-  read_checksums(view.file(), view.offset(), view.chunk(), view.content(), first, into);
+  if (!into.empty()) read_checksums(view.file(), view.offset(), view.chunk(), view.content(), first, into);
 }
 
-void ChunkEngine::verify(const ChunkId& chunk, const View& view) const { verify_content(view.file(), view.offset(), chunk, view.content()); }
+void ChunkEngine::verify(const ChunkId& chunk, const View& view) const {
+  if (view.content().has_block()) verify_content(view.file(), view.offset(), chunk, view.content());
+}
 
 EngineStats ChunkEngine::stats() const {
   const State& s = *state_;

@@ -91,7 +91,8 @@ void ReadAnswers::answer(const ReadRequest& request, const ReadTable& table, con
 // What is not in memory is fetched by others: this thread has other links, too.
 bool ReadAnswers::fetch(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view) {
   const std::uint32_t length = length_of(request, view.content());
-  const std::size_t checksums = length == 0 ? 0 : sizeof(TrailerHeader) + granules_of(request.offset + length) * sizeof(std::uint32_t);
+  if (length == 0) return false;
+  const std::size_t checksums = sizeof(TrailerHeader) + granules_of(request.offset + length) * sizeof(std::uint32_t);
   if (view.file().cached(view.trailer_offset(), checksums) && view.file().cached(view.offset() + request.offset, length)) return false;
   const auto shared = std::make_shared<ChunkEngine::View>(std::move(view));
   if (fetch_(request, *chain.target, shared, length)) return true;
@@ -141,7 +142,7 @@ void ReadAnswers::send(const ReadRequest& request, const PublishedChain& chain, 
   const MutableBytes data(place + header, length);
   try {
     if (!whole) read_parts(engine, view, request.offset, data, checksums_);
-    else if (view.file().read(view.offset() + request.offset, data) != length) throw EngineError(EngineErrorKind::damaged, "a block is behind the end of its file");
+    else if (length > 0 && view.file().read(view.offset() + request.offset, data) != length) throw EngineError(EngineErrorKind::damaged, "a block is behind the end of its file");
   } catch (...) {
     out.give_back(header + length);
     throw;

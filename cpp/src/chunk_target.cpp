@@ -14,7 +14,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds flush_delay{500};      // of what nobody waits for: commits, whose old blocks are then free
 constexpr milliseconds memory_patience{200};  // then a content is not sent, and is asked for again
-constexpr std::size_t list_step = 64, fetch_piece_bytes = std::size_t{256} << 10;
+constexpr std::size_t list_step = 64, max_verified_chunks = 1 << 14, fetch_piece_bytes = std::size_t{256} << 10;
 
 }  // namespace
 
@@ -259,12 +259,12 @@ void ChunkTarget::verify(std::uint64_t job, std::optional<ChunkId> after, std::u
 
 void ChunkTarget::verify_now(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes) {
   const ChunkId end{UINT64_MAX, UINT32_MAX};
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0, looked = 0;
   for (;;) {
     const ChunkId from = after ? ChunkId{after->index == UINT32_MAX ? after->file + 1 : after->file, after->index + 1} : ChunkId{};
     const auto chunks = engine_.list(from, end, list_step);
     for (const auto& [chunk, stat] : chunks) {
-      if (bytes >= limit_bytes) return events_->put(VerifiedEvent{number_, job, after, bytes});
+      if (bytes >= limit_bytes || looked++ == max_verified_chunks) return events_->put(VerifiedEvent{number_, job, after, bytes});
       after = chunk;
       const auto view = engine_.view(chunk);
       if (!view) continue;

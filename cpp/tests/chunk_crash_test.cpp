@@ -143,9 +143,10 @@ class Workload {
     update.base = present ? now_.committed[chunk].id : ContentId{};
     update.next = {7, ++version_};
     if (random_.below(2) == 0) update.request = ff::Request{random_.below(3) + 1, version_, static_cast<std::uint32_t>(random_.below(2))};
-    update.offset = static_cast<std::uint32_t>(random_.below(9000));
-    update.length = static_cast<std::uint32_t>(random_.below(70'000));
-    Data fresh(random_.below(12'000));
+    const bool empty = random_.below(6) == 0;
+    update.offset = empty ? 0 : static_cast<std::uint32_t>(random_.below(9000));
+    update.length = empty ? 0 : static_cast<std::uint32_t>(random_.below(70'000));
+    Data fresh(empty ? 0 : random_.below(12'000));
     for (auto& byte : fresh) byte = static_cast<std::byte>(random_.next() >> 40);
     update.data = fresh;
     Version version{update.next, update.kind == ff::UpdateKind::remove, present ? now_.committed[chunk].data : Data{}};

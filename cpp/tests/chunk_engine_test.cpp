@@ -209,6 +209,43 @@ void at_the_limit_updates_are_refused_and_the_rest_goes_on() {
   refused(EngineErrorKind::no_space, "no space", [&] { full.stage(chunk, update(UpdateKind::write, 1, 0, data), ticket); });
 }
 
+void content_of_no_bytes_takes_no_block() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ff::EngineOptions few = options();
+  few.max_chunks = 3;
+  ChunkEngine engine(std::move(owned), few);
+  const auto is_empty = [](ChunkEngine& some, const ChunkId& id) {
+    CHECK(got(some, id).empty());
+    const auto view = some.view(id);
+    some.checksums(*view, 0, {});
+    some.verify(id, *view);
+  };
+  put(engine, chunk, 1, {});
+  put(engine, {5, 8}, 1, noise(5000, 1));
+  Update cut = update(UpdateKind::truncate, 2, 0, {});
+  ff::Ticket ticket = 0;
+  engine.stage({5, 8}, cut, ticket);
+  CHECK(engine.view({5, 8}, true)->content().length == 0);
+  engine.commit({5, 8}, {1, 2});
+  engine.flush();
+  put(engine, {5, 9}, 1, {}, UpdateKind::replace);
+  for (const std::uint32_t index : {7, 8, 9}) is_empty(engine, {5, index});
+  CHECK(engine.stats().taken_bytes == 0);
+  refused(EngineErrorKind::no_space, "record of another chunk beside 3", [&] { put(engine, {5, 10}, 1, {}); });
+  ChunkEngine again(std::make_unique<LoggedDisk>(disk, disk.log.size()), few);
+  for (const std::uint32_t index : {7, 8, 9}) is_empty(again, {5, index});
+  CHECK(again.stats().taken_bytes == 0);
+  const Data data = noise(100, 2);
+  put(again, chunk, 2, data, UpdateKind::write, 50);
+  Data expected(50, std::byte{0});
+  expected.insert(expected.end(), data.begin(), data.end());
+  CHECK(got(again, chunk) == expected);
+  put(again, chunk, 3, {}, UpdateKind::remove);
+  put(again, {5, 10}, 1, data);
+  CHECK(again.stats().taken_bytes == ff::stride_bytes(0));
+}
+
 void damage_is_found() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
@@ -377,6 +414,7 @@ int main() {
   rows_stay_in_the_order_of_their_updates();
   readers_keep_their_block();
   at_the_limit_updates_are_refused_and_the_rest_goes_on();
+  content_of_no_bytes_takes_no_block();
   damage_is_found();
   another_content_of_the_block_is_damage();
   lost_records_are_not_taken_for_an_early_end();

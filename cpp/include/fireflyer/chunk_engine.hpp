@@ -46,6 +46,7 @@ struct EngineOptions {
   double reserve = 0.05;                                  // share of the disk that is left free
   std::uint64_t snapshot_bytes = std::uint64_t{64} << 20; // of journal, after which a snapshot is taken
   std::size_t snapshot_step = 1024;                       // records copied for it without giving the lock back
+  std::uint64_t max_chunks = std::uint64_t{1} << 26;      // their records are in memory, and an empty one takes nothing else
   bool durable = true;                                    // false: nothing waits for the disk; a power cut loses the last seconds
 };
 
@@ -101,7 +102,7 @@ class ChunkEngine {
     ~View();
     const ChunkId& chunk() const { return chunk_; }
     const Content& content() const { return content_; }
-    const DiskFile& file() const { return *file_; }
+    const DiskFile& file() const { return *file_; }  // not of content without bytes
     std::uint64_t offset() const { return offset_; }  // of the content's first byte in the file
     std::uint64_t trailer_offset() const { return offset_ + block_bytes(content_.block_class); }
 

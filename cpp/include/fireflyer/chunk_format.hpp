@@ -64,7 +64,7 @@ enum class EntryKind : std::uint32_t { put_chunk = 1, erase_chunk, put_request, 
 
 enum class ContentState : std::uint8_t { none, data, removed };
 
-// A chunk's content, in an entry and in memory.
+// A chunk's content, in an entry and in memory. One of no bytes has no block.
 struct Content {
   std::uint64_t version = 0;
   std::uint32_t made_in = 0;
@@ -78,7 +78,7 @@ struct Content {
 
   ContentId id() const { return {made_in, version}; }
   BlockAddress block() const { return {block_file, block_index, block_class}; }
-  bool has_block() const { return state == ContentState::data; }
+  bool has_block() const { return state == ContentState::data && length > 0; }
 };
 
 struct ChunkEntry {
