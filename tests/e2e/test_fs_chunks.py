@@ -53,6 +53,8 @@ async def everything_works(chunks: Chunks) -> None:
     assert [one.chunk for one in await chunks.list(CHAIN, 7)] == [chunk, other]
     await chunks.remove(CHAIN, other)
     assert [one.chunk for one in await chunks.list(CHAIN, 7, start=0, limit=5)] == [chunk]
+    with pytest.raises(NotFound, match="which is the newest"):
+        await chunks.write(77, chunk, b"x", timeout_ns=600 * SECOND)
     with pytest.raises(UsageError, match="do not fit into a chunk"):
         await chunks.write(CHAIN, chunk, b"x", 64 * MIB)
 
@@ -108,7 +110,7 @@ def a_ring_does_the_same(ring: Ring) -> None:
     assert ring.under_way == 0
     assert len(ring.wait(5, 0).tags) == 0
     reads["chain"] = 77
-    ring.prepare_reads(0, reads[:2], memory, timeout_ns=100 * MS)
+    ring.prepare_reads(0, reads[:2], memory, timeout_ns=600 * SECOND)
     assert [type(one) for one in ring.wait(2).errors.values()] == [NotFound, NotFound]
     with pytest.raises(UsageError, match="a memory of"):
         ring.prepare_reads(0, reads, memory[:2])

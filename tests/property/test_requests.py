@@ -17,6 +17,7 @@ from fireflyer.fs.core.request_effects import (
     Glance,
     Limits,
     Lost,
+    RoutingConfirmed,
     RoutingLearned,
     Tick,
     Told,
@@ -48,7 +49,7 @@ WHATS: list[Change | Glance] = [
     Change(Operation.WRITE, 0, 1 << 20),
 ]
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["begin"] * 4 + ["tell"] * 6 + ["give up", "lose", "route", "wait", "wait"]),
+    st.tuples(st.sampled_from(["begin"] * 4 + ["tell"] * 6 + ["give up", "lose", "route", "confirm", "wait", "wait"]),
               st.integers(0, 1 << 16)),
     max_size=60,
 )  # fmt: skip
@@ -93,7 +94,7 @@ class Watched:
             self.waiting[self.begun] = None
             deadline_ns = self.now_ns + [20, 200][number % 2] * MS
             chunk, what = ChunkId(1, number % 3), WHATS[number // 8 % len(WHATS)]
-            self.feed(Begin(self.begun, deadline_ns, number // 4 % 2 + 1, chunk, what))
+            self.feed(Begin(self.begun, deadline_ns, [1, 2, 1, 2, 1, 2, 3][number // 4 % 7], chunk, what))
         elif action == "tell" and self.asks:
             ask = list(self.asks.values())[number % len(self.asks)]
             del self.asks[ask.ask]
@@ -109,6 +110,8 @@ class Watched:
         elif action == "route":
             self.version += 1
             self.feed(RoutingLearned(_routing(self.version, number)))
+        elif action == "confirm":
+            self.feed(RoutingConfirmed(self.now_ns - number % 3 * MS))
         elif action == "wait":
             self.now_ns = max(self.now_ns + number % 30 * MS, self.machine.due_ns or 0)
             self.feed(Tick())

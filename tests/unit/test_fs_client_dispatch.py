@@ -20,6 +20,7 @@ from fireflyer.fs.client import connect, connect_to, open_ring, open_ring_to
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.rights import Renewals, Right
+from fireflyer.fs.control.local_lock import RunLock
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Refusal, Refused, Update
@@ -27,6 +28,7 @@ from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Node, Routing, TargetState
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 from fireflyer.identity import Accepts, NodeCredential, new_secret
+from fireflyer.identity.secrets import save_secret
 from fireflyer.native import crc32c
 from fireflyer.runtime.raw_connections import RawConnection, RawListener
 
@@ -270,6 +272,7 @@ def test_who_is_not_the_node_that_was_looked_for_is_left_again() -> None:
                 heard.put_nowait((node, error))
 
             def learned(self, routing: Routing) -> None: ...
+            def confirmed(self, asked_ns: int) -> None: ...
             def renewed(self, right: Right, capability: bytes) -> None: ...
             def denied(self, right: Right, reason: str) -> None: ...
             def end(self, reason: str) -> None: ...
@@ -377,3 +380,17 @@ def test_who_finds_no_manager_leaves_nothing_behind(tmp_path: Path) -> None:
 
     first = fail()  # the loop library keeps a pipe of its own
     assert fail() == first
+
+
+def test_a_cluster_that_was_ended_is_said_to_be_so_at_once(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        save_secret(new_secret(), str(tmp_path / "node-secret"))
+        (tmp_path / "cluster.json").write_text(f'{{"managers": ["127.0.0.1:{nobody.getsockname()[1]}"]}}')
+        (tmp_path / "cluster.json").chmod(0o600)
+        with pytest.raises(NotFound, match="does not run; start it: ff fs up --dir /"):
+            asyncio.run(connect_to(str(tmp_path), timeout_ns=50 * MS))
+        with pytest.raises(NotFound, match="does not run"):
+            open_ring_to(str(tmp_path), timeout_ns=50 * MS)
+        with RunLock(str(tmp_path / "up.lock")), pytest.raises(Timeout, match="no manager answered"):
+            open_ring_to(str(tmp_path), timeout_ns=50 * MS)

@@ -21,6 +21,7 @@ from fireflyer.fs.core.request_effects import (
     Glance,
     Limits,
     Lost,
+    RoutingConfirmed,
     RoutingLearned,
     Tick,
     Told,
@@ -229,6 +230,24 @@ def test_a_chain_that_routing_does_not_know_is_not_found() -> None:
 
 
 # --- updates ---
+
+
+def test_a_chain_that_the_primary_does_not_know_either_is_not_waited_for() -> None:
+    bench = Bench(1)
+    bench.now_ns = 10 * MS
+    first, second = bench.begin(TRUNCATE, chain=5), bench.begin(TRUNCATE, chain=5)
+    look, other = bench.begin(READ, chain=5), bench.begin(TRUNCATE, chain=1)
+    bench.feed(RoutingConfirmed(9 * MS))
+    assert not bench.ended, "it was asked before they began: the chain may have been made since"
+    bench.feed(RoutingConfirmed(10 * MS))
+    assert sorted(bench.ended) == [first, second, look]
+    assert [bench.failure(one).code for one in sorted(bench.ended)] == ["not_found"] * 3
+    bench.now_ns = 20 * MS
+    late = bench.begin(TRUNCATE, chain=6)
+    bench.route(1, chains=(1, 6))
+    bench.feed(RoutingConfirmed(20 * MS))
+    assert late not in bench.ended
+    assert {ask.operation for ask in bench.asks} == {other, late}
 
 
 def test_an_update_goes_to_the_head_and_its_retry_has_the_same_number() -> None:

@@ -127,9 +127,9 @@ def add_node_command(*, directory: str, targets: int | None) -> int:
     """
     from fireflyer.base.units import counted
     from fireflyer.cli.fs_connect import ask_all, local
+    from fireflyer.fs.control.local_lock import signal_holder
     from fireflyer.fs.schema.manager import AddNode, AddTargets
     from fireflyer.fs.service.local_layout import Layout, with_new_node
-    from fireflyer.fs.service.local_lock import signal_holder
 
     layout = Layout(directory)
     cluster, node = with_new_node(layout.load(), targets)

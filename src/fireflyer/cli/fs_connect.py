@@ -93,8 +93,8 @@ def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> 
     """One after the other. Raises `FireflyerError`; for a local cluster that seems to have been ended, soon."""
     from fireflyer.base.units import SECOND
     from fireflyer.fs.control import ManagerClient
+    from fireflyer.fs.control.local_lock import seems_held
     from fireflyer.fs.service.local_layout import Layout
-    from fireflyer.fs.service.local_lock import seems_held
     from fireflyer.runtime import run
 
     ended = bool(where.directory) and not seems_held(Layout(where.directory).lock_file)

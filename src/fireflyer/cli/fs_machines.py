@@ -74,9 +74,9 @@ def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int)
 def retire_node_command(*, where: Where, node: int) -> int:
     """Forget node NODE and its targets, which are in no chain any more: drain it and `rebalance` first. A process of
     `ff fs up` is ended; what is in its directories stays, and may be removed."""
+    from fireflyer.fs.control.local_lock import signal_holder
     from fireflyer.fs.schema.manager import GetStatus, RetireNode, RetireTargets, Status
     from fireflyer.fs.service.local_layout import Layout, without_node
-    from fireflyer.fs.service.local_lock import signal_holder
 
     status = expect(ask_all(where, [GetStatus()])[0], Status)
     targets = tuple(one.id for one in status.targets if one.node == node)

@@ -80,8 +80,8 @@ def up_command(
     What DIR holds decides: a new directory becomes a cluster as the options say; the same command finds the same data
     again. A process that dies is started again.
     """
+    from fireflyer.fs.control.local_lock import RunLock
     from fireflyer.fs.service.local_layout import Layout, new_cluster
-    from fireflyer.fs.service.local_lock import RunLock
 
     if not directory:
         raise UsageError("--dir '' is empty; give a directory")
@@ -236,8 +236,8 @@ def _last_error(path: str, began: int) -> str:
 @click.option("--force", is_flag=True, help="Kill it at once: as after a crash, nothing that was acknowledged is lost.")
 def down_command(*, directory: str, force: bool) -> int:
     """End the processes of the cluster in DIR; its data stay. Whether or not it was started with --detach."""
+    from fireflyer.fs.control.local_lock import end_holder
     from fireflyer.fs.service.local_layout import Layout
-    from fireflyer.fs.service.local_lock import end_holder
 
     layout = Layout(directory)
     layout.load()

@@ -116,6 +116,9 @@ class Background:
     def learned(self, routing: Routing) -> None:
         self._say(lambda hears: hears.learned(routing))
 
+    def confirmed(self, asked_ns: int) -> None:
+        self._say(lambda hears: hears.confirmed(asked_ns))
+
     def connected(self, node: Node, fd: int) -> None:
         def take(hears: Hears) -> None:
             self.expected -= 1
@@ -144,6 +147,9 @@ class _Closing:
     """Who has not taken what was said yet does not want it any more."""
 
     def learned(self, routing: Routing) -> None:
+        pass
+
+    def confirmed(self, asked_ns: int) -> None:
         pass
 
     def connected(self, node: Node, fd: int) -> None:  # noqa: ARG002

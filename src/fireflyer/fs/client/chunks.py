@@ -320,6 +320,10 @@ class Chunks:
         self.first_routing.set()
         self._wake()
 
+    def confirmed(self, asked_ns: int) -> None:
+        self._dispatch.confirmed(asked_ns)
+        self._wake()
+
     def connected(self, node: Any, fd: int) -> None:
         self._dispatch.connected(node, fd)
         self._wake()

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol
 
@@ -43,6 +44,7 @@ class Hears(Protocol):
     """Called in the loop."""
 
     def learned(self, routing: Routing) -> None: ...
+    def confirmed(self, asked_ns: int) -> None: ...
     def connected(self, node: Node, fd: int) -> None: ...
     def not_connected(self, node: Node, error: FireflyerError) -> None: ...
     def renewed(self, right: Right, capability: bytes) -> None: ...
@@ -131,6 +133,7 @@ class Control:
     async def _keep(self) -> None:
         if self._session is None or self._hears is None:
             return
+        asked_ns = time.monotonic_ns()
         try:
             request = KeepSession(self._session.client, self._routing.version)
             answer = await self._managers.ask(request, timeout_ns=min(_ROUTING_NS, self._session.lifetime_ns // 4))
@@ -143,17 +146,19 @@ class Control:
         self._answered = True
         if isinstance(answer, SessionOver):
             self._hears.end("the manager has ended it; open another client")
-        elif isinstance(answer, SessionKept) and answer.routing is not None:
-            self._take(answer.routing)
+        elif isinstance(answer, SessionKept):
+            self._take(self._hears, answer.routing, asked_ns)
 
-    def _take(self, delta: RoutingDelta) -> None:
-        try:
-            routing = apply_delta(self._routing, delta)
-        except StaleVersion:
-            return  # an answer to what was asked before another answer
-        if routing is not self._routing and self._hears is not None:
-            self._routing = routing
-            self._hears.learned(routing)
+    def _take(self, hears: Hears, delta: RoutingDelta | None, asked_ns: int) -> None:
+        if delta is not None:
+            try:
+                routing = apply_delta(self._routing, delta)
+            except StaleVersion:
+                return  # an answer to what was asked before another answer
+            if routing is not self._routing:
+                self._routing = routing
+                hears.learned(routing)
+        hears.confirmed(asked_ns)
 
     def _renewed(self, right: Right, capability: bytes) -> None:
         if self._hears is not None:

@@ -35,6 +35,7 @@ from fireflyer.fs.core.request_effects import (
     Glance,
     Limits,
     Lost,
+    RoutingConfirmed,
     RoutingLearned,
     Tick,
     Told,
@@ -209,6 +210,11 @@ class Dispatch:
             if nodes.get(node_id) != link.node:  # another process has the node
                 self._drop(link, "the node has been started again")
         self._feed(RoutingLearned(routing))
+        self.flush()
+
+    def confirmed(self, asked_ns: int) -> None:
+        """The primary was asked then, by `time.monotonic_ns`, and all that it knew has been learned."""
+        self._feed(RoutingConfirmed(asked_ns))
         self.flush()
 
     def connected(self, node: Node, fd: int) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from fireflyer.base.errors import DataCorruption, NotFound, UsageError
+from fireflyer.base.errors import DataCorruption, NotFound, Timeout, UsageError
+from fireflyer.base.units import SECOND
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks, Options, connect
 from fireflyer.fs.client.ring import Ring, open_ring
+from fireflyer.fs.control.local_lock import seems_held
 from fireflyer.identity.handshake import Credential, NodeCredential
 from fireflyer.identity.private_files import read_private_file
 from fireflyer.identity.secrets import load_secret
@@ -17,6 +22,8 @@ from fireflyer.identity.secrets import load_secret
 __all__ = ["access_of", "connect_to", "open_ring_to"]
 
 _MAX_BYTES: Final = 64 << 20
+_ENDED_NS: Final = 2 * SECOND
+"""To answer, for a cluster that seems to have been ended: it may run under another machine's numbers of processes."""
 
 
 class _Cluster(msgspec.Struct, frozen=True):
@@ -28,13 +35,28 @@ class _Cluster(msgspec.Struct, frozen=True):
 async def connect_to(directory: str, *, options: Options | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> Chunks:
     """`connect`, to the cluster of `directory`, with the secret that lies there: all files may be touched."""
     managers, credential = access_of(directory)
-    return await connect(managers, credential, options=options, timeout_ns=timeout_ns)
+    with _running(directory, timeout_ns) as limit_ns:
+        return await connect(managers, credential, options=options, timeout_ns=limit_ns)
 
 
 def open_ring_to(directory: str, *, options: Options | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> Ring:
     """`open_ring`, to the cluster of `directory`, with the secret that lies there."""
     managers, credential = access_of(directory)
-    return open_ring(managers, credential, options=options, timeout_ns=timeout_ns)
+    with _running(directory, timeout_ns) as limit_ns:
+        return open_ring(managers, credential, options=options, timeout_ns=limit_ns)
+
+
+@contextlib.contextmanager
+def _running(directory: str, timeout_ns: int) -> Iterator[int]:
+    """For how long to try. Raises `NotFound`, soon, for a cluster that does not run."""
+    if seems_held(os.path.join(directory, "up.lock")):
+        yield timeout_ns
+        return
+    try:
+        yield min(timeout_ns, _ENDED_NS)
+    except Timeout as error:
+        start = f"ff fs up --dir {shlex.quote(directory)} -d"
+        raise NotFound(f"the cluster of {directory} does not run; start it: {start}") from error
 
 
 def access_of(directory: str) -> tuple[tuple[str, ...], Credential]:

@@ -338,6 +338,9 @@ class Ring:
         self._dispatch.learned(routing)
         self._dispatch.warm()
 
+    def confirmed(self, asked_ns: int) -> None:
+        self._dispatch.confirmed(asked_ns)
+
     def connected(self, node: Node, fd: int) -> None:
         self._dispatch.connected(node, fd)
 

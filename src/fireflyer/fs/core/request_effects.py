@@ -30,6 +30,7 @@ __all__ = [
     "Glance",
     "Limits",
     "Lost",
+    "RoutingConfirmed",
     "RoutingLearned",
     "Tick",
     "Told",
@@ -125,6 +126,12 @@ class RoutingLearned(msgspec.Struct, frozen=True):
     routing: Routing
 
 
+class RoutingConfirmed(msgspec.Struct, frozen=True):
+    """The primary, when it was asked at `asked_ns` or later, had no newer routing than what has been learned."""
+
+    asked_ns: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """`due_ns` has come."""
 
@@ -135,7 +142,7 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event: TypeAlias = Begin | GiveUp | Told | Lost | RoutingLearned | Tick | End
+Event: TypeAlias = Begin | GiveUp | Told | Lost | RoutingLearned | RoutingConfirmed | Tick | End
 
 # --- effects ---
 

@@ -19,7 +19,8 @@ update is ambiguous. That holds also when the session ends.
 
 *Routing* is asked for when an answer says that the version is another, when a node cannot be reached, and when nobody
 serves; at most once in `Limits.routing_ns`. When it comes, what rests or is queued for the chain is decided anew, what
-was asked of a replica that has lost its role as well.
+was asked of a replica that has lost its role as well. A chain that is not in what the primary says after the request
+began is not there, and nobody waits for it.
 
 Chance comes from the seed, for pauses only.
 """
@@ -61,6 +62,7 @@ from fireflyer.fs.core.request_effects import (
     GiveUp,
     Limits,
     Lost,
+    RoutingConfirmed,
     RoutingLearned,
     Told,
     Withdraw,
@@ -122,6 +124,7 @@ class _Request:
     begin: Begin
     load: Load
     state: _State = _State.WAITS
+    begun_ns: int = 0
     due_ns: int = 0
     asks: dict[int, NodeId] = field(default_factory=dict)
     present: int = 0
@@ -167,6 +170,8 @@ class Requests:
         self._routes: dict[ChainId, _Route] = {}
         self._routing_wanted = True
         self._routing_asked_ns: int | None = None
+        self._strayed = False
+        """Some request is for a chain that is not in the routing."""
         self._ended: str | None = None
         self._now_ns = 0
         self._effects: list[Effect] = []
@@ -212,6 +217,8 @@ class Requests:
                 self._lost(node, reason, sent=sent)
             case RoutingLearned(routing):
                 self._learn(routing)
+            case RoutingConfirmed(asked_ns):
+                self._confirm(asked_ns)
             case GiveUp(operation):
                 request = self._requests.get(operation)
                 if request is not None:
@@ -239,7 +246,7 @@ class Requests:
             end = what.offset + what.length if what.kind is LookKind.READ else 0
             if what.kind is LookKind.READ:
                 data_bytes, large = what.length, what.length >= self._limits.large_bytes
-        request = _Request(begin, Load(data_bytes, large))
+        request = _Request(begin, Load(data_bytes, large), begun_ns=self._now_ns)
         self._requests[begin.operation] = request
         if self._ended is not None:
             self._fail(request, Aborted.code, f"the session is over: {self._ended}")
@@ -289,6 +296,7 @@ class Requests:
         if chain in self._routes:
             return Unreachable.code, f"nobody serves chain {chain} now"
         if self._routing.version:
+            self._strayed = True
             return NotFound.code, f"chain {chain} is not in routing {self._routing.version}"
         return Unreachable.code, "no manager has answered yet"
 
@@ -498,6 +506,17 @@ class Requests:
             chain_id = request.begin.chain
             if self._routes.get(chain_id, _NOWHERE) is not before.get(chain_id, _NOWHERE):
                 self._decide_anew(request)
+
+    def _confirm(self, asked_ns: int) -> None:
+        if not self._strayed:
+            return
+        waiting = [one for one in self._requests.values() if one.state in (_State.WAITS, _State.RESTS)]
+        strayed = [one for one in waiting if one.begin.chain not in self._routes]
+        self._strayed = any(one.begun_ns > asked_ns for one in strayed)
+        for request in strayed:
+            if request.begun_ns <= asked_ns:
+                why = f"chain {request.begin.chain} is not in routing {self._routing.version}, which is the newest"
+                self._fail(request, NotFound.code, why)
 
     def _decide_anew(self, request: _Request) -> None:
         request.avoid.clear()
