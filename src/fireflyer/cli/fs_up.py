@@ -18,9 +18,9 @@ from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
+    from fireflyer.fs.control.local_lock import RunLock
     from fireflyer.fs.schema.manager import Status
     from fireflyer.fs.service.local_layout import Layout, LocalCluster
-    from fireflyer.fs.service.local_lock import RunLock
 
 __all__ = ["down_command", "up_command"]
 

@@ -25,6 +25,7 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, InvariantViolation, NotFound, PermanentError, Timeout
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.control.local_lock import RunLock
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema.manager import (
     MAX_PER_REQUEST,
@@ -41,7 +42,6 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import Routing, TargetState
 from fireflyer.fs.service.local_layout import TABLE, Layout, LocalCluster, LocalNode
-from fireflyer.fs.service.local_lock import RunLock
 from fireflyer.fs.service.local_processes import LocalProcess
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret
