@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +15,12 @@ from tests.support.fs_processes import CHAIN, Insisting, Running, running
 
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, UsageError
 from fireflyer.base.units import MIB, MS, SECOND
-from fireflyer.fs.client import MISSING, READ, Chunks, Options, Read, Ring, Write, connect, open_ring
+from fireflyer.fs.client import MISSING, READ, Chunks, Options, PerProcess, Read, Ring, Write, connect, open_ring
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.request_effects import Limits
 from fireflyer.fs.schema.chunks import Held, Listed
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.schema.sessions import EndSession
+from fireflyer.fs.schema.sessions import EndSession, GetSessions, SessionList
 
 pytestmark = pytest.mark.serial
 RANDOM = np.random.default_rng(5)
@@ -191,6 +194,59 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
             async with await connect([run.manager.address], run.site.user("eve")) as chunks:
                 with pytest.raises(PermissionDenied):
                     await chunks.acquire(5, 6, Rights.READ)
+
+    asyncio.run(main())
+
+
+def write_in_a_child(rings: PerProcess[Ring], ring: Ring, chunks: Chunks, said: Connection) -> None:
+    """With what the parent opened, then with a ring of its own."""
+    try:
+        ring.prepare_write(0, CHAIN, ChunkId(4, 0), b"mixed")
+    except UsageError as error:
+        said.send(str(error))
+    try:
+        chunks.write(CHAIN, ChunkId(4, 0), b"mixed").send(None)
+    except UsageError as error:
+        said.send(str(error))
+    ring.close()
+    with pytest.raises(StopIteration):
+        chunks.close().send(None)
+    own = rings.get()
+    assert own is rings.get()
+    own.prepare_write(0, CHAIN, ChunkId(4, 1), b"own")
+    said.send((own.client, own.wait(1).errors))
+
+
+@pytest.mark.timeout(60)
+def test_a_forked_child_may_not_use_its_parents_client_and_opens_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, nodes=1, replicas=1) as run:
+            await run.until_all_serve()
+            rings = PerProcess(open_ring, [run.manager.address], run.site.service)
+            async with await run.connect() as chunks:
+                ours, theirs = multiprocessing.Pipe()
+                before = rings.get()
+                given = (rings, before, chunks, theirs)
+                child = multiprocessing.get_context("fork").Process(target=write_in_a_child, args=given)
+                child.start()
+                for _ in range(2):
+                    assert ours.recv() == (
+                        f"this client belongs to process {os.getpid()}; a forked child opens its own, with "
+                        "fireflyer.fs.client.PerProcess"
+                    )
+                client, errors = ours.recv()
+                assert client not in (before.client, chunks.client)
+                assert not errors
+                child.join()
+                assert child.exitcode == 0
+                assert await chunks.read(CHAIN, ChunkId(4, 1)) == b"own"
+                before.prepare_write(0, CHAIN, ChunkId(4, 0), b"parent's")
+                assert not before.wait(1).errors
+                assert await chunks.read(CHAIN, ChunkId(4, 0)) == b"parent's"
+                sessions = await run.asking.ask(GetSessions())
+                assert isinstance(sessions, SessionList)
+                assert [one.client for one in sessions.sessions] == sorted([before.client, chunks.client])
+                before.close()
 
     asyncio.run(main())
 

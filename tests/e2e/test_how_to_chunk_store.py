@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -33,8 +34,10 @@ def test_the_programs_run(tmp_path: Path) -> None:
     assert "`ff fs up --dir fs -d`" in TEXT
     run(*ff, "fs", "up", "--dir", "fs", "-d")
     try:
-        first, second = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+        first, second, third = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
         assert "changed" in run(sys.executable, "-c", first)
         assert "4096" in run(sys.executable, "-c", second)
+        if importlib.util.find_spec("torch"):
+            assert run(sys.executable, "-c", third).count("torch.Size([4, 1024])") == 2
     finally:
         run(*ff, "fs", "down", "--dir", "fs")

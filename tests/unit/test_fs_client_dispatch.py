@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import socket
 import struct
 import threading
@@ -16,7 +17,7 @@ from tests.support.data_connection import MESSAGE, READ_REPLY, frame
 
 from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.client import connect, connect_to, open_ring, open_ring_to
+from fireflyer.fs.client import PerProcess, connect, connect_to, open_ring, open_ring_to
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.rights import Renewals, Right
@@ -394,3 +395,18 @@ def test_a_cluster_that_was_ended_is_said_to_be_so_at_once(tmp_path: Path) -> No
             open_ring_to(str(tmp_path), timeout_ns=50 * MS)
         with RunLock(str(tmp_path / "up.lock")), pytest.raises(Timeout, match="no manager answered"):
             open_ring_to(str(tmp_path), timeout_ns=50 * MS)
+
+
+class Opened:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def close(self) -> None: ...
+
+
+def test_what_each_process_opens_is_opened_when_it_is_wanted_also_where_it_was_pickled_to() -> None:
+    here = PerProcess(Opened, "fs")
+    there = pickle.loads(pickle.dumps(here))
+    assert here.get() is here.get()
+    assert there.get().name == "fs"
+    assert there.get() is not here.get()

@@ -1,10 +1,12 @@
 """Clients of the chunk store: `connect` for asyncio, `open_ring` for threads that prepare, submit and wait.
 
-To a cluster on this machine, as `ff fs up` makes it: `connect_to` and `open_ring_to`, with its directory.
+To a cluster on this machine, as `ff fs up` makes it: `connect_to` and `open_ring_to`, with its directory. Forked
+children do not use what their parent opened: `PerProcess`.
 """
 
 from fireflyer.fs.client.chunks import Chunks, Options, Read, Write, connect
 from fireflyer.fs.client.local import connect_to, open_ring_to
+from fireflyer.fs.client.processes import PerProcess
 from fireflyer.fs.client.ring import MISSING, Completed, Ring, open_ring
 from fireflyer.fs.client.spread import READ
 from fireflyer.fs.schema.ids import ChunkId
@@ -16,6 +18,7 @@ __all__ = [
     "Chunks",
     "Completed",
     "Options",
+    "PerProcess",
     "Read",
     "Ring",
     "Write",

@@ -31,6 +31,7 @@ class Background:
 
     def __init__(self, managers: Sequence[str], credential: Credential, *, name: str) -> None:
         open_standard_streams()
+        self._process = os.getpid()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="chunk client", daemon=True)
         self._thread.start()
@@ -85,8 +86,8 @@ class Background:
             self._inbox.popleft()(hears)
 
     def close(self) -> None:
-        """Idempotent; done at the interpreter's exit where nobody did it."""
-        if self._closed:
+        """Idempotent; done at the interpreter's exit where nobody did it. A forked child lacks the thread."""
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         atexit.unregister(self.close)

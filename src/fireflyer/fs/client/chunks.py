@@ -24,6 +24,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.memory import memory_of
+from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
@@ -92,10 +93,11 @@ async def connect(
     return chunks
 
 
-class Chunks:
+class Chunks(OfOneProcess):
     """A client of the chunk store; made by `connect`, for one event loop."""
 
     def __init__(self, control: Control, client: int, options: Options) -> None:
+        super().__init__()
         self._options = options
         self._control = control
         self.first_routing = asyncio.Event()
@@ -222,6 +224,7 @@ class Chunks:
     async def acquire(self, first_file: int, last_file: int, rights: int) -> None:
         """Asks the manager for the right to these files, presents it to all nodes, and renews it from then on. Clients
         with the node secret need none. Raises `PermissionDenied`."""
+        self.check_process()
         right, attempt = Right(first_file, last_file, rights), 0
         while True:
             answer = await self._control.rights.ask(right, attempt)
@@ -263,6 +266,7 @@ class Chunks:
         self, asked: Sequence[tuple[ChainId, ChunkId, Change | Glance, memoryview | None]], timeout_ns: int | None
     ) -> _Replies:
         """The machine's results, in the order of what is asked."""
+        self.check_process()
         replies: _Replies = [None] * len(asked)
         left = len(asked)
         over: asyncio.Future[None] = self._loop.create_future()
@@ -343,8 +347,9 @@ class Chunks:
         self._wake()
 
     async def close(self) -> None:
-        """Ends the session; idempotent. Calls under way raise `Aborted`, or `Timeout` (updates that may be done)."""
-        if self._closed:
+        """Ends the session; idempotent, and nothing in a forked child. Calls under way raise `Aborted`, or `Timeout`
+        (updates that may be done)."""
+        if self._closed or self.elsewhere:
             return
         self._closed = True
         self._loop.remove_reader(self._fd)

@@ -30,6 +30,7 @@ from fireflyer.fs.client.background import Background
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.memory import memory_of
+from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.client.spread import ANSWER, Reads, Spread, check_reads
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
@@ -89,10 +90,11 @@ def open_ring(
     return ring
 
 
-class Ring:
+class Ring(OfOneProcess):
     """Made by `open_ring`; one thread at a time."""
 
     def __init__(self, background: Background, client: int, options: Options) -> None:
+        super().__init__()
         self.client = client
         self._options = options
         self._background = background
@@ -130,6 +132,7 @@ class Ring:
 
     def prepare_reads(self, tag: int, reads: Reads, memory: Any, *, timeout_ns: int | None = None) -> None:
         """Read `i` of the array gets the tag `tag + i`. Raises `UsageError`, `Busy`; then none is prepared."""
+        self.check_process()
         view = memory_of(memory, writable=True)
         check_reads(reads, view.nbytes)
         count = len(reads)
@@ -194,12 +197,14 @@ class Ring:
 
     def submit(self) -> None:
         """Sends what was prepared; `wait` does it too."""
+        self.check_process()
         self._dispatch.ring.submit()
 
     # --- wait ---
 
     def wait(self, least: int = 1, timeout_ns: int = -1) -> Completed:
         """At least so many operations, fewer only when `timeout_ns` has passed or so many are not under way."""
+        self.check_process()
         self._dispatch.ring.submit()
         least = min(least, self.under_way)
         until_ns = time.monotonic_ns() + timeout_ns if timeout_ns >= 0 else None
@@ -303,6 +308,7 @@ class Ring:
         self, tag: int, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
         timeout_ns: int | None,
     ) -> None:  # fmt: skip
+        self.check_process()
         if self._closed:
             raise Aborted("this ring is closed")
         limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
@@ -366,6 +372,7 @@ class Ring:
     def acquire(self, first_file: int, last_file: int, rights: int) -> None:
         """Asks the manager for the right to these files, presents it to all nodes, and renews it from then on, in calls
         of `wait`. Clients with the node secret need none. Raises `PermissionDenied`."""
+        self.check_process()
         right, attempt, background = Right(first_file, last_file, rights), 0, self._background
         while True:
             answer = background.call(background.control.rights.ask(right, attempt))
@@ -388,8 +395,9 @@ class Ring:
         return presented[0]
 
     def close(self) -> None:
-        """Ends the session. What is under way is given up; updates of it may have been done."""
-        if not self._closed:
+        """Ends the session; idempotent, and nothing in a forked child. What is under way is given up; updates of it may
+        have been done."""
+        if not self._closed and not self.elsewhere:
             self._closed = True
             self._dispatch.close()
             self._background.close()
