@@ -17,10 +17,13 @@ from tests.support.fs_planted import PLANTED
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.rows import CHAINS
 from fireflyer.fs.schema.manager import (
+    AddMoves,
+    CancelMoves,
     ChangeMembers,
     Done,
     Drain,
     GetStatus,
+    NewMove,
     Override,
     OverrideWarning,
     Refusal,
@@ -143,6 +146,22 @@ def test_a_drained_node_gives_its_roles_up_one_after_the_other() -> None:
     assert cluster.run_for(20 * SECOND, lambda: len(serving(cluster)) == 2)
     refused = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, Refusal)]
     assert refused == ["target 101 is drained; end that first"]
+
+
+def test_a_node_that_is_emptied_serves_until_others_have_taken_its_places() -> None:
+    cluster = begun()
+    cluster.admin.ask(Drain(node=1, at_once=False), AddMoves((NewMove(1, 101, 3),)))
+
+    def moved() -> bool:
+        assert len(serving(cluster)) >= 2, "a replica less"
+        return 903 in serving(cluster) and 101 not in [one.target for one in cluster.truth.chains[1].members]
+
+    assert cluster.run_for(30 * SECOND, moved)
+    cluster.admin.ask(AddMoves((NewMove(1, 102, 1),)), CancelMoves())
+    cluster.run_for(5 * SECOND, lambda: cluster.admin.idle)
+    assert [answer.note for _, answer in cluster.admin.answers if isinstance(answer, Done)][-1] == (
+        "1 move cancelled, 0 are under way"  # no target of node 1 may be taken
+    )
 
 
 def test_the_last_of_a_chain_is_never_asked_to_give_up() -> None:

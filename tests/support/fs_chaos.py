@@ -146,6 +146,7 @@ class Cluster:
             self._break_disk,
             self._break_path,
             self._drain,
+            self._leave,
             self._move_disks,
             self._move_chain,
         )
@@ -212,6 +213,16 @@ class Cluster:
 
     def _drain(self) -> None:
         self.admin.ask(Drain(node=self.chance.choice(list(self.targets)), drain=self.chance.random() < 0.6))
+
+    def _leave(self) -> None:
+        """What an administrator does to empty a node."""
+        node = self.chance.choice(list(self.targets))
+        self.admin.ask(Drain(node=node, drain=self.chance.random() < 0.8, at_once=False))
+        for chain in self.truth.chains.values():
+            others = [other for other in self.targets if all(member.node != other for member in chain.members)]
+            for member in chain.members:
+                if member.node == node and others:
+                    self.admin.ask(AddMoves((NewMove(chain.id, member.target, self.chance.choice(others)),)))
 
     def _move_chain(self) -> None:
         """To a node that has none of its targets, if there is one."""

@@ -24,7 +24,7 @@ from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note
 from fireflyer.fs.core.sessions import LiveSessions
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
-from fireflyer.fs.schema.manager import Answer, NotPrimary, Override, OverrideWarning, Refusal, Request
+from fireflyer.fs.schema.manager import Answer, Drain, NotPrimary, Override, OverrideWarning, Refusal, Request
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import MachineDriver, SimClock, SimNet, SimNode, World
 
@@ -211,6 +211,7 @@ class _Played:
             case fx.ChainChanged(chain):
                 self._chain_version = chain.version
             case fx.GiveUp(chain_version, reason):
+                self._process.host.truth.check_give_up(self._target, reason)
                 self._process.soon(self._target, fx.ReportGone(chain_version, reason))
             case fx.DiskFailed(message):
                 return [fx.ReportGone(self._chain_version, message, failed=True)]
@@ -341,6 +342,9 @@ class Administrator:
         return not self._requests
 
     def ask(self, *requests: Request) -> None:
+        for request in requests:
+            if isinstance(request, Drain) and request.drain and request.at_once:
+                self._truth.may_drain[request.node] = True
         self._requests.extend(requests)
 
     def _boot(self, node: SimNode) -> None:

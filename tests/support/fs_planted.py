@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from fireflyer.fs.core import chains, manager, moving, transact
+from fireflyer.fs.core import admin, chains, manager, moving, transact
 from fireflyer.fs.core.attendance import Attendance
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.health import Health
@@ -18,8 +18,8 @@ from fireflyer.fs.core.manager import Manager
 from fireflyer.fs.core.rows import MOVES, MoveRow
 from fireflyer.fs.core.sessions import SessionBook
 from fireflyer.fs.core.transact import Outcome
-from fireflyer.fs.schema.manager import Answer, Condition, HeartbeatAnswer, Register, TargetReport
-from fireflyer.fs.schema.routing import Chain, Routing, TargetState
+from fireflyer.fs.schema.manager import Answer, Condition, Done, Drain, HeartbeatAnswer, Register, TargetReport
+from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
 
 __all__ = ["PLANTED"]
@@ -265,6 +265,28 @@ def leaves_before_the_new_one_serves(patch: Patch) -> None:
     patch.setattr(moving, "_carry_on", carry_on)
 
 
+def leaving_ones_lay_down_at_once(patch: Patch) -> None:
+    patch.setattr(
+        Health, "_unwanted", lambda self, target: getattr(self._ledger.targets.get(target), "unwanted", False)
+    )
+
+    def drained(self: Health, serving: list[Member]) -> Member | None:
+        rows = ((one, self._ledger.targets.committed.get(one.target)) for one in serving)
+        unwanted = [one for one, row in rows if row is not None and row.unwanted]
+        return unwanted[0] if unwanted and len(serving) > 1 else None
+
+    patch.setattr(Health, "_drained", drained)
+
+
+def emptying_is_draining(patch: Patch) -> None:
+    original = admin._drain
+
+    def drain(ledger: Ledger, request: Drain) -> Done:
+        return original(ledger, msgspec.structs.replace(request, at_once=True))
+
+    patch.setattr(admin, "_drain", drain)
+
+
 def new_primary_forgets_moves(patch: Patch) -> None:
     original = manager._RANGES
     patch.setattr(manager, "_RANGES", tuple(one for one in original if one[0] != MOVES.prefix))
@@ -310,6 +332,8 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         new_primary_has_heard_no_client,
         acts_after_it_gave_the_lease_up,
         leaves_before_the_new_one_serves,
+        leaving_ones_lay_down_at_once,
+        emptying_is_draining,
         new_primary_forgets_moves,
         another_chains_versions_count,
     )

@@ -14,10 +14,12 @@ from fireflyer.fs.core.rows import (
     NODES,
     SESSIONS,
     STATE_KEY,
+    TARGETS,
     LeaseRow,
     MoveRow,
     NodeRow,
     StateRow,
+    TargetRow,
     decode_row,
 )
 from fireflyer.fs.core.sessions import LiveSessions
@@ -84,6 +86,10 @@ class Truth:
         self.acknowledged: dict[int, int] = {}
         self.content: dict[TargetId, int] = {}
         self.flushed: dict[TargetId, int] = {}
+        self.drained: dict[TargetId, bool] = {}
+        """Targets that were ever to lay down their roles."""
+        self.may_drain: dict[NodeId, bool] = {}
+        """Of these nodes because an administrator wanted it at once."""
         self.roles_taken = self.moved = 0
         self.sessions = SessionTruth()
         self._granted: dict[TargetId, int] = {}
@@ -256,6 +262,7 @@ class Truth:
             elif key.startswith(CHAINS.prefix) and value is not None:
                 self._check_chain(CHAINS.decode(key, value)[1])
         for key in written:
+            self._check_target(before.get(key), key, written)
             self._check_move(before.get(key), key, written[key])
             if key.startswith(NODES.prefix) and key in before:
                 self._check_restart(NODES.decode(key, before[key])[1])
@@ -276,6 +283,23 @@ class Truth:
         assert came or not left, f"target {old.source} has left too early: {chain}"
         assert came or not drained, f"target {old.source} is drained too early: {chain}"
         self.moved += left
+
+    def _check_target(self, before: bytes | None, key: bytes, written: dict[bytes, bytes | None]) -> None:
+        """Who shall lay down its role: an administrator wants it at once, or a move has put another one there."""
+        value = written[key]
+        if value is None or not key.startswith(TARGETS.prefix):
+            return
+        row: TargetRow = TARGETS.decode(key, value)[1]
+        if not row.drained or (before is not None and TARGETS.decode(key, before)[1].drained):
+            return
+        moves = [MOVES.decode(one, raw)[1] for one, raw in written.items() if raw and one.startswith(MOVES.prefix)]
+        moved = any(one.source == row.id and one.drained for one in moves)
+        assert moved or row.node in self.may_drain, f"target {row.id} is drained, and nobody wanted it"
+        self.drained[row.id] = True
+
+    def check_give_up(self, target: TargetId, reason: str) -> None:
+        """A process is asked to let the target lay down its role."""
+        assert reason != "it is drained" or target in self.drained, f"target {target} shall go before another one came"
 
     def _check_replaced(self, old: NodeRow, new: NodeRow) -> None:
         """On one machine, a process registers only when the one before it is dead."""

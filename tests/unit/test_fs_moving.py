@@ -126,6 +126,35 @@ def test_a_target_that_an_administrator_has_drained_stays_drained() -> None:
     assert cluster.drained(21)
 
 
+def test_a_target_that_is_leaving_keeps_its_role_until_its_move_and_gets_no_new_one() -> None:
+    cluster = Cluster()
+    assert cluster.ask(Drain(node=1, at_once=False)) == ("2 targets to be moved away from; until then they serve on")
+    assert not cluster.drained(11)
+    _, _, moves = plan_moves(cluster.status(), ChainTable(1, (1, 2)), ())
+    assert sorted((one.chain, one.source, one.node) for one in moves) == [(1, 11, 3), (2, 12, 3)]
+    cluster.ask(AddMoves(moves))
+    for _ in range(2):
+        (chain, source, _, target) = next((one.chain, one.source, one.node, one.target) for one in begun(cluster))
+        cluster.say(chain, **{f"t{target}": SERVING})
+        cluster.advance()
+        assert cluster.drained(source)
+        cluster.say(chain, **{f"t{source}": OFFLINE})
+        cluster.advance()
+        assert not cluster.drained(source)
+    assert cluster.moves() == ()
+    cluster.ask(AddMoves((NewMove(1, 21, 1),)))
+    assert cluster.advance() == []
+    with pytest.raises(UsageError, match="target 11 is drained; end that first"):
+        cluster.ask(ChangeMembers(1, add=11))
+    assert cluster.ask(Drain(node=1, drain=False)) == "2 targets may have roles again"
+    assert len(cluster.advance()) == 1
+
+
+def begun(cluster: Cluster) -> list[MoveStatus]:
+    cluster.advance()
+    return [one for one in cluster.moves() if one.target]
+
+
 def test_what_cannot_be_any_more_is_dropped_and_what_cannot_be_yet_waits() -> None:
     cluster = Cluster()
     cluster.ask(Drain(node=3))

@@ -29,29 +29,33 @@ def _drain_options(function: click.decorators.FC) -> click.decorators.FC:
     return node(target(function))
 
 
-@click.command("drain", short_help="Let targets, or a node's, lay down their roles.")
+@click.command("drain", short_help="Empty targets, or a node's: others take their places first.")
 @where_options
 @_drain_options
-def drain_command(*, where: Where, targets: tuple[int, ...], node: int | None) -> int:
-    """Let targets lay down their roles, one of a chain at a time and never its last. They stay in their chains: put
-    others there with `rebalance`, or give them their roles back with `undrain`."""
-    return _drain(where, targets, node, drain=True)
+@click.option("--now", is_flag=True, help="Lay down the roles at once: for a while, chains have a replica less.")
+def drain_command(*, where: Where, targets: tuple[int, ...], node: int | None, now: bool) -> int:
+    """Let targets be emptied. They serve on until `rebalance` has put others in their places, one by one, so no chain
+    has a replica less for it.
+
+    With --now they lay down their roles at once, one of a chain at a time and never its last: to take a disk or machine
+    out of use for a while. They stay in their chains, and `undrain` gives them their roles back."""
+    return _drain(where, targets, node, drain=True, at_once=now)
 
 
 @click.command("undrain", short_help="Let drained targets have roles again.")
 @where_options
 @_drain_options
 def undrain_command(*, where: Where, targets: tuple[int, ...], node: int | None) -> int:
-    """Let drained targets have roles again: they are synced and then serve."""
-    return _drain(where, targets, node, drain=False)
+    """Let drained targets have roles again: those that laid them down are synced and then serve."""
+    return _drain(where, targets, node, drain=False, at_once=True)
 
 
-def _drain(where: Where, targets: tuple[int, ...], node: int | None, *, drain: bool) -> int:
+def _drain(where: Where, targets: tuple[int, ...], node: int | None, *, drain: bool, at_once: bool) -> int:
     from fireflyer.fs.schema.manager import Drain
 
     if not targets and node is None:
         raise UsageError("nothing is named; give --target or --node")
-    return _do(where, Drain(targets, node or 0, drain))
+    return _do(where, Drain(targets, node or 0, drain, at_once))
 
 
 def _do(where: Where, request: Request) -> int:

@@ -60,7 +60,7 @@ def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int)
         raise UsageError(f"there is a chain table {table_id}; tables never change, give --table another number")
     status = expect(answers[0], Status)
     silent = {node.id for node in status.nodes if not node.alive}
-    missing = sorted(silent & {one.node for one in status.targets if not one.used and not one.drained})
+    missing = sorted(silent & {one.node for one in status.targets if not one.used and not one.unwanted})
     if missing:
         raise UsageError(f"node {missing[0]} does not run, and has new targets; start it, drain or retire it first")
     chains = chains_of_new_targets(status, replicas, seed=seed)

@@ -112,9 +112,9 @@ def _lines(status: Status, *, show_all: bool) -> list[str]:
     lines += _nodes(status)
     shown = status.chains if show_all else [one for one in status.chains if not _whole(one)]
     reports = {one.id: one.report for one in status.targets}
-    drained = {one.id: one.drained for one in status.targets}
+    unwanted = {one.id: "drained" if one.drained else "leaving" for one in status.targets if one.unwanted}
     for chain in shown[: None if show_all else TROUBLE_SHOWN]:
-        lines.append(_chain(chain, reports, drained))
+        lines.append(_chain(chain, reports, unwanted))
     if not show_all and len(shown) > TROUBLE_SHOWN:
         more = counted(len(shown) - TROUBLE_SHOWN, "more chain")
         lines.append(f"… and {more} not whole; --all shows them")
@@ -136,7 +136,7 @@ def _nodes(status: Status) -> list[str]:
     for node in status.nodes:
         own = [one for one in status.targets if one.node == node.id]
         used, capacity = _space(status, [node.id])
-        drained = sum(one.drained for one in own)
+        counts = {"drained": sum(one.drained for one in own), "leaving": sum(one.leaving for one in own)}
         if node.alive:
             how = "alive"
         elif node.incarnation and not node.heard:
@@ -147,11 +147,11 @@ def _nodes(status: Status) -> list[str]:
             how = "never registered"
         line = f"  node {node.id:<4} {how:<22} {node.address or '-':<21} {counted(len(own), 'target')}"
         line += f", {format_bytes(used)} of {format_bytes(capacity)}" if capacity else ""
-        lines.append(line + (f", {drained} drained" if drained else ""))
+        lines.append(line + "".join(f", {count} {how}" for how, count in counts.items() if count))
     return lines
 
 
-def _chain(chain: Chain, reports: dict[int, TargetReport | None], drained: dict[int, bool]) -> str:
+def _chain(chain: Chain, reports: dict[int, TargetReport | None], unwanted: dict[int, str]) -> str:
     from fireflyer.fs.schema.manager import Condition
     from fireflyer.fs.schema.routing import TargetState
 
@@ -166,8 +166,8 @@ def _chain(chain: Chain, reports: dict[int, TargetReport | None], drained: dict[
             text += f" (gone: see the log of node {member.node})"
         elif report is not None and not report.sure:
             text += " (not sure)"
-        if drained.get(member.target, False):
-            text += " (drained)"
+        if member.target in unwanted:
+            text += f" ({unwanted[member.target]})"
         parts.append(text)
     return f"  chain {chain.id:<4} v{chain.version:<5} {', '.join(parts)}"
 

@@ -88,7 +88,15 @@ def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
         heard = known is not None and (known.sequence > 0 or known.dead)
         nodes.append(NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive, row.machine, heard))
     targets = [
-        TargetStatus(row.id, row.node, ledger.chain_of(row.id), row.drained, health.report(row.node, row.id), row.used)
+        TargetStatus(
+            row.id,
+            row.node,
+            ledger.chain_of(row.id),
+            row.drained,
+            health.report(row.node, row.id),
+            row.used,
+            row.leaving,
+        )
         for row in (ledger.targets.committed[one] for one in sorted(ledger.targets.committed))
     ]
     chains = tuple(ledger.chains.committed[one] for one in sorted(ledger.chains.committed))
@@ -136,9 +144,12 @@ def _drain(ledger: Ledger, request: Drain) -> Done:
     of_node = ledger.targets_of(request.node) if request.node else []
     rows = [_target(ledger, target) for target in dict.fromkeys((*request.targets, *of_node))]
     for row in rows:
-        if row.drained != request.drain:
-            ledger.targets.put(row.id, msgspec.structs.replace(row, drained=request.drain))
-    return Done(f"{counted(len(rows), 'target')} {'are to be drained' if request.drain else 'may have roles again'}")
+        leaving = request.drain and (row.leaving or not request.at_once)
+        drained = request.drain and (row.drained or request.at_once)
+        if (row.drained, row.leaving) != (drained, leaving):
+            ledger.targets.put(row.id, msgspec.structs.replace(row, drained=drained, leaving=leaving))
+    how = "to lay down their roles" if request.at_once else "to be moved away from; until then they serve on"
+    return Done(f"{counted(len(rows), 'target')} {how if request.drain else 'may have roles again'}")
 
 
 def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
@@ -176,7 +187,7 @@ def _add_chains(ledger: Ledger, chains: tuple[NewChain, ...]) -> Done:
             raise Exists(f"there is a chain {chain.id} with other targets; choose another id")
         rows = tuple(_target(ledger, target) for target in chain.targets)
         for row in rows:
-            if row.used or row.drained or row.id in taken:
+            if row.used or row.unwanted or row.id in taken:
                 raise UsageError(
                     f"target {row.id} for chain {chain.id} was in a chain or is drained; a new chain takes new targets"
                 )
@@ -220,7 +231,7 @@ def _change_members(ledger: Ledger, request: ChangeMembers) -> Done:
         holder = _chain_with(ledger, row.id)
         if holder is not None:
             raise UsageError(f"target {row.id} is in chain {holder}; it can be in one")
-        if row.drained:
+        if row.unwanted:
             raise UsageError(f"target {row.id} is drained; end that first")
         if len(members) >= MAX_REPLICAS:
             raise UsageError(f"chain {chain.id} has {MAX_REPLICAS} targets, the most there may be; take one out")

@@ -1,7 +1,7 @@
 """From what the manager says to a plan of `placement.rebalancing`, and back to moves for the manager.
 
-Slots of a node are its targets that are not drained: a node that is drained wholly, or was retired, gets none, a new
-one gets its share. The manager knows nothing of disks, so all targets of a node count as one disk's."""
+Slots of a node are its targets that are neither drained nor leaving: a node of which all are gets none, a new one gets
+its share. The manager knows nothing of disks, so all targets of a node count as one disk's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan_moves(
 def _cluster(status: Status) -> Cluster:
     slots: dict[NodeId, int] = {node.id: 0 for node in status.nodes}
     for target in status.targets:
-        slots[target.node] = slots.get(target.node, 0) + (0 if target.drained else 1)
+        slots[target.node] = slots.get(target.node, 0) + (0 if target.unwanted else 1)
     return tuple(StorageNode(node, (count,)) for node, count in sorted(slots.items()))
 
 
@@ -52,7 +52,7 @@ def chains_of_new_targets(status: Status, replicas: int, *, seed: int = 0) -> tu
     nodes have any."""
     spare: dict[NodeId, list[TargetId]] = {}
     for target in status.targets:
-        if not target.used and not target.drained:
+        if not target.used and not target.unwanted:
             spare.setdefault(target.node, []).append(target.id)
     cluster = tuple(StorageNode(node, (len(targets),)) for node, targets in sorted(spare.items()))
     number = max((chain.id for chain in status.chains), default=0)

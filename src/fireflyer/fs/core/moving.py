@@ -132,7 +132,7 @@ def _spare(ledger: Ledger, node: NodeId) -> TargetRow | None:
     found = None
     for target in ledger.targets_of(node):
         row = ledger.targets.get(target)
-        if row is None or row.drained or ledger.targets.in_draft(target) or ledger.chain_of(target) is not None:
+        if row is None or row.unwanted or ledger.targets.in_draft(target) or ledger.chain_of(target) is not None:
             continue
         if not row.used:
             return row

@@ -81,6 +81,13 @@ class TargetRow(msgspec.Struct, frozen=True):
     drained: bool = False
     served_until: ChainVersion = 0
     """The last version of its chain in which it served, if it does no more."""
+    leaving: bool = False
+    """It shall be moved away from: it keeps its role until another target has taken its place, and gets no new one."""
+
+    @property
+    def unwanted(self) -> bool:
+        """No chain gets it."""
+        return self.drained or self.leaving
 
 
 class SessionRow(msgspec.Struct, frozen=True):

@@ -258,12 +258,14 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Targets that shall lose their roles, one of a chain at a time and never its last; or may have some again. A node
-    stands for all of its targets."""
+    """Targets that shall lose their roles, or may have some again. A node stands for all of its targets."""
 
     targets: _Targets = ()
     node: NodeId = 0
     drain: bool = True
+    at_once: bool = True
+    """One of a chain at a time and never its last, though the chain has a replica less then. False: each serves until a
+    move has put another one in its place."""
 
 
 class NewMove(msgspec.Struct, frozen=True, array_like=True):
@@ -346,6 +348,13 @@ class TargetStatus(msgspec.Struct, frozen=True):
     """The last one since this manager became primary and the node's process started."""
     used: bool = False
     """It is or was in a chain, so it may hold chunks."""
+    leaving: bool = False
+    """It serves until a move has put another one in its place."""
+
+    @property
+    def unwanted(self) -> bool:
+        """Drained or leaving: no chain gets it."""
+        return self.drained or self.leaving
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
