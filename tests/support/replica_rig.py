@@ -119,11 +119,12 @@ class Rig:
 
     def update(
         self, target: TargetId, change: Change, data: bytes = b"", *, chunk: ChunkId = CHUNK, sequence: int = 1,
-        client: int = 1, version: int | None = None,
+        client: int = 1, channel: int = 0, version: int | None = None,
     ) -> int:  # fmt: skip
         """Returns the number under which the reply will be in `replies`."""
         self.waiters += 1
-        update = Update(1, self.version if version is None else version, client, 0, sequence, chunk, change)
+        known = self.version if version is None else version
+        update = Update(1, known, client, channel, sequence, chunk, change)
         self[target].feed(fx.ClientUpdate(self.waiters, update, self[target].keep(data)))
         return self.waiters
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
 
-from fireflyer.base.errors import PermissionDenied, StaleVersion
+from fireflyer.base.errors import Busy, PermissionDenied, StaleVersion
 from fireflyer.base.units import SECOND
+from fireflyer.fs.core import sessions
 from fireflyer.fs.core.attendance import Attendance, Identity, OpenFence, TakeRouting, TakeSessions, Tick, Told
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.sessions import MAX_LOGGED, LiveSessions, SessionBook, apply_sessions
@@ -88,6 +90,31 @@ def test_only_its_user_or_an_administrator_ends_a_session() -> None:
     book.book.end(EndSession(1), "root", trusted=True)
     book.commit()
     assert not book.book.living(1, "ann", trusted=False)
+
+
+def test_one_user_takes_half_of_all_sessions_the_next_one_half_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 16)
+
+    def opened(book: Book, user: str) -> int:
+        for number in range(16):
+            with contextlib.suppress(Busy):
+                book.open(f"{user} {book.ledger.state.next_client} {number}", user)
+        return sum(row.user == user for row in book.ledger.sessions.committed.values())
+
+    book = Book()
+    assert [opened(book, user) for user in ("ann", "bob", "cyd")] == [8, 4, 2]
+    with pytest.raises(Busy, match="user ann has 8 sessions, as many as are left for all others; end some"):
+        book.open("one more")
+    book = book.next_primary()
+    assert opened(book, "ann") == 8
+    book.end(1)
+    assert opened(book, "ann") == 7, "one who ends some makes room for others"
+    for nonce in ("x", "y"):
+        book.book.open(OpenSession(nonce), "dan", 0)
+    with pytest.raises(Busy, match="user dan has 2 sessions"):
+        book.book.open(OpenSession("z"), "dan", 0)
+    book.ledger.rollback()
+    assert opened(book, "") == 3
 
 
 def test_who_is_silent_for_its_lifetime_is_over_and_a_new_primary_gives_it_all_of_it_again() -> None:

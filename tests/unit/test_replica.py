@@ -243,6 +243,21 @@ def test_every_queue_has_an_end() -> None:
     assert isinstance(rig.replies[waiter], Done)
 
 
+def test_a_client_that_uses_up_what_it_can_leaves_others_what_is_theirs() -> None:
+    rig = Rig(SERVING, limits=Limits(rows=16, client_rows=2))
+
+    def remembered(client: int, channels: int) -> int:
+        for channel in range(channels):
+            rig.update(1, REMOVE, client=client, channel=channel)
+            rig.run()
+        return len([one for one in rig[1].engine.index.rows(None, 99) if one.client == client])
+
+    assert remembered(5, 9) == 4, "a quarter of all"
+    assert [remembered(client, 9) for client in (4, 6, 1)] == [2, 2, 2]
+    assert [remembered(client, 9) for client in (7, 8, 9)] == [2, 2, 2]
+    assert remembered(2, 1) == 0, "all are taken"
+
+
 @pytest.mark.parametrize("lanes", [256, 1])
 def test_who_waits_for_its_successor_keeps_no_data_in_memory(lanes: int) -> None:
     """Or replicas of several chains, each full of data that wait for another, would wait for ever."""

@@ -50,6 +50,7 @@ from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, Channel, ChunkId, 
 __all__ = ["REMOVE", "ChunkWorks", "Limits"]
 
 REMOVE: Final = Change(Operation.REMOVE)
+_LAST_CHANNEL: Final = (1 << 32) - 1
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -63,6 +64,9 @@ class Limits(msgspec.Struct, frozen=True):
     """Updates that wait for one chunk; beyond, `BUSY`."""
     rows: int = 1 << 20
     """Channels of clients that are remembered; a new one beyond gets `BUSY`."""
+    client_rows: int = 16
+    """What a client gets of them while there are any; it gets more while no more than a quarter is taken. So a client
+    that uses up what it can does not keep others from their updates: as many clients as there may be have these."""
     resend_ns: int = 2 * SECOND
     """A request without an answer is sent again after this; long, because a large chunk may be under way so long."""
     retry_ns: int = 100 * MS
@@ -165,14 +169,23 @@ class ChunkWorks:
                 self._release(item.handle)
             else:
                 self._refuse(item, Refusal.USAGE, f"update {update.sequence} of this channel was of chunk {row.chunk}")
-        elif row is None and self._index.row_count >= self._limits.rows:
-            self._refuse(item, Refusal.BUSY, f"{self._limits.rows} channels are remembered; close some clients")
+        elif row is None and not self._has_room_for_row(update.client):
+            taken = self._index.row_count
+            self._refuse(item, Refusal.BUSY, f"{taken} channels are remembered; use fewer, or close some clients")
         else:
             base = state.committed.id if state.committed else None
             made = ContentId(self._role.chain_version, max(base.version if base else 0, self._used) + 1)
             row = Row(update.client, update.channel, update.sequence, chunk, made)
             work = Work(made, base, update.change, Phase.STAGING, item.handle, row=row, waiter=item.waiter)
             self._stage(chunk, state, work)
+
+    def _has_room_for_row(self, client: ClientId) -> bool:
+        taken, limits = self._index.row_count, self._limits
+        if taken < limits.rows // 4:
+            return True
+        before = (client - 1, _LAST_CHANNEL) if client else None
+        own = self._index.rows(before, limits.client_rows)
+        return taken < limits.rows and sum(one.client == client for one in own) < limits.client_rows
 
     def _row(self, update: Update) -> Row | None:
         key = _channel(update)

@@ -24,12 +24,13 @@ When a session was heard is in memory: a new primary counts each of them as hear
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from fireflyer.base.errors import Busy, PermissionDenied, StaleVersion
+from fireflyer.base.units import counted
 from fireflyer.fs.core.ledger import Ledger
 from fireflyer.fs.core.rows import SessionRow
 from fireflyer.fs.schema.ids import ClientId
@@ -90,6 +91,7 @@ class SessionBook:
         self._lifetime_ns = lifetime_ns
         self._heard_ns: dict[ClientId, int] = dict.fromkeys(ledger.sessions.committed, now_ns)
         self._by_nonce = {(row.user, row.nonce): row.id for row in ledger.sessions.committed.values()}
+        self._of_user = Counter(row.user for row in ledger.sessions.committed.values())
         self._base = ledger.state.sessions
         self._log: deque[tuple[SessionsVersion, ClientId, bool]] = deque()
 
@@ -116,17 +118,20 @@ class SessionBook:
             if row is not None:
                 self._heard_ns[client] = now_ns
                 self._by_nonce[row.user, row.nonce] = client
+                self._of_user[row.user] += 1
             else:
                 self._heard_ns.pop(client, None)
         if any(row is None for row in changes.values()):
             self._by_nonce = {key: one for key, one in self._by_nonce.items() if one in self._heard_ns}
+            self._of_user = Counter(user for user, _ in self._by_nonce)
         while len(self._log) > MAX_LOGGED:
             self._base = self._log.popleft()[0]
 
     # --- requests, into the draft ---
 
     def open(self, request: OpenSession, user: str, now_ns: int) -> Session:
-        """Raises `Busy` when there are `MAX_SESSIONS`."""
+        """Raises `Busy` when there are `MAX_SESSIONS`, or when this user has more than would be left for others: one
+        takes half of them at most, the next one half of the rest. Services ("") may take all."""
         known = self._by_nonce.get((user, request.nonce))
         if known is not None and self._ledger.sessions.get(known) is not None:
             self.heard(known, now_ns)
@@ -136,6 +141,11 @@ class SessionBook:
                 return Session(client, self._lifetime_ns)
         if len(self._ledger.sessions) >= MAX_SESSIONS:
             raise Busy(f"{MAX_SESSIONS} sessions are open; end some, or wait until silent ones are over")
+        own = self._of_user[user] + sum(
+            row is not None and row.user == user for _, row in self._ledger.sessions.changes()
+        )
+        if user and own >= MAX_SESSIONS - len(self._ledger.sessions):
+            raise Busy(f"user {user} has {counted(own, 'session')}, as many as are left for all others; end some")
         client = self._ledger.new_client()
         self._ledger.sessions.put(client, SessionRow(client, user, request.nonce, request.name))
         return Session(client, self._lifetime_ns)
