@@ -99,6 +99,7 @@ def test_a_job_of_ff_run_uses_the_launchers_secret(nodes: int, tmp_path: Path) -
 
 def test_a_job_of_torchrun_needs_no_launcher_of_ours(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--log-dir", str(tmp_path / "log")]
     ended = subprocess.run(
         [*command, write_script(tmp_path, JOB)], capture_output=True, text=True, timeout=60, check=False
     )
