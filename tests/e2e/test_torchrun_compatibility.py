@@ -53,7 +53,12 @@ def test_the_environment_is_that_of_torchrun(tmp_path: Path, monkeypatch: pytest
     theirs.mkdir()
     ours.mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
-    torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", f"--log-dir={tmp_path}/log"]
+    torchrun += [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        f"--log-dir={tmp_path}/log",
+    ]
     subprocess.run([*torchrun, script, str(theirs)], check=True, capture_output=True, timeout=100)
     job = run(JobSpec(script=script, args=(str(ours),), ranks_per_node=2, max_restarts=3, run_dir=str(tmp_path / "r")))
     assert job.result.exit_code == 0
