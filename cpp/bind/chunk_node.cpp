@@ -88,6 +88,7 @@ struct ToPython {
     return nb::make_tuple("staged", e.target, e.job, e.content.made_in, e.content.version, e.content.length, e.content.crc);
   }
   nb::object operator()(const ff::StageFailedEvent& e) const { return nb::make_tuple("stage_failed", e.target, e.job, e.kind, e.message); }
+  nb::object operator()(const ff::DroppedEvent& e) const { return nb::make_tuple("dropped", e.target, e.job); }
   nb::object operator()(const ff::AdoptedEvent& e) const { return nb::make_tuple("adopted", e.target, e.job); }
   nb::object operator()(const ff::DamageEvent& e) const { return nb::make_tuple("damage", e.target, e.chunk.file, e.chunk.index); }
   nb::object operator()(const ff::DiskFailedEvent& e) const { return nb::make_tuple("disk_failed", e.target, e.message); }
@@ -293,10 +294,10 @@ void bind_updates(nb::class_<NodeTarget>& target) {
       nb::arg("chunk"), nb::arg("content"), Released());
   target.def(
       "drop",
-      [](const NodeTarget& self, const ChunkTuple& chunk, const ContentTuple& content, const std::optional<RowTuple>& row) {
-        self.target().drop(chunk_of(chunk), content_of(content), row ? std::optional(row_of(*row)) : std::nullopt);
+      [](const NodeTarget& self, std::uint64_t job, const ChunkTuple& chunk, const ContentTuple& content, const std::optional<RowTuple>& row) {
+        self.target().drop(job, chunk_of(chunk), content_of(content), row ? std::optional(row_of(*row)) : std::nullopt);
       },
-      nb::arg("chunk"), nb::arg("content"), nb::arg("row").none(), Released());
+      nb::arg("job"), nb::arg("chunk"), nb::arg("content"), nb::arg("row").none(), Released());
   target.def(
       "adopt",
       [](const NodeTarget& self, std::uint64_t job, const std::vector<RowTuple>& given, bool reset) {

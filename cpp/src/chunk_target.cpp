@@ -178,9 +178,10 @@ void ChunkTarget::commit(const ChunkId& chunk, const ContentId& content) {
   flush_later();
 }
 
-void ChunkTarget::drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
+void ChunkTarget::drop(std::uint64_t job, const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
   engine_.drop(chunk, content, row);
-  flush_later();
+  if (job == 0) return flush_later();
+  tell_when_durable(DroppedEvent{number_, job}, job);
 }
 
 void ChunkTarget::adopt(std::uint64_t job, const std::vector<RequestRow>& rows, bool reset) {

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 from tests.support.replica_world import LIMITS, Deciding, ReplicaWorld
+from tests.support.request_world import RequestWorld
 
 from fireflyer.fs.core import reads
 from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Phase, Wanted
@@ -31,6 +32,7 @@ from fireflyer.fs.schema.chunks import (
     Done,
     Look,
     LookReply,
+    Refusal,
     Refused,
     Request,
     Row,
@@ -47,6 +49,11 @@ Planted = Callable[[int], ReplicaWorld]
 
 def _machine(kind: type[Replica]) -> Planted:
     return lambda seed: ReplicaWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
+
+
+def _told_to_clients(kind: type[Replica]) -> Planted:
+    """Before the machine of real clients, which believes what refusals say."""
+    return lambda seed: RequestWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
 
 
 def _reading(decide: Deciding) -> Planted:
@@ -244,6 +251,14 @@ class _ReturnsWithoutItsPending(Replica):
                 self._effects.append(Drop(chunk, entry.pending.id, None))
 
 
+class _RefusesBeforeTheDropIsDurable(Replica):
+    def _drop(self, chunk: ChunkId, state: ChunkWork, refusal: Refusal, message: str) -> None:
+        work = state.work
+        super()._drop(chunk, state, refusal, message)
+        if work is not None:
+            self._dropped(chunk, work.id)
+
+
 class _CarriesOutCopies(Replica):
     """A request that comes a second time is done a second time."""
 
@@ -327,6 +342,7 @@ BUGS: dict[str, Bug] = {
     "a new tail shows the old version": Bug(_machine(_NewTailWaitsForTheSyncing), 300),
     "a new tail does not commit": Bug(_machine(_NewTailDoesNotCommit), 50),
     "returns without what was pending": Bug(_machine(_ReturnsWithoutItsPending), 150),
+    "refuses before the drop is durable": Bug(_told_to_clients(_RefusesBeforeTheDropIsDurable), 2000),
     "carries copies of requests out": Bug(_machine(_CarriesOutCopies), 400),
 }
 

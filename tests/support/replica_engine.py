@@ -17,6 +17,7 @@ from fireflyer.fs.core.replica_effects import (
     Adopted,
     Commit,
     Drop,
+    Dropped,
     Entry,
     Failure,
     Forget,
@@ -218,6 +219,17 @@ class Engine:
         self.disk.journal.append((effect, None, None))
         self._adopt_due_ns = max(self._adopt_due_ns, now_ns + self.delay_ns()) + 1
         return self._adopt_due_ns - now_ns, len(self.disk.journal), Adopted()
+
+    def drop(self, effect: Drop) -> tuple[int, int, Dropped]:
+        self.note(effect)
+        return self.delay_ns(), len(self.disk.journal), Dropped(effect.chunk, effect.id)
+
+    def finish(self, record: int, event: Staged | StageFailed | Dropped | Adopted) -> None:
+        """That record is durable; 0: there is none."""
+        if isinstance(event, Dropped):
+            self._sync(record)
+        elif record:
+            self.staged(record)
 
     def note(self, effect: Commit | Drop | Forget) -> None:
         """At once in memory; in the journal, and durable with what is made durable next."""

@@ -24,6 +24,7 @@ FAULTS_NS: Final = 2 * SECOND
 MANAGER: Final = "manager"
 PLANS: Final = [
     "mixed", "mixed", "mixed", "flipped bits", "cut off", "restarts", "restarts", "lost replies", "last moment",
+    "declined",
 ]  # fmt: skip
 TRIPPING: Final[list[type[fx.Effect]]] = [
     fx.Stage, fx.Commit, fx.Reply, fx.Reply, fx.Adopt, fx.UpToDate, fx.UpToDate, fx.Send, fx.Publish,
@@ -81,6 +82,9 @@ class Faults:
         elif plan == "last moment":
             self.wires.append(Wire(fx.UpToDate, self.world.chance.randrange(1, 3), self._last_moment))
             faults = [self._crash, self._crash]
+        elif plan == "declined":
+            self.wires.append(Wire(fx.Drop, self.world.chance.randrange(1, 3), self._black_out))
+            faults = [self._full] * self.world.chance.randrange(2, 6)
         for fault in faults:
             self.world.sim.call_after(self.world.chance.randrange(FAULTS_NS // 10, FAULTS_NS), fault)
 
@@ -126,6 +130,12 @@ class Faults:
         """Who became up to date can say so to the manager alone; the others learn late of what follows."""
         self._mute(node)
         self._part(self.world.managers, [one.node.name for one in self.world.nodes if one is not node], one_way=True)
+
+    def _black_out(self, node: StorageNode) -> None:
+        """All lose power soon after somebody has dropped what it had staged."""
+        after_ns = self.world.chance.randrange(4 * MS)
+        for one in self.world.nodes:
+            self.world.sim.call_after(after_ns, lambda one=one: self._stop(one, True))  # type: ignore[misc]
 
     def _one(self) -> StorageNode:
         return self.world.chance.choice(self.world.nodes)

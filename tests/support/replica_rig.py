@@ -45,7 +45,7 @@ class Machine:
         self.replica = kind(1, target, self.engine.index, limits)
         self.table: fx.TableEntry | None = None
         self.handles: dict[int, bytes] = {}
-        self.working: deque[tuple[int, fx.Event]] = deque()
+        self.working: deque[tuple[int, fx.Staged | fx.StageFailed | fx.Dropped | fx.Adopted]] = deque()
         self.others: list[fx.Effect] = []
         self._numbers = 0
 
@@ -58,6 +58,8 @@ class Machine:
                     self.working.append(self.engine.stage(effect, data)[1:])
                 case fx.Adopt():
                     self.working.append(self.engine.adopt(effect, self.rig.now_ns)[1:])
+                case fx.Drop(awaited=True):
+                    self.working.append(self.engine.drop(effect)[1:])
                 case fx.Commit() | fx.Drop() | fx.Forget():
                     self.engine.note(effect)
                 case fx.Send(peer, message, handle, content):
@@ -83,8 +85,7 @@ class Machine:
     def work(self) -> None:
         """The engine finishes the oldest thing."""
         record, event = self.working.popleft()
-        if record:
-            self.engine.staged(record)
+        self.engine.finish(record, event)
         self.feed(event)
 
 

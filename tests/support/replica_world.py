@@ -214,6 +214,9 @@ class StorageNode:
             case fx.Adopt():
                 delay_ns, record, adopted = self.engine.adopt(effect, self.world.sim.now_ns)
                 self.node.after(delay_ns, lambda: self._durable(record, adopted))
+            case fx.Drop(awaited=True):
+                delay_ns, record, dropped = self.engine.drop(effect)
+                self.node.after(delay_ns, lambda: self._durable(record, dropped))
             case fx.Commit() | fx.Drop() | fx.Forget():
                 self.engine.note(effect)
                 if isinstance(effect, fx.Commit) and self.table is not None and self.table.serving:
@@ -244,11 +247,10 @@ class StorageNode:
             case fx.AskRouting():
                 self.asked_routing = True
 
-    def _durable(self, record: int, event: fx.Staged | fx.StageFailed | fx.Adopted) -> None:
+    def _durable(self, record: int, event: fx.Staged | fx.StageFailed | fx.Dropped | fx.Adopted) -> None:
         if self.disk_failed:
             return
-        if record:
-            self.engine.staged(record)
+        self.engine.finish(record, event)
         self.feed(event)
 
     def _send(self, effect: fx.Send) -> None:

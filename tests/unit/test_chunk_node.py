@@ -157,7 +157,8 @@ def test_the_index_is_that_of_the_engine(rig: Rig) -> None:
     assert rig.events.next("adopted") == ("adopted", TARGET, 5)
     assert rig.target.rows((1, 0), 2) == rows[1:3]
     assert rig.target.row_count == 4
-    rig.target.drop((1, 3), (1, 50), (2, 1, 1, 1, 3, 0, 0))
+    rig.target.drop(7, (1, 3), (1, 50), (2, 1, 1, 1, 3, 0, 0))
+    assert rig.events.next("dropped") == ("dropped", TARGET, 7)
     assert rig.target.row(2, 1) == (2, 1, 1, 1, 3, 0, 0)
     rig.target.forget(1)
     assert rig.target.rows(None, 10) == [(2, 1, 1, 1, 3, 0, 0)]

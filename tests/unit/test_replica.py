@@ -175,6 +175,63 @@ def test_no_space_at_a_successor_undoes_the_update_and_its_retry_is_done_under_a
     assert rig.content(1) == rig.content(3) == b"one"
 
 
+def dropping(target: int) -> tuple[Rig, int]:
+    """Three replicas; the last one has no space, and the engine of `target` has not yet made its drop durable."""
+    rig = Rig(SERVING, SERVING, SERVING)
+    rig[3].engine.full = True
+    waiter = rig.update(1, write(b"one"), b"one")
+    for one in range(1, target + 1):
+        rig.run(idle=(target,)) if one == target else rig[one].work()
+    rig[target].work()
+    rig.run(idle=(target,))
+    assert rig[target].working
+    return rig, waiter
+
+
+@pytest.mark.parametrize("target", [1, 2])
+def test_a_refusal_waits_until_the_drop_is_durable(target: int) -> None:
+    rig, waiter = dropping(target)
+    assert rig.read(target) == Missing()
+    rig.tick(SECOND)
+    rig.run(idle=(target,))
+    assert waiter not in rig.replies
+    assert not any(isinstance(one, fx.ReportUnreachable) for one in rig[1].others)
+    rig[3].engine.full = False
+    later = rig.update(1, write(b"two"), b"two", sequence=2, client=2)
+    rig.run()
+    assert refusal(rig, waiter) is Refusal.NO_SPACE
+    assert isinstance(rig.replies[later], Done)
+    assert rig.content(1) == rig.content(3) == b"two"
+
+
+def test_who_asks_again_in_a_later_chain_gets_the_answer_of_a_drop_under_way() -> None:
+    rig, waiter = dropping(2)
+    rig.chain(SERVING, SERVING, OFFLINE)
+    rig.run(idle=(2,))
+    assert waiter not in rig.replies
+    rig.run()
+    assert refusal(rig, waiter) is Refusal.NO_SPACE
+    assert rig.read(1) == rig.read(2) == Missing()
+    assert not any(one.replica.busy_chunks for one in rig.machines.values())
+
+
+def test_a_drop_of_a_role_that_is_lost_is_nobodys() -> None:
+    rig, waiter = dropping(1)
+    rig[1].feed(fx.GiveUp(1, "drained"))
+    assert refusal(rig, waiter) is Refusal.STALE
+    assert rig[1].replica.busy_chunks == 1
+    rig.run()
+    assert rig[1].replica.busy_chunks == 0
+
+
+def test_an_engine_that_does_not_end_a_drop_hangs() -> None:
+    rig, _ = dropping(2)
+    for _ in range(30):
+        rig.tick(SECOND)
+        rig.run(idle=(2,))
+    assert any(isinstance(one, fx.ReportGone) and "does not answer" in one.reason for one in rig[2].others)
+
+
 def test_a_declined_request_stays_declined_when_a_copy_of_it_comes_late() -> None:
     rig = Rig(SERVING, SERVING)
     rig[2].engine.full = True

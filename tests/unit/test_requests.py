@@ -298,16 +298,6 @@ def test_some_refusals_are_final(refusal: Refusal) -> None:
     assert bench.failure(operation).code == refusal.value
 
 
-def test_a_refusal_of_what_had_been_staged_leaves_the_outcome_open() -> None:
-    bench = Bench(1)
-    operation = bench.begin(TRUNCATE)
-    bench.tell(Refused(Refusal.NO_SPACE, "no", 7, staged=True))
-    failed = bench.failure(operation)
-    assert failed.code == "timeout"
-    assert "no; the update may or may not" in failed.message
-    assert bench.machine.unresolved_channels == 1
-
-
 def test_after_an_attempt_without_an_answer_no_refusal_says_that_nothing_was_done() -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE)

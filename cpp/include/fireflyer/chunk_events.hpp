@@ -37,6 +37,10 @@ struct StageFailedEvent {
   std::string kind, message;  // kind: as of EngineErrorKind, or bad_data
 };
 
+struct DroppedEvent {
+  std::uint64_t target, job;
+};
+
 struct AdoptedEvent {
   std::uint64_t target, job;
 };
@@ -57,7 +61,7 @@ struct VerifiedEvent {
   std::uint64_t bytes;
 };
 
-using NodeEvent = std::variant<MessageEvent, LostEvent, StagedEvent, StageFailedEvent, AdoptedEvent, DamageEvent, DiskFailedEvent, VerifiedEvent>;
+using NodeEvent = std::variant<MessageEvent, LostEvent, StagedEvent, StageFailedEvent, DroppedEvent, AdoptedEvent, DamageEvent, DiskFailedEvent, VerifiedEvent>;
 
 // Thread-safe. Only messages could come without end: who receives them stops while the queue is crowded. Of everything
 // else there is not more than what was asked for.

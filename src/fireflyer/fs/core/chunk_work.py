@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fireflyer.fs.core.lanes import Place
-from fireflyer.fs.schema.chunks import Change, Held, Listed, Put, Row, Update
+from fireflyer.fs.schema.chunks import Change, Declined, Held, Listed, Put, Row, Update
 from fireflyer.fs.schema.ids import ContentId
 
 __all__ = ["Asked", "ChunkWork", "Copying", "Phase", "Wanted", "Work"]
@@ -43,6 +43,8 @@ class Phase(enum.Enum):
     """The engine is at it."""
     PENDING = enum.auto()
     """Durable here; the successor's answer is missing, or the fence."""
+    DROPPING = enum.auto()
+    """Declined by the successor, or here: gone from memory, and who asked is told when it is gone from the disk."""
     COPYING = enum.auto()
     """Nothing is changed here: resync sends the committed content."""
 
@@ -66,6 +68,8 @@ class Work:
     """On its way to the successor of this chain version."""
     since_ns: int = 0
     """When the engine was asked."""
+    declined: Declined | None = None
+    """Why it is dropped."""
     told: bool = False
     """`held` came with the predecessor's request, and what the engine made is compared with it."""
 

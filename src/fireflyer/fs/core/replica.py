@@ -7,6 +7,7 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
 
     (queued) ─> STAGING ─> PENDING ─> committed          `Work`, in `chunk_work`
                 engine     successor
+                    └──────────> DROPPING ─> declined     when this replica, or one behind it, cannot do it
 
 - The *head* checks a client's update when it leaves the queue: role, chain version, and the row of its channel
   (answered before? gone on to a later one?). It names the content `(chain version, version)`, with a version above the
@@ -14,7 +15,8 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
   head in a chain version, so its memory is enough to name nothing twice.
 - A replica with a successor sends it the same change, and commits when it is accepted; the last one commits at once.
   So what any replica has committed is durable at all behind it, and pending or committed at all before it.
-- A successor that *declines* has not done it and never will (`lanes`): the update is given up, back to the head.
+- A successor that *declines* has not done it and never will (`lanes`): the update is dropped, and when that is durable
+  declined in turn, back to the head. So a refusal that reaches the client is one that no power cut takes back.
 - Who is asked again while it waits for its own successor, or for its engine, says so (`Waiting`): the one before must
   not take it for one that cannot be reached. Whose engine is at it for too long gives up by itself, if others serve.
 - Where a checksum of the whole chunk differs from the head's, it is declined, with both checksums.
@@ -48,6 +50,7 @@ from fireflyer.fs.core.replica_effects import (
     ClientUpdate,
     DamageFound,
     DiskFailed,
+    Dropped,
     Effect,
     Event,
     FenceExtended,
@@ -174,10 +177,17 @@ class Replica(ChunkWorks):
                     self._effects.append(AskRouting())
                 elif source == self._role.successor:
                     self._outbox.hurry(self._now_ns + self._limits.retry_ns, self._limits.resend_ns)
+            case _:
+                self._about_engine(event)
+
+    def _about_engine(self, event: Event) -> None:
+        match event:
             case Staged(chunk, content, held):
                 self._staged(chunk, content, held)
             case StageFailed(chunk, content, failure):
                 self._stage_failed(chunk, content, failure)
+            case Dropped(chunk, content):
+                self._dropped(chunk, content)
             case Adopted():
                 place = self._copy.adopted()
                 if place is not None:
@@ -470,7 +480,7 @@ class Replica(ChunkWorks):
         return work is not None and (work.posted if work.phase is Phase.PENDING else not self._hangs(work))
 
     def _hangs(self, work: Work) -> bool:
-        return work.phase is Phase.STAGING and self._now_ns - work.since_ns >= self._limits.hang_ns
+        return work.phase in (Phase.STAGING, Phase.DROPPING) and self._now_ns - work.since_ns >= self._limits.hang_ns
 
     def _take_part(self, request: Request) -> bool:
         """A new session begins when nothing of an earlier one is under way: its list would miss what that does."""

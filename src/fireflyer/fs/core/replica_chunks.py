@@ -313,7 +313,7 @@ class ChunkWorks:
     def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
         """What the present role does about the chunk's work. Asked again whenever something has changed."""
         work = state.work
-        if work is None or work.phase is Phase.STAGING or work.posted or not self._acts:
+        if work is None or work.phase in (Phase.STAGING, Phase.DROPPING) or work.posted or not self._acts:
             return
         if work.phase is Phase.PENDING and (self._role.syncing or (self._role.last and not self._session_open)):
             self._finish(chunk, state)
@@ -354,8 +354,12 @@ class ChunkWorks:
         self._next(chunk, state)
 
     def _drop(self, chunk: ChunkId, state: ChunkWork, refusal: Refusal, message: str) -> None:
-        """Given up: neither this replica nor any behind it has committed it, nor ever will while one of them lives."""
-        work, state.work = state.work, None
+        """Given up: no replica from here on has committed it, and none behind this one has it pending any more.
+
+        Who asked is told when that is durable here too: else all could die, and the first that is back would find it
+        pending, and do it.
+        """
+        work = state.work
         if work is None:
             raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
         row = work.row
@@ -366,11 +370,21 @@ class ChunkWorks:
             if last is None or last.sequence == row.sequence:
                 self._rows[key] = row
         self._used = max(self._used, work.id.version)
-        self._effects.append(Drop(chunk, work.id, row))
-        self._reply_refused(work, refusal, message, staged=True)
+        self._effects.append(Drop(chunk, work.id, row, awaited=True))
+        self._give_back(work)
+        work.phase, work.posted, work.since_ns = Phase.DROPPING, False, self._now_ns
+        work.declined = Declined(refusal, message[:512])
+
+    def _dropped(self, chunk: ChunkId, content: ContentId) -> None:
+        state = self._chunks.get(chunk)
+        work = state.work if state else None
+        if state is None or work is None or work.id != content or work.declined is None:
+            return
+        self._touched[chunk] = None
+        state.work = None
+        self._reply_refused(work, work.declined.refusal, work.declined.message)
         if work.place is not None:
-            self._answer(work.place, Declined(refusal, message[:512]))
-        self._release(work.handle)
+            self._answer(work.place, work.declined)
         self._next(chunk, state)
 
     # --- what others of this machine do ---
@@ -397,9 +411,9 @@ class ChunkWorks:
         self._effects.append(Reply(item.waiter, Refused(refusal, message[:512], self._role.chain_version)))
         self._release(item.handle)
 
-    def _reply_refused(self, work: Work, refusal: Refusal, message: str, *, staged: bool = False) -> None:
+    def _reply_refused(self, work: Work, refusal: Refusal, message: str) -> None:
         if work.waiter:
-            refused = Refused(refusal, message[:512], self._role.chain_version, staged)
+            refused = Refused(refusal, message[:512], self._role.chain_version)
             self._effects.append(Reply(work.waiter, refused))
             work.waiter = 0
 

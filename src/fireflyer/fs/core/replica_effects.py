@@ -12,6 +12,7 @@ The engine:
   pending.
 - A row replaces another of its channel as `Row.replaces` says, in whatever order they come. Adopts are carried out in
   order.
+- `Drop` has taken effect in memory at once; where it is `awaited`, `Dropped` says that it survives a power cut.
 - `Commit` may be lost in a power cut: the content is then pending again, and is committed again. It is durable at the
   latest with the next stage of this chunk.
 - After a restart `ChunkIndex` shows what was durable, pending contents too. What an engine finds when it opens it first
@@ -44,6 +45,7 @@ __all__ = [
     "DamageFound",
     "DiskFailed",
     "Drop",
+    "Dropped",
     "Effect",
     "Entry",
     "Event",
@@ -170,6 +172,13 @@ class StageFailed(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+class Dropped(msgspec.Struct, frozen=True):
+    """An awaited `Drop` is durable: no power cut brings the content back."""
+
+    chunk: ChunkId
+    id: ContentId
+
+
 class Adopted(msgspec.Struct, frozen=True):
     """The rows of the oldest `Adopt` that was not yet answered are durable."""
 
@@ -210,6 +219,7 @@ Event: TypeAlias = (
     | PeerLost
     | Staged
     | StageFailed
+    | Dropped
     | Adopted
     | DamageFound
     | DiskFailed
@@ -240,11 +250,13 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """The pending content `id` goes; `row`, if any, stands for its row from now on."""
+    """The pending content `id` goes; `row`, if any, stands for its row from now on. If `awaited`, answered by
+    `Dropped`."""
 
     chunk: ChunkId
     id: ContentId
     row: Row | None
+    awaited: bool = False
 
 
 class Adopt(msgspec.Struct, frozen=True):

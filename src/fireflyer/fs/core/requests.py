@@ -13,9 +13,8 @@ comes it is as good as any. The retry has the same number, so the chain does it 
 
 *What an end means.* Done is final. A refusal speaks of one attempt. So an update that ends otherwise was *not done and
 never will be* if each of its attempts was answered with a refusal which says so. Those because of a stale version do
-not: what had been begun then may have gone on. Nor do those of an update that had been staged when a successor declined
-it. In all other cases the outcome is unknown, and the error is `Timeout`, whatever its reason; no other error of an
-update is ambiguous. That holds also when the session ends.
+not: what had been begun then may have gone on. In all other cases the outcome is unknown, and the error is `Timeout`,
+whatever its reason; no other error of an update is ambiguous. That holds also when the session ends.
 
 *Routing* is asked for when an answer says that the version is another, when a node cannot be reached, and when nobody
 serves; at most once in `Limits.routing_ns`. When it comes, what rests or is queued for the chain is decided anew, what
@@ -430,7 +429,7 @@ class Requests:
 
     def _refused(self, request: _Request, refused: Refused, *, newest: bool) -> None:
         refusal = refused.refusal
-        if request.update and (refused.staged or refusal in (Refusal.STALE, Refusal.DUPLICATE)):
+        if request.update and refusal in (Refusal.STALE, Refusal.DUPLICATE):
             request.doubtful = True
         if request.state is _State.OVER:
             if not request.asks:

@@ -167,9 +167,6 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: Annotated[str, msgspec.Meta(max_length=512)]
     chain_version: ChainVersion = 0
     """The receiver's."""
-    staged: bool = False
-    """The update had been staged here when a successor declined it. It is dropped, but not durably yet: if all of the
-    chain die now, the first that is back may find it pending, and does it."""
 
 
 UpdateReply: TypeAlias = Done | Refused

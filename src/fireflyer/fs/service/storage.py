@@ -204,6 +204,8 @@ class _Storage:
                 self._post(Of(target, self._targets[target].engine.staged(job, made_in, version, length, crc)))
             case ("stage_failed", int(target), int(job), str(kind), str(message)):
                 self._post(Of(target, self._targets[target].engine.stage_failed(job, kind, message)))
+            case ("dropped", int(target), int(job)):
+                self._post(Of(target, self._targets[target].engine.dropped(job)))
             case ("adopted", int(target), _):
                 self._post(Of(target, fx.Adopted()))
             case ("damage", int(target), int(file), int(index)):

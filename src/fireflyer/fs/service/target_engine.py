@@ -27,6 +27,7 @@ _FAILURES: Final = {
 _REMOVED: Final = -1
 """The length of a pending removal."""
 
+_Row = tuple[int, int, int, int, int, int, int]
 EngineEffect = fx.Stage | fx.Commit | fx.Drop | fx.Adopt | fx.Forget
 
 
@@ -38,6 +39,7 @@ class TargetEngine:
         self.target = target
         self._jobs = 0
         self._staging: dict[int, fx.Stage] = {}
+        self._dropping: dict[int, fx.Dropped] = {}
 
     # --- what the machine wants ---
 
@@ -71,14 +73,20 @@ class TargetEngine:
                 )
             case fx.Commit(chunk, content):
                 self.native.commit((chunk.file, chunk.index), (content.made_in, content.version))
-            case fx.Drop(chunk, content, row):
-                given_up = _plain(row) if row is not None else None
-                self.native.drop((chunk.file, chunk.index), (content.made_in, content.version), given_up)
+            case fx.Drop(chunk, content, row, awaited):
+                self._drop(chunk, content, _plain(row) if row is not None else None, awaited=awaited)
             case fx.Adopt(rows, reset):
                 self._jobs += 1
                 self.native.adopt(self._jobs, [_plain(row) for row in rows], reset)
             case fx.Forget(client):
                 self.native.forget(client)
+
+    def _drop(self, chunk: ChunkId, content: ContentId, row: _Row | None, *, awaited: bool) -> None:
+        job = 0
+        if awaited:
+            job = self.number_job()
+            self._dropping[job] = fx.Dropped(chunk, content)
+        self.native.drop(job, (chunk.file, chunk.index), (content.made_in, content.version), row)
 
     # --- what the engine says ---
 
@@ -94,6 +102,9 @@ class TargetEngine:
             return fx.StageFailed(stage.chunk, stage.id, failure)
         # The disk, or the engine and the machine contradict each other: either way this target cannot be believed.
         return fx.DiskFailed(f"{kind}: {message}")
+
+    def dropped(self, job: int) -> fx.Dropped:
+        return self._dropping.pop(job)
 
     def number_job(self) -> int:
         self._jobs += 1
@@ -146,12 +157,12 @@ def _held(held: tuple[int, int, int, int] | None) -> Held | None:
     return None if held is None else Held(ContentId(held[0], held[1]), held[2], held[3])
 
 
-def _row(row: tuple[int, int, int, int, int, int, int]) -> Row:
+def _row(row: _Row) -> Row:
     client, channel, sequence, file, index, made_in, version = row
     made = ContentId(made_in, version) if version else None
     return Row(client, channel, sequence, ChunkId(file, index), made)
 
 
-def _plain(row: Row) -> tuple[int, int, int, int, int, int, int]:
+def _plain(row: Row) -> _Row:
     made_in, version = (row.id.made_in, row.id.version) if row.id is not None else (0, 0)
     return row.client, row.channel, row.sequence, row.chunk.file, row.chunk.index, made_in, version
