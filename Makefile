@@ -55,16 +55,17 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 	$(BIN)/pytest -q -n $(WORKERS) -m "not slow and not serial and not gpu"
 	$(BIN)/pytest -q -m "serial and not slow and not gpu"
 
-test-slow: setup  ## Longer campaigns: wide simulations, sanitizers, many kills
+test-slow: setup  ## Longer campaigns: wider simulations, sanitizers, many kills
 	scripts/native-tests
-	$(BIN)/pytest -q -m "slow and not campaign and not gpu" --timeout 900
+	$(BIN)/pytest -q -n $(WORKERS) -m "slow and not serial and not campaign and not gpu" --timeout 900
+	$(BIN)/pytest -q -m "slow and serial and not campaign and not gpu" --timeout 900
 
-test-campaigns: setup  ## What takes many minutes more: every small table beside an integer programming solver
+test-campaigns: setup  ## What takes many minutes more: wide simulations, every small table beside an integer programming solver
 	$(BIN)/pytest -q -m "campaign and not gpu" --timeout 3600
 
 SEEDS ?= 2000
-sim: setup  ## Seeded worlds of chain replicas (SEEDS=20000; says which seed fails, and how to run it again)
-	for world in replicas clients whole; do \
+sim: setup  ## Seeded worlds of the chunk store (SEEDS=20000; says which seed fails, and how to run it again)
+	for world in replicas clients whole managers; do \
 	  $(BIN)/python -m tests.support.replica_campaign --world $$world --seeds $(SEEDS) --workers $(WORKERS) || exit 1; done
 
 bench: setup  ## Every benchmark briefly, beside its peers, into build/bench

@@ -13,6 +13,7 @@ import sys
 import pytest
 from tests.support.fs_chaos import Cluster, chaos
 from tests.support.fs_planted import PLANTED
+from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.rows import CHAINS
@@ -32,14 +33,11 @@ from fireflyer.fs.schema.manager import (
 from fireflyer.fs.schema.routing import TargetState
 
 SEEDS = range(100)
-MANY_SEEDS = int(os.environ.get("FF_SIM_SEEDS", "3000"))
 PLANTED_SEEDS = 1500
 """In which each planted bug must be found."""
 
 
-@pytest.mark.parametrize(
-    "seeds", [SEEDS, pytest.param(range(100, MANY_SEEDS), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(100, 900, blocks=4, wide=3000)])
 def test_any_faults_leave_roles_with_those_who_may_have_them_and_end_with_all_serving(seeds: range) -> None:
     taken = 0
     for seed in seeds:

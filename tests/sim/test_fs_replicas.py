@@ -13,6 +13,7 @@ from tests.support.replica_faults import PLANS
 from tests.support.replica_managed import ManagedWorld
 from tests.support.replica_world import ReplicaWorld
 from tests.support.request_world import run_seed
+from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import SECOND
 
@@ -29,10 +30,9 @@ def test_what_clients_saw_can_be_explained_and_the_chain_recovers(first: int) ->
     assert sum(world.oracle.changes for world in worlds) > 2 * BLOCK
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_so_it_is_for_many_seeds() -> None:
-    for seed in range(150, 6000):
+@pytest.mark.parametrize("seeds", more_seeds(150, 2150, blocks=4, wide=6000))
+def test_so_it_is_for_many_seeds(seeds: range) -> None:
+    for seed in seeds:
         run_seed(seed, ReplicaWorld)
 
 
@@ -48,9 +48,7 @@ def test_without_faults_every_update_is_done_and_the_chain_does_not_change(repli
     assert world.sim.now_ns < 4 * SECOND
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(10), pytest.param(range(10, 1500), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
-)
+@pytest.mark.parametrize("seeds", [range(10), *more_seeds(10, 410, blocks=2, wide=1500)])
 def test_so_it_is_under_the_real_managers_too(seeds: range) -> None:
     """Two managers over one store, restarted, with commits of unknown outcome; the nodes' attendance is real too."""
     changes = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.request_bugs import BUGS, plant
 from tests.support.request_world import RequestWorld, WholeWorld, run_seed
+from tests.support.seeds import more_seeds
 
 BLOCK = 40
 SOON = 100
@@ -19,17 +20,13 @@ def test_what_clients_are_told_can_be_explained(first: int) -> None:
     assert sum(world.histories.unknown for world in worlds) > BLOCK
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_so_it_is_for_many_seeds() -> None:
-    run_seed(2538)  # all of a chain die when a successor has just declined what they staged
-    for seed in range(80, 1000):
+@pytest.mark.parametrize("seeds", more_seeds(80, 1000, blocks=2, wide=4000))
+def test_so_it_is_for_many_seeds(seeds: range) -> None:
+    for seed in seeds:
         run_seed(seed)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(8), pytest.param(range(8, 250), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
-)
+@pytest.mark.parametrize("seeds", [range(8), *more_seeds(8, 250, blocks=2, wide=1000)])
 def test_so_it_is_with_real_managers_and_storage_processes(seeds: range) -> None:
     worlds = [run_seed(seed, WholeWorld) for seed in seeds]
     assert sum(world.histories.updates for world in worlds) > 3 * len(seeds)

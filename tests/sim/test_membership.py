@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.support.reform_world import GRACE_NS, POLICY, ReformWorld
+from tests.support.seeds import more_seeds
 
 from fireflyer.base.errors import Timeout, UsageError
 from fireflyer.base.units import SECOND
@@ -25,7 +26,6 @@ from fireflyer.collectives.plan import make_plan
 
 NODES = [0, 0, 1, 1]
 SEEDS = range(30)
-MANY_SEEDS = pytest.mark.slow
 
 
 def test_all_that_are_left_form_the_next_group() -> None:
@@ -78,7 +78,7 @@ def chaos(seed: int, *, pause: float) -> ReformWorld:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05])
-@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(range(30, 1500), marks=[MANY_SEEDS, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(30, 1500, blocks=3, wide=6000)])
 def test_any_deaths_and_pauses_end_in_one_group_of_the_living(seeds: range, pause: float) -> None:
     formed = 0
     for seed in seeds:

@@ -24,7 +24,7 @@ from fireflyer.fs.schema.manager import (
 from fireflyer.fs.schema.routing import Member, TargetState
 from fireflyer.sim import Link, SimNet, World
 
-__all__ = ["Cluster", "chaos"]
+__all__ = ["Cluster", "chaos", "some_cluster", "suffer"]
 
 MAX_DRIFT_PPM = 9_900
 """Just under the bound that the fence is made for, either way."""
@@ -286,14 +286,22 @@ class Cluster:
         return self.all_serve() and not any(key.startswith(MOVES.prefix) for key in self.store.rows)
 
 
-def chaos(seed: int, *, duration_ns: int = CHAOS_NS) -> Cluster:
-    """Faults every second or so, then peace until all serve. Every third cluster has three replicas."""
-    replicas = 3 if seed % 3 == 0 else 2
-    cluster = Cluster(seed, managers=3 if seed % 4 == 0 else 2, nodes=3, chains=2, replicas=replicas)
+def some_cluster(seed: int) -> Cluster:
+    """Every third one has three replicas."""
+    return Cluster(seed, managers=3 if seed % 4 == 0 else 2, replicas=3 if seed % 3 == 0 else 2)
+
+
+def suffer(cluster: Cluster) -> None:
+    """Faults every second or so, then peace until all serve."""
     cluster.begin()
     cluster.roughen()
-    while cluster.world.now_ns < duration_ns:
+    while cluster.world.now_ns < CHAOS_NS:
         cluster.disturb()
         cluster.run_for(cluster.chance.randrange(2 * FAILURE_TIMEOUT_NS // 5))
     cluster.heal()
+
+
+def chaos(seed: int) -> Cluster:
+    cluster = some_cluster(seed)
+    suffer(cluster)
     return cluster

@@ -1,25 +1,28 @@
-"""Many seeds of the chain replicas: `python -m tests.support.replica_campaign --seeds 5000` (that is `make sim`).
+"""Many seeds of the chunk store: `python -m tests.support.replica_campaign --seeds 5000` (that is `make sim`).
 
 Worlds: `replicas` with clients that follow a script, `clients` with the machine of real ones, `whole` with real
-managers and storage processes besides. Prints how many seeds a second were run, and for the first one that fails what
-was wrong and how to run it again.
+managers and storage processes besides, `managers` with those alone. Prints how many seeds a second were run, and for
+the first one that fails what was wrong and how to run it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from tests.support.fs_chaos import chaos, some_cluster, suffer
 from tests.support.replica_world import ReplicaWorld
 from tests.support.request_world import RequestWorld, WholeWorld, run_seed
 
 __all__ = ["WORLDS", "history", "main"]
 
 BLOCK = 25
+MANAGERS = "managers"
 WORLDS: dict[str, type[ReplicaWorld]] = {"replicas": ReplicaWorld, "clients": RequestWorld, "whole": WholeWorld}
 
 
@@ -34,10 +37,26 @@ def history(seed: int, world_type: type[ReplicaWorld] = ReplicaWorld) -> bytes:
     return world.sim.trace.to_bytes()
 
 
+def _run(seed: int, name: str) -> None:
+    if name == MANAGERS:
+        chaos(seed)
+    else:
+        run_seed(seed, WORLDS[name])
+
+
+def _trace(seed: int, name: str) -> bytes:
+    if name != MANAGERS:
+        return history(seed, WORLDS[name])
+    cluster = some_cluster(seed)
+    with contextlib.suppress(AssertionError):
+        suffer(cluster)
+    return cluster.world.trace.to_bytes()
+
+
 def _block(seeds: range, name: str) -> tuple[int, str] | None:
     for seed in seeds:
         try:
-            run_seed(seed, WORLDS[name])
+            _run(seed, name)
         except Exception as error:
             return seed, f"{type(error).__name__}: {error}"
     return None
@@ -47,12 +66,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--world", choices=list(WORLDS), default="replicas")
+    parser.add_argument("--world", choices=[*WORLDS, MANAGERS], default="replicas")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--trace", type=Path, help="run only the first seed, and write its history here")
     options = parser.parse_args()
     if options.trace:
-        options.trace.write_bytes(history(options.first, WORLDS[options.world]))
+        options.trace.write_bytes(_trace(options.first, options.world))
         return 0
     end = options.first + options.seeds
     blocks = [range(start, min(start + BLOCK, end)) for start in range(options.first, end, BLOCK)]
