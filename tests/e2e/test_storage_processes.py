@@ -280,7 +280,8 @@ def test_a_journal_that_is_damaged_is_put_aside_and_the_target_synced(tmp_path: 
 def test_a_second_process_for_the_same_directories_is_refused(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
         await store.write(FIRST, 0, b"one at a time")
-        twin = Node(store.nodes[1].config, tmp_path / "twin.json")
+        config = msgspec.structs.replace(store.nodes[1].config, node=2)
+        twin = Node(config, tmp_path / "twin.json")
         with pytest.raises(AssertionError, match="another process has"):
             await twin.start()
         assert await twin.ended() != 0
@@ -290,17 +291,18 @@ def test_a_second_process_for_the_same_directories_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_second_process_that_has_one_directory_more_is_refused_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [True, False])
+def test_a_second_process_of_a_node_is_refused_whatever_directories_it_has(tmp_path: Path, more: bool) -> None:
     """If it registered, the first one would be taken for dead while it serves."""
 
     async def work(store: Store) -> None:
         config = store.nodes[1].config
-        more = str(tmp_path / "another disk")
-        make_target(more, config.cluster, 901)
-        targets = (*config.targets, StorageTarget(901, more))
+        another = str(tmp_path / "another disk")
+        make_target(another, config.cluster, 901)
+        targets = (*(config.targets if more else ()), StorageTarget(901, another))
         twin = Node(msgspec.structs.replace(config, targets=targets), tmp_path / "twin.json")
         try:
-            with pytest.raises(AssertionError, match="another process has"):
+            with pytest.raises(AssertionError, match="another process on this machine is node 1"):
                 await twin.start()
         finally:
             with contextlib.suppress(ProcessLookupError):

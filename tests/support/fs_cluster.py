@@ -198,7 +198,7 @@ class _Says(msgspec.Struct, frozen=True):
 class _Played:
     """A replica as far as the manager hears of it. It takes its time to stop."""
 
-    busy_chunks = 0
+    busy = False
 
     def __init__(self, process: StorageProcess, target: TargetId) -> None:
         self._process, self._target = process, target

@@ -34,7 +34,7 @@ class _Replica:
     def __init__(self, chain: ChainId, target: TargetId) -> None:
         self.chain, self.target = chain, target
         self.heard: list[fx.Event] = []
-        self.busy_chunks = 0
+        self.busy = False
         self.acts = False
         self.says: list[fx.Effect] = []
 
@@ -199,7 +199,7 @@ def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() 
     process = _Process()
     process.route(1, chain(10, 1, SERVING, SERVING))
     old = process.made[0]
-    old.busy_chunks = 1
+    old.busy = True
     process.feed(node.Tick())
     process.now_ns += SECOND
     process.feed(node.Tick())
@@ -209,7 +209,7 @@ def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() 
     assert process.made == [old]
     assert old.heard[-2:-1] == [fx.ChainChanged(without)]
     assert process.core.target_of(20) == 0
-    old.busy_chunks = 0
+    old.busy = False
     process.feed(Of(1, fx.Staged(ChunkId(1, 1), None, None)))  # type: ignore[arg-type]
     assert [(one.chain, one.heard[0]) for one in process.made[1:]] == [(20, fx.ChainChanged(new_chain))]
     assert (process.core.target_of(10), process.core.target_of(20)) == (0, 1)

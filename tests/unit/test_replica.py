@@ -224,6 +224,16 @@ def test_a_drop_of_a_role_that_is_lost_is_nobodys() -> None:
     assert rig[1].replica.busy_chunks == 0
 
 
+def test_a_replica_is_busy_while_the_engine_adopts_for_it_even_if_the_chain_has_changed() -> None:
+    rig = Rig(SERVING, SYNCING)
+    rig[1].feed(fx.Tick())
+    rig.run(idle=(2,))
+    rig.chain(SERVING, OFFLINE)
+    assert (rig[2].replica.busy_chunks, rig[2].replica.busy) == (0, True)
+    rig.run()
+    assert not rig[2].replica.busy
+
+
 def test_an_engine_that_does_not_end_a_drop_hangs() -> None:
     rig, _ = dropping(2)
     for _ in range(30):

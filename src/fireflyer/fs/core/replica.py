@@ -131,6 +131,11 @@ class Replica(ChunkWorks):
         return len(self._chunks)
 
     @property
+    def busy(self) -> bool:
+        """The engine has not finished what it was asked for, or something waits."""
+        return bool(self._chunks) or self._copy.adopting
+
+    @property
     def session(self) -> SyncSource | None:
         """The resync session that this replica runs, for people who look."""
         return self._source

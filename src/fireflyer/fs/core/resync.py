@@ -196,6 +196,11 @@ class SyncCopy:
         """Who waits for the oldest `Adopt`. The engine carries them out in order."""
         return self._adopting.popleft() if self._adopting else None
 
+    @property
+    def adopting(self) -> bool:
+        """The engine is still at rows, of whatever session."""
+        return bool(self._adopting)
+
     def join(self, number: int) -> None:
         self._adopting = deque(None for _ in self._adopting)
         self.number = number

@@ -53,7 +53,7 @@ class ReplicaMachine(Protocol):
     def handle(self, now_ns: int, event: fx.Event) -> list[fx.Effect]: ...
 
     @property
-    def busy_chunks(self) -> int: ...
+    def busy(self) -> bool: ...
 
 
 class Of(msgspec.Struct, frozen=True):
@@ -247,7 +247,7 @@ class StorageCore:
     def _seat(self, target: TargetId) -> None:
         """Gives the target the replica of the chain that it is in, if that can be done now."""
         chain, seat = self._chains.get(target), self._seats.get(target)
-        if chain is None or (seat is not None and (seat.chain == chain.id or seat.machine.busy_chunks)):
+        if chain is None or (seat is not None and (seat.chain == chain.id or seat.machine.busy)):
             return
         if seat is not None and self._at.get(seat.chain) == target:
             del self._at[seat.chain]

@@ -39,6 +39,7 @@ from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
+from fireflyer.fs.service.node_lock import hold_node
 from fireflyer.fs.service.storage_asks import StorageAsks
 from fireflyer.fs.service.storage_config import StorageConfig
 from fireflyer.fs.service.storage_links import DataLinks
@@ -76,10 +77,15 @@ async def run_storage(config: StorageConfig, *, on_ready: Callable[[str], None],
     secret = load_secret(config.secret_file)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with hold_node(secret, config.cluster, config.node):
+        await _run(config, secret, on_ready, limits or Limits())
+
+
+async def _run(config: StorageConfig, secret: Secret, on_ready: Callable[[str], None], limits: Limits) -> None:
     native = ChunkNode(io_threads=config.io_threads, job_threads=config.job_threads, buffer_bytes=config.buffer_bytes)
     try:
         targets = await open_targets(native, config)
-        process = _Storage(config, secret, native, targets, limits or Limits())
+        process = _Storage(config, secret, native, targets, limits)
         try:
             await process.run(on_ready)
         except asyncio.CancelledError:
