@@ -28,6 +28,7 @@ from fireflyer.fs.schema.manager import (
     Override,
     OverrideWarning,
     Refusal,
+    RotateKeys,
     Status,
 )
 from fireflyer.fs.schema.routing import TargetState
@@ -159,6 +160,29 @@ def test_a_node_that_is_emptied_serves_until_others_have_taken_its_places() -> N
     cluster.run_for(5 * SECOND, lambda: cluster.admin.idle)
     assert [answer.note for _, answer in cluster.admin.answers if isinstance(answer, Done)][-1] == (
         "1 move cancelled, 0 are under way"  # no target of node 1 may be taken
+    )
+
+
+def test_keys_of_capabilities_change_one_step_after_the_other_whoever_is_primary() -> None:
+    cluster = begun(managers=2)
+    seen: list[tuple[int, ...]] = []
+
+    def look() -> None:
+        seen.extend(one.key_ids for one in cluster.managers if one.acts() and one.key_ids not in seen[-1:])
+
+    def ends(with_keys: tuple[int, ...]) -> bool:
+        look()
+        return seen[-1:] == [with_keys]
+
+    cluster.admin.ask(RotateKeys(), RotateKeys())
+    assert cluster.run_for(10 * SECOND, lambda: ends((1, 2)))
+    next(one for one in cluster.managers if one.acts()).node.crash()
+    assert cluster.run_for(20 * SECOND, lambda: ends((2, 1)))
+    assert cluster.run_for(20 * SECOND, lambda: ends((2,)))
+    assert seen == [(1,), (1, 2), (2, 1), (2,)]
+    cluster.admin.ask(RotateKeys(revoke=True))
+    assert cluster.run_for(
+        10 * SECOND, lambda: all(one.process and one.process.key_ids == (3,) for one in cluster.hosts)
     )
 
 

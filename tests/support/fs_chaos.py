@@ -20,6 +20,7 @@ from fireflyer.fs.schema.manager import (
     NewChain,
     NewMove,
     Override,
+    RotateKeys,
 )
 from fireflyer.fs.schema.routing import Member, TargetState
 from fireflyer.sim import Link, SimNet, World
@@ -147,6 +148,7 @@ class Cluster:
             self._break_path,
             self._drain,
             self._leave,
+            self._rotate_keys,
             self._move_disks,
             self._move_chain,
         )
@@ -224,6 +226,9 @@ class Cluster:
                 if member.node == node and others:
                     self.admin.ask(AddMoves((NewMove(chain.id, member.target, self.chance.choice(others)),)))
 
+    def _rotate_keys(self) -> None:
+        self.admin.ask(RotateKeys(self.chance.random() < 0.2))
+
     def _move_chain(self) -> None:
         """To a node that has none of its targets, if there is one."""
         chain = self.chance.choice(list(self.truth.chains.values()))
@@ -261,13 +266,16 @@ class Cluster:
                 f"not all serve {(HEAL_NS + MOVE_NS) // SECOND} s after the last fault: {self.describe()}"
             )
         if not self.run_for(10 * SECOND, self._all_know_who_lives):
-            raise AssertionError(f"not all have heard which sessions live: {self.truth.sessions.living}")
+            raise AssertionError(f"not all have heard which sessions live, or keys: {self.truth.sessions.living}")
 
     def _all_know_who_lives(self) -> bool:
         """Of each node, the process that has registered last."""
         last = self.truth.incarnations
         processes = [one.process for one in self.hosts if one.process and one.process.incarnation == last[one.node_id]]
-        return all(dict(one.sessions.clients) == self.truth.sessions.living for one in processes)
+        acting = [one.key_ids for one in self.managers if one.acts()]
+        return all(
+            dict(one.sessions.clients) == self.truth.sessions.living and [one.key_ids] == acting for one in processes
+        )
 
     def _reports_unsure(self, member: Member) -> bool:
         processes = [one.process for one in self.hosts if one.node_id == member.node and one.process and one.node.alive]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 import msgspec
 from tests.support.fs_sessions import SESSION_NS, PlayedClient
 from tests.support.fs_store import SimStore
-from tests.support.fs_truth import Truth
+from tests.support.fs_truth import KEY_LIFE_NS, Truth
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core import replica_effects as fx
@@ -74,6 +74,10 @@ class ManagerHost:
     def acts(self) -> bool:
         return self.node.alive and self.manager is not None and self.manager.may_act(self.clock.now_ns())
 
+    @property
+    def key_ids(self) -> tuple[int, ...]:
+        return self.manager.key_ids if self.manager is not None else ()
+
     def leave(self) -> None:
         """Its clean end: it gives the lease up."""
         if self._leave is not None and self.node.alive:
@@ -81,7 +85,9 @@ class ManagerHost:
 
     def _boot(self, node: SimNode) -> None:
         holder = f"{self.name}/{node.incarnation}"
-        settings = Settings(holder, self.name, FAILURE_TIMEOUT_NS, LEASE_NS, session_ns=SESSION_NS)
+        settings = Settings(
+            holder, self.name, FAILURE_TIMEOUT_NS, LEASE_NS, session_ns=SESSION_NS, key_life_ns=KEY_LIFE_NS
+        )
         manager = Manager(settings)
         self.manager = manager
         self._askers.clear()
@@ -251,6 +257,15 @@ class StorageProcess:
     @property
     def sessions(self) -> LiveSessions:
         return self.attendance.sessions
+
+    @property
+    def key_ids(self) -> tuple[int, ...]:
+        return self.attendance.key_ids
+
+    @property
+    def is_open(self) -> bool:
+        fence = self.attendance._fence
+        return self.alive and fence is not None and fence.is_open(self.host.clock.now_ns())
 
     def serves(self, target: TargetId) -> bool:
         """Whether this process lets the target serve now."""

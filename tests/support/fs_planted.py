@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.support.fs_truth import KEY_LIFE_NS
 
 from fireflyer.fs.core import admin, chains, manager, moving, transact
 from fireflyer.fs.core.attendance import Attendance
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.key_turn import KeyTurn
 from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
@@ -287,6 +289,33 @@ def emptying_is_draining(patch: Patch) -> None:
     patch.setattr(admin, "_drain", drain)
 
 
+def a_new_key_signs_at_once(patch: Patch) -> None:
+    original = KeyTurn.due
+
+    def due(self: KeyTurn, now_ns: int) -> bool:
+        return original(self, now_ns) or self._keys[0] != max(self._keys)
+
+    patch.setattr(KeyTurn, "due", due)
+
+
+def an_old_key_is_forgotten_at_once(patch: Patch) -> None:
+    original = KeyTurn.due
+
+    def due(self: KeyTurn, now_ns: int) -> bool:
+        return original(self, now_ns + KEY_LIFE_NS // 2) if self._keys[0] == max(self._keys) else original(self, now_ns)
+
+    patch.setattr(KeyTurn, "due", due)
+
+
+def keys_are_told_at_registration_only(patch: Patch) -> None:
+    original = Attendance._on_heartbeat_answer
+
+    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+        original(self, now_ns, fence, msgspec.structs.replace(answer, key_ids=()))
+
+    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+
+
 def new_primary_forgets_moves(patch: Patch) -> None:
     original = manager._RANGES
     patch.setattr(manager, "_RANGES", tuple(one for one in original if one[0] != MOVES.prefix))
@@ -332,6 +361,9 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         new_primary_has_heard_no_client,
         acts_after_it_gave_the_lease_up,
         leaves_before_the_new_one_serves,
+        a_new_key_signs_at_once,
+        an_old_key_is_forgotten_at_once,
+        keys_are_told_at_registration_only,
         leaving_ones_lay_down_at_once,
         emptying_is_draining,
         new_primary_forgets_moves,

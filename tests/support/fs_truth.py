@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tests.support.fs_sessions import SessionTruth
 
+from fireflyer.base.units import SECOND
 from fireflyer.fs.core.rows import (
     CHAINS,
     LEASE_KEY,
@@ -27,7 +28,7 @@ from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import SimNode, World
 
-__all__ = ["Truth"]
+__all__ = ["KEY_LIFE_NS", "Truth"]
 
 STAYS_UNDER_WAY = 0.2
 """Of an update, at each target."""
@@ -61,6 +62,10 @@ class Process(Protocol):
     def routing(self) -> Routing: ...
     @property
     def sessions(self) -> LiveSessions: ...
+    @property
+    def key_ids(self) -> tuple[int, ...]: ...
+    @property
+    def is_open(self) -> bool: ...
     def serves(self, target: TargetId) -> bool: ...
     def takes(self, target: TargetId, chain: Chain) -> bool: ...
 
@@ -68,7 +73,42 @@ class Process(Protocol):
 class Acting(Protocol):
     @property
     def name(self) -> str: ...
+    @property
+    def key_ids(self) -> tuple[int, ...]: ...
     def acts(self) -> bool: ...
+
+
+KEY_LIFE_NS = 8 * SECOND
+"""Of a key that signs no more, in these worlds."""
+
+
+class KeyTruth:
+    """Keys of capabilities: what is signed is taken by whoever may answer, for as long as it was promised."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self._revoking: dict[int, bool] = {}
+        """Keys that signed before anybody else knew them, because an administrator wanted it so."""
+        self._signed_ns: dict[int, int] = {}
+
+    def committed(self, now_ns: int, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        if before == after:
+            return
+        self.turns += 1
+        self._signed_ns[before[0]] = now_ns
+        if after[0] not in before:
+            self._revoking[after[0]] = True
+            return
+        for key in before:
+            unused_ns = now_ns - self._signed_ns.get(key, 0)
+            kept = key in after or unused_ns >= KEY_LIFE_NS * 0.98
+            assert kept, f"key {key} is forgotten {unused_ns} ns after it signed"
+
+    def check(self, process: Process, managers: Sequence[Acting]) -> None:
+        for manager in managers:
+            if manager.acts() and process.is_open and manager.key_ids[0] not in self._revoking:
+                key = manager.key_ids[0]
+                assert key in process.key_ids, f"{process.host.name} knows {process.key_ids}, and {key} signs"
 
 
 class Truth:
@@ -92,6 +132,7 @@ class Truth:
         """Of these nodes because an administrator wanted it at once."""
         self.roles_taken = self.moved = 0
         self.sessions = SessionTruth()
+        self.keys = KeyTruth()
         self._granted: dict[TargetId, int] = {}
         """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
         self._staged: dict[int, list[TargetId]] = {}
@@ -216,6 +257,7 @@ class Truth:
 
     def check_process(self, process: Process) -> None:
         """Called when it has learned something: time alone only closes its fence."""
+        self.keys.check(process, self.managers)
         self._note_what_is_known(process)
         for target in process.host.targets:
             if not process.serves(target):
@@ -252,6 +294,7 @@ class Truth:
                 assert new.term == term, f"the primary of term {new.term} commits in term {term}"
                 assert (new.term, new.number) > (old.term, old.number)
                 assert old.version <= new.version <= old.version + 1, "routing versions jump"
+                self.keys.committed(self._world.now_ns, old.key_ids, new.key_ids)
             elif key.startswith(NODES.prefix) and value is not None:
                 node: NodeRow = NODES.decode(key, value)[1]
                 self.incarnations[node.id] = node.incarnation

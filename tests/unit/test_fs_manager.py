@@ -261,7 +261,7 @@ def test_an_answer_brings_what_changed_since_the_routing_that_is_known() -> None
     known = apply_delta(Routing(0), full.routing)
     assert [node.id for node in known.nodes] == [1, 2]
     unchanged = beat(desk, 1, 2, known=known.version)
-    assert unchanged == HeartbeatAnswer(2, None)
+    assert unchanged == HeartbeatAnswer(2, None, key_ids=(1,))
     desk.ask(register(2, "y", 1))
     changed = beat(desk, 1, 3, known=known.version)
     assert isinstance(changed, HeartbeatAnswer)

@@ -121,6 +121,17 @@ def end_session_command(*, where: Where, client: int) -> int:
     return _do(where, EndSession(client))
 
 
+@click.command("rotate-keys", short_help="Sign the rights of clients with a new key.")
+@where_options
+@click.option("--revoke", is_flag=True, help="What was signed so far counts no more; clients ask for it again.")
+def rotate_keys_command(*, where: Where, revoke: bool) -> int:
+    """Sign capabilities, the rights of clients to files, with a new key. The old one is valid until all that it has
+    signed have expired, so nobody notices; with --revoke it is not, and clients ask for their rights again."""
+    from fireflyer.fs.schema.manager import RotateKeys
+
+    return _do(where, RotateKeys(revoke))
+
+
 @click.command("add-node", short_help="Add a node to a cluster of `ff fs up`.")
 @click.option("--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="Its directory.")
 @click.option("--targets", metavar="N", type=WholeNumber(1, 256), help="Its targets.  [default: as the first node's]")
@@ -154,4 +165,5 @@ COMMANDS: tuple[click.Command, ...] = (
     override_command,
     sessions_command,
     end_session_command,
+    rotate_keys_command,
 )

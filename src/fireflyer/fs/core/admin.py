@@ -15,8 +15,9 @@ from fireflyer.base.errors import Exists, NotFound, UsageError
 from fireflyer.base.units import counted, format_duration
 from fireflyer.fs.core.chains import in_order
 from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.key_turn import rotate
 from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.moving import add_moves, cancel_moves
+from fireflyer.fs.core.moving import change_moves
 from fireflyer.fs.core.rows import NodeRow, TargetRow
 from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,
@@ -37,6 +38,7 @@ from fireflyer.fs.schema.manager import (
     OverrideWarning,
     RetireNode,
     RetireTargets,
+    RotateKeys,
     Status,
     TargetReport,
     TargetStatus,
@@ -70,12 +72,12 @@ def apply(request: AdminRequest, ledger: Ledger, health: Health, now_ns: int) ->
             return _retire_targets(ledger, targets)
         case RetireNode(node):
             return _retire_node(ledger, node)
-        case AddMoves():
-            return add_moves(request, ledger)
-        case CancelMoves():
-            return cancel_moves(request, ledger)
+        case AddMoves() | CancelMoves():
+            return change_moves(request, ledger)
         case Override():
             return _override(ledger, health, request, now_ns)
+        case RotateKeys():
+            return rotate(request, ledger)
 
 
 def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
@@ -102,7 +104,9 @@ def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
     chains = tuple(ledger.chains.committed[one] for one in sorted(ledger.chains.committed))
     state = ledger.state
     sessions = len(ledger.sessions.committed)
-    return Status(state.version, ledger.term, tuple(nodes), tuple(targets), chains, state.cluster, sessions)
+    return Status(
+        state.version, ledger.term, tuple(nodes), tuple(targets), chains, state.cluster, sessions, state.key_ids
+    )
 
 
 # --- nodes and targets ---

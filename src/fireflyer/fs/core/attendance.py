@@ -213,6 +213,8 @@ class Attendance:
         self._routing = Routing(0)
         self._sessions = LiveSessions()
         self._key_ids: tuple[int, ...] = ()
+        self._keys_from = 0
+        """The heartbeat whose answer named them; answers to earlier ones may still be under way."""
         self._place: dict[TargetId, tuple[Chain, Member]] = {}
         self._fence: Fence | None = None
         self._incarnation: Incarnation = 0
@@ -243,7 +245,7 @@ class Attendance:
 
     @property
     def key_ids(self) -> tuple[int, ...]:
-        """Of the keys of capabilities; none until it has registered."""
+        """Of the keys of capabilities that are valid; none until it has registered."""
         return self._key_ids
 
     def serves(self, now_ns: int, target: TargetId) -> bool:
@@ -402,6 +404,8 @@ class Attendance:
                 routing = apply_delta(routing, answer.routing)
         except StaleVersion:
             return  # an answer to a heartbeat before those that have been answered: nothing is learned from it
+        if answer.key_ids and answer.sequence > self._keys_from:
+            self._key_ids, self._keys_from = answer.key_ids, answer.sequence
         if sessions is not self._sessions:
             ended = tuple(one for one in self._sessions.clients if not sessions.admits(one))
             self._sessions = sessions

@@ -105,6 +105,7 @@ class Ledger:
         self.state = StateRow(0, failure_timeout_ns, 0, 0, cluster)
         self._state_raw: bytes | None = None
         self._next_state: StateRow | None = None
+        self._next_keys: tuple[int, ...] | None = None
         self._term = term
         self._number = 0
         self._next_client = self.state.next_client
@@ -177,6 +178,14 @@ class Ledger:
         self._next_client += 1
         return self._next_client - 1
 
+    @property
+    def key_ids(self) -> tuple[int, ...]:
+        """The draft's."""
+        return self._next_keys if self._next_keys is not None else self.state.key_ids
+
+    def put_keys(self, key_ids: tuple[int, ...]) -> None:
+        self._next_keys = key_ids
+
     def draft_rows(self) -> int:
         return sum(1 for table in self._tables() for _ in table.changes())
 
@@ -188,7 +197,7 @@ class Ledger:
             for row_id, row in table.changes():
                 writes.append((table.kind.key(row_id), None if row is None else encode_row(row)))
                 public = public or table.kind not in (TARGETS, SESSIONS, MOVES)
-        if not writes and self._state_raw is not None:
+        if not writes and self._next_keys is None and self._state_raw is not None:
             return None
         self._number += 1
         version = self.state.version + (1 if public or self._state_raw is None else 0)
@@ -200,6 +209,7 @@ class Ledger:
             number=self._number,
             sessions=sessions,
             next_client=self._next_client,
+            key_ids=self.key_ids,
         )
         writes.append((STATE_KEY, encode_row(self._next_state)))
         return tuple(writes), (STATE_KEY, self._state_raw)
@@ -207,7 +217,7 @@ class Ledger:
     def commit(self) -> None:
         if self._next_state is None:
             raise InvariantViolation("the manager commits a draft that was never pending")
-        self.state, self._next_state = self._next_state, None
+        self.state, self._next_state, self._next_keys = self._next_state, None, None
         self._state_raw = encode_row(self.state)
         for table in self._tables():
             for row_id, _ in table.changes():
@@ -227,6 +237,6 @@ class Ledger:
             table.commit()
 
     def rollback(self) -> None:
-        self._next_state, self._next_client = None, self.state.next_client
+        self._next_state, self._next_client, self._next_keys = None, self.state.next_client, None
         for table in self._tables():
             table.rollback()

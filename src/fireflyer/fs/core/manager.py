@@ -60,9 +60,11 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core import admin, moving
+from fireflyer.fs.core.capability import MAX_LIFETIME_S, MAX_SKEW_S
 from fireflyer.fs.core.chains import next_chain
 from fireflyer.fs.core.fence import fence_ns
 from fireflyer.fs.core.health import Health
+from fireflyer.fs.core.key_turn import KeyTurn
 from fireflyer.fs.core.learned import Learned
 from fireflyer.fs.core.lease import LeaseMachine
 from fireflyer.fs.core.ledger import Ledger
@@ -126,6 +128,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Of which cluster the store must be, if not empty; a new store becomes its."""
     session_ns: int = 60 * SECOND
     """A session that is silent for so long is over."""
+    key_life_ns: int = (MAX_LIFETIME_S + MAX_SKEW_S) * SECOND
+    """A key that signs no more is valid for so long."""
 
 
 # --- events ---
@@ -202,6 +206,7 @@ class Manager:
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
         self._learned = Learned()
         self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
+        self._keys: KeyTurn | None = None
         self._silent = False
         self._moving = False
         self._dirty: dict[ChainId, None] = {}
@@ -261,6 +266,8 @@ class Manager:
         if slept_ns > self._settings.lease_ns // 2:
             self._health.forgive(slept_ns)
             self._book.forgive(slept_ns)
+            if self._keys is not None:
+                self._keys.forgive(slept_ns)
         if self._draft is not None and self._draft.resting:
             self._draft.resting = False
             self._attempt(self._draft)
@@ -315,7 +322,9 @@ class Manager:
         self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
         orders = self._health.orders(heartbeat.node, now_ns)
         sessions = self._book.delta(heartbeat.sessions)
-        return HeartbeatAnswer(heartbeat.sequence, ledger.delta(heartbeat.known), orders, sessions)
+        return HeartbeatAnswer(
+            heartbeat.sequence, ledger.delta(heartbeat.known), orders, sessions, ledger.state.key_ids
+        )
 
     def _on_outcome(self, now_ns: int, outcome: Outcome) -> None:
         if self._lease.outcome(now_ns, outcome):
@@ -344,6 +353,9 @@ class Manager:
             )
         self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), Learned()
         self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), False
+        self._keys = KeyTurn(
+            ledger, told_ns=ledger.state.failure_timeout_ns, life_ns=settings.key_life_ns, now_ns=now_ns
+        )
         self._soil(sorted(ledger.chains.committed))
         self._note(f"primary in term {self.term} with routing {ledger.state.version}")
 
@@ -363,7 +375,7 @@ class Manager:
             self._reply(request_id, NotPrimary(self._lease.primary_address))
         self._queue.clear()
         self._dirty.clear()
-        self._ledger = None
+        self._ledger = self._keys = None
 
     def _advance(self, now_ns: int) -> None:
         self._follow_lease()
@@ -400,6 +412,8 @@ class Manager:
         if self._moving:
             self._moving = False
             draft.notes += moving.advance(ledger)
+        if self._keys is not None and self._keys.due(now_ns):
+            draft.notes += self._keys.advance()
         self._evaluate(ledger, draft)
         pending = ledger.pending()
         if pending is None:
@@ -519,6 +533,8 @@ class Manager:
         sessions = dict(ledger.sessions.changes())
         ledger.commit()
         self._book.committed(sessions, now_ns)
+        if self._keys is not None:
+            self._keys.committed(now_ns)
         self._draft = None
         self._soil(list(draft.chains))
         self._soil([chain for chain in drained if chain is not None])

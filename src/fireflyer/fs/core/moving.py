@@ -28,7 +28,7 @@ from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import AddMoves, CancelMoves, Done, MoveStatus
 from fireflyer.fs.schema.routing import MAX_REPLICAS, Chain, Member, TargetState
 
-__all__ = ["MAX_MOVES", "MAX_UNDER_WAY", "add_moves", "advance", "cancel_moves", "moves_status"]
+__all__ = ["MAX_MOVES", "MAX_UNDER_WAY", "advance", "change_moves", "moves_status"]
 
 MAX_MOVES: Final = 1 << 14
 MAX_UNDER_WAY: Final = 8
@@ -36,7 +36,12 @@ MAX_UNDER_WAY: Final = 8
 _NO_ROLE: Final = (TargetState.WAITING, TargetState.OFFLINE)
 
 
-def add_moves(request: AddMoves, ledger: Ledger) -> Done:
+def change_moves(request: AddMoves | CancelMoves, ledger: Ledger) -> Done:
+    """Raises as `_add` does."""
+    return _add(request, ledger) if isinstance(request, AddMoves) else _cancel(ledger)
+
+
+def _add(request: AddMoves, ledger: Ledger) -> Done:
     """Puts them behind those that are there. Raises `NotFound`, `UsageError`, `Exists` or `Busy`, and has put nothing
     then."""
     if len(ledger.moves) + len(request.moves) > MAX_MOVES:
@@ -73,7 +78,7 @@ def _check(ledger: Ledger, chain: Chain, source: TargetId, node: NodeId) -> None
         raise UsageError(f"chain {chain.id} has {MAX_REPLICAS} targets, the most there may be; take one out")
 
 
-def cancel_moves(_: CancelMoves, ledger: Ledger) -> Done:
+def _cancel(ledger: Ledger) -> Done:
     """Those that have not begun; the others come to their end."""
     waiting = [row.id for row in _rows(ledger) if not row.target]
     for chain_id in waiting:

@@ -63,6 +63,7 @@ __all__ = [
     "Request",
     "RetireNode",
     "RetireTargets",
+    "RotateKeys",
     "RoutingAnswer",
     "Status",
     "Superseded",
@@ -187,6 +188,8 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
     give_up: Annotated[tuple[GiveUp, ...], msgspec.Meta(max_length=MAX_TARGETS_PER_NODE)] = ()
     sessions: SessionsDelta | None = None
     """None: unchanged. Belongs to the routing: both are taken over, or neither."""
+    key_ids: tuple[_U63, ...] = ()
+    """As in `Registered`: these are valid now."""
 
 
 # --- everybody ---
@@ -323,6 +326,13 @@ class Override(msgspec.Struct, frozen=True, tag=True):
     confirm: ChainVersion = 0
 
 
+class RotateKeys(msgspec.Struct, frozen=True, tag=True):
+    """A new key shall sign capabilities, see `core.key_turn`; while that is under way, again changes nothing. `revoke`:
+    at once, and what the others have signed counts no more."""
+
+    revoke: bool = False
+
+
 class OverrideWarning(msgspec.Struct, frozen=True, tag=True):
     warning: str
     """What may be lost, for people."""
@@ -380,6 +390,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     cluster: str = ""
     sessions: int = 0
     """That live."""
+    key_ids: tuple[int, ...] = ()
+    """Of the keys of capabilities: the first one signs, all are valid."""
 
 
 AdminRequest: TypeAlias = (
@@ -393,6 +405,7 @@ AdminRequest: TypeAlias = (
     | Drain
     | RetireTargets
     | RetireNode
+    | RotateKeys
     | Override
 )
 Request: TypeAlias = Register | Heartbeat | GetRouting | GetStatus | GetMoves | ClientRequest | AdminRequest

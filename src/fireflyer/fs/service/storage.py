@@ -358,7 +358,9 @@ class _Storage:
             for target in self._targets.values():
                 target.scrub.tick(now_ns)
             if self._core is not None:
-                self._asks.use_keys(self._core.attendance.key_ids)
+                keys = self._core.attendance.key_ids
+                if self._asks.use_keys(keys):
+                    self._links.end_revoked(keys, time.time())
             await asyncio.sleep(TICK_NS / SECOND)
 
     async def _sweep(self) -> None:

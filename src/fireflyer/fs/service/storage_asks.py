@@ -69,10 +69,12 @@ class StorageAsks:
         self._waiters: dict[int, tuple[int, int]] = {}
         self._numbers = 0
 
-    def use_keys(self, key_ids: tuple[int, ...]) -> None:
-        """Capabilities signed with these count."""
-        if tuple(self._keys) != key_ids:
-            self._keys = {one: capability.derive_key(self._secret.reveal(), one) for one in key_ids}
+    def use_keys(self, key_ids: tuple[int, ...]) -> bool:
+        """Capabilities signed with these count. Whether they are others than before."""
+        if tuple(self._keys) == key_ids:
+            return False
+        self._keys = {one: capability.derive_key(self._secret.reveal(), one) for one in key_ids}
+        return True
 
     def asked(self, link: Link, ask: data.Ask, handle: int) -> None:
         """`handle`: the data that came with it, or 0; they are this method's to give on or back."""

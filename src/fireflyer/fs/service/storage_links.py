@@ -121,6 +121,13 @@ class DataLinks:
         _log.warning("connection closed peer=%s reason=%s", link.peer if link else "unknown", reason)
         self._native.disconnect(number)
 
+    def end_revoked(self, key_ids: tuple[int, ...], now_s: float) -> None:
+        """Connections on which a capability counts that none of these keys has signed: what native code lets them read
+        ends with them."""
+        for number, link in list(self._links.items()):
+            if any(one.key_id not in key_ids and now_s < one.expires_s for one in link.capabilities):
+                self.refuse(number, "a capability of it was revoked; the client connects again and asks for another")
+
     # --- to other nodes ---
 
     def want(self, addresses: Mapping[NodeId, str]) -> None:
