@@ -28,6 +28,7 @@ from fireflyer.fs.schema.manager import (
     NewChain,
     Register,
     Request,
+    RotateKeys,
     Status,
 )
 from fireflyer.fs.schema.sessions import (
@@ -190,6 +191,13 @@ def test_who_may_ask_for_what(tmp_path: Path) -> None:
                 assert found.client == 3
                 assert found.allows(7, Rights.READ, time.time())
                 assert await admins.ask(GetCapability(2, 5, 9, 1)) == SessionOver(2)
+                with pytest.raises(PermissionDenied, match="is for administrators"):
+                    await anns.ask(RotateKeys())
+                await asked(admins, RotateKeys(revoke=True))
+                minted = await admins.ask(GetCapability(3, 5, 9, 1))
+                assert isinstance(minted, CapabilityAnswer)
+                key = derive_key(site.secret.reveal(), 2)
+                assert verify(minted.capability, {2: key}, "admin", time.time()).key_id == 2
 
     asyncio.run(story())
 
@@ -222,7 +230,7 @@ def test_a_manager_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> Non
     wrong.write_text("name = 3")
     code, line = run_manager(str(wrong))
     assert code == 2
-    assert line.startswith(f"error: configuration {str(wrong)!r}: ")
+    assert line.startswith(f"error: configuration {str(wrong)!r}, line 1: ")
 
 
 @pytest.mark.slow

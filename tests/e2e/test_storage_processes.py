@@ -39,7 +39,7 @@ from fireflyer.fs.schema.chunks import (
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.schema.manager import AddChains, NewChain
+from fireflyer.fs.schema.manager import AddChains, NewChain, RotateKeys
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.fs.service.storage_config import StorageTarget
 from fireflyer.fs.service.storage_targets import LOOK_S
@@ -511,6 +511,42 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         await bob.close()
 
     in_cluster(work, tmp_path, nodes=2, replicas=2, tokens_file=str(tmp_path / "tokens"))
+
+
+def test_a_key_that_is_revoked_takes_what_it_allowed_with_it(tmp_path: Path) -> None:
+    tokens = TokenStore(str(tmp_path / "tokens"))
+
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"for a while")
+        version, address, secret = store.chain.version, store.routing.nodes[0].address, store.credential.secret.reveal()
+        ann = user_of(store, tokens, "ann")
+
+        def signed(key: int) -> data.Present:
+            expires_s = int(time.time()) + 600
+            one = Capability(key, "ann", store.client, 1, 1, Rights.READ, expires_s)
+            return data.Present(sign(one, derive_key(secret, key)))
+
+        connection = await DataConnection.connect(address, ann)
+        assert isinstance(await connection.ask(signed(1)), data.Granted)
+        assert (await connection.read(1, version, 1, 0, 0, 100)).data == b"for a while"
+        await store.manager.ask(RotateKeys(revoke=True))
+        async with asyncio.timeout(10):
+            await connection.closed()
+        again = await DataConnection.connect(address, ann)
+        assert isinstance(await again.ask(signed(1)), Refused)
+        assert isinstance(await again.ask(signed(2)), data.Granted)
+        assert (await again.read(1, version, 1, 0, 0, 100)).data == b"for a while"
+        await store.manager.ask(RotateKeys())
+        await store.until(lambda: granted(again, signed(3)))
+        assert isinstance(await again.ask(signed(2)), data.Granted), "nobody notices a key that is only changed"
+        for one in (connection, again):
+            await one.close()
+
+    in_cluster(work, tmp_path, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+
+
+async def granted(connection: DataConnection, present: data.Present) -> bool:
+    return isinstance(await connection.ask(present), data.Granted)
 
 
 @pytest.mark.slow
