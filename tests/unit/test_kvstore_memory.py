@@ -34,7 +34,7 @@ from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING, MAX_ENTRIES
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.resolver import Resolver
-from fireflyer.kvstore.core.waits import MAX_ATTEMPTS, MAX_BACKOFF_NS, backoff_ns
+from fireflyer.kvstore.core.waits import MAX_BACKOFF_NS, MAX_CONFLICTS, backoff_ns
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.transaction import Attempt, Source
 from fireflyer.sim.world import SimNode, World
@@ -151,26 +151,38 @@ async def test_a_marker_makes_it_once_whatever_became_of_unknown_commits(fault: 
 
 @on_loop
 async def test_doubt_is_not_forgotten_when_later_attempts_fail_for_sure() -> None:
-    faults = _Faults(CommitFault.UNKNOWN_LOST, *[CommitFault.CONFLICT] * MAX_ATTEMPTS)
+    faults = _Faults(CommitFault.UNKNOWN_LOST, *[CommitFault.CONFLICT] * MAX_CONFLICTS)
     async with MemoryEngine(faults=faults) as kv:
         with pytest.raises(CommitUnknown, match="one of them may have happened"):
             await kv.transact(_take, idempotent=True, timeout_ns=SECOND // 5)
 
 
+@pytest.mark.parametrize("fault", [CommitFault.CONFLICT, CommitFault.DISCONNECTED])
+@on_loop
+async def test_conflicts_and_broken_connections_are_retried(fault: CommitFault) -> None:
+    async with MemoryEngine(faults=_Faults(fault, fault, fault)) as kv:
+        assert await kv.transact(_take) == b"1"
+
+
 @pytest.mark.parametrize(
     ("fault", "error"), [(CommitFault.CONFLICT, Conflict), (CommitFault.DISCONNECTED, Disconnected)]
 )
-@on_loop
-async def test_conflicts_and_broken_connections_are_retried_and_bounded(
+def test_who_always_collides_gives_up_and_who_finds_no_server_tries_until_the_deadline(
     fault: CommitFault, error: type[Exception]
 ) -> None:
-    async with MemoryEngine(faults=_Faults(fault, fault, fault)) as kv:
-        assert await kv.transact(_take) == b"1"
     world = World(1)
     waits = SteppedWaits(lambda: world.now_ns, world.random.randrange)
     kv = MemoryEngine(faults=lambda: fault, waits=waits)
-    with pytest.raises(error, match=f"given up after {MAX_ATTEMPTS} attempts"):
-        list(steps(lambda: kv.transact(_take, timeout_ns=1000 * SECOND)))
+
+    def run() -> None:
+        for delay_ns in steps(lambda: kv.transact(_take, timeout_ns=100 * SECOND)):
+            world.now_ns += delay_ns or 0
+
+    with pytest.raises(error, match=r"given up after \d+ attempts") as raised:
+        run()
+    collides = fault is CommitFault.CONFLICT
+    assert (f"after {MAX_CONFLICTS} attempts" in str(raised.value)) == collides
+    assert (world.now_ns > 99 * SECOND) == (not collides)
 
 
 def test_backoff_is_random_and_bounded() -> None:

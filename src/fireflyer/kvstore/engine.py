@@ -11,7 +11,7 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import format_duration
 from fireflyer.kvstore.api import DEFAULT_TIMEOUT_NS, Engine, Reader, Transaction
 from fireflyer.kvstore.core.keys import ATTEMPT_LIMIT_NS
-from fireflyer.kvstore.core.waits import MAX_ATTEMPTS, DeadlinePassed, Waits, backoff_ns
+from fireflyer.kvstore.core.waits import MAX_CONFLICTS, DeadlinePassed, Waits, backoff_ns
 from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected, TransactionTimeout
 from fireflyer.kvstore.transaction import Attempt, Source
 
@@ -57,7 +57,7 @@ class AttemptingEngine(Engine, abc.ABC):
         self, body: Callable[[Attempt], Awaitable[T]], timeout_ns: int, *, idempotent: bool, read_only: bool
     ) -> T:
         deadline_ns = self._waits.now_ns() + _checked_timeout(timeout_ns)
-        attempts = 0
+        attempts = conflicts = 0
         doubt = False
         failure: FireflyerError | None = None
         while True:
@@ -69,6 +69,7 @@ class AttemptingEngine(Engine, abc.ABC):
                 return result
             except (Conflict, Disconnected) as error:
                 failure = error
+                conflicts += isinstance(error, Conflict)
             except CommitUnknown as error:
                 if not idempotent:
                     raise
@@ -78,7 +79,8 @@ class AttemptingEngine(Engine, abc.ABC):
                     raise
                 raise _given_up(failure, attempts, doubt=doubt) from error
             delay_ns = backoff_ns(attempts, self._waits.below)
-            if attempts == MAX_ATTEMPTS or self._waits.now_ns() + delay_ns >= deadline_ns:
+            # A server that is not there may need all of the time to come back.
+            if conflicts == MAX_CONFLICTS or self._waits.now_ns() + delay_ns >= deadline_ns:
                 raise _given_up(failure, attempts, doubt=doubt) from failure
             await self._waits.sleep(delay_ns)
 

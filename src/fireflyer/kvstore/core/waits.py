@@ -15,11 +15,11 @@ from typing import Any, Final, Protocol, TypeVar
 
 from fireflyer.base.units import MS
 
-__all__ = ["MAX_ATTEMPTS", "DeadlinePassed", "SteppedWaits", "Waits", "backoff_ns", "steps"]
+__all__ = ["MAX_CONFLICTS", "DeadlinePassed", "SteppedWaits", "Waits", "backoff_ns", "steps"]
 
 T = TypeVar("T")
 
-MAX_ATTEMPTS: Final = 64
+MAX_CONFLICTS: Final = 64
 FIRST_BACKOFF_NS: Final = 2 * MS
 MAX_BACKOFF_NS: Final = 500 * MS
 
