@@ -198,6 +198,46 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+async def time_out(chunks: Chunks, index: int) -> None:
+    with pytest.raises(Timeout, match="may or may not"):
+        await chunks.write(CHAIN, ChunkId(5, index), b"unknown", timeout_ns=300 * MS)
+
+
+@pytest.mark.timeout(60)
+def test_a_client_with_too_many_unknown_outcomes_goes_on_in_another_session(tmp_path: Path) -> None:
+    options = Options(limits=Limits(channels=8, unknown=3))
+
+    async def main() -> None:
+        async with running(tmp_path, nodes=1, replicas=1) as run:
+            await run.until_all_serve()
+            user = run.site.user("admin")
+            async with await connect([run.manager.address], user, options=options) as chunks:
+                await chunks.acquire(5, 6, Rights.READ | Rights.WRITE)
+                await chunks.write(CHAIN, ChunkId(5, 9), b"connected")
+                with open_ring([run.manager.address], user, options=options) as ring:
+                    ring.acquire(5, 5, Rights.WRITE)
+                    first, second = chunks.client, ring.client
+                    run.nodes[1].kill(signal.SIGSTOP)
+                    for index in range(3):
+                        ring.prepare_write(index, CHAIN, ChunkId(5, index), b"unknown", timeout_ns=300 * MS)
+                    await asyncio.gather(*(time_out(chunks, index) for index in range(3)))
+                    assert [type(one) for one in ring.wait(3).errors.values()] == [Timeout] * 3
+                    run.nodes[1].kill(signal.SIGCONT)
+                    for index in range(3):
+                        await chunks.write(CHAIN, ChunkId(5, index), b"known")
+                        assert await chunks.read(CHAIN, ChunkId(5, index), 0, 5) == b"known"
+                    assert chunks.client > second > first
+                    ring.prepare_write(0, CHAIN, ChunkId(5, 7), b"ring")
+                    assert not ring.wait(1).errors
+                    assert ring.client > second
+                    assert await chunks.read(CHAIN, ChunkId(5, 7)) == b"ring"
+                    sessions = await run.asking.ask(GetSessions())
+                    assert isinstance(sessions, SessionList)
+                    assert [one.client for one in sessions.sessions] == sorted([ring.client, chunks.client])
+
+    asyncio.run(main())
+
+
 def write_in_a_child(rings: PerProcess[Ring], ring: Ring, chunks: Chunks, said: Connection) -> None:
     """With what the parent opened, then with a ring of its own."""
     try:

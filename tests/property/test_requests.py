@@ -17,8 +17,10 @@ from fireflyer.fs.core.request_effects import (
     Glance,
     Limits,
     Lost,
+    NewSession,
     RoutingConfirmed,
     RoutingLearned,
+    SessionOpened,
     Tick,
     Told,
     Withdraw,
@@ -39,7 +41,14 @@ from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 
 LIMITS = Limits(
-    requests=20, channels=2, node_asks=3, node_bytes=2 << 20, senders=1, grant_bytes=2 << 20, attempt_ns=50 * MS
+    requests=20,
+    channels=2,
+    unknown=2,
+    node_asks=3,
+    node_bytes=2 << 20,
+    senders=1,
+    grant_bytes=2 << 20,
+    attempt_ns=50 * MS,
 )
 WHATS: list[Change | Glance] = [
     Glance(LookKind.READ, 0, 4096),
@@ -48,8 +57,9 @@ WHATS: list[Change | Glance] = [
     Change(Operation.TRUNCATE, 0, 1),
     Change(Operation.WRITE, 0, 1 << 20),
 ]
+COMMON = ["begin"] * 4 + ["tell"] * 6 + ["wait"] * 2
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["begin"] * 4 + ["tell"] * 6 + ["give up", "lose", "route", "confirm", "wait", "wait"]),
+    st.tuples(st.sampled_from([*COMMON, "give up", "lose", "route", "confirm", "exchange"]),
               st.integers(0, 1 << 16)),
     max_size=60,
 )  # fmt: skip
@@ -63,7 +73,8 @@ class Watched:
         self.now_ns = self.begun = self.version = 0
         self.waiting: dict[int, None] = {}
         self.asks: dict[int, Ask] = {}
-        self.numbers: dict[tuple[int, int], int] = {}
+        self.numbers: dict[tuple[int, int, int], int] = {}
+        self.client, self.exchanging = 1, False
 
     def feed(self, event: Event) -> None:
         for effect in self.machine.handle(self.now_ns, event):
@@ -79,14 +90,21 @@ class Watched:
                 self.asks[ask] = effect
                 if isinstance(body, Update):
                     # A number of a channel is one operation's for ever.
-                    assert self.numbers.setdefault((body.channel, body.sequence), operation) == operation
-                    assert all(
-                        sequence <= body.sequence for channel, sequence in self.numbers if channel == body.channel
-                    )
+                    assert body.client == self.client
+                    assert not self.exchanging
+                    channel = body.client, body.channel
+                    assert self.numbers.setdefault((*channel, body.sequence), operation) == operation
+                    assert all(one[-1] <= body.sequence for one in self.numbers if one[:2] == channel)
             case Withdraw(ask):
                 del self.asks[ask]
             case Finish(operation):
                 del self.waiting[operation]
+            case NewSession(client):
+                assert client == self.client
+                assert not self.exchanging
+                under_way = [one for one in self.asks.values() if isinstance(one.body, Update)]
+                assert not [one for one in under_way if one.operation in self.waiting]
+                self.exchanging = True
 
     def do(self, action: str, number: int) -> None:
         if action == "begin":
@@ -110,6 +128,9 @@ class Watched:
         elif action == "route":
             self.version += 1
             self.feed(RoutingLearned(_routing(self.version, number)))
+        elif action == "exchange" and self.exchanging:
+            self.client, self.exchanging = self.client + 1, False
+            self.feed(SessionOpened(self.client))
         elif action == "confirm":
             self.feed(RoutingConfirmed(self.now_ns - number % 3 * MS))
         elif action == "wait":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.support.request_bugs import BUGS, plant
-from tests.support.request_world import RequestWorld, WholeWorld, run_seed
+from tests.support.request_world import ExchangingClient, RequestWorld, WholeWorld, run_seed
 from tests.support.seeds import more_seeds
 
 BLOCK = 40
@@ -30,6 +30,8 @@ def test_so_it_is_for_many_seeds(seeds: range) -> None:
 def test_so_it_is_with_real_managers_and_storage_processes(seeds: range) -> None:
     worlds = [run_seed(seed, WholeWorld) for seed in seeds]
     assert sum(world.histories.updates for world in worlds) > 3 * len(seeds)
+    clients = [one for world in worlds for one in world.clients if isinstance(one, ExchangingClient)]
+    assert sum(one.exchanges for one in clients) > len(seeds)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

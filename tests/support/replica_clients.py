@@ -10,6 +10,7 @@ import msgspec
 from tests.support.replica_engine import changed
 
 from fireflyer.base.units import MS
+from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,
@@ -187,6 +188,9 @@ class Client:
         if call.change is not None:
             self._histories.update(self._label(call), call.chunk, call.change, call.data, call.begun_ns, None, None)
         self._think(call.channel)
+
+    def told(self, number: int, answer: manager.Answer) -> None:
+        """It asks no manager."""
 
     def routing(self, chain: Chain) -> None:
         if chain.version > self._chain.version:

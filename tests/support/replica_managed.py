@@ -87,7 +87,7 @@ class _ManagerHost:
                 if source.startswith("c") and isinstance(effect.answer, RoutingAnswer) and effect.answer.routing:
                     for chain in apply_delta(Routing(0), effect.answer.routing).chains:
                         self._world.net.send(self._name, source, frame(ROUTING, chain))
-                elif not source.startswith("c"):
+                else:
                     self._world.net.send(self._name, source, frame(TOLD, effect.answer, number=number))
             return None
 

@@ -38,6 +38,7 @@ from fireflyer.fs.schema.chunks import (
 )
 from fireflyer.fs.schema.ids import ChunkId, ContentId, TargetId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
+from fireflyer.fs.schema.sessions import EndSession, OpenSession
 from fireflyer.sim import Link, SimClock, SimNet, SimNode, World
 from fireflyer.sim.linearizability import linearize
 
@@ -291,6 +292,7 @@ class AnyClient(Protocol):
     def hurry(self) -> None: ...
     def routing(self, chain: Chain) -> None: ...
     def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None: ...
+    def told(self, number: int, answer: manager.Answer) -> None: ...
 
 
 class ReplicaWorld:
@@ -358,7 +360,8 @@ class ReplicaWorld:
         name = f"c{number}"
 
         def wire(target: TargetId, message: msgspec.Struct, data: bytes, request: int) -> None:
-            kind = UPDATE if isinstance(message, Update) else LOOK if isinstance(message, Look) else ROUTING
+            kinds = {Update: UPDATE, Look: LOOK, EndSession: MANAGE, OpenSession: MANAGE}
+            kind = kinds.get(type(message), ROUTING)
             for to in [f"s{target}"] if target else self.managers:
                 self.net.send(name, to, frame(kind, message, data, request))
 
@@ -366,6 +369,8 @@ class ReplicaWorld:
             one, body = decoded(payload)
             if isinstance(body, Chain):
                 clients[0].routing(body)
+            elif one.kind == TOLD:
+                clients[0].told(one.number, body)
             else:
                 clients[0].reply(one.number, body, one.data)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.support.request_world import RequestClient, RequestWorld, run_seed
+from tests.support.replica_world import ReplicaWorld
+from tests.support.request_world import ExchangingClient, RequestClient, RequestWorld, WholeWorld, run_seed
 
 from fireflyer.fs.core.request_channels import Channel, Channels, Place
 from fireflyer.fs.core.request_effects import Effect, Event, Failed, Finish, Limits, Told
 from fireflyer.fs.core.requests import Requests, _Request
 from fireflyer.fs.schema.chunks import Missing, NotCommitted, Refusal, Refused
 from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.sessions import OpenSession
 
 __all__ = ["BUGS", "BelievesThatStaleIsNotDone", "Bug", "OneChannelForAll", "plant"]
 
@@ -95,7 +97,7 @@ def _with_channels(kind: type[Channels]) -> type[Requests]:
     class Machine(Requests):
         def __init__(self, client: ClientId, limits: Limits | None = None, *, seed: int) -> None:
             super().__init__(client, limits, seed=seed)
-            self._channels = kind(self._limits.channels)
+            self._channels = kind(self._limits.channels, self._limits.unknown)
 
     return Machine
 
@@ -112,11 +114,27 @@ class _UsesAskNumbersAgain(Requests):
         super()._ask(request)
 
 
+class _DoesNotWait(Channels):
+    """A session is ended while updates are under way."""
+
+    @property
+    def used_up(self) -> bool:
+        return self._closed
+
+
+class _EndsNothing(ExchangingClient):
+    def exchange(self, client: ClientId) -> None:
+        self.exchanges += 1
+        self._insist(OpenSession(f"client {self._number} {self.exchanges}"))
+
+
 class Bug(NamedTuple):
     """`within`: so many seeds find it, from the first; about five times as many as it took."""
 
     machine: type[Requests]
     within: int
+    client: type[RequestClient] = RequestClient
+    world: type[ReplicaWorld] = RequestWorld
 
 
 BUGS: dict[str, Bug] = {
@@ -127,16 +145,20 @@ BUGS: dict[str, Bug] = {
     "an unresolved channel is used again": Bug(_with_channels(_AnyChannel), 2500),
     "a number is used again": Bug(_with_channels(_OldNumbers), 20),
     "ask numbers are used again": Bug(_UsesAskNumbersAgain, 30),
+    "a session is never ended": Bug(Requests, 400, _EndsNothing, WholeWorld),
+    "a session is ended under an update": Bug(_with_channels(_DoesNotWait), 400, ExchangingClient, WholeWorld),
 }
 
 
 def plant(bug: str, seeds: range) -> Iterator[tuple[int, str | None]]:
     """For each seed what the simulation found, or None."""
 
-    class Client(RequestClient):
-        machine_type = BUGS[bug].machine
+    planted = BUGS[bug]
 
-    class World(RequestWorld):
+    class Client(planted.client):  # type: ignore[misc,name-defined]
+        machine_type = planted.machine
+
+    class World(planted.world):  # type: ignore[misc,name-defined]
         make_client = Client
 
     for seed in seeds:

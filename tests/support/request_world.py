@@ -29,18 +29,22 @@ from fireflyer.fs.core.request_effects import (
     Glance,
     Limits,
     Lost,
+    NewSession,
     RoutingLearned,
+    SessionOpened,
     Tick,
     Told,
 )
 from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, LookReply, UpdateReply
-from fireflyer.fs.schema.ids import ChunkId
+from fireflyer.fs.schema.ids import ChunkId, ClientId
 from fireflyer.fs.schema.routing import Chain, Routing
+from fireflyer.fs.schema.sessions import EndSession, OpenSession, Session
 from fireflyer.native import crc32c
 from fireflyer.sim import SimNode, Timer
 
-__all__ = ["LIMITS", "RequestClient", "RequestWorld", "WholeWorld", "run_seed"]
+__all__ = ["LIMITS", "ExchangingClient", "RequestClient", "RequestWorld", "WholeWorld", "run_seed"]
 
 LIMITS = Limits(
     channels=2, node_asks=2, senders=1, large_bytes=64, grant_bytes=200, attempt_ns=150 * MS, pause_ns=4 * MS,
@@ -67,6 +71,7 @@ class RequestClient:
     """`channels` workers that update, and two that look, each `count` operations one after the other."""
 
     machine_type: type[Requests] = Requests
+    limits: Limits = LIMITS
 
     def __init__(
         self, node: SimNode, number: int, wire: Wire, chain: Chain, histories: Histories, *, chunks: list[ChunkId],
@@ -75,7 +80,7 @@ class RequestClient:
         self._node, self._number, self._wire, self._histories = node, number, wire, histories
         self._chunks, self._chance = chunks, node.world.fork_random(f"client {number}")
         self._chain = chain
-        self._machine = self.machine_type(number, LIMITS, seed=self._chance.getrandbits(64))
+        self._machine = self.machine_type(number, self.limits, seed=self._chance.getrandbits(64))
         self._writers, self._left = channels, [count] * (channels + 2)
         self._pause_ns = span_ns // count
         self._calls: dict[int, _Call] = {}
@@ -85,6 +90,9 @@ class RequestClient:
         self._unknown: dict[ChunkId, list[int]] = {}
         """Of a chunk, places in its history of updates that were given up."""
         self._timer: Timer | None = None
+        self.exchanges = 0
+        """Sessions that were exchanged for others."""
+        self._insists: msgspec.Struct | None = None
         self.routing(chain)
         for worker in range(len(self._left)):
             self._think(worker)
@@ -105,6 +113,29 @@ class RequestClient:
         if operation is not None:
             self._data[operation] = data
             self._feed(Told(number, reply))
+
+    def told(self, number: int, answer: manager.Answer) -> None:
+        """By a manager."""
+        if number != self.exchanges or self._insists is None:
+            return
+        if isinstance(self._insists, EndSession) and isinstance(answer, manager.Done):
+            self._insist(OpenSession(f"client {self._number} {self.exchanges}"))
+        elif isinstance(self._insists, OpenSession) and isinstance(answer, Session):
+            self._insists = None
+            self._feed(SessionOpened(answer.client))
+
+    def exchange(self, client: ClientId) -> None:
+        self.exchanges += 1
+        self._insist(EndSession(client))
+
+    def _insist(self, request: msgspec.Struct) -> None:
+        self._insists = request
+        self._ask_again(request)
+
+    def _ask_again(self, request: msgspec.Struct) -> None:
+        if self._insists is request:
+            self._wire(0, request, b"", self.exchanges)
+            self._node.after(50 * MS, lambda: self._ask_again(request))
 
     # --- work ---
 
@@ -154,6 +185,8 @@ class RequestClient:
                 self._wire(target, body, self._calls[operation].data, ask)
                 if self._chance.random() < BREAKS:
                     self._node.after(self._chance.randrange(30) * MS, lambda: self._feed(Lost(node)))
+            case NewSession(client):
+                self.exchange(client)
             case AskRouting():
                 self._wire(0, self._chain, b"", 0)
             case Finish(operation, result):
@@ -236,8 +269,16 @@ class RequestWorld(_RealClients):
     """Real clients and real replicas."""
 
 
+class ExchangingClient(RequestClient):
+    """Exchanges its session for another one after each update of unknown outcome."""
+
+    limits = msgspec.structs.replace(LIMITS, unknown=1)
+
+
 class WholeWorld(_RealClients, ManagedWorld):
     """Real managers and storage processes too."""
+
+    make_client = ExchangingClient
 
 
 def run_seed(seed: int, world_type: type[ReplicaWorld] = RequestWorld) -> ReplicaWorld:

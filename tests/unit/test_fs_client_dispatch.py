@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from fireflyer.runtime.raw_connections import RawConnection, RawListener
 
 CHUNK = ChunkId(1, 0)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
-RIGHT = Right(1, 9, 3)
+RIGHT, OTHER = Right(1, 9, 3), Right(11, 19, 3)
 READ = Glance(LookKind.READ, 0, 5)
 DONE = Done(ContentId(1, 1), None)
 _PREFIX_BYTES = 24
@@ -47,15 +48,17 @@ class Bench:
     def __init__(self, *serving: int) -> None:
         self.wanted: list[Node] = []
         self.rights: list[Right] = []
+        self.exchanges: list[int] = []
         self.results: list[Any] = []
         self.ends: dict[int, socket.socket] = {}
         self.dispatch = Dispatch(
             7,
-            limits=Limits(attempt_ns=200 * MS, pause_ns=MS),
+            limits=Limits(attempt_ns=200 * MS, pause_ns=MS, unknown=1),
             seed=1,
             connect=self.wanted.append,
             ask_routing=lambda: None,
             ask_right=self.rights.append,
+            exchange=self.exchanges.append,
         )
         self.route(*serving)
 
@@ -227,6 +230,34 @@ def test_who_acquires_a_right_is_told_of_a_refusal_and_nobody_is_kept_waiting(be
     assert list(bench.dispatch.servers()) == [1]
 
 
+def test_another_session_is_used_where_its_rights_are_granted() -> None:
+    bench = Bench(1)
+    bench.dispatch.present(RIGHT, b"first")
+    bench.dispatch.present(OTHER, b"other")
+    bench.begin(TRUNCATE)
+    bench.connect()
+    for _ in range(2):
+        bench.say(1, data.Told(bench.heard(1).number, data.Granted(60 * SECOND)))
+        bench.take()
+    asked = bench.heard(1).body
+    assert isinstance(asked, Update)
+    assert asked.client == 7
+    bench.dispatch.begin(1, ChunkId(1, 1), TRUNCATE, None, 0, bench.results.append)  # so one of two is unknown
+    bench.dispatch.give_up(1)
+    assert bench.exchanges == [7]
+    bench.begin(TRUNCATE)
+    bench.dispatch.exchanged(8, {RIGHT: b"second"})
+    shown = bench.heard(1)
+    assert shown.body == data.Present(b"second")
+    assert silent(bench)
+    bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
+    bench.take()
+    asked = bench.heard(1).body
+    assert isinstance(asked, Update)
+    assert asked.client == 8
+    bench.close()
+
+
 def test_rights_are_renewed_in_time_and_when_they_are_refused_until_the_manager_denies_them() -> None:
     async def main() -> None:
         answers: list[int | FireflyerError] = [3600, Unreachable("for now"), 3600, PermissionDenied("not any more")]
@@ -276,6 +307,7 @@ def test_who_is_not_the_node_that_was_looked_for_is_left_again() -> None:
             def confirmed(self, asked_ns: int) -> None: ...
             def renewed(self, right: Right, capability: bytes) -> None: ...
             def denied(self, right: Right, reason: str) -> None: ...
+            def exchanged(self, client: int, capabilities: Mapping[Right, bytes]) -> None: ...
             def end(self, reason: str) -> None: ...
 
         listener = RawListener(

@@ -21,8 +21,10 @@ from fireflyer.fs.core.request_effects import (
     Glance,
     Limits,
     Lost,
+    NewSession,
     RoutingConfirmed,
     RoutingLearned,
+    SessionOpened,
     Tick,
     Told,
     Withdraw,
@@ -377,6 +379,65 @@ def test_of_a_channel_one_update_is_under_way(kind: type[Requests], channels: in
     bench.begin(TRUNCATE, CHUNK)
     bench.begin(TRUNCATE, OTHER)
     assert len({one.channel for one in bench.updates}) == channels
+
+
+def exchanging() -> Bench:
+    """A session with two updates of unknown outcome, of which no more may be begun."""
+    bench = Bench(1, limits=Limits(attempt_ns=100 * MS, channels=8, unknown=2))
+    for chunk in (CHUNK, OTHER):
+        bench.begin(TRUNCATE, chunk, within_ns=50 * MS)
+    return bench
+
+
+def test_with_too_many_unknown_outcomes_nothing_begins_until_there_is_another_session() -> None:
+    bench = exchanging()
+    under_way = bench.begin(TRUNCATE, ChunkId(2, 0))
+    bench.until(60 * MS)
+    waiting, again = bench.begin(TRUNCATE, ChunkId(2, 1)), bench.begin(TRUNCATE, CHUNK)
+    look = bench.begin(READ)
+    bench.tell(Missing())
+    assert bench.ended[look] == Missing()
+    assert len(bench.updates) == 3
+    assert not exchanges(bench)
+    bench.feed(Told(next(one.ask for one in bench.asks if one.operation == under_way), DONE))
+    assert exchanges(bench) == [NewSession(7)]
+    bench.until(200 * MS)
+    assert exchanges(bench) == [NewSession(7)]
+    assert len(bench.updates) == 3
+    bench.feed(SessionOpened(8))
+    assert [(one.client, one.chunk, one.sequence) for one in bench.updates[3:]] == [
+        (8, CHUNK, 1),
+        (8, ChunkId(2, 1), 1),
+    ]
+    assert bench.machine.unresolved_channels == 0
+    bench.feed(Told(bench.asks[0].ask, DONE))  # of the first session: of no interest any more
+    for ask in bench.asks[-2:]:
+        bench.feed(Told(ask.ask, DONE))
+    assert bench.ended[waiting] == bench.ended[again] == DONE
+    assert exchanges(bench) == [NewSession(7)]
+
+
+def test_what_waits_for_another_session_says_at_its_deadline_that_it_was_not_done() -> None:
+    bench = exchanging()
+    bench.until(60 * MS)
+    assert exchanges(bench) == [NewSession(7)]
+    late = bench.begin(TRUNCATE, within_ns=100 * MS)
+    bench.until(SECOND)
+    assert bench.failure(late).code == "busy"
+    bench.feed(SessionOpened(8))
+    bench.feed(SessionOpened(9))  # nobody has asked for it
+    bench.begin(TRUNCATE)
+    assert bench.updates[-1].client == 8
+
+
+def test_a_session_that_is_over_is_not_exchanged() -> None:
+    bench = exchanging()
+    bench.feed(End("over"))
+    assert not exchanges(bench)
+
+
+def exchanges(bench: Bench) -> list[NewSession]:
+    return [one for one in bench.effects if isinstance(one, NewSession)]
 
 
 def test_a_new_head_is_asked_at_once_and_the_old_attempt_may_still_answer() -> None:

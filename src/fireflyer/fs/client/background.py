@@ -7,7 +7,7 @@ import atexit
 import collections
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import uvloop
@@ -15,6 +15,7 @@ import uvloop
 from fireflyer.base.errors import FireflyerError
 from fireflyer.fs.client.control import Control, Hears
 from fireflyer.fs.client.rights import Right
+from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.fs.schema.sessions import Session
 from fireflyer.identity.handshake import Credential
@@ -38,7 +39,7 @@ class Background:
         self._inbox: collections.deque[Callable[[Hears], None]] = collections.deque()
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.expected = 0
-        """Connections and routing that were asked for and have not come: worth waiting for."""
+        """Connections and sessions that were asked for and have not come: worth waiting for."""
         self._closed = False
         try:
             self._control: Control = self.call(_made(managers, credential, name))
@@ -70,6 +71,10 @@ class Background:
 
     def want_right(self, right: Right) -> None:
         self._loop.call_soon_threadsafe(self._control.rights.refused, right)
+
+    def exchange(self, client: ClientId) -> None:
+        self.expected += 1
+        self._loop.call_soon_threadsafe(self._control.exchange, client)
 
     def keep_right(self, right: Right, expires_unix_s: int) -> None:
         self._loop.call_soon_threadsafe(self._control.rights.keep, right, expires_unix_s)
@@ -140,6 +145,13 @@ class Background:
     def denied(self, right: Right, reason: str) -> None:
         self._say(lambda hears: hears.denied(right, reason))
 
+    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
+        def take(hears: Hears) -> None:
+            self.expected -= 1
+            hears.exchanged(client, capabilities)
+
+        self._say(take)
+
     def end(self, reason: str) -> None:
         self._say(lambda hears: hears.end(reason))
 
@@ -163,6 +175,9 @@ class _Closing:
         pass
 
     def denied(self, right: Right, reason: str) -> None:
+        pass
+
+    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
         pass
 
     def end(self, reason: str) -> None:

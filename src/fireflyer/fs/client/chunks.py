@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
-from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
 from fireflyer.native import crc32c
@@ -107,9 +107,11 @@ class Chunks(OfOneProcess):
         self._timer_ns: int | None = None
         self._closed = False
         self.client = client
+        """Of the session; another one when it was exchanged because of too many updates of unknown outcome."""
         self._dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=control.connect,
             ask_routing=control.want_routing, ask_right=control.rights.refused,
+            exchange=control.exchange,
         )  # fmt: skip
         self._fd = self._dispatch.ring.fd
         self._loop.add_reader(self._fd, self._ready)
@@ -227,10 +229,10 @@ class Chunks(OfOneProcess):
         self.check_process()
         right, attempt = Right(first_file, last_file, rights), 0
         while True:
-            answer = await self._control.rights.ask(right, attempt)
+            client, answer = self.client, await self._control.rights.ask(right, attempt)
             error = await self._presented(right, answer.capability)
             attempt += 1
-            if not isinstance(error, PermissionDenied) or attempt == ATTEMPTS:
+            if attempt == ATTEMPTS or not (client != self.client or isinstance(error, PermissionDenied)):
                 break
         if error is not None:
             self._dispatch.forget(right)
@@ -341,6 +343,11 @@ class Chunks(OfOneProcess):
 
     def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
         self._dispatch.forget(right)
+
+    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
+        self.client = client
+        self._dispatch.exchanged(client, capabilities)
+        self._wake()
 
     def end(self, reason: str) -> None:
         self._dispatch.end(reason)

@@ -8,15 +8,24 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation, PermissionDenied, StaleVersion, UsageError
+from fireflyer.base.errors import (
+    FireflyerError,
+    InvariantViolation,
+    PermissionDenied,
+    StaleVersion,
+    TransientError,
+    UsageError,
+)
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.rights import Renewals, Right
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema import data
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.manager import Answer, Request
 from fireflyer.fs.schema.routing import Node, Routing, RoutingDelta
 from fireflyer.fs.schema.sessions import (
     CapabilityAnswer,
@@ -49,6 +58,7 @@ class Hears(Protocol):
     def not_connected(self, node: Node, error: FireflyerError) -> None: ...
     def renewed(self, right: Right, capability: bytes) -> None: ...
     def denied(self, right: Right, reason: str) -> None: ...
+    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None: ...
     def end(self, reason: str) -> None: ...
 
 
@@ -59,6 +69,8 @@ class Control:
         self._name = name or f"{socket.gethostname()}/{os.getpid()}"
         self._routing = Routing(0)
         self._session: Session | None = None
+        self._exchange_lock = asyncio.Lock()
+        """Held while there is no session, or another one."""
         self._hears: Hears | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
@@ -67,11 +79,43 @@ class Control:
 
     async def open(self, timeout_ns: int) -> Session:
         """Opens the session. Raises `Timeout` when no manager answers as primary, `PermissionDenied`."""
-        answer = await self._managers.ask(OpenSession(secrets.token_hex(16), self._name[:128]), timeout_ns=timeout_ns)
+        answer = await self._managers.ask(self._opening(), timeout_ns=timeout_ns)
         if not isinstance(answer, Session):
             raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
         self._session = answer
         return answer
+
+    def _opening(self) -> OpenSession:
+        return OpenSession(secrets.token_hex(16), self._name[:128])
+
+    def exchange(self, client: ClientId) -> None:
+        """Ends the session of this client, and opens another when it is over: `exchanged`, or `end`."""
+        self.spawn(self._exchange(client))
+
+    async def _exchange(self, client: ClientId) -> None:
+        if self._hears is None:
+            return
+        async with self._exchange_lock:
+            try:
+                # In this order, and each only when the one before is committed: see `core.request_channels`.
+                await self._insist(EndSession(client))
+                answer = await self._insist(self._opening())
+            except FireflyerError as error:
+                self._hears.end(f"no other session can be opened: {error}")
+                return
+            if not isinstance(answer, Session):
+                raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
+            self._session = answer
+            capabilities = await self.rights.anew(self._capability)
+        self._hears.exchanged(answer.client, capabilities)
+        self.want_routing()
+
+    async def _insist(self, request: Request) -> Answer:
+        while True:
+            try:
+                return await self._managers.ask(request)
+            except TransientError as error:
+                _log.warning("the session is not exchanged yet reason=%s", error)
 
     def start(self, hears: Hears) -> None:
         """From now on the session is kept, and routing is told."""
@@ -87,6 +131,10 @@ class Control:
 
     async def capability(self, right: Right) -> CapabilityAnswer:
         """Of this session, for these files. Raises `PermissionDenied`."""
+        async with self._exchange_lock:
+            return await self._capability(right)
+
+    async def _capability(self, right: Right) -> CapabilityAnswer:
         if self._session is None:
             raise UsageError("open the session first")
         answer = await self._managers.ask(GetCapability(self._session.client, *right))
@@ -131,12 +179,12 @@ class Control:
             await asyncio.sleep(self._session.lifetime_ns / _BEATS_PER_LIFETIME / SECOND)
 
     async def _keep(self) -> None:
-        if self._session is None or self._hears is None:
+        if self._session is None or self._hears is None or self._exchange_lock.locked():
             return
-        asked_ns = time.monotonic_ns()
+        session, asked_ns = self._session, time.monotonic_ns()
         try:
-            request = KeepSession(self._session.client, self._routing.version)
-            answer = await self._managers.ask(request, timeout_ns=min(_ROUTING_NS, self._session.lifetime_ns // 4))
+            request = KeepSession(session.client, self._routing.version)
+            answer = await self._managers.ask(request, timeout_ns=min(_ROUTING_NS, session.lifetime_ns // 4))
         except FireflyerError as error:
             # Whether the session lives is the manager's to say: one that was away for long has not counted the time.
             if self._answered:
@@ -145,6 +193,8 @@ class Control:
             return
         self._answered = True
         if isinstance(answer, SessionOver):
+            if session is not self._session or self._exchange_lock.locked():
+                return  # it was this client that has ended it
             self._hears.end("the manager has ended it; open another client")
         elif isinstance(answer, SessionKept):
             self._take(self._hears, answer.routing, asked_ns)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -35,8 +35,10 @@ from fireflyer.fs.core.request_effects import (
     Glance,
     Limits,
     Lost,
+    NewSession,
     RoutingConfirmed,
     RoutingLearned,
+    SessionOpened,
     Tick,
     Told,
     Withdraw,
@@ -126,12 +128,15 @@ class Dispatch:
     def __init__(
         self, client: ClientId, *, limits: Limits, seed: int, connect: Callable[[Node], None],
         ask_routing: Callable[[], None], ask_right: Callable[[Right], None],
+        exchange: Callable[[ClientId], None],
     ) -> None:  # fmt: skip
-        """`connect`, `ask_routing` and `ask_right` return at once; what comes of it is told by `connected`,
-        `not_connected`, `learned`, `present` and `forget`, in the thread of this object."""
+        """`connect`, `ask_routing`, `ask_right` and `exchange` (end this session, then open another) return at once;
+        what comes of it is told by `connected`, `not_connected`, `learned`, `present`, `forget` and `exchanged`, in the
+        thread of this object."""
         self.ring = ChunkRing()
         self._machine = Requests(client, limits, seed=seed)
         self._connect, self._ask_routing, self._ask_right = connect, ask_routing, ask_right
+        self._exchange = exchange
         self._links: dict[NodeId, _Link] = {}
         self._of_server: dict[int, _Link] = {}
         self._open: dict[int, _Open] = {}
@@ -278,6 +283,17 @@ class Dispatch:
             self._release(link)
         self.flush()
 
+    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
+        """There is another session, with these rights and no others."""
+        for link in self._links.values():
+            link.granted_ns.clear()
+        for right in [one for one in self._capabilities if one not in capabilities]:
+            self.forget(right)
+        for right, capability in capabilities.items():
+            self.present(right, capability)
+        self._feed(SessionOpened(client))
+        self.flush()
+
     def _present(self, link: _Link, right: Right, presented: Presented | None) -> None:
         self._own += 1
         capability = self._capabilities[right]
@@ -340,6 +356,9 @@ class Dispatch:
                 self._withdraw(ask)
             case AskRouting():
                 self._ask_routing()
+            case NewSession(client):
+                _log.info("too many updates of unknown outcome, the session is exchanged client=%d", client)
+                self._exchange(client)
             case Doubt(node, _, chain, chunk):
                 link = self._links.get(node)
                 if link is not None and link.usable:

@@ -67,13 +67,34 @@ class Renewals:
             self._kept[right] = None
             self._spawn(self._keep(right, expires_unix_s))
 
+    async def anew(self, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]) -> dict[Right, bytes]:
+        """All that are kept, for another session; without those that the manager denies."""
+        capabilities: dict[Right, bytes] = {}
+        for right in list(self._kept):
+            attempt = 0
+            while right in self._kept and right not in capabilities:
+                try:
+                    capabilities[right] = (await ask(right)).capability
+                except PermissionDenied as error:
+                    self._lose(right, error)
+                except FireflyerError:
+                    attempt += 1
+                    await asyncio.sleep(_pause_s(attempt))
+        return capabilities
+
+    def _lose(self, right: Right, error: FireflyerError) -> None:
+        _log.warning("a right to files %d to %d has ended reason=%s", *right[:2], error)
+        self._kept.pop(right, None)
+        self._wanted.pop(right, None)
+        self._denied(right, str(error))
+
     def refused(self, right: Right) -> None:
         """A node does not grant what it was shown last."""
         self._wanted.setdefault(right, asyncio.Event()).set()
 
     async def _keep(self, right: Right, expires_unix_s: int) -> None:
         wanted, attempt = self._wanted.setdefault(right, asyncio.Event()), 0
-        while True:
+        while right in self._kept:
             limit_s = max(_LEAST_S, (expires_unix_s - time.time()) * _RENEW_SHARE)
             if await _set_within(wanted, limit_s):
                 attempt += 1
@@ -84,9 +105,7 @@ class Renewals:
             try:
                 answer = await self._ask(right)
             except PermissionDenied as error:
-                del self._kept[right], self._wanted[right]
-                _log.warning("a right to files %d to %d has ended reason=%s", *right[:2], error)
-                self._denied(right, str(error))
+                self._lose(right, error)
                 return
             except FireflyerError as error:
                 _log.info("a right is not renewed yet files=%d to %d reason=%s", *right[:2], error)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -35,7 +35,7 @@ from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.client.spread import ANSWER, Reads, Spread, check_reads
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Operation
-from fireflyer.fs.schema.ids import ChainId, ChunkId
+from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.identity.handshake import Credential
 
@@ -96,11 +96,13 @@ class Ring(OfOneProcess):
     def __init__(self, background: Background, client: int, options: Options) -> None:
         super().__init__()
         self.client = client
+        """Of the session; another one when it was exchanged because of too many updates of unknown outcome."""
         self._options = options
         self._background = background
         self._dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=background.connect,
             ask_routing=background.want_routing, ask_right=background.want_right,
+            exchange=background.exchange,
         )  # fmt: skip
         self._spread = Spread(Routing(0), {})
         self._batches: list[_Batch] = []
@@ -359,6 +361,10 @@ class Ring(OfOneProcess):
     def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
         self._dispatch.forget(right)
 
+    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
+        self.client = client
+        self._dispatch.exchanged(client, capabilities)
+
     def end(self, reason: str) -> None:
         self._dispatch.end(reason)
 
@@ -375,10 +381,10 @@ class Ring(OfOneProcess):
         self.check_process()
         right, attempt, background = Right(first_file, last_file, rights), 0, self._background
         while True:
-            answer = background.call(background.control.rights.ask(right, attempt))
+            client, answer = self.client, background.call(background.control.rights.ask(right, attempt))
             error = self._presented(right, answer.capability)
             attempt += 1
-            if not isinstance(error, PermissionDenied) or attempt == ATTEMPTS:
+            if attempt == ATTEMPTS or not (client != self.client or isinstance(error, PermissionDenied)):
                 break
         if error is not None:
             self._dispatch.forget(right)

@@ -11,8 +11,14 @@ buffers of a connection, or wait at the head. Its channel stays with its chunk. 
 channel and the next number; it stands behind the lost one in the chunk's queue at the head, and what comes later than
 its row is refused as a duplicate. So when it is done, the lost one has happened before it, or never will. On another
 channel it could be overwritten by the lost one a minute later. A channel that were given to another chunk meanwhile
-would not help, either: the number of channels with an unknown outcome is bounded by `Limits.channels`, and who has used
-them up opens another session.
+would not help, either.
+
+*Another session.* The number of channels with an unknown outcome is bounded. When there are `Limits.unknown` of them no
+update begins any more, and when none is under way the session is ended, and then another one opened, in which all
+channels are new. That is safe because of the order: a process admits updates of those sessions alone that are in the
+list that it has. One that admits the new session has a list that was made after the old one's end, so it has dropped
+what waited of the old one, and admits nothing more of it; what it had begun comes before what comes later, for each
+chunk.
 """
 
 from __future__ import annotations
@@ -61,8 +67,12 @@ class _Turn:
 class Channels:
     """Operations are known by their numbers here."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, unknown: int) -> None:
+        """`unknown`: channels with an unknown outcome, and nothing begins any more."""
+        self._count, self._bound = count, unknown
+        self._unknown = 0
+        self._under_way = 0
+        self._closed = False
         self._made = 0
         self._free: deque[Channel] = deque()
         self._turns: dict[Place, _Turn] = {}
@@ -72,7 +82,24 @@ class Channels:
     @property
     def unresolved(self) -> int:
         """Channels that wait for the outcome of an update that was given up."""
-        return sum(1 for turn in self._turns.values() if turn.channel is not None and turn.channel.unresolved)
+        return self._unknown
+
+    @property
+    def used_up(self) -> bool:
+        """Nothing is under way, and nothing begins until `renew`."""
+        return self._closed and not self._under_way
+
+    def renew(self) -> list[tuple[int, Channel]]:
+        """For another session: no outcome of the last one is unknown any more. Only when `used_up`."""
+        self._free.clear()
+        self._made = self._unknown = 0
+        self._closed = False
+        begun: list[tuple[int, Channel]] = []
+        for turn in self._turns.values():
+            turn.channel = None
+        for place, turn in list(self._turns.items()):
+            begun += self._next(place, turn)
+        return begun
 
     def enter(self, place: Place, operation: int) -> list[tuple[int, Channel]]:
         """Returns which operations may begin now, and on which channel; `leave` and `resolve` do so too."""
@@ -92,7 +119,8 @@ class Channels:
         turn.active = 0
         self._without.pop(operation, None)
         if turn.channel is not None:
-            turn.channel.learn(turn.channel.sequence, done=done, unknown=unknown)
+            self._under_way -= 1
+            self._learn(turn.channel, turn.channel.sequence, done=done, unknown=unknown)
         return self._next(place, turn)
 
     def resolve(self, place: Place, channel: Channel, sequence: int, *, done: bool) -> list[tuple[int, Channel]]:
@@ -100,16 +128,24 @@ class Channels:
         turn = self._turns.get(place)
         if turn is None or turn.channel is not channel or not channel.unresolved:
             return []
-        channel.learn(sequence, done=done)
+        self._learn(channel, sequence, done=done)
         return [] if turn.active else self._next(place, turn)
+
+    def _learn(self, channel: Channel, sequence: int, *, done: bool, unknown: bool = False) -> None:
+        before = bool(channel.unresolved)
+        channel.learn(sequence, done=done, unknown=unknown)
+        self._unknown += bool(channel.unresolved) - before
+        self._closed = self._closed or self._unknown >= self._bound
 
     def _next(self, place: Place, turn: _Turn) -> list[tuple[int, Channel]]:
         begun: list[tuple[int, Channel]] = []
         if not turn.active:
             if turn.waiting:
+                if self._closed:
+                    return begun
                 turn.active = turn.waiting.popleft()
                 if turn.channel is not None:
-                    begun.append((turn.active, _number(turn.channel)))
+                    begun.append((turn.active, self._number(turn.channel)))
                 else:
                     self._without[turn.active] = place
             elif turn.channel is None:
@@ -117,7 +153,7 @@ class Channels:
             elif not turn.channel.unresolved:
                 self._free.append(turn.channel)
                 del self._turns[place]
-        while self._without and (self._free or self._made < self._count):
+        while self._without and not self._closed and (self._free or self._made < self._count):
             operation, where = next(iter(self._without.items()))
             del self._without[operation]
             if self._free:
@@ -125,10 +161,10 @@ class Channels:
             else:
                 channel, self._made = Channel(self._made), self._made + 1
             self._turns[where].channel = channel
-            begun.append((operation, _number(channel)))
+            begun.append((operation, self._number(channel)))
         return begun
 
-
-def _number(channel: Channel) -> Channel:
-    channel.sequence += 1
-    return channel
+    def _number(self, channel: Channel) -> Channel:
+        self._under_way += 1
+        channel.sequence += 1
+        return channel

@@ -12,7 +12,7 @@ import msgspec
 
 from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.fs.schema.chunks import Change, Done, Found, Look, LookKind, LookReply, Missing, Update, UpdateReply
-from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ContentId, NodeId, TargetId
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
 
 __all__ = [
@@ -30,8 +30,10 @@ __all__ = [
     "Glance",
     "Limits",
     "Lost",
+    "NewSession",
     "RoutingConfirmed",
     "RoutingLearned",
+    "SessionOpened",
     "Tick",
     "Told",
     "Withdraw",
@@ -45,6 +47,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Begun and not finished; beyond, `Busy`."""
     channels: int = 1024
     """Updates under way, and those whose outcome is not known."""
+    unknown: int = 768
+    """Of them: with so many unknown outcomes no update begins until the session was exchanged for another one."""
     node_asks: int = 256
     """Under way to one storage process."""
     node_bytes: int = 64 * MIB
@@ -132,6 +136,12 @@ class RoutingConfirmed(msgspec.Struct, frozen=True):
     asked_ns: int
 
 
+class SessionOpened(msgspec.Struct, frozen=True):
+    """What `NewSession` asked for."""
+
+    client: ClientId
+
+
 class Tick(msgspec.Struct, frozen=True):
     """`due_ns` has come."""
 
@@ -142,7 +152,7 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event: TypeAlias = Begin | GiveUp | Told | Lost | RoutingLearned | RoutingConfirmed | Tick | End
+Event: TypeAlias = Begin | GiveUp | Told | Lost | RoutingLearned | RoutingConfirmed | SessionOpened | Tick | End
 
 # --- effects ---
 
@@ -180,6 +190,12 @@ class AskRouting(msgspec.Struct, frozen=True):
     """Of a manager. No more often than `Limits.routing_ns`; if it fails it is asked for again when it is wanted."""
 
 
+class NewSession(msgspec.Struct, frozen=True):
+    """End the session of this client; when the manager says that it is over, and not before, open another one."""
+
+    client: ClientId
+
+
 class Doubt(msgspec.Struct, frozen=True):
     """Tell the replica that its chunk did not match its checksums."""
 
@@ -189,4 +205,4 @@ class Doubt(msgspec.Struct, frozen=True):
     chunk: ChunkId
 
 
-Effect: TypeAlias = Ask | Withdraw | Finish | AskRouting | Doubt
+Effect: TypeAlias = Ask | Withdraw | Finish | AskRouting | NewSession | Doubt

@@ -61,8 +61,10 @@ from fireflyer.fs.core.request_effects import (
     GiveUp,
     Limits,
     Lost,
+    NewSession,
     RoutingConfirmed,
     RoutingLearned,
+    SessionOpened,
     Told,
     Withdraw,
 )
@@ -158,7 +160,7 @@ class Requests:
         self._limits = limits or Limits()
         self._chance = Chance(seed)
         self._nodes = Nodes(self._limits)
-        self._channels = Channels(self._limits.channels)
+        self._channels = Channels(self._limits.channels, self._limits.unknown)
         self._requests: dict[int, _Request] = {}
         self._ghosts: deque[_Request] = deque()
         """Updates that ended without a known outcome, and may be answered yet."""
@@ -172,6 +174,8 @@ class Requests:
         self._strayed = False
         """Some request is for a chain that is not in the routing."""
         self._ended: str | None = None
+        self._exchanging = False
+        """Of the session: it was asked for."""
         self._now_ns = 0
         self._effects: list[Effect] = []
 
@@ -218,18 +222,18 @@ class Requests:
                 self._learn(routing)
             case RoutingConfirmed(asked_ns):
                 self._confirm(asked_ns)
+            case SessionOpened(client) if self._exchanging:
+                self._exchanged(client)
             case GiveUp(operation):
-                request = self._requests.get(operation)
-                if request is not None:
+                if (request := self._requests.get(operation)) is not None:
                     self._over(request, done=False)
             case End(reason):
-                self._ended = reason
-                for request in list(self._requests.values()):
-                    self._fail(request, Aborted.code, f"the session is over: {reason}")
+                self._end(reason)
         self._wake()
         for _, operation, _ in self._nodes.leaving():
             self._ask(self._requests[operation])
         self._ask_routing()
+        self._exchange()
         effects, self._effects = self._effects, []
         return effects
 
@@ -268,6 +272,22 @@ class Requests:
             request.channel, request.sequence = channel, channel.sequence
             request.code, request.why = Unreachable.code, "nobody was asked"
             self._place(request)
+
+    def _end(self, reason: str) -> None:
+        self._ended = reason
+        for request in list(self._requests.values()):
+            self._fail(request, Aborted.code, f"the session is over: {reason}")
+
+    def _exchange(self) -> None:
+        if self._channels.used_up and not self._exchanging and self._ended is None:
+            self._exchanging = True
+            self._effects.append(NewSession(self._client))
+
+    def _exchanged(self, client: ClientId) -> None:
+        self._client, self._exchanging = client, False
+        while self._ghosts:
+            self._forget(self._ghosts.popleft())
+        self._give_channels(self._channels.renew())
 
     # --- whom to ask ---
 
@@ -395,8 +415,7 @@ class Requests:
     # --- answers ---
 
     def _told(self, ask: int, reply: UpdateReply | LookReply | Arrived) -> None:
-        request = self._asks.get(ask)
-        if request is None:
+        if (request := self._asks.get(ask)) is None:
             return
         self._nodes.trust(request.asks[ask])
         newest = ask == request.present and request.state is _State.ASKED
@@ -514,8 +533,7 @@ class Requests:
         self._strayed = any(one.begun_ns > asked_ns for one in strayed)
         for request in strayed:
             if request.begun_ns <= asked_ns:
-                why = f"chain {request.begin.chain} is not in routing {self._routing.version}, which is the newest"
-                self._fail(request, NotFound.code, why)
+                self._fail(request, NotFound.code, f"{self._nobody(request.begin.chain)[1]}, which is the newest")
 
     def _decide_anew(self, request: _Request) -> None:
         request.avoid.clear()
