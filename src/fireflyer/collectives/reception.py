@@ -36,7 +36,8 @@ class Reception:
         self._secret = secret
         self._purpose = purpose
         self._identity = identity
-        self._guests: queue.SimpleQueue[tuple[socket.socket, str]] = queue.SimpleQueue()
+        # Not a SimpleQueue: Python 3.11 may wait for ever in its `get` when the timeout passes at the wrong moment.
+        self._guests: queue.Queue[tuple[socket.socket, str]] = queue.Queue()
         self._lock = threading.Lock()
         self._closed = False
         self._handshakes: dict[socket.socket, threading.Thread] = {}

@@ -154,7 +154,8 @@ class _Writer(threading.Thread):
         super().__init__(name="kvstore-writer", daemon=True)
         self._file = file
         self._answer = answer
-        self._queue: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        # Not a SimpleQueue: Python 3.11 may wait for ever in its `get` when the timeout passes at the wrong moment.
+        self._queue: queue.Queue[_Commit | None] = queue.Queue()
         snapshot = file.snapshot()
         self._stored_version = snapshot.version
         snapshot.close()
