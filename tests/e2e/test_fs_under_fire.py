@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.fs_load import FIRST_FILE, WRITERS, Load
+from tests.support.fs_load import FIRST_FILE, WRITERS, Load, read_batches
 from tests.support.fs_local import LocalCluster
 from tests.support.postgres import PostgresServer
 
-from fireflyer.fs.client import connect
+from fireflyer.fs.client import connect, connect_to, open_ring_to
 from fireflyer.fs.core.capability import Rights
 from fireflyer.identity import UserCredential
 
 pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(400)]
+MOVES_S = 240.0
+"""For some moves, whose nodes are killed again and again."""
 LONGEST_GAP_S = 20
 """Without an answer: T is 2 s, L half a second, and the machine is shared; what it is without load is measured."""
 
@@ -30,7 +34,7 @@ def local(tmp_path: Path) -> Iterator[LocalCluster]:
     cluster.close()
 
 
-async def under_fire(local: LocalCluster, *victims: str, rebalance: bool = False) -> Load:
+async def under_fire(local: LocalCluster, *victims: str) -> Load:
     """Kills one process after the other, each when all chains are whole."""
     there = msgspec.json.decode((local.directory / "cluster.json").read_bytes())
     credential = UserCredential((local.directory / "admin-token").read_text().strip())
@@ -42,14 +46,6 @@ async def under_fire(local: LocalCluster, *victims: str, rebalance: bool = False
             os.kill(await asyncio.to_thread(local.process, victim), signal.SIGKILL)
             await load.progress(40, within_s=60)
             await asyncio.to_thread(local.wait, local.whole)
-        if rebalance:
-            await asyncio.to_thread(local.ff, "admin", "add-node")
-            await asyncio.to_thread(local.wait, local.whole)
-            await asyncio.to_thread(local.ff, "admin", "rebalance")
-            for victim in ("manager-1", "node-2"):
-                os.kill(await asyncio.to_thread(local.process, victim), signal.SIGKILL)
-                await load.progress(40, within_s=60)
-            await asyncio.to_thread(local.wait, lambda status: not status["moves"] and local.whole(status))
         await load.stop()
         await asyncio.to_thread(local.wait, local.whole)
         await load.check_all()
@@ -62,10 +58,59 @@ def test_storage_processes_and_the_manager_are_killed_under_load(local: LocalClu
     assert load.longest_gap_s < LONGEST_GAP_S
 
 
-def test_chains_move_to_a_new_node_under_load_while_others_are_killed(local: LocalCluster) -> None:
+async def move_to_and_fro(local: LocalCluster, stop: asyncio.Event) -> int:
+    """Empties one node and fills it again. How often."""
+    times = 0
+    while not stop.is_set() or not times:
+        await asyncio.to_thread(local.insist, "admin", "drain" if times % 2 == 0 else "undrain", "--node", "1")
+        await asyncio.to_thread(local.insist, "admin", "rebalance")
+        await asyncio.to_thread(local.wait, lambda status: not status["moves"], MOVES_S)
+        times += 1
+    if times % 2:
+        await asyncio.to_thread(local.insist, "admin", "undrain", "--node", "1")
+    return times
+
+
+async def kill_some(local: LocalCluster, load: Load, stop: asyncio.Event) -> int:
+    """One or two at a time, as soon as all live."""
+    chance, killed = random.Random(7), 0
+    names = ["manager-1", *(f"node-{number}" for number in range(1, 5))]
+    while not stop.is_set() or not killed:
+        for name in chance.sample(names, chance.choice([1, 1, 2])):
+            os.kill(await asyncio.to_thread(local.process, name), signal.SIGKILL)
+            killed += 1
+        await load.progress(10, within_s=100)
+        await asyncio.to_thread(local.wait, lambda status: status["summary"]["alive"] == status["summary"]["nodes"])
+    return killed
+
+
+async def everything_at_once(local: LocalCluster, seconds: float) -> None:
+    there = msgspec.json.decode((local.directory / "cluster.json").read_bytes())
+    chains = [chain[0] for chain in there["chains"]]
+    stop, stop_reading = asyncio.Event(), threading.Event()
+    with open_ring_to(str(local.directory)) as ring:
+        async with await connect_to(str(local.directory)) as chunks:
+            load = Load(chunks, chains)
+            reading = asyncio.create_task(asyncio.to_thread(read_batches, ring, chains, stop_reading))
+            asyncio.get_running_loop().call_later(seconds, stop.set)
+            try:
+                moved, killed = await asyncio.gather(move_to_and_fro(local, stop), kill_some(local, load, stop))
+            finally:
+                stop_reading.set()
+            read = await reading
+            await asyncio.to_thread(local.wait, local.whole)
+            await load.progress(40, within_s=60)
+            await load.stop()
+            await load.check_all()
+    gap_s = load.longest_gap_s
+    print(f"{moved} moves, {killed} killed, {load.done} operations, {read} plain reads, longest gap {gap_s:.1f} s")
+
+
+def test_what_is_read_is_what_was_written_while_chains_move_and_nodes_and_the_manager_die(local: LocalCluster) -> None:
     local.ff("up", "--detach", "--failure-timeout", "2")
-    load = asyncio.run(under_fire(local, rebalance=True))
-    assert load.longest_gap_s < LONGEST_GAP_S
+    local.ff("admin", "add-node")
+    local.wait(local.whole)
+    asyncio.run(everything_at_once(local, 60))
 
 
 def test_of_several_managers_over_postgresql_any_may_be_killed_under_load(

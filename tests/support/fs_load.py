@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
+
+import numpy as np
 
 from fireflyer.base.errors import FireflyerError, NotFound, TransientError
 from fireflyer.base.units import KIB, SECOND
-from fireflyer.fs.client import Chunks
+from fireflyer.fs.client import MISSING, READ, Chunks, Completed, Ring
 from fireflyer.fs.schema.ids import ChunkId
 
-__all__ = ["FIRST_FILE", "WRITERS", "Load"]
+__all__ = ["FIRST_FILE", "WRITERS", "Load", "read_batches"]
 
 FIRST_FILE = 1000
 """Of the first writer; the next one has the next."""
@@ -20,6 +23,44 @@ CHUNKS = 6
 """Of each writer."""
 MAX_BYTES = 96 * KIB
 TIMEOUT_NS = 20 * SECOND
+
+
+READ_FILE = 2000
+READ_CHUNKS = 16
+READ_BYTES = 4096
+
+
+def read_batches(ring: Ring, chains: list[int], stop: threading.Event) -> int:
+    """Writes some chunks once, then reads pieces of them in batches, compares, and returns how many it has read."""
+    content = np.random.default_rng(1).integers(0, 256, (READ_CHUNKS, 4, READ_BYTES), dtype=np.uint8)
+    left = list(range(READ_CHUNKS))
+    while left:
+        for one in left:
+            chunk = ChunkId(READ_FILE, one)
+            ring.prepare_write(one, chains[one % len(chains)], chunk, content[one], timeout_ns=TIMEOUT_NS)
+        left = _failed(ring.wait(len(left)))
+    reads, back = np.zeros(READ_CHUNKS * 4, READ), np.zeros_like(content)
+    at = np.arange(len(reads))
+    reads["file"], reads["index"], reads["length"], reads["at"] = READ_FILE, at // 4, READ_BYTES, at * READ_BYTES
+    reads["offset"], reads["chain"] = at % 4 * READ_BYTES, np.array(chains)[at // 4 % len(chains)]
+    count = 0
+    while not stop.is_set():
+        back[:] = 0
+        ring.prepare_reads(0, reads, back, timeout_ns=TIMEOUT_NS)
+        over = ring.wait(len(reads))
+        failed = _failed(over)
+        read = np.setdiff1d(at, failed)
+        assert len(over.tags) == len(reads)
+        assert np.array_equal(back.reshape(-1, READ_BYTES)[read], content.reshape(-1, READ_BYTES)[read])
+        count += len(read)
+    return count
+
+
+def _failed(over: Completed) -> list[int]:
+    strange = [error for error in over.errors.values() if not isinstance(error, TransientError)]
+    assert not strange, strange
+    assert MISSING not in over.counts
+    return list(over.errors)
 
 
 class _Chunk:

@@ -33,13 +33,23 @@ class LocalCluster:
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr, self.logs())
         return done.stderr if code else done.stdout
 
+    def insist(self, *arguments: str) -> None:
+        """Until it succeeds: whoever is asked may have been killed."""
+        command = [sys.executable, "-P", "-m", "fireflyer", "fs", *arguments, "--dir", str(self.directory)]
+        until_s = time.monotonic() + LIMIT_S
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+            if not done.returncode:
+                return
+            assert time.monotonic() < until_s, (done.returncode, done.stdout, done.stderr, self.logs())
+
     def status(self) -> dict[str, Any]:
         found = msgspec.json.decode(self.ff("status", "--json"))
         assert isinstance(found, dict)
         return found
 
-    def wait(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        until_s = time.monotonic() + LIMIT_S
+    def wait(self, true: Callable[[dict[str, Any]], bool], limit_s: float = LIMIT_S) -> dict[str, Any]:
+        until_s = time.monotonic() + limit_s
         while True:
             status = self.status()
             if true(status):
