@@ -14,7 +14,7 @@ from fireflyer.fs.control import ASK, ControlClient, Lines, ManagerClient
 from fireflyer.fs.control.asking import MAX_ASKED
 from fireflyer.fs.control.lines import MAX_LINES
 from fireflyer.fs.core.attendance import Ask, Told
-from fireflyer.fs.schema.manager import Answer, Done, GetStatus, NotPrimary, Refusal, Request
+from fireflyer.fs.schema.manager import Answer, Done, GetStatus, NotPrimary, Refusal, Request, Status, TargetStatus
 from fireflyer.identity import NodeCredential, Secret, new_secret
 from fireflyer.runtime.rpc import Accepts, Caller, RpcServer
 
@@ -94,6 +94,26 @@ def test_refusals_come_out_as_errors_and_only_transient_ones_are_repeated() -> N
                     await client.ask(GetStatus())
         with pytest.raises(UsageError, match="no manager is named"):
             ManagerClient([], ME)
+
+    asyncio.run(story())
+
+
+async def a_page(request: Request, _: Caller) -> Answer:
+    assert isinstance(request, GetStatus)
+    after = request.after
+    targets = tuple(TargetStatus(one, 1, None, False, None) for one in (after + 1, after + 2))
+    return Status(7, 1, (), targets, (), "c", 3, (1,), after + 2 if after < 4 else 0)
+
+
+def test_a_status_of_many_pages_is_one() -> None:
+    async def story() -> None:
+        server = RpcServer(Accepts(SECRET))
+        server.register(ASK, a_page)
+        async with ManagerClient([str(await server.start("127.0.0.1", 0))], ME) as client:
+            status = await client.status()
+        await server.close()
+        assert [one.id for one in status.targets] == [1, 2, 3, 4, 5, 6]
+        assert (status.version, status.cluster, status.more_after) == (7, "c", 0)
 
     asyncio.run(story())
 

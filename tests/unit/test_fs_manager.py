@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from tests.support.fs_store import at_once, rows_in, store_of
 
 from fireflyer.base.errors import DataCorruption, StaleVersion
 from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.core import admin
+from fireflyer.fs.core.admin import MAX_CHAINS, MAX_NODES, STATUS_TARGETS
 from fireflyer.fs.core.manager import MAX_PENDING, Asked, Effect, Event, Manager, Note, Reply, Settings, Tick
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY
@@ -31,6 +34,7 @@ from fireflyer.fs.schema.manager import (
     Heartbeat,
     HeartbeatAnswer,
     NewChain,
+    NodeStatus,
     NotPrimary,
     Override,
     OverrideWarning,
@@ -44,10 +48,12 @@ from fireflyer.fs.schema.manager import (
     Status,
     Superseded,
     TargetReport,
+    TargetStatus,
 )
-from fireflyer.fs.schema.routing import Chain, Routing
+from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.service.transactions import transact_on
 from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedWaits
+from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
 
 TIMEOUT_NS = 6 * SECOND
 
@@ -502,6 +508,38 @@ def test_who_was_not_heard_by_a_new_manager_is_not_called_silent() -> None:
     status = desk.ask(GetStatus())
     assert isinstance(status, Status)
     assert [(one.alive, one.heard) for one in status.nodes] == [(False, True), (False, True)]
+
+
+def test_a_status_comes_in_pages_that_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = cluster()
+    desk.ask(AddTargets(1, tuple(range(20, 25))))
+    whole = desk.ask(GetStatus())
+    assert isinstance(whole, Status)
+    assert whole.more_after == 0
+    monkeypatch.setattr(admin, "STATUS_TARGETS", 3)
+    pages: list[Status] = []
+    while not pages or pages[-1].more_after:
+        answer = desk.ask(GetStatus(pages[-1].more_after if pages else 0))
+        assert isinstance(answer, Status)
+        pages.append(answer)
+    assert [len(page.targets) for page in pages] == [3, 3, 1]
+    assert [bool(page.nodes or page.chains) for page in pages] == [True, False, False]
+    targets = tuple(target for page in pages for target in page.targets)
+    assert msgspec.structs.replace(pages[0], targets=targets, more_after=0) == whole
+
+
+def test_the_largest_first_page_of_a_status_is_one_frame() -> None:
+    longest = (1 << 63) - 1
+    report = TargetReport(longest, Condition.UP_TO_DATE, longest, False, longest, longest, (1 << 32) - 1, longest)
+    target = TargetStatus(longest, (1 << 32) - 1, (1 << 32) - 1, True, report, True, True)
+    node = NodeStatus((1 << 32) - 1, "x" * 64, longest, longest, False, "m" * 100, False)
+    members = tuple(Member(longest, (1 << 32) - 1, TargetState.SERVING) for _ in range(2))
+    chain = Chain((1 << 32) - 1, longest, members)
+    size = sum(
+        len(msgspec.msgpack.encode(one)) * count
+        for one, count in ((target, STATUS_TARGETS), (node, MAX_NODES), (chain, MAX_CHAINS))
+    )
+    assert size < 0.9 * DEFAULT_MAX_FRAME_BYTES
 
 
 def test_retiring_is_the_end_of_adding() -> None:

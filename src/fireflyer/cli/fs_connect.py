@@ -13,6 +13,7 @@ import click
 from fireflyer.base.errors import InvariantViolation, NotFound, Timeout, UsageError
 
 if TYPE_CHECKING:
+    from fireflyer.fs.control import ManagerClient
     from fireflyer.fs.schema.manager import Answer, Request
     from fireflyer.fs.schema.routing import Routing
     from fireflyer.runtime.rpc import Credential
@@ -102,7 +103,7 @@ def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> 
 
     async def asking() -> list[Answer]:
         async with ManagerClient(where.managers, where.credential) as client:
-            return [await client.ask(one, timeout_ns=int(limit_s * SECOND)) for one in requests]
+            return [await _ask(client, one, int(limit_s * SECOND)) for one in requests]
 
     try:
         return run(asking())
@@ -111,6 +112,14 @@ def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> 
             raise
         start = f"ff fs up --dir {quote(os.path.relpath(where.directory))} -d"
         raise NotFound(f"the cluster of {where.directory} does not run; start it: {start}") from error
+
+
+async def _ask(client: ManagerClient, request: Request, timeout_ns: int) -> Answer:
+    from fireflyer.fs.schema.manager import GetStatus
+
+    if isinstance(request, GetStatus):
+        return await client.status(timeout_ns=timeout_ns)
+    return await client.ask(request, timeout_ns=timeout_ns)
 
 
 def ask_one(where: Where, request: Request) -> Answer:

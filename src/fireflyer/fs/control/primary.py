@@ -7,10 +7,19 @@ import random
 from collections.abc import Sequence
 from typing import Final, Self
 
-from fireflyer.base.errors import FireflyerError, Timeout, TransientError, UsageError, error_from_wire
+import msgspec
+
+from fireflyer.base.errors import (
+    FireflyerError,
+    InvariantViolation,
+    Timeout,
+    TransientError,
+    UsageError,
+    error_from_wire,
+)
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.fs.control.lines import Lines
-from fireflyer.fs.schema.manager import Answer, NotPrimary, Refusal, Request
+from fireflyer.fs.schema.manager import Answer, GetStatus, NotPrimary, Refusal, Request, Status
 from fireflyer.runtime.rpc import Credential
 
 __all__ = ["ManagerClient"]
@@ -64,6 +73,22 @@ class ManagerClient:
             pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
             await asyncio.sleep(min(random.uniform(0.5, 1) * pause_ns / SECOND, max(0.0, until_s - loop.time())))
         raise Timeout(f"no manager answered as primary within {format_duration(timeout_ns)}: {reason}")
+
+    async def status(self, *, timeout_ns: int = 10 * SECOND) -> Status:
+        """All pages, as one: what changes meanwhile may be seen in one part and not in another. Raises as `ask`, of
+        which each has this timeout."""
+        first = page = await self._page(0, timeout_ns)
+        targets = list(first.targets)
+        while page.more_after:
+            page = await self._page(page.more_after, timeout_ns)
+            targets += page.targets
+        return msgspec.structs.replace(first, targets=tuple(targets), more_after=0)
+
+    async def _page(self, after: int, timeout_ns: int) -> Status:
+        answer = await self.ask(GetStatus(after), timeout_ns=timeout_ns)
+        if not isinstance(answer, Status) or 0 < answer.more_after <= after:
+            raise InvariantViolation(f"the manager answers {type(answer).__name__}; is it of the same release?")
+        return answer
 
     def _follow(self, asked: str, named: str) -> None:
         """To the one that was named, if it is one of ours; else to the next in turn. Of two names in a row the second

@@ -7,6 +7,7 @@ has it."""
 
 from __future__ import annotations
 
+import bisect
 from typing import Final
 
 import msgspec
@@ -45,12 +46,14 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import MAX_REPLICAS, Chain, ChainTable, Member, TargetState
 
-__all__ = ["MAX_CHAINS", "MAX_NODES", "MAX_TABLES", "MAX_TARGETS", "apply", "status"]
+__all__ = ["MAX_CHAINS", "MAX_NODES", "MAX_TABLES", "MAX_TARGETS", "STATUS_TARGETS", "apply", "status"]
 
 MAX_NODES: Final = 4096
 MAX_TARGETS: Final = 1 << 17
 MAX_CHAINS: Final = 1 << 16
 MAX_TABLES: Final = 256
+STATUS_TARGETS: Final = 8192
+"""Of one page. With all nodes and chains that there may be, the first one has about 10 MB."""
 
 
 def apply(request: AdminRequest, ledger: Ledger, health: Health, now_ns: int) -> Done | OverrideWarning:
@@ -80,33 +83,36 @@ def apply(request: AdminRequest, ledger: Ledger, health: Health, now_ns: int) ->
             return rotate(request, ledger)
 
 
-def status(ledger: Ledger, health: Health, now_ns: int) -> Status:
-    """All that is committed, and what is heard of it."""
-    nodes = []
-    for row in (ledger.nodes.committed[one] for one in sorted(ledger.nodes.committed)):
-        known = health.get(row.id)
-        alive = row.incarnation > 0 and known is not None and known.sequence > 0 and not known.dead
-        silent_ns = health.silent_ns(row.id, now_ns)
-        heard = known is not None and (known.sequence > 0 or known.dead)
-        nodes.append(NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive, row.machine, heard))
-    targets = [
-        TargetStatus(
-            row.id,
-            row.node,
-            ledger.chain_of(row.id),
-            row.drained,
-            health.report(row.node, row.id),
-            row.used,
-            row.leaving,
-        )
-        for row in (ledger.targets.committed[one] for one in sorted(ledger.targets.committed))
-    ]
-    chains = tuple(ledger.chains.committed[one] for one in sorted(ledger.chains.committed))
+def status(ledger: Ledger, health: Health, now_ns: int, after: int = 0) -> Status:
+    """What is committed, and what is heard of it: a page of targets, the first one with all the rest."""
+    ids = sorted(ledger.targets.committed)
+    begin = bisect.bisect_right(ids, after)
+    page = ids[begin : begin + STATUS_TARGETS]
     state = ledger.state
-    sessions = len(ledger.sessions.committed)
     return Status(
-        state.version, ledger.term, tuple(nodes), tuple(targets), chains, state.cluster, sessions, state.key_ids
+        state.version,
+        ledger.term,
+        () if after else tuple(_node_status(row, health, now_ns) for _, row in sorted(ledger.nodes.committed.items())),
+        tuple(_target_status(ledger, health, ledger.targets.committed[one]) for one in page),
+        () if after else tuple(chain for _, chain in sorted(ledger.chains.committed.items())),
+        state.cluster,
+        len(ledger.sessions.committed),
+        state.key_ids,
+        page[-1] if begin + len(page) < len(ids) else 0,
     )
+
+
+def _node_status(row: NodeRow, health: Health, now_ns: int) -> NodeStatus:
+    known = health.get(row.id)
+    alive = row.incarnation > 0 and known is not None and known.sequence > 0 and not known.dead
+    heard = known is not None and (known.sequence > 0 or known.dead)
+    silent_ns = health.silent_ns(row.id, now_ns)
+    return NodeStatus(row.id, row.address, row.incarnation, silent_ns, alive, row.machine, heard)
+
+
+def _target_status(ledger: Ledger, health: Health, row: TargetRow) -> TargetStatus:
+    report = health.report(row.node, row.id)
+    return TargetStatus(row.id, row.node, ledger.chain_of(row.id), row.drained, report, row.used, row.leaving)
 
 
 # --- nodes and targets ---

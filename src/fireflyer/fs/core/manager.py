@@ -285,7 +285,7 @@ class Manager:
         elif isinstance(request, GetRouting):
             self._reply(request_id, RoutingAnswer(ledger.delta(request.known)))
         elif isinstance(request, GetStatus):
-            self._reply(request_id, admin.status(ledger, self._health, now_ns))
+            self._reply(request_id, admin.status(ledger, self._health, now_ns, request.after))
         elif isinstance(request, GetSessions):
             self._reply(request_id, SessionList(self._book.status(now_ns)))
         elif isinstance(request, GetMoves):

@@ -346,7 +346,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag=True):
-    pass
+    """Answered in pages: `ManagerClient.status` asks for all of them."""
+
+    after: TargetId = 0
+    """0: the first page, with nodes and chains; else `Status.more_after`."""
 
 
 class TargetStatus(msgspec.Struct, frozen=True):
@@ -392,6 +395,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """That live."""
     key_ids: tuple[int, ...] = ()
     """Of the keys of capabilities: the first one signs, all are valid."""
+    more_after: TargetId = 0
+    """There are more targets after this one; 0: there are not."""
 
 
 AdminRequest: TypeAlias = (

@@ -35,7 +35,6 @@ from fireflyer.fs.schema.manager import (
     AddTargets,
     Answer,
     GetRouting,
-    GetStatus,
     Request,
     RoutingAnswer,
     Status,
@@ -210,10 +209,7 @@ class _Runner:
         return apply_delta(Routing(0), answer.routing) if answer.routing is not None else Routing(0)
 
     async def _status(self, client: ManagerClient) -> Status:
-        answer = await self._ask(client, GetStatus())
-        if not isinstance(answer, Status):
-            raise InvariantViolation(f"GetStatus was answered by {type(answer).__name__}")
-        return answer
+        return await client.status(timeout_ns=int(START_S) * SECOND)
 
     async def _until(
         self, client: ManagerClient, true: Callable[[Status], bool], what: str, *, within_s: float = START_S
