@@ -320,7 +320,7 @@ void ChunkEngine::checksums(const View& view, std::uint32_t first, std::span<std
 }
 
 void ChunkEngine::verify(const ChunkId& chunk, const View& view) const {
-  if (view.content().has_block()) verify_content(view.file(), view.offset(), chunk, view.content());
+  if (view.content().has_block()) verify_content(FromDisk(view.file()), view.offset(), chunk, view.content());
 }
 
 EngineStats ChunkEngine::stats() const {

@@ -10,13 +10,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
 
 namespace ff {
 
 DiskError::DiskError(int error, const std::string& what) : std::runtime_error(what + ": " + std::strerror(error)), error_(error) {}
 
 namespace {
+
+constexpr std::size_t page_bytes = 4096;
 
 class Descriptor {
  public:
@@ -58,6 +64,17 @@ class RealFile final : public DiskFile {
     return done;
   }
 
+  std::size_t read_from_disk(std::uint64_t offset, MutableBytes into) const override {
+    // Another description of the same file: the flag would count for everybody who has this one.
+    const Descriptor direct(::open(("/proc/self/fd/" + std::to_string(fd_.get())).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+    if (direct.get() >= 0)
+      if (const auto got = read_direct(direct.get(), offset, into)) return *got;
+    const bool was_cached = cached(offset, into.size());
+    const std::size_t got = read(offset, into);
+    if (!was_cached) (void)::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(into.size()), POSIX_FADV_DONTNEED);
+    return got;
+  }
+
   void allocate(std::uint64_t offset, std::uint64_t bytes) override {
     // A file system without it (EOPNOTSUPP) gives the space when it is written: then NoSpace comes later, not never.
     if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP) return;
@@ -76,15 +93,36 @@ class RealFile final : public DiskFile {
 
   // Looks at one byte in so many: pages come and go in larger pieces.
   bool cached(std::uint64_t offset, std::size_t bytes) const override {
-    constexpr std::size_t step = std::size_t{64} << 10, page = 4096;
+    constexpr std::size_t step = std::size_t{64} << 10;
     for (std::size_t at = 0; at < bytes; at += step)
       if (!cached_at(offset + at)) return false;
-    return bytes == 0 || (bytes - 1) % step < page || cached_at(offset + bytes - 1);
+    return bytes == 0 || (bytes - 1) % step < page_bytes || cached_at(offset + bytes - 1);
   }
 
   int descriptor() const override { return fd_.get(); }
 
  private:
+  // Whole pages, by way of memory that begins with one. Nullopt: the file system does not do that.
+  std::optional<std::size_t> read_direct(int fd, std::uint64_t offset, MutableBytes into) const {
+    const std::uint64_t begin = offset & ~std::uint64_t{page_bytes - 1}, end = (offset + into.size() + page_bytes - 1) & ~std::uint64_t{page_bytes - 1};
+    const auto bytes = static_cast<std::size_t>(end - begin);
+    const std::unique_ptr<std::byte, decltype(&std::free)> pages(static_cast<std::byte*>(std::aligned_alloc(page_bytes, std::max(bytes, page_bytes))), &std::free);
+    if (!pages) throw std::bad_alloc();
+    std::size_t done = 0;
+    while (done < bytes) {
+      const ssize_t n = ::pread(fd, pages.get() + done, bytes - done, static_cast<off_t>(begin + done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EINVAL) return std::nullopt;
+      if (n < 0) throw DiskError(errno, "cannot read from " + path_);
+      done += static_cast<std::size_t>(n);
+      if (n == 0 || done % page_bytes != 0) break;  // the end of the file
+    }
+    const auto skip = static_cast<std::size_t>(offset - begin);
+    const std::size_t got = std::min(into.size(), done > skip ? done - skip : 0);
+    if (got > 0) std::memcpy(into.data(), pages.get() + skip, got);
+    return got;
+  }
+
   // A file system that cannot say so is taken at its word when it answers.
   bool cached_at(std::uint64_t offset) const {
     char byte = 0;

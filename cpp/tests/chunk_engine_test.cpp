@@ -1,8 +1,10 @@
 // What the engine promises beside surviving power cuts: repetition, refusals, limits, damage found, readers left in peace.
 #include "fireflyer/chunk_engine.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -405,9 +407,36 @@ void many_records_are_found_in_order() {
   }
 }
 
+
+// What is read for a look at the disk does not stay in memory, and what was there is not pushed out.
+void looks_at_the_disk_leave_memory_alone() {
+  std::string path = (std::filesystem::temp_directory_path() / "ff-disk-XXXXXX").string();
+  CHECK(::mkdtemp(path.data()) != nullptr);
+  const auto disk = ff::real_disk(path);
+  const auto file = disk->create("file");
+  const Data data = noise((1 << 20) + 777, 5);
+  file->write(0, data);
+  file->sync();
+  const ff::FromDisk from_disk(*file);
+  for (const std::size_t from : {std::size_t{0}, std::size_t{1}, std::size_t{4095}, std::size_t{70'000}, data.size() - 1, data.size()})
+    for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{4096}, std::size_t{100'001}, data.size() + 5000}) {
+      Data into(n);
+      const std::size_t got = from_disk.read(from, into), wanted = std::min(n, data.size() - from);
+      CHECK(got == wanted && std::equal(into.begin(), into.begin() + static_cast<std::ptrdiff_t>(got), data.begin() + static_cast<std::ptrdiff_t>(from)));
+    }
+  CHECK(file->cached(0, data.size()));
+  CHECK(::posix_fadvise(file->descriptor(), 0, 0, POSIX_FADV_DONTNEED) == 0);
+  if (!file->cached(0, data.size())) {  // not so where files live in memory
+    Data into(data.size());
+    CHECK(from_disk.read(0, into) == data.size() && into == data);
+    CHECK(!file->cached(0, data.size()));
+  }
+  std::filesystem::remove_all(path);
+}
 }  // namespace
 
 int main() {
+  looks_at_the_disk_leave_memory_alone();
   reads_any_range();
   holes_are_zeros_and_ends_move();
   what_does_not_fit_is_refused();

@@ -170,8 +170,7 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
                 assert await chunks.read(CHAIN, ChunkId(5, 0)) == b"yes"
                 with pytest.raises(PermissionDenied):
                     await chunks.read_into(CHAIN, ChunkId(7, 0), bytearray(3))
-                run.nodes[1].kill()
-                await run.nodes[1].ended()
+                await run.nodes[1].stop()
                 await run.nodes[1].start()
                 assert await chunks.read(CHAIN, ChunkId(5, 0)) == b"yes"
                 with open_ring([run.manager.address], admin) as ring:
@@ -294,8 +293,7 @@ def test_a_forked_child_may_not_use_its_parents_client_and_opens_its_own(tmp_pat
 async def kill_everybody_in_turn(run: Running) -> None:
     version = await run.until_all_serve()
     for node in (2, 1, 3):
-        run.nodes[node].kill()
-        await run.nodes[node].ended()
+        await run.nodes[node].stop()
         if node != 1:  # the others go on without it; the first one comes back before anybody has noticed
             await run.until(lambda status, seen=version: status.chains[0].version > seen)  # type: ignore[misc]
         await run.nodes[node].start()
@@ -303,8 +301,7 @@ async def kill_everybody_in_turn(run: Running) -> None:
     run.manager.kill()
     run.manager.start()
     run.manager.kill()
-    run.nodes[1].kill()
-    await run.nodes[1].ended()
+    await run.nodes[1].stop()
     run.manager.start()
     await run.nodes[1].start()
     await run.until_all_serve(version)

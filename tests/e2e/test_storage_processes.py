@@ -128,8 +128,7 @@ def test_a_killed_process_is_replaced_in_its_chain_and_synced_while_writes_go_on
         stop = asyncio.Event()
         writing = asyncio.get_running_loop().create_task(write_all_the_time(store, stop))
         victim = store.nodes[store.serving()[which].node]
-        victim.kill()
-        await victim.ended()
+        await victim.stop()
         await store.until_serving(2, limit_s=FAILURE_TIMEOUT_MS / 1000 * 4 + 20)
         await store.write(ChunkId(9, 5), 0, b"changed while it was away")
         await store.remove(ChunkId(9, 6))
@@ -148,8 +147,7 @@ def test_who_is_asked_to_end_is_replaced_at_once_and_comes_back(tmp_path: Path) 
         await store.write(FIRST, 0, b"x" * 1000)
         victim = store.nodes[store.serving()[0].node]
         begun_s = time.monotonic()
-        victim.kill(signal.SIGTERM)
-        assert await victim.ended() == 0, victim.log()
+        assert await victim.stop(signal.SIGTERM) == 0, victim.log()
         await store.until_serving(1)
         assert time.monotonic() - begun_s < FAILURE_TIMEOUT_MS / 1000 + 3
         await store.write(FIRST, 500, b"y" * 1000)
@@ -186,8 +184,7 @@ def test_a_directory_that_is_removed_takes_its_target_out_of_the_chain(tmp_path:
         await store.until_serving(2)
         await store.write(FIRST, 0, b"y" * 1000)
         await store.check()
-        victim.kill()
-        await victim.ended()
+        await victim.stop()
         await store.check()
 
     in_cluster(work, tmp_path)
@@ -244,8 +241,7 @@ def test_a_disk_that_is_really_full_refuses_and_goes_on(tmp_path: Path, small_di
         await store.write(FIRST, 0, b"removed chunks leave space")
         await store.check()
         victim = store.nodes[2]
-        victim.kill()
-        await victim.ended()
+        await victim.stop()
         await store.until_serving(1)
         await victim.start()
         await store.until_serving(2)
@@ -260,8 +256,7 @@ def test_a_journal_that_is_damaged_is_put_aside_and_the_target_synced(tmp_path: 
         for index in range(50):
             await store.write(ChunkId(5, index), 0, os.urandom(1000))
         victim = store.nodes[store.serving()[0].node]
-        victim.kill()
-        await victim.ended()
+        await victim.stop()
         (journal,) = victim.target_directory.glob("chunks/journal*")
         with journal.open("r+b") as file:
             file.seek(3 * 4096 + 100)
@@ -413,8 +408,7 @@ def test_targets_of_one_process_have_chains_of_their_own(tmp_path: Path) -> None
         await store.write(SECOND, 0, b"of chain 1")
         await store.check()
         store.chain_id, store.known = 3, known
-        store.nodes[1].kill()
-        await store.nodes[1].ended()
+        await store.nodes[1].stop()
         await store.until_serving(1)
         await store.nodes[1].start()
         await store.until_serving(2)

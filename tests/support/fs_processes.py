@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -101,10 +99,7 @@ async def running(directory: Path, *, nodes: int, replicas: int, **options: Any)
         finally:
             await run.asking.close()
             for node in run.nodes.values():
-                if node.process is not None and node.process.returncode is None:
-                    os.kill(node.process.pid, signal.SIGCONT)
-                    node.kill()
-                    await node.ended()
+                await node.end()
 
 
 class Insisting:

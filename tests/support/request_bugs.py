@@ -140,7 +140,7 @@ class Bug(NamedTuple):
 BUGS: dict[str, Bug] = {
     "a retry has a new number": Bug(_NumbersEachAttempt, 120),
     "the last refusal speaks for all attempts": Bug(_BelievesTheLastRefusal, 90),
-    "a lost connection is taken for not done": Bug(_BelievesThatLostIsNotDone, 700),
+    "a lost connection is taken for not done": Bug(_BelievesThatLostIsNotDone, 1500),
     "pending is taken for absent": Bug(_TakesPendingForAbsent, 20),
     "an unresolved channel is used again": Bug(_with_channels(_AnyChannel), 2500),
     "a number is used again": Bug(_with_channels(_OldNumbers), 20),

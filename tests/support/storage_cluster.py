@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import sys
@@ -95,6 +94,16 @@ class Node:
     async def ended(self) -> int:
         assert self.process is not None
         return await self.process.wait()
+
+    async def stop(self, number: int = signal.SIGKILL) -> int:
+        self.kill(number)
+        return await self.ended()
+
+    async def end(self) -> None:
+        """At the end of a test, whatever state it is in."""
+        if self.process is not None and self.process.returncode is None:
+            self.kill(signal.SIGCONT)
+            await self.stop()
 
     def log(self) -> str:
         return self.path.with_suffix(".log").read_text()
@@ -303,10 +312,7 @@ async def cluster(
         yield store
     finally:
         for one in store.nodes.values():
-            if one.process is not None and one.process.returncode is None:
-                os.kill(one.process.pid, signal.SIGCONT)
-                one.kill()
-                await one.ended()
+            await one.end()
         await store.close()
         manager.cancel()
         await asyncio.wait([manager])

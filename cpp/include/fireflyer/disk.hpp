@@ -30,11 +30,30 @@ class DiskFile {
   virtual ~DiskFile() = default;
   virtual void write(std::uint64_t offset, Bytes data) = 0;                       // all of it, or an error; durable only after sync
   virtual std::size_t read(std::uint64_t offset, MutableBytes into) const = 0;   // fewer bytes only at the end of the file
+  // The same, but what the disk itself has, where that can be had; and what was not in memory before does not stay there.
+  virtual std::size_t read_from_disk(std::uint64_t offset, MutableBytes into) const { return read(offset, into); }
   virtual void allocate(std::uint64_t offset, std::uint64_t bytes) = 0;          // space that later writes need not ask for
   virtual std::uint64_t size() const = 0;
   virtual void sync() = 0;                                                       // data, and the size where it has grown
   virtual bool cached(std::uint64_t offset, std::size_t bytes) const = 0;         // reading it waits for nothing, as far as is known
   virtual int descriptor() const = 0;                                            // for sendfile; -1 where there is none
+};
+
+// For who looks at all that a disk has: reads of it are `read_from_disk` of the other one. It can do nothing else.
+class FromDisk final : public DiskFile {
+ public:
+  explicit FromDisk(const DiskFile& file) : file_(file) {}
+  std::size_t read(std::uint64_t offset, MutableBytes into) const override { return file_.read_from_disk(offset, into); }
+  std::uint64_t size() const override { return file_.size(); }
+  bool cached(std::uint64_t, std::size_t) const override { return false; }
+  int descriptor() const override { return -1; }
+  void write(std::uint64_t, Bytes) override { only_read(); }
+  void allocate(std::uint64_t, std::uint64_t) override { only_read(); }
+  void sync() override { only_read(); }
+
+ private:
+  [[noreturn]] static void only_read() { throw std::logic_error("this view of a file is for reading"); }
+  const DiskFile& file_;
 };
 
 struct DiskSpace {

@@ -260,10 +260,10 @@ class _Storage:
         entry = self._table.get(target)
         return None if entry is None else (entry, self._targets[target].engine)
 
-    def _doubt(self, chain: ChainId, chunk: ChunkId) -> None:
+    def _doubt(self, chain: ChainId, chunk: ChunkId, peer: str) -> None:
         target = self._core.target_of(chain) if self._core is not None else 0
         if target:
-            self._targets[target].scrub.doubt(chunk)
+            self._targets[target].scrub.doubt(chunk, peer)
 
     # --- what is wanted ---
 

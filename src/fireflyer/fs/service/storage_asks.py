@@ -49,7 +49,10 @@ Told = UpdateReply | LookReply | data.Granted
 
 
 class StorageAsks:
-    """`find` gives the published table's entry and the index of a chain here, `doubt` looks at a chunk soon."""
+    """`find` gives the published table's entry and the index of a chain here, `doubt` looks at a chunk soon.
+
+    It is told who doubts it.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class StorageAsks:
         *,
         post: Callable[[ClientAsked], None],
         find: Callable[[ChainId], tuple[TableEntry, ChunkIndex] | None],
-        doubt: Callable[[ChainId, ChunkId], None],
+        doubt: Callable[[ChainId, ChunkId, str], None],
     ) -> None:
         self._native = native
         self._secret = secret
@@ -91,7 +94,7 @@ class StorageAsks:
         elif isinstance(body, data.Present):
             self._tell(link.number, ask.number, self._present(link, body.capability))
         elif _allows(link, body.chunk.file, Rights.READ):
-            self._doubt(body.chain, body.chunk)
+            self._doubt(body.chain, body.chunk, link.peer)
         if handle:
             self._native.release(handle)
 

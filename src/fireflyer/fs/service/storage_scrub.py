@@ -1,7 +1,8 @@
 """Reads all that a target has, at a bounded rate, so that damage is found while another replica can mend it.
 
 What native code finds damaged it tells as an event of its own, as it does for any reader; here it is only decided what
-is read when. Chunks that a reader doubts come first, and do not count.
+is read when. Chunks that a reader doubts come first, beside that rate, at one of their own; and no reader can fill the
+places of those that wait.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.service.target_engine import TargetEngine
 
-__all__ = ["MAX_DOUBTS", "Scrub"]
+__all__ = ["DOUBTED_BYTES_PER_S", "MAX_DOUBTS", "MAX_DOUBTS_OF_ONE", "Scrub"]
 
 STEP_BYTES: Final = 4 * MIB
 MAX_DOUBTS: Final = 256
 """That wait; a reader who has another one finds it damaged again later."""
+MAX_DOUBTS_OF_ONE: Final = 32
+"""Of these, that one peer may have."""
+DOUBTED_BYTES_PER_S: Final = 64 * MIB
 _LAST_INDEX: Final = (1 << 32) - 1
 
 
@@ -29,22 +33,24 @@ class Scrub:
         self._rest_ns = rest_ns
         self._after: tuple[int, int] | None = None
         self._job = 0
-        self._doubts: dict[ChunkId, None] = {}
+        self._doubts: dict[ChunkId, str] = {}
+        """And who doubts it."""
         self._doubted = False
-        self._due_ns = 0
+        self._due_ns = self._doubts_due_ns = 0
         self.passes = 0
         """How often everything was read."""
         self.verified_bytes = 0
 
-    def doubt(self, chunk: ChunkId) -> None:
-        if len(self._doubts) < MAX_DOUBTS:
-            self._doubts[chunk] = None
+    def doubt(self, chunk: ChunkId, peer: str) -> None:
+        of_it = sum(one == peer for one in self._doubts.values())
+        if len(self._doubts) < MAX_DOUBTS and of_it < MAX_DOUBTS_OF_ONE:
+            self._doubts.setdefault(chunk, peer)
 
     def tick(self, now_ns: int) -> None:
         """Begins the next step, if it is time for it."""
         if self._job:
             return
-        chunk = next(iter(self._doubts), None)
+        chunk = next(iter(self._doubts), None) if now_ns >= self._doubts_due_ns else None
         due = bool(self._bytes_per_s) and now_ns >= self._due_ns
         # In turns: readers who doubt without end must not keep the rest from being looked at.
         self._doubted = chunk is not None and not (due and self._doubted)
@@ -65,6 +71,7 @@ class Scrub:
         self._job = 0
         self.verified_bytes += verified_bytes
         if self._doubted:
+            self._doubts_due_ns = now_ns + verified_bytes * SECOND // DOUBTED_BYTES_PER_S
             return
         self._after = last
         self._due_ns = now_ns + verified_bytes * SECOND // self._bytes_per_s
