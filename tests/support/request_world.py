@@ -47,8 +47,8 @@ from fireflyer.sim import SimNode, Timer
 __all__ = ["LIMITS", "ExchangingClient", "RequestClient", "RequestWorld", "WholeWorld", "run_seed"]
 
 LIMITS = Limits(
-    channels=2, node_asks=2, senders=1, large_bytes=64, grant_bytes=200, attempt_ns=150 * MS, pause_ns=4 * MS,
-    max_pause_ns=60 * MS, suspect_ns=100 * MS, routing_ns=20 * MS,
+    channels=2, node_asks=2, senders=1, large_bytes=64, grant_bytes=200, grant_ns=30 * MS, attempt_ns=150 * MS,
+    pause_ns=4 * MS, max_pause_ns=60 * MS, suspect_ns=100 * MS, routing_ns=20 * MS,
 )  # fmt: skip
 DEADLINES_NS = [10 * MS, 300 * MS, 1500 * MS]
 GIVES_UP = 0.04

@@ -50,6 +50,7 @@ from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 
 CHUNK, OTHER = ChunkId(1, 0), ChunkId(1, 1)
 DONE = Done(ContentId(1, 1), None)
+ARRIVED = Arrived(1 << 20, ContentId(1, 1), 1 << 20)
 READ = Glance(LookKind.READ, 0, 4096)
 LARGE = Glance(LookKind.READ, 0, 1 << 20)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
@@ -545,6 +546,48 @@ def test_at_most_so_many_nodes_send_large_replies_at_once_and_each_has_its_turn(
     assert len(order) == 51
     assert {order[:20].count(node) for node in range(1, 6)} <= {3, 4, 5}
     assert bench.machine.open == 0
+
+
+def test_a_node_that_hangs_loses_the_permission_when_others_wait() -> None:
+    limits = Limits(senders=1, grant_bytes=2 << 20, attempt_ns=5 * SECOND)
+    bench = Bench(limits=limits)
+    members = (Member(1, 1, TargetState.SERVING), Member(2, 2, TargetState.SERVING))
+    chains = (Chain(1, 1, members[:1]), Chain(2, 1, members), Chain(3, 1, members[1:]))
+    bench.feed(RoutingLearned(Routing(1, chains=chains)))
+    for at in range(4):
+        bench.begin(LARGE, ChunkId(1, at), within_ns=100 * SECOND)
+    bench.until(2 * SECOND)
+    assert [one.node for one in bench.asks] == [1, 1, 1, 1]  # nobody else waits: it may take its time
+    other = bench.begin(LARGE, ChunkId(3, 0), chain=3, within_ns=100 * SECOND)
+    bench.until(2 * SECOND + MS)
+    assert (bench.asks[-1].node, bench.asks[-1].operation) == (2, other)
+    assert bench.machine.senders == 1
+    small = bench.begin(READ, chain=1)
+    assert (bench.asks[-1].node, bench.asks[-1].operation) == (1, small)
+    more = bench.begin(LARGE, ChunkId(1, 9), within_ns=100 * SECOND)
+    bench.tell(ARRIVED, ask=4)
+    for ask in range(3):
+        bench.tell(ARRIVED, ask=ask)
+    assert len(bench.asks) == 6
+    bench.tell(ARRIVED, ask=3)
+    assert (bench.asks[-1].node, bench.asks[-1].operation) == (1, more)
+
+
+def test_what_is_queued_at_a_node_that_hangs_goes_to_another_replica() -> None:
+    limits = Limits(senders=1, grant_bytes=1 << 20, attempt_ns=5 * SECOND)
+    bench = Bench(limits=limits)
+    members = (Member(1, 1, TargetState.SERVING), Member(2, 2, TargetState.SERVING))
+    bench.feed(RoutingLearned(Routing(1, chains=(Chain(1, 1, members),))))
+    for at in range(6):
+        bench.begin(LARGE, ChunkId(1, at), within_ns=100 * SECOND)
+    (first,) = bench.asks
+    bench.until(SECOND)
+    assert bench.asks[1].node != first.node
+    while len(bench.asks) < 6:
+        bench.tell(ARRIVED)
+    assert {one.node for one in bench.asks[1:]} == {bench.asks[1].node}
+    bench.tell(ARRIVED)
+    assert bench.machine.open == 1
 
 
 def test_listing_is_passed_on_as_it_is() -> None:

@@ -59,6 +59,8 @@ class Limits(msgspec.Struct, frozen=True):
     """A reply from this size on needs the permission."""
     grant_bytes: int = 8 * MIB
     """So much a node is asked for with one permission, while others wait for it."""
+    grant_ns: int = 250 * MS
+    """Without any answer for so long, and as long as what is under way may take, a node loses the permission."""
     attempt_ns: int = 5 * SECOND
     """Without an answer for so long another replica is asked; twice as long with each further attempt, to 8 times."""
     least_bytes_per_s: int = 16 * MIB

@@ -6,14 +6,17 @@ may answer a look, the one is chosen whose node has least of this client queued 
 Request-to-send: large replies from many nodes at once overflow the last switch queue before the client, and what is
 dropped there costs a retransmission timeout. So at most `senders` nodes have the permission to owe large replies. A
 node keeps it while it has some under way and nobody else waits, or up to `grant_bytes`; then what is under way runs
-dry, and the one that has waited longest gets it. Small replies and updates do not need it.
+dry, and the one that has waited longest gets it. Small replies and updates do not need it. A node that has it and does
+not send, while others wait, loses it: what is queued there goes elsewhere, and it gets nothing large to do
+until it owes nothing. If it sends after all, it sends beside another one, for once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from fireflyer.base.units import SECOND
 from fireflyer.fs.core.request_effects import Limits
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Member
@@ -35,6 +38,10 @@ class _Node:
     data_bytes: int = 0
     large: int = 0
     """Large replies that it owes."""
+    heard_ns: int = 0
+    """When it last answered, or began to owe a large reply."""
+    overdue: bool = False
+    """It owes large replies, and has lost the permission to send them."""
     queued_bytes: int = 0
     suspect_until_ns: int = 0
     small_queue: dict[int, Load] = field(default_factory=dict)
@@ -51,6 +58,7 @@ class Nodes:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._nodes: dict[NodeId, _Node] = {}
+        self._now_ns = 0
         self._turn = 0
         self._ready: dict[NodeId, None] = {}
         """Nodes where something was queued, or ended."""
@@ -75,9 +83,10 @@ class Nodes:
     def suspect(self, node: NodeId, until_ns: int) -> None:
         self._node(node).suspect_until_ns = until_ns
 
-    def trust(self, node: NodeId) -> None:
+    def trust(self, node_id: NodeId, now_ns: int) -> None:
         """It has answered."""
-        self._node(node).suspect_until_ns = 0
+        node = self._node(node_id)
+        node.suspect_until_ns, node.heard_ns = 0, now_ns
 
     def suspected(self, now_ns: int, node: NodeId) -> bool:
         return self._node(node).suspect_until_ns > now_ns
@@ -88,7 +97,7 @@ class Nodes:
         node.queued_bytes += load.data_bytes
         if load.large and self._limits.senders > 0:
             node.large_queue[operation] = load
-            if node_id not in self._granted:
+            if node_id not in self._granted and not node.overdue:
                 self._waiting[node_id] = None
         else:
             node.small_queue[operation] = load
@@ -100,8 +109,41 @@ class Nodes:
         if load is not None:
             node.queued_bytes -= load.data_bytes
 
-    def leaving(self) -> Iterator[tuple[NodeId, int, Load]]:
-        """Requests whose time has come. The caller says `sent` of each before it takes the next."""
+    @property
+    def due_ns(self) -> int | None:
+        """When a node loses its permission, if nothing else happens."""
+        if not any(self._nodes[one].large_queue for one in self._waiting):
+            return None
+        owing = [self._nodes[one] for one in self._granted if self._nodes[one].large]
+        return min((self._patient_until_ns(one) for one in owing), default=None)
+
+    def _patient_until_ns(self, node: _Node) -> int:
+        bound = self._limits
+        return node.heard_ns + bound.grant_ns + node.data_bytes * SECOND // bound.least_bytes_per_s
+
+    def _take_back(self, now_ns: int) -> list[int]:
+        """Takes the permission from nodes that do not use it. Returns what was queued there, and is not any more."""
+        due_ns, moved = self.due_ns, list[int]()
+        if due_ns is None or now_ns < due_ns:
+            return moved
+        for node_id in list(self._granted):
+            node = self._nodes[node_id]
+            if node.large and now_ns >= self._patient_until_ns(node):
+                del self._granted[node_id]
+                node.overdue = True
+                node.suspect_until_ns = max(node.suspect_until_ns, now_ns + self._limits.suspect_ns)
+                node.queued_bytes -= sum(one.data_bytes for one in node.large_queue.values())
+                moved += node.large_queue
+                node.large_queue.clear()
+        return moved
+
+    def leaving(self, now_ns: int, place: Callable[[int], None]) -> Iterator[tuple[NodeId, int, Load]]:
+        """Requests whose time has come. The caller says `sent` of each before it takes the next. `place` queues one at
+        another node: its own does not send."""
+        self._now_ns = now_ns
+        while moved := self._take_back(now_ns):
+            for operation in moved:
+                place(operation)
         ready, self._ready = self._ready, {}
         for node_id in ready:
             yield from self._leaving(node_id, self._nodes[node_id].small_queue)
@@ -114,6 +156,7 @@ class Nodes:
         node.asks += 1
         node.data_bytes += load.data_bytes
         if load.large:
+            node.heard_ns = node.heard_ns if node.large else self._now_ns
             node.large += 1
             if node_id in self._granted:
                 self._granted[node_id] -= load.data_bytes
@@ -125,14 +168,18 @@ class Nodes:
         node.asks -= 1
         node.data_bytes -= load.data_bytes
         node.large -= load.large
+        if node.overdue and not node.large:
+            node.overdue = False
+            if node.large_queue:
+                self._waiting[node_id] = None
 
     def under_way_bytes(self, node: NodeId) -> int:
         return self._node(node).data_bytes
 
     @property
     def senders(self) -> int:
-        """Nodes that owe large replies now."""
-        return sum(1 for node in self._nodes.values() if node.large)
+        """Nodes that owe large replies now, by a permission."""
+        return sum(1 for node in self._nodes.values() if node.large and not node.overdue)
 
     def _node(self, node_id: NodeId) -> _Node:
         node = self._nodes.get(node_id)

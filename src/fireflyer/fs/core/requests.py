@@ -188,11 +188,12 @@ class Requests:
         """When `Tick` is to be given at the latest; None: never."""
         while self._due and self._stale(*self._due[0]):
             heapq.heappop(self._due)
-        due_ns = self._due[0][0] if self._due else None
+        due = [self._due[0][0]] if self._due else []
         if self._routing_wanted and self._routing_asked_ns is not None and self._ended is None:
-            routing_ns = self._routing_asked_ns + self._limits.routing_ns
-            due_ns = routing_ns if due_ns is None else min(due_ns, routing_ns)
-        return due_ns
+            due.append(self._routing_asked_ns + self._limits.routing_ns)
+        if (grant_ns := self._nodes.due_ns) is not None:
+            due.append(grant_ns)
+        return min(due, default=None)
 
     @property
     def open(self) -> int:
@@ -230,7 +231,7 @@ class Requests:
             case End(reason):
                 self._end(reason)
         self._wake()
-        for _, operation, _ in self._nodes.leaving():
+        for _, operation, _ in self._nodes.leaving(self._now_ns, lambda one: self._place(self._requests[one])):
             self._ask(self._requests[operation])
         self._ask_routing()
         self._exchange()
@@ -417,7 +418,7 @@ class Requests:
     def _told(self, ask: int, reply: UpdateReply | LookReply | Arrived) -> None:
         if (request := self._asks.get(ask)) is None:
             return
-        self._nodes.trust(request.asks[ask])
+        self._nodes.trust(request.asks[ask], self._now_ns)
         newest = ask == request.present and request.state is _State.ASKED
         self._close(ask, request)
         match reply:
