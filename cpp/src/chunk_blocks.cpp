@@ -61,10 +61,14 @@ std::optional<BlockAddress> Blocks::take(int block_class) {
   }
 }
 
-bool Blocks::take(const BlockAddress& address) {
+bool Blocks::has(const BlockAddress& address) const {
   if (address.block_class >= block_classes || address.file >= files_[address.block_class].size()) return false;
+  return address.index < files_[address.block_class][address.file].blocks;
+}
+
+bool Blocks::take(const BlockAddress& address) {
+  if (!has(address)) return false;
   File& file = files_[address.block_class][address.file];
-  if (address.index >= file.blocks) return false;
   std::uint64_t& word = file.taken[address.index / word_bits];
   const std::uint64_t bit = std::uint64_t{1} << (address.index % word_bits);
   if (word & bit) return false;

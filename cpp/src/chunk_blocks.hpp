@@ -40,6 +40,7 @@ class Blocks {
   // At the start: false if there is no such block, or it is taken.
   bool take(const BlockAddress& address);
   void release(const BlockAddress& address);
+  bool has(const BlockAddress& address) const;
 
   DiskFile& file(const BlockAddress& address) const { return *files_[address.block_class][address.file].file; }
   static std::uint64_t offset(const BlockAddress& address) { return address.index * std::uint64_t{stride_bytes(address.block_class)}; }

@@ -118,7 +118,7 @@ void ChunkEngine::State::write_staged(Lock& lock, ChunkEngine& engine, const Chu
   try {
     std::rethrow_exception(failure);
   } catch (const DiskError& error) {
-    if (error.error() == ENOSPC || error.error() == EDQUOT) fail(EngineErrorKind::no_space, error.what());
+    if (error.no_space()) fail(EngineErrorKind::no_space, error.what());
     break_down(error);
   }
 }
@@ -138,6 +138,7 @@ Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Ticket& t
   content.version = update.next.version, content.made_in = update.next.made_in;
   content.state = ContentState::removed;
   if (update.kind != UpdateKind::remove) {
+    if (s.cramped) fail(EngineErrorKind::no_space, "no space for more journal; free some on the disk");
     std::uint64_t length = std::max(old_length, end);
     if (update.kind == UpdateKind::truncate) length = update.length;
     if (update.kind == UpdateKind::replace) length = update.data.size();
@@ -329,7 +330,7 @@ EngineStats ChunkEngine::stats() const {
   constexpr std::size_t node_bytes = 48;  // of a map's node, beside what it holds
   const std::uint64_t pending_bytes = s.pending.size() * (sizeof(ChunkId) + sizeof(Content) + node_bytes);
   const std::uint64_t request_bytes = s.requests.size() * (sizeof(RequestRow) + 16 + node_bytes);
-  return {s.index.size(), s.pending.size(), s.blocks.file_bytes(), s.blocks.taken_bytes(), s.journal_bytes + s.journal->bytes(),
+  return {s.index.size(), s.pending.size(), s.blocks.file_bytes(), s.blocks.taken_bytes(), s.journal_bytes(),
           s.index.memory_bytes() + pending_bytes + request_bytes, s.requests.size()};
 }
 

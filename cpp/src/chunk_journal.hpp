@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +17,8 @@ std::string journal_name(std::uint32_t number);
 std::string snapshot_name(std::uint32_t number);
 // The numbers of the journals or snapshots among `names`, ascending.
 std::vector<std::uint32_t> numbers_of(const std::vector<std::string>& names, const std::string& prefix);
+// What so many entries take in a file.
+std::uint64_t bytes_for(std::size_t entries);
 
 // Appends to one new file. Not thread-safe.
 class BatchWriter {
@@ -24,32 +26,48 @@ class BatchWriter {
   // Creates `name`; durable, but for what is appended, when this returns.
   BatchWriter(Disk& disk, const std::string& name, std::uint32_t number);
 
-  void append(std::span<const Entry> entries);
+  // Space for `bytes` more, as zeros: a sync after writing over them changes nothing of the file but its content. Asks for at
+  // least `step_bytes` at once. False: the disk has no space.
+  bool make_room(std::uint64_t bytes, std::uint64_t step_bytes);
+  std::uint64_t room() const { return end_ - offset_; }
+  bool reserve(std::uint64_t bytes);  // space only; false: the disk has none
+
+  // `with_content`: the content that these entries speak of is not durable yet.
+  void append(std::span<const Entry> entries, bool with_content);
+  void mark();  // an empty batch, which says that all before it is durable, if that was not said already
   void sync();
+  void now_durable() { synced_ = true; }  // all that was appended, and the content that it speaks of
   std::uint64_t bytes() const { return offset_; }
   std::uint64_t batches() const { return sequence_ & 0xffffffffu; }
 
  private:
-  void append_batch(std::span<const Entry> entries);
+  void append_batch(std::span<const Entry> entries, bool with_content);
 
   std::unique_ptr<DiskFile> file_;
-  std::uint64_t sequence_, offset_ = 0;
-  bool synced_ = true;
+  std::uint64_t sequence_, offset_ = 0, end_ = 0;
+  bool synced_ = true, content_ = false;  // of what was appended
   std::vector<std::byte> buffer_;
 };
 
-enum class FileEnd {
-  whole,    // to its last byte
-  torn,     // the last group of batches was never durable: it counts as not written
-  damaged,  // what was durable is not there
-};
+// Reads what a BatchWriter wrote, as far as it is there.
+class BatchReader {
+ public:
+  BatchReader(Disk& disk, const std::string& name, std::uint32_t number);
 
-struct BatchesRead {
-  FileEnd end;
-  std::uint64_t batches;
-};
+  // The next batch, its entries in `entries`; none behind the last whole one.
+  std::optional<BatchHeader> next(std::vector<Entry>& entries);
+  // There is none here: does one further on say that all before it was durable?
+  bool lost() const;
+  std::uint64_t batches() const { return sequence_ & 0xffffffffu; }  // so many were given
+  std::uint64_t bytes() const { return offset_; }
+  DiskFile& file() const { return *file_; }
 
-// Gives every entry of `name` to `apply`, in order.
-BatchesRead read_batches(Disk& disk, const std::string& name, std::uint32_t number, const std::function<void(const Entry&)>& apply);
+ private:
+  std::optional<BatchHeader> read(std::uint64_t offset, std::vector<std::byte>& buffer) const;
+
+  std::unique_ptr<DiskFile> file_;
+  std::uint64_t sequence_, offset_ = 0, size_;
+  std::vector<std::byte> buffer_;
+};
 
 }  // namespace ff

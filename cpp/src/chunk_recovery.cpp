@@ -1,13 +1,15 @@
-// Opening, the journal and the snapshot of the engine.
+// Opening an engine: what the snapshot and the journals say, and how much of the end of it is true.
 #include <algorithm>
-#include <exception>
 
+#include "chunk_content.hpp"
 #include "chunk_state.hpp"
 
 namespace ff {
 namespace {
 
-constexpr std::size_t max_journals = 8;       // beside a snapshot; more are folded into a new one when the engine opens
+constexpr std::size_t max_journals = 8;  // beside a snapshot; more are folded into a new one soon
+
+}  // namespace
 
 Entry follows_entry(std::uint32_t journal, std::uint64_t batches) {
   Entry entry;
@@ -15,8 +17,6 @@ Entry follows_entry(std::uint32_t journal, std::uint64_t batches) {
   entry.index = journal, entry.file = batches;
   return entry;
 }
-
-}  // namespace
 
 RequestEntry stored(const RequestRow& row) {
   return {row.request.client, row.request.sequence, row.chunk.file, row.content.version, row.request.channel, row.chunk.index, row.content.made_in, 0};
@@ -85,26 +85,104 @@ void ChunkEngine::State::take_blocks() {
   for (const auto& [chunk, content] : pending) take(chunk, content);
 }
 
-void ChunkEngine::State::read_journals(const std::vector<std::uint32_t>& numbers, std::uint32_t first) {
-  BatchesRead before{FileEnd::whole, 0};
+// How long journals were when they were left, as the first batch of a later one tells it. All of that was durable by then.
+std::map<std::uint32_t, std::uint64_t> ChunkEngine::State::lengths_told(const std::vector<std::uint32_t>& numbers) {
+  std::map<std::uint32_t, std::uint64_t> lengths;
+  std::vector<Entry> entries;
   for (const std::uint32_t number : numbers) {
-    const std::string name = journal_name(number);
-    if (number != journal_number) fail(EngineErrorKind::damaged, journal_name(journal_number) + " is missing");
-    const BatchesRead read = read_batches(*disk, name, number, [&](const Entry& entry) {
-      // Every journal tells how long the one before was when it was found or left: what is missing there was durable.
-      if (entry.kind == EntryKind::follows && entry.index + 1 == number && number != first && entry.file != before.batches && options.durable)
-        fail(EngineErrorKind::damaged, journal_name(number - 1) + " is not what was written");
-      apply(entry);
-    });
-    if (read.end == FileEnd::damaged && options.durable) fail(EngineErrorKind::damaged, name + " is not what was written");
-    // A process that was killed may have left what is only in the page cache. It is shown from now on, so it must stay.
-    const auto file = disk->open(name);
-    if (options.durable) file->sync();
-    journal_bytes += file->size();
-    before = read;
-    ++journal_number;
+    BatchReader reader(*disk, journal_name(number), number);
+    if (!reader.next(entries)) continue;
+    for (const Entry& entry : entries) {
+      if (entry.kind != EntryKind::follows) continue;
+      const auto [told, fresh] = lengths.emplace(entry.index, entry.file);
+      if (!fresh && told->second != entry.file && options.durable) fail(EngineErrorKind::damaged, journal_name(entry.index) + " is not what was written");
+    }
   }
-  entries.push_back(follows_entry(journal_number - 1, before.batches));
+  return lengths;
+}
+
+// Did the content reach the disk that `group` leaves and that was not there before? What was replaced within the group does
+// not count: its block may have another content by now.
+bool ChunkEngine::State::arrived(const std::vector<Entry>& group) {
+  std::map<ChunkId, ChunkEntry> left;
+  for (const Entry& entry : group) {
+    const ChunkId chunk{entry.file, entry.index};
+    if (entry.kind == EntryKind::put_chunk) left[chunk] = entry.chunk;
+    if (entry.kind == EntryKind::erase_chunk) left.erase(chunk);
+  }
+  std::vector<std::pair<ChunkId, Content>> fresh;
+  std::set<DiskFile*> files;
+  for (const auto& [chunk, now] : left) {
+    const ChunkStat before = stat(chunk).value_or(ChunkStat{});
+    const auto known = [](const Content& one, const Content& other) { return one.has_block() && one.block() == other.block() && one.id() == other.id(); };
+    for (const Content& content : {now.committed, now.pending}) {
+      if (!content.has_block() || known(before.committed, content) || known(before.pending, content)) continue;
+      if (!blocks.has(content.block())) return false;
+      fresh.emplace_back(chunk, content);
+      files.insert(&blocks.file(content.block()));
+    }
+  }
+  // The disk is asked, and not what a process that was killed, or whose sync failed, has left in memory.
+  for (DiskFile* file : files) file->sync();
+  for (const auto& [chunk, content] : fresh) {
+    DiskFile& file = blocks.file(content.block());
+    const std::uint64_t offset = Blocks::offset(content.block());
+    file.forget(offset, stride_bytes(content.block_class));
+    try {
+      verify_content(file, offset, chunk, content);
+    } catch (const EngineError&) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Applies the batches of a journal, and returns how many. `length`: told by a later one; else the end must be found: behind
+// the first `least` batches, a group that no later one calls durable counts if all of it is there, its content too.
+std::uint64_t ChunkEngine::State::read_journal(std::uint32_t number, std::uint64_t least, std::optional<std::uint64_t> length, bool& doubted) {
+  const std::string name = journal_name(number);
+  BatchReader reader(*disk, name, number);
+  if (options.durable) {
+    // A process that was killed may have left what is only in the page cache. It is shown from now on, so it must stay.
+    reader.file().sync();
+    reader.file().forget(0, reader.file().size());
+  }
+  std::vector<Entry> group, entries;
+  std::uint64_t applied = 0;
+  bool with_content = false;
+  const auto apply_group = [&](std::uint64_t batches) {
+    for (const Entry& entry : group) apply(entry);
+    group.clear();
+    with_content = false;
+    applied = batches;
+  };
+  while (!length || reader.batches() < *length) {
+    const std::uint64_t batch = reader.batches();
+    const auto header = reader.next(entries);
+    if (!header) break;
+    if ((header->flags & batch_after_sync) || batch <= least) apply_group(batch);
+    group.insert(group.end(), entries.begin(), entries.end());
+    with_content = with_content || (header->flags & batch_with_content);
+  }
+  const bool shorter = reader.batches() < std::max(least, length.value_or(0));
+  if (options.durable && (shorter || (!length && reader.lost()))) fail(EngineErrorKind::damaged, name + " is not what was written");
+  old_bytes += reader.bytes();
+  const bool doubt = with_content && !length && reader.batches() > least;
+  if (!doubt || arrived(group)) apply_group(reader.batches());
+  doubted = doubted || doubt;
+  return applied;
+}
+
+// Returns how many batches the journal that stands beside it has at least.
+std::uint64_t ChunkEngine::State::read_snapshot(std::uint32_t number) {
+  BatchReader reader(*disk, snapshot_name(number), number);
+  std::vector<Entry> entries;
+  while (reader.next(entries))
+    for (const Entry& entry : entries) {
+      if (entry.kind == EntryKind::end) return entry.file;
+      apply(entry);
+    }
+  fail(EngineErrorKind::damaged, snapshot_name(number) + " is not whole");
 }
 
 void ChunkEngine::State::recover() {
@@ -114,122 +192,30 @@ void ChunkEngine::State::recover() {
   for (const std::string& name : names)
     if (name.ends_with(".new")) disk->remove(name);
   const std::uint32_t first = snapshots.empty() ? 0 : snapshots.back();
-  if (!snapshots.empty()) {
-    bool ended = false;
-    read_batches(*disk, snapshot_name(first), first, [&](const Entry& entry) {
-      ended = ended || entry.kind == EntryKind::end;
-      apply(entry);
-    });
-    if (!ended) fail(EngineErrorKind::damaged, snapshot_name(first) + " is not whole");
-  }
+  const std::uint64_t least = snapshots.empty() ? 0 : read_snapshot(first);
   std::erase_if(journals, [first](std::uint32_t number) { return number < first; });
   const bool used = !snapshots.empty() || std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("blocks-"); });
   if (used && journals.empty()) fail(EngineErrorKind::damaged, journal_name(first) + " is missing");
+  const auto lengths = lengths_told(journals);
+  bool doubted = false;
   journal_number = first;
-  read_journals(journals, first);
+  for (const std::uint32_t number : journals) {
+    if (number != journal_number) fail(EngineErrorKind::damaged, journal_name(journal_number) + " is missing");
+    const auto told = lengths.find(number);
+    const auto length = told == lengths.end() ? std::nullopt : std::optional(told->second);
+    entries.push_back(follows_entry(number, read_journal(number, number == first ? least : 0, length, doubted)));
+    ++journal_number;
+  }
   take_blocks();
   journal = std::make_unique<BatchWriter>(*disk, journal_name(journal_number), journal_number);
-  if (journals.size() > max_journals || journal_bytes > options.snapshot_bytes) take_snapshot();
-}
-
-// Writes what waits to `writer`, without the lock meanwhile. The caller has `flushing`.
-Ticket ChunkEngine::State::flush_waiting(Lock& lock, BatchWriter& writer) {
-  const auto batch = std::exchange(entries, {});
-  const auto files = std::exchange(touched, {});
-  const auto blocks_freed = std::exchange(freed, {});
-  const Ticket ticket = last;
-  lock.unlock();
-  std::exception_ptr failure;
-  try {
-    // Content first: a record in the journal is a promise that its block can be read.
-    if (options.durable)
-      for (DiskFile* file : files) file->sync();
-    writer.append(batch);
-    if (options.durable) writer.sync();
-  } catch (...) {
-    failure = std::current_exception();
+  cramped = !journal->make_room(options.journal_step, options.journal_step);
+  if (options.durable) journal->sync();
+  // What was in doubt is not looked at again when its blocks have other content.
+  if (doubted && !cramped) {
+    Lock lock(mutex);
+    flush_waiting(lock);
   }
-  lock.lock();
-  if (failure) {
-    try {
-      std::rethrow_exception(failure);
-    } catch (const DiskError& error) {
-      break_down(error);
-    }
-  }
-  durable = ticket;
-  for (const BlockAddress& block : blocks_freed) free_now(block);
-  return ticket;
-}
-
-Ticket ChunkEngine::flush() {
-  State& s = *state_;
-  const std::lock_guard flushing(s.flushing);
-  State::Lock lock(s.mutex);
-  s.check_usable();
-  if (s.last == s.durable) return s.durable;
-  const Ticket ticket = s.flush_waiting(lock, *s.journal);
-  lock.unlock();
-  if (s.journal_bytes + s.journal->bytes() <= s.options.snapshot_bytes) return ticket;
-  try {
-    s.take_snapshot();
-  } catch (const DiskError& error) {
-    lock.lock();
-    s.break_down(error);
-  }
-  return ticket;
-}
-
-// The next records as they are now; `next` is where to go on, none at the end.
-std::vector<Entry> ChunkEngine::State::next_records(std::optional<ChunkId>& next) const {
-  std::vector<Entry> step;
-  const ChunkRecord* record = nullptr;
-  while (step.size() < options.snapshot_step && (record = next ? index.first_from(*next) : nullptr) != nullptr) {
-    const ChunkStat now = stat_of(*record);
-    Entry& entry = step.emplace_back();
-    entry.kind = EntryKind::put_chunk;
-    entry.file = record->id.file, entry.index = record->id.index;
-    entry.chunk = {now.committed, now.pending};
-    next = after(record->id);
-  }
-  if (record == nullptr) next.reset();
-  return step;
-}
-
-// Writes all records while others change them. What changes meanwhile is in the new journal as well; entries say what is
-// true, so it does not matter which of them the snapshot has seen. All that it can have seen is durable in that journal
-// before the snapshot gets its name. The caller has `flushing`, or is the only one who knows the engine.
-void ChunkEngine::State::take_snapshot() {
-  const std::uint32_t number = journal_number + 1;
-  auto fresh = std::make_unique<BatchWriter>(*disk, journal_name(number), number);
-  const std::string name = snapshot_name(number) + ".new";
-  BatchWriter writer(*disk, name, number);
-  Lock lock(mutex);
-  entries.insert(entries.begin(), follows_entry(journal_number, journal->batches()));
-  for (std::optional<ChunkId> next = ChunkId{}; next;) {
-    const auto step = next_records(next);
-    lock.unlock();
-    writer.append(step);
-    lock.lock();
-  }
-  std::vector<Entry> rest;
-  for (const auto& [key, row] : requests) rest.push_back(request_entry(row));
-  rest.emplace_back().kind = EntryKind::end;
-  flush_waiting(lock, *fresh);
-  lock.unlock();
-  writer.append(rest);
-  writer.sync();
-  disk->rename(name, snapshot_name(number));
-  disk->sync_directory();
-  lock.lock();
-  journal = std::move(fresh);
-  journal_number = number;
-  journal_bytes = 0;
-  lock.unlock();
-  for (const std::string& old : disk->list()) {
-    const auto journals = numbers_of({old}, "journal-"), snapshots = numbers_of({old}, "snapshot-");
-    if ((!journals.empty() && journals[0] < number) || (!snapshots.empty() && snapshots[0] < number)) disk->remove(old);
-  }
+  if (journals.size() > max_journals) snapshot_from = 0;
 }
 
 }  // namespace ff

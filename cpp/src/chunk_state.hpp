@@ -1,6 +1,8 @@
-// What the engine knows and has yet to write; its methods are in chunk_engine.cpp and, for the journal, chunk_recovery.cpp.
+// What the engine knows and has yet to write; its methods are in chunk_engine.cpp, for the journal in
+// chunk_flush.cpp, and for opening in chunk_recovery.cpp.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -15,6 +17,7 @@
 #include "chunk_index.hpp"
 #include "chunk_journal.hpp"
 #include "fireflyer/chunk_engine.hpp"
+#include "fireflyer/chunk_jobs.hpp"
 
 namespace ff {
 
@@ -25,19 +28,22 @@ inline std::string name_of(const ContentId& id) { return std::to_string(id.made_
 
 RequestEntry stored(const RequestRow& row);
 Entry request_entry(const RequestRow& row);
+Entry follows_entry(std::uint32_t journal, std::uint64_t batches);
 // The id behind `chunk`; none behind the last.
 std::optional<ChunkId> after(const ChunkId& chunk);
 
 // All that is known, and what of it waits for the disk. `mutex` guards everything but the content of files.
 struct ChunkEngine::State {
   State(std::unique_ptr<Disk> disk_given, const EngineOptions& options_given)
-      : options(options_given), disk(std::move(disk_given)), blocks(*disk, {options.group_bytes, options.capacity_bytes, options.reserve}) {}
+      : options(options_given), disk(std::move(disk_given)), blocks(*disk, {options.group_bytes, options.capacity_bytes, options.reserve}),
+        snapshot_from(options.snapshot_bytes), beside(options.durable && options.sync_beside ? 1 : 0) {}
 
   using Lock = std::unique_lock<std::mutex>;
 
   EngineOptions options;
   std::unique_ptr<Disk> disk;
   mutable std::mutex mutex;
+  std::mutex tidying;   // taken before `flushing`; whoever has it begins journals
   std::mutex flushing;  // taken before `mutex`; whoever has it writes the journal
   std::mutex growing;   // taken before `mutex`; whoever has it asks the disk for blocks
 
@@ -58,10 +64,17 @@ struct ChunkEngine::State {
 
   std::unique_ptr<BatchWriter> journal;
   std::uint32_t journal_number = 0;
-  std::uint64_t journal_bytes = 0;  // of all journals since the snapshot
+  std::uint64_t old_bytes = 0, new_bytes = 0;  // of the journals since the snapshot: of those that are full, of the last one
+  std::uint64_t snapshot_from;                 // so long are they when one is written
+  bool cramped = false;                        // the disk has no space for more journal: what is left is for commits and removals
+  std::atomic<bool> ending = false;
+  JobThreads beside;  // syncs a journal while its content is synced
 
   void recover();
-  void read_journals(const std::vector<std::uint32_t>& numbers, std::uint32_t first);
+  std::uint64_t read_snapshot(std::uint32_t number);
+  std::map<std::uint32_t, std::uint64_t> lengths_told(const std::vector<std::uint32_t>& numbers);
+  std::uint64_t read_journal(std::uint32_t number, std::uint64_t least, std::optional<std::uint64_t> length, bool& doubted);
+  bool arrived(const std::vector<Entry>& group);
   void apply(const Entry& entry);
   void keep_request(const RequestEntry& r);
   bool replaces(const RequestRow& row) const;
@@ -105,8 +118,15 @@ struct ChunkEngine::State {
                           Content& content);
   void write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old, Content& content);
 
-  Ticket flush_waiting(Lock& lock, BatchWriter& writer);
+  std::uint64_t flush_all();
+  void flush_waiting(Lock& lock);
+  void write_group(const std::vector<Entry>& group, const std::set<DiskFile*>& files);
+  void look_for_room(Lock& lock);
+  std::uint64_t journal_bytes() const { return old_bytes + new_bytes; }
   void take_snapshot();
+  std::vector<Entry> copy_records(BatchWriter& writer);
+  std::uint64_t snapshot_bytes() const;
+  void begin_journal(std::unique_ptr<BatchWriter> fresh);
   std::vector<Entry> next_records(std::optional<ChunkId>& next) const;
 };
 

@@ -20,6 +20,8 @@ namespace ff {
 
 DiskError::DiskError(int error, const std::string& what) : std::runtime_error(what + ": " + std::strerror(error)), error_(error) {}
 
+bool DiskError::no_space() const { return error_ == ENOSPC || error_ == EDQUOT; }
+
 namespace {
 
 constexpr std::size_t page_bytes = 4096;
@@ -97,6 +99,11 @@ class RealFile final : public DiskFile {
     for (std::size_t at = 0; at < bytes; at += step)
       if (!cached_at(offset + at)) return false;
     return bytes == 0 || (bytes - 1) % step < page_bytes || cached_at(offset + bytes - 1);
+  }
+
+  // After a sync that failed the cache may have what the disk has not.
+  void forget(std::uint64_t offset, std::uint64_t bytes) override {
+    ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
   }
 
   int descriptor() const override { return fd_.get(); }

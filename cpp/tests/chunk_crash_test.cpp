@@ -66,6 +66,8 @@ ff::EngineOptions options() {
   o.snapshot_bytes = 24 << 10;  // a snapshot every few flushes
   o.reserve = 0;
   o.snapshot_step = 2;
+  o.journal_step = 32 << 10;
+  o.sync_beside = false;  // the same log every time; the journal first, so that the content has yet to arrive
   return o;
 }
 
@@ -191,20 +193,25 @@ void run(const Image& start, Random& random, int steps, int depth) {
   {
     ChunkEngine engine(std::move(owned), options());
     Workload work(engine, point_of(engine), random);
+    const auto flush = [&] {
+      const ff::Ticket ticket = engine.flush();
+      durable.emplace_back(disk.log.size(), ticket);
+    };
     bool inside = false;
-    disk.before_write = [&](int file) {  // updates go on while a snapshot is written
+    disk.before_write = [&](int file) {  // updates and flushes go on while a snapshot is written
       if (inside || !disk.name_of(file).starts_with("snapshot-") || random.below(2) == 0) return;
       inside = true;
       work.step();
+      if (random.below(3) == 0) flush();
       inside = false;
     };
     for (int i = 0; i < steps; ++i) {
       work.step();
-      if (random.below(3) == 0) {
-        const ff::Ticket ticket = engine.flush();
-        durable.emplace_back(disk.log.size(), ticket);
-      }
+      if (random.below(3) != 0) continue;
+      flush();
+      engine.tidy();
     }
+    if (random.below(2) == 0) engine.end();
     points = work.points;
     CHECK(points.rbegin()->second == point_of(engine));
 

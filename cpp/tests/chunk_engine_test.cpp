@@ -317,7 +317,10 @@ void lost_records_are_not_taken_for_an_early_end() {
   image["journal-00000000"][3 * ff::batch_align_bytes + 200] ^= std::byte{1};  // in the middle: what followed was durable
   refused(EngineErrorKind::damaged, "journal-00000000 is not what was written", [&] { opened(image); });
   image = whole;
-  image["journal-00000000"].resize(image["journal-00000000"].size() - 100);  // the last batch is torn: it was never durable
+  image["journal-00000000"][4 * ff::batch_align_bytes + 200] ^= std::byte{1};  // the last batch is torn: it was never durable
+  CHECK(opened(image) == 4);
+  image = whole;
+  image["journal-00000000"].resize(4 * ff::batch_align_bytes + 100);
   CHECK(opened(image) == 4);
   image.erase("journal-00000000");
   refused(EngineErrorKind::damaged, "journal-00000000 is missing", [&] { opened(image); });

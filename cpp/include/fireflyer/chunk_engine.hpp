@@ -47,6 +47,8 @@ struct EngineOptions {
   std::uint64_t snapshot_bytes = std::uint64_t{64} << 20; // of journal, after which a snapshot is taken
   std::size_t snapshot_step = 1024;                       // records copied for it without giving the lock back
   std::uint64_t max_chunks = std::uint64_t{1} << 26;      // their records are in memory, and an empty one takes nothing else
+  std::uint64_t journal_step = std::uint64_t{2} << 20;    // how much journal is asked of the disk at once; half of it is kept in hand
+  bool sync_beside = true;                                // content and journal at once; false: one after the other, journal first
   bool durable = true;                                    // false: nothing waits for the disk; a power cut loses the last seconds
 };
 
@@ -129,8 +131,15 @@ class ChunkEngine {
   Ticket adopt(const std::vector<RequestRow>& rows, bool reset);  // `reset`: forgets all others first
   Ticket forget_client(std::uint64_t client);
 
-  // Makes durable what waits for it, and returns the last durable ticket. One caller at a time does it for all.
+  // Makes durable what waits for it, and returns the last durable ticket. One caller at a time does it for all. Throws
+  // EngineError no_space if the disk has no space for more journal: then all still waits, and may be tried again.
   Ticket flush();
+  // Writes a snapshot when the journal has become long, while all else goes on. May take seconds, so that nobody should wait
+  // for it; without space it is tried again when the journal has grown.
+  void tidy();
+  bool untidy() const;
+  // Ends tidy, flushes, and notes that there is nothing in doubt.
+  void end();
   Ticket durable() const;
 
   std::optional<ChunkStat> stat(const ChunkId& chunk) const;

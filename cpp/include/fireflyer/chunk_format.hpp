@@ -2,6 +2,7 @@
 //
 //   blocks-CC-FFFF     blocks of one class: data, then a trailer with the checksums of its granules
 //   journal-NNNNNNNN   batches of entries; each entry says what is now true of one thing, so applying it twice is harmless
+//                      Behind them zeros: room that was asked for in advance.
 //   snapshot-NNNNNNNN  the same batches: what was true when journal NNNNNNNN began, and maybe some of what came after
 #pragma once
 
@@ -95,13 +96,14 @@ struct RequestEntry {
 // An update is one entry, with its request, so that neither is ever there without the other.
 struct Entry {
   EntryKind kind{};
-  std::uint32_t index = 0;  // of the chunk; which journal a journal follows
-  std::uint64_t file = 0;   // of the chunk; the client that is forgotten; how many batches the journal before has
+  std::uint32_t index = 0;  // of the chunk; of a journal that is followed, or stands beside the snapshot that ends
+  std::uint64_t file = 0;   // of the chunk; the client that is forgotten; how many batches that journal has, or has at least
   ChunkEntry chunk;
   RequestEntry request;
 };
 
-inline constexpr std::uint32_t batch_after_sync = 1;  // all batches before this one were durable when it was written
+inline constexpr std::uint32_t batch_after_sync = 1;    // all batches before this one, and their content, were durable when it was written
+inline constexpr std::uint32_t batch_with_content = 2;  // its group's content is synced while it is: see for yourself that it is there
 inline constexpr std::size_t entries_per_batch = (max_batch_bytes - 32) / sizeof(Entry);
 
 struct BatchHeader {

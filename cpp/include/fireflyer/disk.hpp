@@ -16,6 +16,7 @@ class DiskError : public std::runtime_error {
  public:
   DiskError(int error, const std::string& what);
   int error() const { return error_; }
+  bool no_space() const;
 
  private:
   int error_;
@@ -36,6 +37,7 @@ class DiskFile {
   virtual std::uint64_t size() const = 0;
   virtual void sync() = 0;                                                       // data, and the size where it has grown
   virtual bool cached(std::uint64_t offset, std::size_t bytes) const = 0;         // reading it waits for nothing, as far as is known
+  virtual void forget(std::uint64_t offset, std::uint64_t bytes) = 0;            // what is cached and synced: the next read asks the disk
   virtual int descriptor() const = 0;                                            // for sendfile; -1 where there is none
 };
 
