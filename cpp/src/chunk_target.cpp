@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iterator>
 
 #include "fireflyer/crc32c.hpp"
 
@@ -32,7 +33,7 @@ const char* name_of(EngineErrorKind kind) {
 ChunkTarget::ChunkTarget(std::uint64_t number, std::unique_ptr<Disk> disk, const EngineOptions& options, int threads, std::shared_ptr<EventQueue> events,
                          std::unique_ptr<DirectoryLock> lock)
     : number_(number), durable_(options.durable), lock_(std::move(lock)), disk_(*disk), engine_(std::move(disk), options), events_(std::move(events)),
-      space_(disk_.space()), updates_(threads), reads_(threads) {
+      space_(disk_.space()), updates_(threads), reads_(threads), tidier_(1) {
   flusher_ = std::thread([this] { flush_what_waits(); });
 }
 
@@ -48,6 +49,12 @@ void ChunkTarget::close() {
   }
   has_flush_.notify_all();
   flusher_.join();
+  try {
+    engine_.end();
+  } catch (const std::exception& error) {
+    disk_failed(error.what());
+  }
+  tidier_.close();
   lock_.reset();
 }
 
@@ -79,26 +86,57 @@ void ChunkTarget::flush_later() {
   has_flush_.notify_one();
 }
 
+// False: there is no space for it, and it may be tried again.
+bool ChunkTarget::flush_group(std::vector<Waiting>& group) {
+  try {
+    engine_.flush();
+    for (Waiting& one : group) events_->put(std::move(one.event));
+  } catch (const EngineError& error) {
+    if (error.kind() == EngineErrorKind::no_space) return false;
+    fail_group(group, error);
+  } catch (const std::exception& error) {
+    fail_group(group, error);
+  }
+  return true;
+}
+
+void ChunkTarget::fail_group(const std::vector<Waiting>& group, const std::exception& error) {
+  disk_failed(error.what());
+  for (const Waiting& one : group)
+    if (std::holds_alternative<StagedEvent>(one.event)) stage_failed(one.job, name_of(EngineErrorKind::failed), error.what());
+}
+
 void ChunkTarget::flush_what_waits() {
+  bool without_space = false;
   std::unique_lock lock(mutex_);
   for (;;) {
-    const auto due = [this] { return stopped_ || !waiting_.empty() || (flush_at_ && steady_clock::now() >= *flush_at_); };
+    const auto due = [&] { return stopped_ || (!waiting_.empty() && !without_space) || (flush_at_ && steady_clock::now() >= *flush_at_); };
     while (!due()) flush_at_ ? void(has_flush_.wait_until(lock, *flush_at_)) : has_flush_.wait(lock);
-    if (stopped_ && waiting_.empty() && !flush_at_) return;
+    if (stopped_ && (without_space || (waiting_.empty() && !flush_at_))) return;
     std::vector<Waiting> group;
     group.swap(waiting_);
     flush_at_.reset();
     lock.unlock();
+    without_space = !flush_group(group);
+    tidy();
+    lock.lock();
+    if (!without_space) continue;
+    waiting_.insert(waiting_.begin(), std::make_move_iterator(group.begin()), std::make_move_iterator(group.end()));
+    flush_at_ = steady_clock::now() + flush_delay;
+  }
+}
+
+// In a thread of its own, so that no group waits for it.
+void ChunkTarget::tidy() {
+  if (!engine_.untidy() || tidying_.exchange(true)) return;
+  tidier_.run([this] {
     try {
-      engine_.flush();
-      for (Waiting& one : group) events_->put(std::move(one.event));
+      engine_.tidy();
     } catch (const std::exception& error) {
       disk_failed(error.what());
-      for (const Waiting& one : group)
-        if (std::holds_alternative<StagedEvent>(one.event)) stage_failed(one.job, name_of(EngineErrorKind::failed), error.what());
     }
-    lock.lock();
-  }
+    tidying_ = false;
+  });
 }
 
 DiskSpace ChunkTarget::space() {

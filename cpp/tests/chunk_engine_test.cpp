@@ -9,8 +9,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -346,6 +348,139 @@ void a_disk_that_refuses_is_believed_once() {
   CHECK(engine.durable() == before && got(engine, chunk) == data);
 }
 
+// Of the last group nobody said that it is durable: whose content is not there counts as not written, unless it was ended.
+void the_content_of_the_last_group_is_looked_at() {
+  for (const bool ended : {false, true}) {
+    auto owned = std::make_unique<LoggedDisk>();
+    LoggedDisk& disk = *owned;
+    ChunkEngine engine(std::move(owned), options());
+    put(engine, {1, 1}, 1, noise(5000, 1));
+    put(engine, {1, 2}, 1, noise(5000, 2));
+    if (ended) engine.end();
+    auto left = std::make_unique<LoggedDisk>(disk, disk.log.size());
+    left->content("blocks-00-0000")[ff::stride_bytes(0) + 100] ^= std::byte{1};
+    ChunkEngine again(std::move(left), options());
+    CHECK(got(again, {1, 1}) == noise(5000, 1) && again.stat({1, 2}).has_value() == ended);
+    if (ended) refused(EngineErrorKind::damaged, "not what was written", [&] { again.verify({1, 2}, *again.view({1, 2})); });
+  }
+}
+
+void a_snapshot_knows_its_journal() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ff::EngineOptions o = options();
+  o.snapshot_bytes = 1;
+  ChunkEngine engine(std::move(owned), o);
+  ff::Ticket ticket = 0;
+  put(engine, {1, 1}, 1, noise(100, 1));
+  bool once = true;
+  disk.before_write = [&](int file) {  // while the snapshot is written
+    if (!disk.name_of(file).starts_with("snapshot-") || !std::exchange(once, false)) return;
+    engine.stage({1, 2}, update(UpdateKind::write, 1, 0, noise(100, 2)), ticket);
+    engine.commit({1, 2}, {1, 1});
+    engine.flush();  // nobody waits for a snapshot
+  };
+  CHECK(engine.untidy());
+  engine.tidy();
+  CHECK(!once && !engine.untidy() && engine.durable() >= ticket);
+  Random random{1};
+  auto image = disk.after_power_cut(disk.log.size(), random);
+  CHECK(image.contains("snapshot-00000001") && !image.contains("journal-00000000"));
+  CHECK(ChunkEngine(std::make_unique<LoggedDisk>(image), o).stats().chunks == 2);
+  image["journal-00000001"][100] ^= std::byte{1};
+  refused(EngineErrorKind::damaged, "journal-00000001 is not what was written", [&] { ChunkEngine(std::make_unique<LoggedDisk>(image), o); });
+}
+
+// What needs no block goes on while there is journal in hand, and what then still waits is not lost.
+void without_space_for_more_journal() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ff::EngineOptions o = options();
+  o.journal_step = 8 * ff::batch_align_bytes;
+  ChunkEngine engine(std::move(owned), o);
+  bool full = false;
+  disk.refuse = [&](const ff::test::Operation& op) { return full && op.kind == ff::test::Operation::grow ? ENOSPC : 0; };
+  ff::Ticket ticket = 0;
+  const Data data = noise(100, 1);
+  for (std::uint32_t i = 0; i < 20; ++i) put(engine, {1, i}, 1, data);
+  full = true;
+  std::uint32_t written = 20;
+  const auto write = [&] { engine.stage({1, written}, update(UpdateKind::write, 1, 0, data), ticket); };
+  for (; written < 40; ++written) {
+    try {
+      write();
+    } catch (const ff::EngineError& error) {
+      CHECK(error.kind() == EngineErrorKind::no_space);
+      break;
+    }
+    engine.flush();
+  }
+  CHECK(written < 30);
+  for (std::uint32_t i = 20; i < written; ++i) engine.commit({1, i}, {1, 1});
+  engine.flush();
+  engine.stage({1, 0}, update(UpdateKind::remove, 2, 0, {}), ticket);
+  engine.commit({1, 0}, {1, 2});
+  CHECK(engine.flush() > ticket);
+  bool waited = false;
+  for (std::uint32_t i = 1; i < 20 && !waited; ++i) {  // in the end all of it is used
+    engine.stage({1, i}, update(UpdateKind::remove, 2, 0, {}), ticket);
+    engine.commit({1, i}, {1, 2});
+    try {
+      engine.flush();
+    } catch (const ff::EngineError& error) {
+      CHECK(error.kind() == EngineErrorKind::no_space);
+      waited = true;
+    }
+  }
+  CHECK(waited && engine.durable() < ticket);
+  {
+    Random random{1};
+    auto left = std::make_unique<LoggedDisk>(disk.after_power_cut(disk.log.size(), random));
+    left->refuse = disk.refuse;
+    ChunkEngine reader(std::move(left), o);  // a full disk is no reason not to read
+    CHECK(got(reader, {1, 19}) == data);
+    refused(EngineErrorKind::no_space, "free some on the disk", [&] { reader.stage({1, 99}, update(UpdateKind::write, 1, 0, data), ticket); });
+  }
+  full = false;
+  CHECK(engine.flush() >= ticket);
+  write();
+}
+
+void without_space_for_a_snapshot() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ff::EngineOptions o = options();
+  o.snapshot_bytes = 8 * ff::batch_align_bytes;
+  ChunkEngine engine(std::move(owned), o);
+  int refusals = 0, left = 3;
+  disk.refuse = [&](const ff::test::Operation& op) {
+    const bool meant = op.kind == ff::test::Operation::grow && disk.name_when_locked(op.file).starts_with("snapshot-") && left > 0;
+    if (meant) --left, ++refusals;
+    return meant ? ENOSPC : 0;
+  };
+  for (std::uint32_t i = 0; i < 60; ++i) {
+    put(engine, {1, i}, 1, noise(100, i));
+    engine.tidy();
+  }
+  CHECK(refusals == 3 && left == 0);
+  Random random{1};
+  const auto image = disk.after_power_cut(disk.log.size(), random);
+  CHECK(image.lower_bound("snapshot-") != image.end());
+  CHECK(ChunkEngine(std::make_unique<LoggedDisk>(image), o).stats().chunks == 60);
+}
+
+void whatever_fails_in_a_flush_ends_it() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), options());
+  ff::Ticket ticket = 0;
+  engine.stage(chunk, update(UpdateKind::write, 1, 0, noise(100, 1)), ticket);
+  disk.before_sync = [] { throw std::bad_alloc(); };
+  refused(EngineErrorKind::failed, "bad_alloc", [&] { engine.flush(); });
+  disk.before_sync = nullptr;
+  refused(EngineErrorKind::failed, "bad_alloc", [&] { engine.flush(); });
+}
+
 // Writers of their own chunks, one who makes durable, readers of all: on the disk of this machine.
 void threads() {
   std::string path = (std::filesystem::temp_directory_path() / "ff-engine-XXXXXX").string();
@@ -364,6 +499,7 @@ void threads() {
           ff::Ticket ticket = 0;
           engine.stage({1, w}, update(UpdateKind::replace, version, 0, content(w, version)), ticket);
           while (engine.durable() < ticket) engine.flush();
+          engine.tidy();
           engine.commit({1, w}, {1, version});
         }
         --left;
@@ -451,6 +587,11 @@ int main() {
   another_content_of_the_block_is_damage();
   lost_records_are_not_taken_for_an_early_end();
   a_disk_that_refuses_is_believed_once();
+  the_content_of_the_last_group_is_looked_at();
+  a_snapshot_knows_its_journal();
+  without_space_for_more_journal();
+  without_space_for_a_snapshot();
+  whatever_fails_in_a_flush_ends_it();
   many_records_are_found_in_order();
   threads();
 }

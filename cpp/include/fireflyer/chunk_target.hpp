@@ -4,6 +4,7 @@
 //   update threads    write staged content; verify
 //   read threads      load content that is to be sent, or that a read waits for
 //   flush thread      makes durable, in one go, all that was staged and adopted while it made durable what came before
+//   tidying thread    writes the engine's snapshots
 //
 // What is asked for here comes back as an event, in any order; commit, drop, adopt and forget have taken effect in memory
 // when they return, and are durable with what is flushed next, a moment later at the latest.
@@ -71,7 +72,15 @@ class ChunkTarget {
   bool closed() const { return closed_; }
 
  private:
+  struct Waiting {
+    NodeEvent event;
+    std::uint64_t job;
+  };
+
   void flush_what_waits();
+  bool flush_group(std::vector<Waiting>& group);
+  void fail_group(const std::vector<Waiting>& group, const std::exception& error);
+  void tidy();
   void stage_now(const StageJob& job);
   Content stage_with_room(const StageJob& job, Ticket& ticket);
   void verify_now(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes);
@@ -81,10 +90,6 @@ class ChunkTarget {
   void tell_when_durable(NodeEvent event, std::uint64_t job);
   void flush_later();
 
-  struct Waiting {
-    NodeEvent event;
-    std::uint64_t job;
-  };
 
   const std::uint64_t number_;
   const bool durable_;
@@ -101,9 +106,9 @@ class ChunkTarget {
   std::map<ChunkId, BlockAddress> damaged_;
   DiskSpace space_;
   bool looking_ = false;  // for space
-  std::atomic<bool> failed_ = false, closed_ = false;
+  std::atomic<bool> failed_ = false, closed_ = false, tidying_ = false;
 
-  JobThreads updates_, reads_;
+  JobThreads updates_, reads_, tidier_;
   std::thread flusher_;
 };
 
