@@ -125,11 +125,8 @@ bool ChunkEngine::State::arrived(const std::vector<Entry>& group) {
   // The disk is asked, and not what a process that was killed, or whose sync failed, has left in memory.
   for (DiskFile* file : files) file->sync();
   for (const auto& [chunk, content] : fresh) {
-    DiskFile& file = blocks.file(content.block());
-    const std::uint64_t offset = Blocks::offset(content.block());
-    file.forget(offset, stride_bytes(content.block_class));
     try {
-      verify_content(file, offset, chunk, content);
+      verify_content(FromDisk(blocks.file(content.block())), Blocks::offset(content.block()), chunk, content);
     } catch (const EngineError&) {
       return false;
     }
@@ -145,7 +142,7 @@ std::uint64_t ChunkEngine::State::read_journal(std::uint32_t number, std::uint64
   if (options.durable) {
     // A process that was killed may have left what is only in the page cache. It is shown from now on, so it must stay.
     reader.file().sync();
-    reader.file().forget(0, reader.file().size());
+    reader.file().forget(0, reader.file().size());  // after a sync that failed it has what the disk has not
   }
   std::vector<Entry> group, entries;
   std::uint64_t applied = 0;

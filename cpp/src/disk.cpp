@@ -101,9 +101,8 @@ class RealFile final : public DiskFile {
     return bytes == 0 || (bytes - 1) % step < page_bytes || cached_at(offset + bytes - 1);
   }
 
-  // After a sync that failed the cache may have what the disk has not.
   void forget(std::uint64_t offset, std::uint64_t bytes) override {
-    ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
+    (void)::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
   }
 
   int descriptor() const override { return fd_.get(); }

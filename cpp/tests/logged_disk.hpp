@@ -52,7 +52,6 @@ class LoggedFile final : public DiskFile {
   void allocate(std::uint64_t offset, std::uint64_t bytes) override;
   std::uint64_t size() const override;
   void sync() override;
-  void forget(std::uint64_t, std::uint64_t) override {}
   bool cached(std::uint64_t offset, std::size_t bytes) const override;
   int descriptor() const override { return -1; }
 

@@ -37,7 +37,7 @@ class DiskFile {
   virtual std::uint64_t size() const = 0;
   virtual void sync() = 0;                                                       // data, and the size where it has grown
   virtual bool cached(std::uint64_t offset, std::size_t bytes) const = 0;         // reading it waits for nothing, as far as is known
-  virtual void forget(std::uint64_t offset, std::uint64_t bytes) = 0;            // what is cached and synced: the next read asks the disk
+  virtual void forget(std::uint64_t, std::uint64_t) {}                            // of offset and bytes, what is synced: the next read asks the disk
   virtual int descriptor() const = 0;                                            // for sendfile; -1 where there is none
 };
 
