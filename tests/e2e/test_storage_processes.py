@@ -600,7 +600,7 @@ def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path) -> None:
             bad = await DataConnection.connect(address, eve)
             bad.send(sent)
             try:
-                await asyncio.wait_for(bad.closed(), 5)
+                await asyncio.wait_for(bad.closed(), 30)
             except TimeoutError:
                 pytest.fail(f"{what} is taken")
             await bad.close()

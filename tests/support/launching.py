@@ -70,7 +70,7 @@ def run(spec: JobSpec, *, limit_s: float = 60, on_entry: Callable[[Logged], None
             return await run_job(spec, on_entry=see, on_line=lines.append, devices=DEVICES)
 
     result = uvloop.run(limited())
-    nothing_left(spec.run_dir, within_s=0.5)
+    nothing_left(spec.run_dir)
     assert entries == events_of(result.events_path)
     return JobRun(result, entries, lines)
 

@@ -78,7 +78,7 @@ class Bench:
         while self.wanted:
             node = self.wanted.pop(0)
             ours, self.ends[node.id] = socket.socketpair()
-            self.ends[node.id].settimeout(5)
+            self.ends[node.id].settimeout(30)
             self.dispatch.connected(node, ours.detach())
 
     def heard(self, node: int) -> data.Ask:
@@ -152,7 +152,7 @@ def test_capabilities_are_granted_before_anything_is_asked(bench: Bench) -> None
     bench.ends[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         bench.ends[1].recv(1)
-    bench.ends[1].settimeout(5)
+    bench.ends[1].settimeout(30)
     bench.say(1, data.Told(shown.number, data.Granted(SECOND)))
     bench.take()
     assert isinstance(bench.heard(1).body, Update)
@@ -169,7 +169,7 @@ def silent(bench: Bench) -> bool:
         with pytest.raises(BlockingIOError):
             bench.ends[1].recv(1)
     finally:
-        bench.ends[1].settimeout(5)
+        bench.ends[1].settimeout(30)
     return True
 
 
