@@ -12,10 +12,11 @@ import sys
 
 import pytest
 from tests.support.fs_chaos import Cluster, chaos
-from tests.support.fs_planted import PLANTED
+from tests.support.fs_planted import PLANTED, who_is_overwritten_is_complete
+from tests.support.fs_truth import TORN
 from tests.support.seeds import more_seeds
 
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.rows import CHAINS
 from fireflyer.fs.schema.manager import (
     AddMoves,
@@ -238,6 +239,48 @@ def test_after_a_power_cut_of_all_a_chain_does_not_wait_for_the_machine_that_sta
         node.restart()
         cluster.run_for(2 * SECOND)
     assert cluster.run_for(20 * SECOND, lambda: sorted(serving(cluster)) == [101, 102])
+
+
+def test_after_the_end_of_all_a_disk_that_was_lost_is_not_waited_for_because_it_came_up_last() -> None:
+    cluster = begun(chains=1)
+    cluster.run_for(5 * SECOND, lambda: cluster.truth.write(1, flush=True))
+    for node in [*(one.node for one in cluster.managers), *(one.node for one in cluster.hosts)]:
+        node.crash()
+    cluster.truth.content[101] = cluster.truth.flushed[101] = 0
+    cluster.truth._unsure[101] = True
+    cluster.managers[0].node.restart()
+    cluster.hosts[1].node.restart()
+    cluster.run_for(3 * SECOND)
+    cluster.hosts[0].node.restart()
+    assert cluster.run_for(30 * SECOND, cluster.all_serve)
+
+
+def overwritten_while_a_node_is_cut_off() -> Cluster:
+    """Node 2 is never told that node 1 is to be synced. Node 3, the tail, is; it begins with it, and dies."""
+    cluster = begun(replicas=3, chains=1)
+    cluster.net.partition(["m0", "m1"], ["n2"])
+    cluster.hosts[0].node.restart()
+    began_ns = cluster.world.now_ns
+    while cluster.truth.content.get(101) != TORN:
+        cluster.world.run(until_ns=cluster.world.now_ns + 10 * MS)
+        assert cluster.world.now_ns < began_ns + 5 * SECOND, "it is not synced"
+    for host in cluster.hosts[1:]:
+        host.node.crash()
+    return cluster
+
+
+def test_who_is_being_overwritten_does_not_serve() -> None:
+    cluster = overwritten_while_a_node_is_cut_off()
+    cluster.run_for(30 * SECOND)
+    assert serving(cluster) == []
+    cluster.hosts[2].node.restart()
+    assert cluster.run_for(30 * SECOND, lambda: serving(cluster) == [103, 101])
+
+
+def test_it_would_if_it_counted_as_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    who_is_overwritten_is_complete(monkeypatch)
+    with pytest.raises(AssertionError, match="target 101 shall serve with -1 of"):
+        overwritten_while_a_node_is_cut_off().run_for(30 * SECOND)
 
 
 def test_who_left_while_the_others_went_on_is_not_asked_for_what_it_missed() -> None:

@@ -28,11 +28,13 @@ from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import SimNode, World
 
-__all__ = ["KEY_LIFE_NS", "Truth"]
+__all__ = ["KEY_LIFE_NS", "TORN", "Truth"]
 
 STAYS_UNDER_WAY = 0.2
 """Of an update, at each target."""
 MAX_STEPS = 20
+TORN = -1
+"""What a target has that was given a part of what its source has."""
 _RANKS = ["serving", "lastsrv", "syncing", "waiting", "offline"]
 
 
@@ -135,6 +137,8 @@ class Truth:
         self.keys = KeyTruth()
         self._granted: dict[TargetId, int] = {}
         """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
+        self._begun: dict[TargetId, int] = {}
+        """In which chain version it began to be overwritten."""
         self._staged: dict[int, list[TargetId]] = {}
         """Of a chain's one update under way, who has made it durable, from the head on."""
         self._random = world.fork_random("writes")
@@ -219,10 +223,15 @@ class Truth:
         return [one for one in syncing if self._granted.get(one) == chain.version]
 
     def sync(self, target: TargetId, chain: Chain) -> bool:
-        """The last serving one gives it everything, if it serves in this version."""
+        """The last serving one gives it everything, if it serves in this version: it begins, and is done when asked
+        again."""
         serving = [one.target for one in chain.members if one.state is TargetState.SERVING]
         place = self._serves_in(serving[-1], chain.id) if serving else None
         if place is None or place.version != chain.version or self._broken(chain):
+            return False
+        if self._begun.get(target) != chain.version:
+            self._begun[target] = chain.version
+            self.content[target] = self.flushed[target] = TORN
             return False
         self.content[target] = self.flushed[target] = self.content.get(serving[-1], 0)
         self.sessions.copy(serving[-1], target)

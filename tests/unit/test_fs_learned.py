@@ -60,8 +60,9 @@ def test_versions_of_which_somebody_was_never_told_do_not_count() -> None:
 
 
 def test_who_is_synced_and_who_has_left_the_chain_is_not_complete() -> None:
-    told = Told("SSS").then("WSS").then("YSS")
-    assert told.complete == (1, 2)
+    assert Told("SSS").then("WSS").then("YSS").complete == (0, 1, 2)
+    assert Told("SSS").then("WSS").then("YSS", 1).complete == (1, 2)
+    assert Told("SSS").then("WSS").then("YSS", 2).then("WSS").complete == (1, 2)
     assert Told("SSS").then("OSS").then("SS").complete == (0, 1)
 
 
@@ -69,6 +70,11 @@ def test_who_was_synced_is_complete_when_it_has_served() -> None:
     assert Told("SY").then("SS").complete == (0,)
     assert Told("SY").then("SS").then("OS").complete == (0, 1)
     assert Told("SY").then("SS", 1).complete == ()
+
+
+def test_after_the_end_of_all_nobody_is_waited_for_only_because_it_came_up_last() -> None:
+    assert Told("SS").then("SO").then("SY").then("LL").complete == (0, 1)
+    assert Told("SS").then("SO").then("SY", 0).then("LY").complete == (0,)
 
 
 def test_one_that_came_back_and_died_before_it_was_told_changes_nothing() -> None:

@@ -15,6 +15,9 @@ Something can happen in a version only in two ways:
 Otherwise, whatever the old tail commits came to it through all that served before it, and so did whatever they
 acknowledge.
 
+*Who is to be synced* keeps what it has until its source, the last one that serves, knows it: then it is overwritten,
+and is complete no more. So after the end of all processes nobody is waited for only because it came up last.
+
 A storage process is told of routing by the answers to its heartbeats and by nothing else, so it is enough to see to
 whom the manager has answered since the version was committed. A new primary knows nothing of it: to it, what it has
 loaded was told."""
@@ -39,6 +42,8 @@ class _Untold:
     present_tail: Member | None
     nodes: dict[NodeId, None]
     """Of the serving ones of the present version: those that have not been told."""
+    syncing: tuple[TargetId, ...]
+    """In the present version."""
 
 
 class Learned:
@@ -53,11 +58,11 @@ class Learned:
         before = (*before, *(one.target for one in served if one.target not in before))
         tail = known.tail if known is not None else served[-1].target if served else None
         states = {one.target: one.state for one in new.members}
-        # Who is synced is being overwritten.
-        complete = tuple(one for one in before if states.get(one, TargetState.SYNCING) is not TargetState.SYNCING)
+        complete = tuple(one for one in before if one in states)
+        syncing = tuple(one for one in complete if states[one] is TargetState.SYNCING)
         serving = _serving(new)
         nodes = {one.node: None for one in serving}
-        self._untold[new.id] = _Untold(complete, tail, serving[-1] if serving else None, nodes)
+        self._untold[new.id] = _Untold(complete, tail, serving[-1] if serving else None, nodes, syncing)
 
     def answered(self, node: NodeId, chains: Iterable[ChainId]) -> None:
         """This node, which has targets in these chains, is told of all that is committed."""
@@ -69,6 +74,8 @@ class Learned:
             new_tail = untold.present_tail.node == node and untold.present_tail.target != untold.tail
             if new_tail or not untold.nodes:
                 del self._untold[chain_id]
+            else:
+                untold.complete = tuple(one for one in untold.complete if one not in untold.syncing)
 
     def complete(self, chain_id: ChainId) -> tuple[TargetId, ...]:
         """Targets that have everything, beside those that serve now and whatever those were told since."""
