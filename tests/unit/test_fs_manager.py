@@ -462,6 +462,7 @@ def test_an_override_says_since_when_updates_may_be_missing() -> None:
     beat(desk, 1, 1)
     beat(desk, 2, 1, Condition.GONE)
     assert desk.states() == "11=serving 12=offline"
+    beat(desk, 1, 2)  # from now on it may acknowledge alone
     alone(desk, 8 * SECOND, node=2)
     assert desk.states() == "11=lastsrv 12=waiting"
     beat(desk, 2, 300)
