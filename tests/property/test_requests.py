@@ -21,6 +21,7 @@ from fireflyer.fs.core.request_effects import (
     RoutingConfirmed,
     RoutingLearned,
     SessionOpened,
+    SessionOver,
     Tick,
     Told,
     Withdraw,
@@ -128,6 +129,9 @@ class Watched:
         elif action == "route":
             self.version += 1
             self.feed(RoutingLearned(_routing(self.version, number)))
+        elif action == "exchange" and not self.exchanging and number % 2:
+            self.asks = {one: ask for one, ask in self.asks.items() if not isinstance(ask.body, Update)}
+            self.feed(SessionOver(self.client))
         elif action == "exchange" and self.exchanging:
             self.client, self.exchanging = self.client + 1, False
             self.feed(SessionOpened(self.client))

@@ -38,7 +38,7 @@ from fireflyer.fs.schema.chunks import (
 )
 from fireflyer.fs.schema.ids import ChunkId, ContentId, TargetId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
-from fireflyer.fs.schema.sessions import EndSession, OpenSession
+from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession
 from fireflyer.sim import Link, SimClock, SimNet, SimNode, World
 from fireflyer.sim.linearizability import linearize
 
@@ -360,7 +360,7 @@ class ReplicaWorld:
         name = f"c{number}"
 
         def wire(target: TargetId, message: msgspec.Struct, data: bytes, request: int) -> None:
-            kinds = {Update: UPDATE, Look: LOOK, EndSession: MANAGE, OpenSession: MANAGE}
+            kinds = {Update: UPDATE, Look: LOOK, EndSession: MANAGE, OpenSession: MANAGE, KeepSession: MANAGE}
             kind = kinds.get(type(message), ROUTING)
             for to in [f"s{target}"] if target else self.managers:
                 self.net.send(name, to, frame(kind, message, data, request))

@@ -13,7 +13,8 @@ from tests.support.request_world import ExchangingClient, RequestClient, Request
 
 from fireflyer.fs.core.request_channels import Channel, Channels, Place
 from fireflyer.fs.core.request_effects import Effect, Event, Failed, Finish, Limits, Told
-from fireflyer.fs.core.requests import Requests, _Request
+from fireflyer.fs.core.request_state import Open
+from fireflyer.fs.core.requests import Requests
 from fireflyer.fs.schema.chunks import Missing, NotCommitted, Refusal, Refused
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import OpenSession
@@ -24,7 +25,7 @@ __all__ = ["BUGS", "BelievesThatStaleIsNotDone", "Bug", "OneChannelForAll", "pla
 class _NumbersEachAttempt(Requests):
     """A retry looks like another update."""
 
-    def _ask(self, request: _Request) -> None:
+    def _ask(self, request: Open) -> None:
         if request.channel is not None and request.attempts:
             request.channel.sequence += 1
             request.sequence = request.channel.sequence
@@ -34,7 +35,7 @@ class _NumbersEachAttempt(Requests):
 class _BelievesTheLastRefusal(Requests):
     """What earlier attempts may yet do is forgotten."""
 
-    def _fail(self, request: _Request, code: str, message: str) -> None:
+    def _fail(self, request: Open, code: str, message: str) -> None:
         super()._fail(request, code, message)
         if request.refusals:
             at, said = next(
@@ -45,7 +46,7 @@ class _BelievesTheLastRefusal(Requests):
 
 
 class BelievesThatStaleIsNotDone(Requests):
-    def _refused(self, request: _Request, refused: Refused, *, newest: bool) -> None:
+    def _refused(self, request: Open, refused: Refused, *, newest: bool) -> None:
         doubtful = request.doubtful
         super()._refused(request, refused, newest=newest)
         if refused.refusal is Refusal.STALE:
@@ -108,18 +109,21 @@ OneChannelForAll = _with_channels(_OneForAll)
 class _UsesAskNumbersAgain(Requests):
     """An answer that was withdrawn is taken for that to a later request."""
 
-    def _ask(self, request: _Request) -> None:
+    def _ask(self, request: Open) -> None:
         free = next(number for number in range(1, 1000) if number not in self._asks)
         self._numbers = free - 1
         super()._ask(request)
 
 
-class _DoesNotWait(Channels):
-    """A session is ended while updates are under way."""
+class _SendsAgain(Requests):
+    """What had been sent in a session that is over is begun anew in the next one."""
 
-    @property
-    def used_up(self) -> bool:
-        return self._closed
+    def _lose_session(self) -> None:
+        for request in self._requests.values():
+            for ask in list(request.asks) if request.update else []:
+                self._close(ask, request)
+            request.doubtful = False
+        super()._lose_session()
 
 
 class _EndsNothing(ExchangingClient):
@@ -146,7 +150,7 @@ BUGS: dict[str, Bug] = {
     "a number is used again": Bug(_with_channels(_OldNumbers), 20),
     "ask numbers are used again": Bug(_UsesAskNumbersAgain, 30),
     "a session is never ended": Bug(Requests, 400, _EndsNothing, WholeWorld),
-    "a session is ended under an update": Bug(_with_channels(_DoesNotWait), 400, ExchangingClient, WholeWorld),
+    "what was sent before the session's end is sent again": Bug(_SendsAgain, 200, ExchangingClient, WholeWorld),
 }
 
 

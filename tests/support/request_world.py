@@ -32,6 +32,7 @@ from fireflyer.fs.core.request_effects import (
     NewSession,
     RoutingLearned,
     SessionOpened,
+    SessionOver,
     Tick,
     Told,
 )
@@ -40,7 +41,8 @@ from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, LookReply, UpdateReply
 from fireflyer.fs.schema.ids import ChunkId, ClientId
 from fireflyer.fs.schema.routing import Chain, Routing
-from fireflyer.fs.schema.sessions import EndSession, OpenSession, Session
+from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession, Session
+from fireflyer.fs.schema.sessions import SessionOver as SessionIsOver
 from fireflyer.native import crc32c
 from fireflyer.sim import SimNode, Timer
 
@@ -55,6 +57,8 @@ GIVES_UP = 0.04
 """Of operations, by the caller, before the end."""
 BREAKS = 0.02
 """Of asks, with the whole connection, some time after."""
+ENDED = 0.03
+"""The chance of a session, with each operation, to be ended by an administrator."""
 READ_BYTES = 64
 
 
@@ -92,7 +96,9 @@ class RequestClient:
         self._timer: Timer | None = None
         self.exchanges = 0
         """Sessions that were exchanged for others."""
+        self.ended = 0
         self._insists: msgspec.Struct | None = None
+        self.client: ClientId = number
         self.routing(chain)
         for worker in range(len(self._left)):
             self._think(worker)
@@ -116,13 +122,18 @@ class RequestClient:
 
     def told(self, number: int, answer: manager.Answer) -> None:
         """By a manager."""
+        if isinstance(answer, SessionIsOver):
+            self._feed(SessionOver(answer.client))
         if number != self.exchanges or self._insists is None:
             return
         if isinstance(self._insists, EndSession) and isinstance(answer, manager.Done):
             self._insist(OpenSession(f"client {self._number} {self.exchanges}"))
         elif isinstance(self._insists, OpenSession) and isinstance(answer, Session):
-            self._insists = None
+            self._insists, self.client = None, answer.client
             self._feed(SessionOpened(answer.client))
+
+    def ask_routing(self) -> None:
+        self._wire(0, self._chain, b"", 0)
 
     def exchange(self, client: ClientId) -> None:
         self.exchanges += 1
@@ -188,7 +199,7 @@ class RequestClient:
             case NewSession(client):
                 self.exchange(client)
             case AskRouting():
-                self._wire(0, self._chain, b"", 0)
+                self.ask_routing()
             case Finish(operation, result):
                 call = self._calls.pop(operation, None)
                 if call is not None:
@@ -270,9 +281,19 @@ class RequestWorld(_RealClients):
 
 
 class ExchangingClient(RequestClient):
-    """Exchanges its session for another one after each update of unknown outcome."""
+    """Exchanges its session for another one after each update of unknown outcome, and when somebody has ended it."""
 
     limits = msgspec.structs.replace(LIMITS, unknown=1)
+
+    def ask_routing(self) -> None:
+        super().ask_routing()
+        self._wire(0, KeepSession(self.client, 1 << 40), b"", 0)
+
+    def _begin(self, worker: int) -> None:
+        super()._begin(worker)
+        if self._chance.random() < ENDED:
+            self.ended += 1
+            self._wire(0, EndSession(self.client), b"", 0)
 
 
 class WholeWorld(_RealClients, ManagedWorld):

@@ -189,7 +189,7 @@ def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() 
     assert [process.refused(client) for client in (1, 2, 3)] == [None, None, Refusal.BUSY]
     process.sessions(2, 3, ended=(1,))
     assert fx.ClientEnded(1) in process.made[0].heard
-    assert [process.refused(client) for client in (1, 2)] == [Refusal.DENIED, None]
+    assert [process.refused(client) for client in (1, 2)] == [Refusal.ENDED, None]
     process.made[0].heard.clear()
     process.feed(Swept(1, (1, 2, 7)))
     assert process.made[0].heard == [fx.ClientEnded(1)]

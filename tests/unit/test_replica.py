@@ -350,7 +350,7 @@ def test_what_waits_of_a_client_that_is_over_is_refused_before_its_rows_are_forg
     other = rig.update(1, write(b"two"), b"two", client=2)
     rig[1].feed(fx.ClientEnded(1))
     assert rig.replies.keys() == {retry}
-    assert refusal(rig, retry) is Refusal.DENIED
+    assert refusal(rig, retry) is Refusal.ENDED
     rig.run()
     assert [type(rig.replies[one]) for one in (first, other)] == [Done, Done]
     assert rig.content(1) == b"two"

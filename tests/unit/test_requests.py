@@ -25,6 +25,7 @@ from fireflyer.fs.core.request_effects import (
     RoutingConfirmed,
     RoutingLearned,
     SessionOpened,
+    SessionOver,
     Tick,
     Told,
     Withdraw,
@@ -435,6 +436,41 @@ def test_a_session_that_is_over_is_not_exchanged() -> None:
     bench = exchanging()
     bench.feed(End("over"))
     assert not exchanges(bench)
+
+
+def test_when_a_session_was_ended_what_was_sent_is_unknown_and_all_else_is_done_in_another_one() -> None:
+    bench = Bench(1)
+    sent, behind = bench.begin(TRUNCATE), bench.begin(TRUNCATE)
+    declined = bench.begin(TRUNCATE, OTHER)
+    bench.tell(refused(Refusal.ENDED))
+    look = bench.begin(READ)
+    bench.feed(SessionOver(6))  # of an earlier one
+    assert not exchanges(bench)
+    bench.feed(SessionOver(7))
+    bench.feed(SessionOver(7))
+    assert exchanges(bench) == [NewSession(7)]
+    assert bench.failure(sent).code == "timeout"
+    assert list(bench.ended) == [sent]
+    bench.until(500 * MS)
+    assert len(bench.updates) == 2
+    bench.feed(SessionOpened(8))
+    again = {one.operation: one.body for one in bench.asks if isinstance(one.body, Update) and one.body.client == 8}
+    assert sorted(again) == [behind, declined]
+    for ask in bench.asks[-2:]:
+        bench.feed(Told(ask.ask, DONE))
+    assert bench.ended[behind] == bench.ended[declined] == DONE
+    assert look not in bench.ended
+    bench.feed(Told(bench.asks[0].ask, DONE))  # the straggler's
+
+
+def test_without_another_session_nothing_is_said_to_be_done() -> None:
+    bench = Bench(1)
+    declined = bench.begin(TRUNCATE)
+    bench.tell(refused(Refusal.ENDED))
+    bench.feed(SessionOver(7))
+    bench.until(2 * SECOND)
+    assert bench.failure(declined).code == "aborted"
+    assert "there is no other yet" in bench.failure(declined).message
 
 
 def exchanges(bench: Bench) -> list[NewSession]:

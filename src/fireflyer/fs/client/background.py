@@ -145,6 +145,9 @@ class Background:
     def denied(self, right: Right, reason: str) -> None:
         self._say(lambda hears: hears.denied(right, reason))
 
+    def over(self, client: ClientId) -> None:
+        self._say(lambda hears: hears.over(client))
+
     def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
         def take(hears: Hears) -> None:
             self.expected -= 1
@@ -175,6 +178,9 @@ class _Closing:
         pass
 
     def denied(self, right: Right, reason: str) -> None:
+        pass
+
+    def over(self, client: ClientId) -> None:
         pass
 
     def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:

@@ -107,7 +107,7 @@ class Chunks(OfOneProcess):
         self._timer_ns: int | None = None
         self._closed = False
         self.client = client
-        """Of the session; another one when it was exchanged because of too many updates of unknown outcome."""
+        """Of the session; another one when it had to be exchanged."""
         self._dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=control.connect,
             ask_routing=control.want_routing, ask_right=control.rights.refused,
@@ -343,6 +343,10 @@ class Chunks(OfOneProcess):
 
     def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
         self._dispatch.forget(right)
+
+    def over(self, client: ClientId) -> None:
+        self._dispatch.over(client)
+        self._wake()
 
     def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
         self.client = client

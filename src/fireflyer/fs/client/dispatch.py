@@ -39,6 +39,7 @@ from fireflyer.fs.core.request_effects import (
     RoutingConfirmed,
     RoutingLearned,
     SessionOpened,
+    SessionOver,
     Tick,
     Told,
     Withdraw,
@@ -283,6 +284,11 @@ class Dispatch:
             self._release(link)
         self.flush()
 
+    def over(self, client: ClientId) -> None:
+        """The manager says that the session of this client is over."""
+        self._feed(SessionOver(client))
+        self.flush()
+
     def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
         """There is another session, with these rights and no others."""
         for link in self._links.values():
@@ -357,7 +363,7 @@ class Dispatch:
             case AskRouting():
                 self._ask_routing()
             case NewSession(client):
-                _log.info("too many updates of unknown outcome, the session is exchanged client=%d", client)
+                _log.info("the session is exchanged for another one client=%d", client)
                 self._exchange(client)
             case Doubt(node, _, chain, chunk):
                 link = self._links.get(node)

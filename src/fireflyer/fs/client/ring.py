@@ -96,7 +96,7 @@ class Ring(OfOneProcess):
     def __init__(self, background: Background, client: int, options: Options) -> None:
         super().__init__()
         self.client = client
-        """Of the session; another one when it was exchanged because of too many updates of unknown outcome."""
+        """Of the session; another one when it had to be exchanged."""
         self._options = options
         self._background = background
         self._dispatch = Dispatch(
@@ -360,6 +360,9 @@ class Ring(OfOneProcess):
 
     def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
         self._dispatch.forget(right)
+
+    def over(self, client: ClientId) -> None:
+        self._dispatch.over(client)
 
     def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
         self.client = client

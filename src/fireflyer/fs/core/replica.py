@@ -284,7 +284,7 @@ class Replica(ChunkWorks):
             waiting = [one for one in state.queue if isinstance(one, Wanted) and one.update.client == client]
             for one in waiting:
                 state.queue.remove(one)
-                self._refuse(one, Refusal.DENIED, "the client's session is over; open another one")
+                self._refuse(one, Refusal.ENDED, "the client's session is over; open another one")
                 self._touched[chunk] = None
         self._effects.append(Forget(client))
 

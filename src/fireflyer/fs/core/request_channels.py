@@ -18,7 +18,7 @@ update begins any more, and when none is under way the session is ended, and the
 channels are new. That is safe because of the order: a process admits updates of those sessions alone that are in the
 list that it has. One that admits the new session has a list that was made after the old one's end, so it has dropped
 what waited of the old one, and admits nothing more of it; what it had begun comes before what comes later, for each
-chunk.
+chunk. So it is, too, where the manager has ended the session, because it had heard nothing of this client for long.
 """
 
 from __future__ import annotations
@@ -89,14 +89,21 @@ class Channels:
         """Nothing is under way, and nothing begins until `renew`."""
         return self._closed and not self._under_way
 
+    def close(self) -> None:
+        """Nothing begins until `renew`."""
+        self._closed = True
+
     def renew(self) -> list[tuple[int, Channel]]:
-        """For another session: no outcome of the last one is unknown any more. Only when `used_up`."""
+        """For another session: no outcome of the last one is unknown any more. What has not ended begins anew, so it
+        must not have been sent."""
         self._free.clear()
-        self._made = self._unknown = 0
+        self._made = self._unknown = self._under_way = 0
         self._closed = False
         begun: list[tuple[int, Channel]] = []
-        for turn in self._turns.values():
+        for place, turn in self._turns.items():
             turn.channel = None
+            if turn.active:
+                self._without[turn.active] = place
         for place, turn in list(self._turns.items()):
             begun += self._next(place, turn)
         return begun

@@ -34,6 +34,7 @@ __all__ = [
     "RoutingConfirmed",
     "RoutingLearned",
     "SessionOpened",
+    "SessionOver",
     "Tick",
     "Told",
     "Withdraw",
@@ -138,6 +139,12 @@ class RoutingConfirmed(msgspec.Struct, frozen=True):
     asked_ns: int
 
 
+class SessionOver(msgspec.Struct, frozen=True):
+    """The manager knows no session of this client any more: it was silent for too long, or somebody has ended it."""
+
+    client: ClientId
+
+
 class SessionOpened(msgspec.Struct, frozen=True):
     """What `NewSession` asked for."""
 
@@ -154,7 +161,9 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event: TypeAlias = Begin | GiveUp | Told | Lost | RoutingLearned | RoutingConfirmed | SessionOpened | Tick | End
+Event: TypeAlias = (
+    Begin | GiveUp | Told | Lost | RoutingLearned | RoutingConfirmed | SessionOver | SessionOpened | Tick | End
+)
 
 # --- effects ---
 

@@ -26,10 +26,8 @@ Chance comes from the seed, for pauses only.
 
 from __future__ import annotations
 
-import enum
 import heapq
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final
 
 from fireflyer.base.errors import (
@@ -46,7 +44,7 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.placement.chance import Chance
-from fireflyer.fs.core.request_channels import Channel, Channels, Place
+from fireflyer.fs.core.request_channels import Channel, Channels
 from fireflyer.fs.core.request_effects import (
     Arrived,
     Ask,
@@ -65,10 +63,12 @@ from fireflyer.fs.core.request_effects import (
     RoutingConfirmed,
     RoutingLearned,
     SessionOpened,
+    SessionOver,
     Told,
     Withdraw,
 )
 from fireflyer.fs.core.request_nodes import Load, Nodes
+from fireflyer.fs.core.request_state import NOWHERE, Open, Route, State
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,
@@ -84,8 +84,8 @@ from fireflyer.fs.schema.chunks import (
     Update,
     UpdateReply,
 )
-from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChainVersion, ClientId, NodeId, Sequence, TargetId
-from fireflyer.fs.schema.routing import Member, Routing, TargetState
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ClientId, NodeId, TargetId
+from fireflyer.fs.schema.routing import Routing, TargetState
 
 __all__ = ["Requests"]
 
@@ -100,58 +100,6 @@ _FINAL: Final = {
 """Refusals after which nothing is tried again."""
 
 
-class _State(enum.Enum):
-    WAITS = enum.auto()
-    """For its turn or a channel."""
-    QUEUED = enum.auto()
-    ASKED = enum.auto()
-    RESTS = enum.auto()
-    OVER = enum.auto()
-
-
-@dataclass(slots=True, frozen=True)
-class _Route:
-    version: ChainVersion
-    serving: tuple[Member, ...]
-
-
-_NOWHERE: Final = _Route(0, ())
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """`asks`: open ones, with the node. `present`: the newest of them."""
-
-    begin: Begin
-    load: Load
-    state: _State = _State.WAITS
-    begun_ns: int = 0
-    due_ns: int = 0
-    asks: dict[int, NodeId] = field(default_factory=dict)
-    present: int = 0
-    target: TargetId = 0
-    node: NodeId = 0
-    attempts: int = 0
-    refusals: int = 0
-    damaged: int = 0
-    doubtful: bool = False
-    """An attempt that is not open any more may yet be done."""
-    channel: Channel | None = None
-    sequence: Sequence = 0
-    tail: TargetId = 0
-    avoid: dict[TargetId, None] = field(default_factory=dict)
-    code: str = Unreachable.code
-    why: str = "nobody was asked"
-
-    @property
-    def place(self) -> Place:
-        return self.begin.chain, self.begin.chunk
-
-    @property
-    def update(self) -> bool:
-        return isinstance(self.begin.what, Change)
-
-
 class Requests:
     """`handle(now_ns, event)` for all events of one session; `now_ns`: a monotonic clock."""
 
@@ -161,14 +109,14 @@ class Requests:
         self._chance = Chance(seed)
         self._nodes = Nodes(self._limits)
         self._channels = Channels(self._limits.channels, self._limits.unknown)
-        self._requests: dict[int, _Request] = {}
-        self._ghosts: deque[_Request] = deque()
+        self._requests: dict[int, Open] = {}
+        self._ghosts: deque[Open] = deque()
         """Updates that ended without a known outcome, and may be answered yet."""
-        self._asks: dict[int, _Request] = {}
+        self._asks: dict[int, Open] = {}
         self._numbers = 0
         self._due: list[tuple[int, int]] = []
         self._routing = Routing(0)
-        self._routes: dict[ChainId, _Route] = {}
+        self._routes: dict[ChainId, Route] = {}
         self._routing_wanted = True
         self._routing_asked_ns: int | None = None
         self._strayed = False
@@ -223,6 +171,8 @@ class Requests:
                 self._learn(routing)
             case RoutingConfirmed(asked_ns):
                 self._confirm(asked_ns)
+            case SessionOver(client) if client == self._client and not self._exchanging:
+                self._lose_session()
             case SessionOpened(client) if self._exchanging:
                 self._exchanged(client)
             case GiveUp(operation):
@@ -250,7 +200,7 @@ class Requests:
             end = what.offset + what.length if what.kind is LookKind.READ else 0
             if what.kind is LookKind.READ:
                 data_bytes, large = what.length, what.length >= self._limits.large_bytes
-        request = _Request(begin, Load(data_bytes, large), begun_ns=self._now_ns)
+        request = Open(begin, Load(data_bytes, large), begun_ns=self._now_ns)
         self._requests[begin.operation] = request
         if self._ended is not None:
             self._fail(request, Aborted.code, f"the session is over: {self._ended}")
@@ -279,6 +229,23 @@ class Requests:
         for request in list(self._requests.values()):
             self._fail(request, Aborted.code, f"the session is over: {reason}")
 
+    def _lose_session(self) -> None:
+        """What was sent may have been done, and will not be answered. What was not waits for another session."""
+        self._channels.close()
+        begun = [one for one in self._requests.values() if one.channel is not None]
+        for request in begun:
+            why = "the session was over"
+            if request.doubtful or request.asks:
+                self._fail(request, Aborted.code, why)
+                continue
+            if request.state is State.QUEUED:
+                self._nodes.drop(request.node, request.begin.operation)
+            request.state, request.code, request.why = State.WAITS, Aborted.code, f"{why}, and there is no other yet"
+            self._wait_until(request, request.begin.deadline_ns)
+        if self._ended is None:
+            self._exchanging = True
+            self._effects.append(NewSession(self._client))
+
     def _exchange(self) -> None:
         if self._channels.used_up and not self._exchanging and self._ended is None:
             self._exchanging = True
@@ -292,9 +259,9 @@ class Requests:
 
     # --- whom to ask ---
 
-    def _place(self, request: _Request) -> None:
+    def _place(self, request: Open) -> None:
         """Decides whom to ask, and queues it there."""
-        route = self._routes.get(request.begin.chain, _NOWHERE)
+        route = self._routes.get(request.begin.chain, NOWHERE)
         serving = route.serving
         tail, request.tail = request.tail, 0
         if not serving:
@@ -308,7 +275,7 @@ class Requests:
             chosen = next((one for one in serving if one.target == tail), serving[0])
             if chosen.target != tail:
                 chosen = self._nodes.choose(self._now_ns, serving, request.avoid) or chosen
-        request.target, request.node, request.state = chosen.target, chosen.node, _State.QUEUED
+        request.target, request.node, request.state = chosen.target, chosen.node, State.QUEUED
         self._nodes.queue(chosen.node, request.begin.operation, request.load)
         self._wait_until(request, request.begin.deadline_ns)
 
@@ -320,14 +287,14 @@ class Requests:
             return NotFound.code, f"chain {chain} is not in routing {self._routing.version}"
         return Unreachable.code, "no manager has answered yet"
 
-    def _ask(self, request: _Request) -> None:
+    def _ask(self, request: Open) -> None:
         begin, what = request.begin, request.begin.what
         version = self._routes[begin.chain].version
         self._numbers += 1
         ask = request.present = self._numbers
         request.asks[ask] = request.node
         self._asks[ask] = request
-        request.state = _State.ASKED
+        request.state = State.ASKED
         if isinstance(what, Change):
             number = request.channel.number if request.channel else 0
             body: Update | Look = Update(
@@ -342,30 +309,30 @@ class Requests:
         self._wait_until(request, self._now_ns + patience_ns)
         self._effects.append(Ask(ask, begin.operation, request.node, request.target, body))
 
-    def _elsewhere(self, request: _Request) -> bool:
+    def _elsewhere(self, request: Open) -> bool:
         """Whether there is a replica that may know better."""
-        serving = self._routes.get(request.begin.chain, _NOWHERE).serving
+        serving = self._routes.get(request.begin.chain, NOWHERE).serving
         return not request.update and any(
             one.target not in request.avoid and not self._nodes.suspected(self._now_ns, one.node) for one in serving
         )
 
-    def _again(self, request: _Request) -> None:
+    def _again(self, request: Open) -> None:
         """At once where somebody else can be asked."""
         if self._elsewhere(request):
             self._place(request)
         else:
             self._rest(request)
 
-    def _rest(self, request: _Request) -> None:
+    def _rest(self, request: Open) -> None:
         bound = self._limits
         pause_ns = min(bound.pause_ns << min(request.refusals, 16), bound.max_pause_ns)
         request.refusals += 1
-        request.state = _State.RESTS
+        request.state = State.RESTS
         self._wait_until(request, self._now_ns + 1 + pause_ns // 2 + self._chance.below(pause_ns // 2 + 1))
 
     # --- time ---
 
-    def _wait_until(self, request: _Request, due_ns: int) -> None:
+    def _wait_until(self, request: Open, due_ns: int) -> None:
         request.due_ns = min(due_ns, request.begin.deadline_ns)
         heapq.heappush(self._due, (request.due_ns, request.begin.operation))
         if len(self._due) > 4 * len(self._requests) + _MAX_OLD_ENTRIES:
@@ -384,33 +351,33 @@ class Requests:
                 continue
             if self._now_ns >= request.begin.deadline_ns:
                 self._expire(request)
-            elif request.state is _State.RESTS:
+            elif request.state is State.RESTS:
                 self._place(request)
-            elif request.state is _State.ASKED:
+            elif request.state is State.ASKED:
                 self._late(request)
 
-    def _expire(self, request: _Request) -> None:
-        what = "no answer came in time" if request.state is _State.ASKED else request.why
+    def _expire(self, request: Open) -> None:
+        what = "no answer came in time" if request.state is State.ASKED else request.why
         code = request.code if request.update else NotFound.code if request.code == NotFound.code else Timeout.code
         self._fail(request, code, f"given up at the deadline after {request.attempts} attempts: {what}")
 
-    def _late(self, request: _Request) -> None:
+    def _late(self, request: Open) -> None:
         request.code, request.why = Unreachable.code, f"node {request.node} did not answer"
         self._nodes.suspect(request.node, self._now_ns + self._limits.suspect_ns)
         self._want_routing()
         self._withdraw(request)
         self._place(request)
 
-    def _withdraw(self, request: _Request) -> None:
+    def _withdraw(self, request: Open) -> None:
         if not request.update:
             for ask in list(request.asks):
                 self._close(ask, request)
                 self._effects.append(Withdraw(ask))
 
-    def _close(self, ask: int, request: _Request) -> None:
+    def _close(self, ask: int, request: Open) -> None:
         del self._asks[ask]
         node = request.asks.pop(ask)
-        if request.state is not _State.OVER:
+        if request.state is not State.OVER:
             self._nodes.ended(node, request.load)
 
     # --- answers ---
@@ -419,10 +386,10 @@ class Requests:
         if (request := self._asks.get(ask)) is None:
             return
         self._nodes.trust(request.asks[ask], self._now_ns)
-        newest = ask == request.present and request.state is _State.ASKED
+        newest = ask == request.present and request.state is State.ASKED
         self._close(ask, request)
         match reply:
-            case Done() | Found() | Missing() | Arrived() if request.state is not _State.OVER:
+            case Done() | Found() | Missing() | Arrived() if request.state is not State.OVER:
                 self._effects.append(Finish(request.begin.operation, reply))
                 self._over(request, done=request.update)
             case Done():
@@ -434,9 +401,9 @@ class Requests:
             case _:
                 pass
 
-    def _not_committed(self, request: _Request, tail: TargetId) -> None:
+    def _not_committed(self, request: Open, tail: TargetId) -> None:
         request.why = "an update of the chunk was under way"
-        serving = self._routes.get(request.begin.chain, _NOWHERE).serving
+        serving = self._routes.get(request.begin.chain, NOWHERE).serving
         if tail == request.target:
             request.tail = tail
             self._rest(request)
@@ -447,11 +414,11 @@ class Requests:
             self._want_routing()
             self._rest(request)
 
-    def _refused(self, request: _Request, refused: Refused, *, newest: bool) -> None:
+    def _refused(self, request: Open, refused: Refused, *, newest: bool) -> None:
         refusal = refused.refusal
         if request.update and refusal in (Refusal.STALE, Refusal.DUPLICATE):
             request.doubtful = True
-        if request.state is _State.OVER:
+        if request.state is State.OVER:
             if not request.asks:
                 self._answered_late(request)
             return
@@ -469,12 +436,12 @@ class Requests:
             request.avoid[request.target] = None
             self._again(request)
 
-    def _corrupt(self, request: _Request) -> None:
+    def _corrupt(self, request: Open) -> None:
         begin = request.begin
         request.code = DataCorruption.code
         request.damaged += 1
         request.avoid[request.target] = None
-        serving = self._routes.get(begin.chain, _NOWHERE).serving
+        serving = self._routes.get(begin.chain, NOWHERE).serving
         if not request.update:
             self._effects.append(Doubt(request.node, request.target, begin.chain, begin.chunk))
         if request.damaged >= self._limits.damaged * max(1, 1 if request.update else len(serving)):
@@ -488,10 +455,10 @@ class Requests:
         for ask, request in list(self._asks.items()):
             if request.asks.get(ask) != node:
                 continue
-            newest = ask == request.present and request.state is _State.ASKED
+            newest = ask == request.present and request.state is State.ASKED
             self._close(ask, request)
             request.doubtful = request.doubtful or (request.update and sent)
-            if request.state is _State.OVER and not request.asks:
+            if request.state is State.OVER and not request.asks:
                 self._ghosts.remove(request)
             if newest:
                 request.code, request.why = Unreachable.code, f"node {node}: {reason}"
@@ -519,32 +486,32 @@ class Requests:
             known = before.get(chain.id)
             if known is None or known.version != chain.version:
                 serving = tuple(one for one in chain.members if one.state is TargetState.SERVING)
-                known = _Route(chain.version, serving)
+                known = Route(chain.version, serving)
             self._routes[chain.id] = known
         for request in list(self._requests.values()):
             chain_id = request.begin.chain
-            if self._routes.get(chain_id, _NOWHERE) is not before.get(chain_id, _NOWHERE):
+            if self._routes.get(chain_id, NOWHERE) is not before.get(chain_id, NOWHERE):
                 self._decide_anew(request)
 
     def _confirm(self, asked_ns: int) -> None:
         if not self._strayed:
             return
-        waiting = [one for one in self._requests.values() if one.state in (_State.WAITS, _State.RESTS)]
+        waiting = [one for one in self._requests.values() if one.state in (State.WAITS, State.RESTS)]
         strayed = [one for one in waiting if one.begin.chain not in self._routes]
         self._strayed = any(one.begun_ns > asked_ns for one in strayed)
         for request in strayed:
             if request.begun_ns <= asked_ns:
                 self._fail(request, NotFound.code, f"{self._nobody(request.begin.chain)[1]}, which is the newest")
 
-    def _decide_anew(self, request: _Request) -> None:
+    def _decide_anew(self, request: Open) -> None:
         request.avoid.clear()
-        if request.state is _State.QUEUED:
+        if request.state is State.QUEUED:
             self._nodes.drop(request.node, request.begin.operation)
             self._place(request)
-        elif request.state is _State.RESTS:
+        elif request.state is State.RESTS:
             self._place(request)
-        elif request.state is _State.ASKED:
-            serving = self._routes.get(request.begin.chain, _NOWHERE).serving
+        elif request.state is State.ASKED:
+            serving = self._routes.get(request.begin.chain, NOWHERE).serving
             able = serving[:1] if request.update else serving
             if request.target not in [one.target for one in able]:
                 self._withdraw(request)
@@ -552,18 +519,18 @@ class Requests:
 
     # --- ends ---
 
-    def _fail(self, request: _Request, code: str, message: str) -> None:
+    def _fail(self, request: Open, code: str, message: str) -> None:
         if request.update and (request.doubtful or request.asks):
             code = Timeout.code
             message += "; the update may or may not have been done, and may be done yet"
         self._effects.append(Finish(request.begin.operation, Failed(code, message[:1024])))
         self._over(request, done=False)
 
-    def _over(self, request: _Request, *, done: bool) -> None:
+    def _over(self, request: Open, *, done: bool) -> None:
         """Of what is still open, looks are withdrawn; answers to an update of unknown outcome are listened for."""
         operation = request.begin.operation
         del self._requests[operation]
-        if request.state is _State.QUEUED:
+        if request.state is State.QUEUED:
             self._nodes.drop(request.node, operation)
         unknown = request.update and not done and (request.doubtful or bool(request.asks))
         self._withdraw(request)
@@ -571,7 +538,7 @@ class Requests:
             self._nodes.ended(node, request.load)
             if not unknown:
                 del self._asks[ask], request.asks[ask]
-        request.state = _State.OVER
+        request.state = State.OVER
         if unknown:
             self._ghosts.append(request)
             if len(self._ghosts) > self._limits.channels:
@@ -579,19 +546,19 @@ class Requests:
         if request.update:
             self._give_channels(self._channels.leave(request.place, operation, done=done, unknown=unknown))
 
-    def _answered_late(self, ghost: _Request) -> None:
+    def _answered_late(self, ghost: Open) -> None:
         """All its attempts were refused."""
         if ghost.doubtful:
             self._ghosts.remove(ghost)
         else:
             self._resolved(ghost, done=False)
 
-    def _forget(self, ghost: _Request) -> None:
+    def _forget(self, ghost: Open) -> None:
         for ask in ghost.asks:
             del self._asks[ask]
         ghost.asks.clear()
 
-    def _resolved(self, ghost: _Request, *, done: bool) -> None:
+    def _resolved(self, ghost: Open, *, done: bool) -> None:
         self._ghosts.remove(ghost)
         self._forget(ghost)
         if ghost.channel is not None:

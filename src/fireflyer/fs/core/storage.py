@@ -300,7 +300,7 @@ class StorageCore:
             self._to_replica(now_ns, target, fx.ClientUpdate(waiter, update, handle))
             return
         elif sessions.over(update.client):
-            refused = Refused(Refusal.DENIED, f"the session of client {update.client} is over; open another one")
+            refused = Refused(Refusal.ENDED, f"the session of client {update.client} is over; open another one")
         else:
             self._queue.append(node.RoutingWanted())
             refused = Refused(Refusal.BUSY, f"this node has not yet heard of client {update.client}; ask again")

@@ -158,6 +158,8 @@ class Refusal(enum.StrEnum):
     """The chunk is damaged here, or the data was on the way."""
     DENIED = "permission_denied"
     """No capability for this was presented on this connection, or it has expired: present one, and ask again."""
+    ENDED = "aborted"
+    """The client's session is over: open another one."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
