@@ -15,6 +15,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds flush_delay{500};      // of what nobody waits for: commits, whose old blocks are then free
 constexpr milliseconds memory_patience{200};  // then a content is not sent, and is asked for again
+constexpr std::uint32_t least_verified_bytes = 64 << 10;  // what a chunk counts at least, however small: the disk has to seek
 constexpr std::size_t list_step = 64, max_verified_chunks = 1 << 14, fetch_piece_bytes = std::size_t{256} << 10;
 
 }  // namespace
@@ -307,7 +308,7 @@ void ChunkTarget::verify_now(std::uint64_t job, std::optional<ChunkId> after, st
       after = chunk;
       const auto view = engine_.view(chunk);
       if (!view) continue;
-      bytes += view->content().length;
+      if (view->content().has_block()) bytes += std::max(view->content().length, least_verified_bytes);
       try {
         engine_.verify(chunk, *view);
       } catch (const EngineError&) {

@@ -221,10 +221,10 @@ def test_a_scrub_goes_on_where_it_ended(rig: Rig) -> None:
     for index in range(4):
         data = os.urandom(1000)
         put(rig.events, rig.target, (1, index), index + 1, data, rig.handle(data))
-    rig.target.verify(1, None, 1500)
-    assert rig.events.next("verified")[3:] == ((1, 1), 2000)
+    rig.target.verify(1, None, 100_000)
+    assert rig.events.next("verified")[3:] == ((1, 1), 2 << 16)
     rig.target.verify(2, (1, 1), 1 << 40)
-    assert rig.events.next("verified")[3:] == (None, 2000)
+    assert rig.events.next("verified")[3:] == (None, 2 << 16)
 
 
 @pytest.mark.parametrize(
