@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -256,6 +257,7 @@ def write_in_a_child(rings: PerProcess[Ring], ring: Ring, chunks: Chunks, said: 
         chunks.close().send(None)
     own = rings.get()
     assert own is rings.get()
+    gc.collect()
     own.prepare_write(0, CHAIN, ChunkId(4, 1), b"own")
     said.send((own.client, own.wait(1).errors))
 

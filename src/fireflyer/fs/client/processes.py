@@ -36,6 +36,10 @@ class OfOneProcess:
             )
 
 
+_kept: list[object] = []
+"""Copies of what the parent opened: to take one apart would touch its event loop and its connections."""
+
+
 class _Closes(Protocol):
     def close(self) -> None: ...
 
@@ -56,6 +60,8 @@ class PerProcess(Generic[_T]):
     def get(self) -> _T:
         """Raises what `open_it` raises."""
         if self._opened is None or self._process != os.getpid():
+            if self._opened is not None:
+                _kept.append(self._opened)
             self._opened = self._open(*self._given, **self._named)
             self._process = os.getpid()
             Finalize(self, self._opened.close, exitpriority=0)
