@@ -149,7 +149,7 @@ def test_processes_that_die_at_once_again_and_again_end_it_with_the_reason(local
     (local.directory / "node-secret").write_text("no secret")
     for pid in nodes:
         os.kill(pid, signal.SIGKILL)
-    wait_gone([owner])
+    wait_gone([owner], 200)  # five starts of both, and the pauses between
     text = (local.directory / "up.log").read_text()
     assert "error: they die at once again and again: node-1: " in text
     assert "node-secret" in text.splitlines()[-1]

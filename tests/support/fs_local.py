@@ -88,8 +88,8 @@ class LocalCluster:
         subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
 
 
-def wait_gone(pids: list[int]) -> None:
-    until_s = time.monotonic() + LIMIT_S
+def wait_gone(pids: list[int], limit_s: float = LIMIT_S) -> None:
+    until_s = time.monotonic() + limit_s
     while left := [pid for pid in pids if _alive(pid)]:
         assert time.monotonic() < until_s, f"{left} still run"
         time.sleep(0.01)
