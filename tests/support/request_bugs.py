@@ -149,7 +149,7 @@ BUGS: dict[str, Bug] = {
     "an unresolved channel is used again": Bug(_with_channels(_AnyChannel), 2500),
     "a number is used again": Bug(_with_channels(_OldNumbers), 20),
     "ask numbers are used again": Bug(_UsesAskNumbersAgain, 30),
-    "a session is never ended": Bug(Requests, 400, _EndsNothing, WholeWorld),
+    "a session is never ended": Bug(Requests, 700, _EndsNothing, WholeWorld),
     "what was sent before the session's end is sent again": Bug(_SendsAgain, 200, ExchangingClient, WholeWorld),
 }
 
