@@ -80,6 +80,8 @@ BlockAddress ChunkEngine::State::take_block(Lock& lock, std::uint64_t length) {
   const int block_class = class_of(length);
   std::optional<BlockAddress> block = blocks.take(block_class);
   if (!block) block = grow_and_take(lock, block_class);
+  // Files of blocks do not shrink: where large ones were removed their blocks are all the space that there is.
+  for (int larger = block_class + 1; !block && larger < block_classes; ++larger) block = blocks.take(larger);
   if (!block) fail(EngineErrorKind::no_space, "no space for a block of " + std::to_string(block_bytes(block_class)) + " bytes; remove files or add disks");
   return *block;
 }

@@ -213,6 +213,45 @@ void at_the_limit_updates_are_refused_and_the_rest_goes_on() {
   refused(EngineErrorKind::no_space, "no space", [&] { full.stage(chunk, update(UpdateKind::write, 1, 0, data), ticket); });
 }
 
+void small_content_takes_a_large_block_rather_than_none() {
+  ff::EngineOptions one = options();
+  one.capacity_bytes = ff::stride_bytes(4);
+  auto owned = std::make_unique<LoggedDisk>();
+  ff::test::Image image;
+  const Data large = noise(ff::block_bytes(4), 3), small = noise(9000, 4);
+  {
+    LoggedDisk* const disk = owned.get();
+    ChunkEngine engine(std::move(owned), one);
+    put(engine, {1, 0}, 1, large);
+    ff::Ticket ticket = 0;
+    engine.stage({1, 0}, update(UpdateKind::remove, 2, 0, {}), ticket);
+    engine.commit({1, 0}, {1, 2});
+    engine.flush();
+    put(engine, {1, 1}, 1, small);
+    CHECK(got(engine, {1, 1}) == small);
+    engine.verify({1, 1}, *engine.view({1, 1}));
+    CHECK(engine.stats().taken_bytes == ff::stride_bytes(4));
+    engine.flush();
+    Random random{7};
+    image = disk->after_power_cut(disk->log.size(), random);
+  }
+  ChunkEngine again(std::make_unique<LoggedDisk>(image), one);
+  CHECK(got(again, {1, 1}) == small);
+}
+
+void blocks_leave_space_for_the_journal() {
+  ff::EngineOptions o = options();
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk* const disk = owned.get();
+  ChunkEngine engine(std::move(owned), o);
+  disk->free_bytes = 4 * o.journal_step + ff::stride_bytes(0) - 1;
+  ff::Ticket ticket = 0;
+  const Data data = noise(100, 1);
+  refused(EngineErrorKind::no_space, "remove files or add disks", [&] { engine.stage(chunk, update(UpdateKind::write, 1, 0, data), ticket); });
+  ++disk->free_bytes;
+  put(engine, chunk, 1, data);
+}
+
 void content_of_no_bytes_takes_no_block() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
@@ -582,6 +621,8 @@ int main() {
   rows_stay_in_the_order_of_their_updates();
   readers_keep_their_block();
   at_the_limit_updates_are_refused_and_the_rest_goes_on();
+  small_content_takes_a_large_block_rather_than_none();
+  blocks_leave_space_for_the_journal();
   content_of_no_bytes_takes_no_block();
   damage_is_found();
   another_content_of_the_block_is_damage();
