@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.support import namespaces
 from tests.support.namespaces import Network, delayed_network_of, network_of
+from tests.support.patience import allowed_s
 from tests.support.rank_processes import ranks_running
 
 from fireflyer.base.units import MIB, SECOND
@@ -64,7 +65,9 @@ def test_a_host_whose_link_is_cut_is_named_by_all_others_in_time(hosts: int, vic
             event = failed[rank]
             assert (event["type"], event["culprit"]) == ("PeerFailed", victim), f"rank {rank}: {event}"
         for rank, event in failed.items():
-            assert event["at"] - cut_at < HANG_LIMIT_S, f"rank {rank} took {event['at'] - cut_at:.2f} s: {event}"
+            assert event["at"] - cut_at < allowed_s(HANG_LIMIT_S), (
+                f"rank {rank} took {event['at'] - cut_at:.2f} s: {event}"
+            )
         assert failed[victim]["type"] == "PeerFailed"  # it sees the others vanish
 
 
