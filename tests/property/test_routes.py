@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
@@ -136,6 +136,19 @@ def test_rows_cover_every_size_and_give_their_reason(speeds: Speeds, layout: Lay
 
 
 @settings(max_examples=300)
+@example(
+    Speeds(
+        latency_ns=501.0,
+        bytes_per_s=1e6,
+        both_ways_bytes_per_s=1e6,
+        message_ns=100.0,
+        add_bytes_per_s=1e6,
+        memory_bytes_per_s=1e6,
+        local_latency_ns=100.0,
+        cross_latency_ns=100.0,  # another zone is nearer
+    ),
+    Layout(nodes=2, ranks_per_node=1, window=2, zones=(0, 1)),
+)
 @given(some_speeds(), some_layouts())
 def test_a_choice_is_near_the_best_prediction(speeds: Speeds, layout: Layout) -> None:
     """Rows go on while changing gains little; where that gives too many rows, a little more is given away."""

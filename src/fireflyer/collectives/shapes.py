@@ -109,7 +109,7 @@ def _ring_shape(kind: str, zones: tuple[int, ...]) -> Shape:
     hops = rounds * (nodes - 1)
     return Shape(
         hops=hops,
-        cross_hops=rounds * len(set(zones)) if crossing else 0,
+        cross_hops=rounds * min(nodes - 1, len(set(zones))) if crossing else 0,
         trip=share,
         trip_added=0.0 if kind == "allgather" else 2 * (nodes - 1) / nodes,
         traffic=2 * share,
