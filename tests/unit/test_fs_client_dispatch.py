@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 from tests.support.data_connection import MESSAGE, READ_REPLY, frame
 
-from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, Timeout, Unreachable, UsageError
+from fireflyer.base.errors import (
+    FireflyerError,
+    NotFound,
+    PermissionDenied,
+    StaleVersion,
+    Timeout,
+    Unreachable,
+    UsageError,
+)
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client import PerProcess, connect, connect_to, open_ring, open_ring_to
 from fireflyer.fs.client.control import Control
@@ -286,6 +294,26 @@ def test_rights_are_renewed_in_time_and_when_they_are_refused_until_the_manager_
         assert await said.get() == "not any more"
         (task,) = tasks
         await task
+
+    asyncio.run(main())
+
+
+def test_rights_are_not_asked_for_without_end_for_a_session_that_is_over() -> None:
+    async def main() -> None:
+        answers: list[FireflyerError] = [Unreachable("for now"), StaleVersion("session 8 is over")]
+
+        async def ask(right: Right) -> CapabilityAnswer:
+            if answers:
+                raise answers.pop(0)
+            return CapabilityAnswer(b"new", int(time.time()) + 3600)
+
+        renewals = Renewals(
+            ask, spawn=lambda work: work.close(), renewed=lambda *_: None, denied=lambda *_: None,
+        )  # fmt: skip
+        renewals.keep(RIGHT, int(time.time()) + 3600)
+        with pytest.raises(StaleVersion, match="session 8 is over"):
+            await renewals.anew(ask)
+        assert await renewals.anew(ask) == {RIGHT: b"new"}
 
     asyncio.run(main())
 

@@ -29,6 +29,7 @@ from fireflyer.fs.schema.manager import (
 from fireflyer.fs.schema.routing import ChainTable, Member, TargetState
 
 SERVING, SYNCING, OFFLINE = TargetState.SERVING, TargetState.SYNCING, TargetState.OFFLINE
+LASTSRV = TargetState.LASTSRV
 
 
 class Cluster:
@@ -94,6 +95,28 @@ def test_a_move_waits_for_each_step_and_ends_with_the_old_target_free_again() ->
     assert cluster.chain() == "11=serving 31=serving"
     assert not cluster.drained(21)
     assert cluster.moves() == ()
+
+
+def test_when_the_one_that_came_dies_the_one_that_leaves_gets_its_role_back_until_it_serves_again() -> None:
+    cluster = Cluster()
+    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
+    cluster.advance()
+    cluster.say(1, t31=SERVING)
+    cluster.advance()
+    assert cluster.drained(21)
+    cluster.say(1, t11=LASTSRV, t21=OFFLINE, t31=LASTSRV)
+    assert cluster.advance() == []
+    assert cluster.drained(21), "nobody serves that it could be synced from"
+    cluster.say(1, t11=SERVING, t31=OFFLINE)
+    assert cluster.advance() == ["target 21 gets its place in chain 1 back until target 31 serves again"]
+    assert not cluster.drained(21)
+    assert cluster.advance() == []
+    cluster.say(1, t21=SERVING, t31=SERVING)
+    cluster.advance()
+    assert cluster.drained(21)
+    cluster.say(1, t21=OFFLINE)
+    assert cluster.advance() == ["chain 1 has moved from target 21 to 31"]
+    assert not cluster.drained(21)
 
 
 def test_a_node_takes_one_target_at_a_time_and_an_old_one_may_be_used_again() -> None:

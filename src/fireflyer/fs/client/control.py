@@ -98,18 +98,27 @@ class Control:
             return
         async with self._exchange_lock:
             try:
-                # In this order, and each only when the one before is committed: see `core.request_channels`.
-                await self._insist(EndSession(client))
-                answer = await self._insist(self._opening())
+                session, capabilities = await self._another(client)
             except FireflyerError as error:
                 self._hears.end(f"no other session can be opened: {error}")
                 return
+        self._hears.exchanged(session.client, capabilities)
+        self.want_routing()
+
+    async def _another(self, client: ClientId) -> tuple[Session, dict[Right, bytes]]:
+        """And its rights. Nobody keeps it before that, so it may be over by then; then there is another one."""
+        while True:
+            # In this order, and each only when the one before is committed: see `core.request_channels`.
+            await self._insist(EndSession(client))
+            answer = await self._insist(self._opening())
             if not isinstance(answer, Session):
                 raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
             self._session = answer
-            capabilities = await self.rights.anew(self._capability)
-        self._hears.exchanged(answer.client, capabilities)
-        self.want_routing()
+            try:
+                return answer, await self.rights.anew(self._capability)
+            except StaleVersion as error:
+                _log.warning("the next session is exchanged as well reason=%s", error)
+                client = answer.client
 
     async def _insist(self, request: Request) -> Answer:
         while True:
@@ -131,7 +140,7 @@ class Control:
         self.spawn(self._connect(node))
 
     async def capability(self, right: Right) -> CapabilityAnswer:
-        """Of this session, for these files. Raises `PermissionDenied`."""
+        """Of this session, for these files. Raises `PermissionDenied`; `StaleVersion` when the session is over."""
         async with self._exchange_lock:
             return await self._capability(right)
 
@@ -139,6 +148,9 @@ class Control:
         if self._session is None:
             raise UsageError("open the session first")
         answer = await self._managers.ask(GetCapability(self._session.client, *right))
+        if isinstance(answer, SessionOver):
+            self.want_routing()
+            raise StaleVersion(f"session {answer.client} is over, and another one is opened; ask again")
         if not isinstance(answer, CapabilityAnswer):
             raise InvariantViolation(f"the manager answered GetCapability with {type(answer).__name__}")
         return answer

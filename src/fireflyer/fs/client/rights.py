@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
-from fireflyer.base.errors import FireflyerError, PermissionDenied
+from fireflyer.base.errors import FireflyerError, PermissionDenied, StaleVersion
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
 __all__ = ["ATTEMPTS", "Renewals", "Right"]
@@ -56,7 +56,8 @@ class Renewals:
         self._kept: dict[Right, None] = {}
 
     async def ask(self, right: Right, attempt: int = 0) -> CapabilityAnswer:
-        """The first time at once, then after a pause. Raises `PermissionDenied`."""
+        """The first time at once, then after a pause. Raises `PermissionDenied`; `StaleVersion` when the session is
+        over."""
         if attempt:
             await asyncio.sleep(_pause_s(attempt))
         return await self._ask(right)
@@ -68,7 +69,8 @@ class Renewals:
             self._spawn(self._keep(right, expires_unix_s))
 
     async def anew(self, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]) -> dict[Right, bytes]:
-        """All that are kept, for another session; without those that the manager denies."""
+        """All that are kept, for another session; without those that the manager denies. Raises `StaleVersion` when
+        that session is over."""
         capabilities: dict[Right, bytes] = {}
         for right in list(self._kept):
             attempt = 0
@@ -77,6 +79,8 @@ class Renewals:
                     capabilities[right] = (await ask(right)).capability
                 except PermissionDenied as error:
                     self._lose(right, error)
+                except StaleVersion:
+                    raise
                 except FireflyerError:
                     attempt += 1
                     await asyncio.sleep(_pause_s(attempt))

@@ -5,9 +5,9 @@
 
 Each step is a change of the ledger that `admin` could make as well, in the transaction that also writes the row. So the
 row always says how far a move is, whoever is primary next goes on from there, and nothing is decided twice. A chain has
-one move at a time, its target that leaves keeps its role until the one that comes has it: no step makes the chain
-smaller. What can be done only later (no spare target, no room, nothing to copy from) waits; what cannot be done at all
-any more (the chain or the node is gone) is dropped with a note.
+one move at a time. Its target that leaves keeps its role until the one that comes has it, and gets it back if that one
+dies before it has left: no step makes the chain smaller. What can be done only later (no spare target, no room, nothing
+to copy from) waits; what cannot be done at all any more (the chain or the node is gone) is dropped with a note.
 
 *Why there is no operation that only reorders a chain.* Each serving target has at least what those behind it have. Put
 in another order, a new tail would commit what the target before it, once behind it, never had. A target gets another
@@ -155,7 +155,7 @@ def _carry_on(ledger: Ledger, row: MoveRow) -> list[str]:
         _finish(ledger, row, source)
         return [f"chain {row.id} has moved to node {row.node}"]
     if states[row.target] is not TargetState.SERVING:
-        return []
+        return _take_back(ledger, row, source) if TargetState.SERVING in states.values() else []
     if states[row.source] in _NO_ROLE:
         ledger.put_chain(row.id, tuple(one for one in chain.members if one.target != row.source))
         _finish(ledger, row, source)
@@ -164,6 +164,15 @@ def _carry_on(ledger: Ledger, row: MoveRow) -> list[str]:
         ledger.targets.put(source.id, msgspec.structs.replace(source, drained=True))
         ledger.moves.put(row.id, msgspec.structs.replace(row, drained=True))
     return []
+
+
+def _take_back(ledger: Ledger, row: MoveRow, source: TargetRow | None) -> list[str]:
+    """The one that came has gone again, perhaps for ever: who was drained for it gets its role back until it serves."""
+    if not row.drained or source is None:
+        return []
+    ledger.targets.put(source.id, msgspec.structs.replace(source, drained=False))
+    ledger.moves.put(row.id, msgspec.structs.replace(row, drained=False))
+    return [f"target {row.source} gets its place in chain {row.id} back until target {row.target} serves again"]
 
 
 def _finish(ledger: Ledger, row: MoveRow, source: TargetRow | None) -> None:

@@ -20,7 +20,7 @@ from fireflyer.base.errors import PermanentError, Timeout
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.runtime.processes import child_environment, exit_code_of, start_leashed, watch_exit
 
-__all__ = ["READY", "LocalProcess"]
+__all__ = ["AT_ONCE_S", "MAX_DEATHS", "READY", "Deaths", "LocalProcess"]
 
 READY: Final = b"ready "
 """What a process prints, with its address, when it serves."""
@@ -35,6 +35,29 @@ GRACE_S: Final = 10.0
 """From SIGTERM to SIGKILL."""
 MAX_LINE_BYTES: Final = 4096
 LAST_LINE_BYTES: Final = 2048
+
+
+class Deaths:
+    """Of one process and those that were started in its place: is there hope? Times are of one clock."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._ready_s: float | None = None
+        """Of the present one."""
+
+    def ready(self, now_s: float) -> None:
+        self._ready_s = now_s
+
+    def ended(self, now_s: float) -> None:
+        self._in_a_row = 0 if self._lives(now_s) else self._in_a_row + 1
+        self._ready_s = None
+
+    def hopeless(self, now_s: float) -> bool:
+        """Not of one that has come to live after all."""
+        return self._in_a_row >= MAX_DEATHS and not self._lives(now_s)
+
+    def _lives(self, now_s: float) -> bool:
+        return self._ready_s is not None and now_s - self._ready_s >= AT_ONCE_S
 
 
 class LocalProcess:
@@ -54,15 +77,13 @@ class LocalProcess:
         self._stopping = False
         self._pause_s = PAUSE_S
         self._failed: str | None = None
-        self._ready_s: float | None = None
-        """When the present process was ready, by the loop's clock."""
-        self._deaths = 0
+        self._deaths = Deaths()
         self._again: asyncio.TimerHandle | None = None
 
     @property
     def hopeless(self) -> str:
         """Why it has died at once again and again; empty while there is hope."""
-        return (self._failed or "") if self._deaths >= MAX_DEATHS else ""
+        return (self._failed or "") if self._deaths.hopeless(asyncio.get_running_loop().time()) else ""
 
     def start(self) -> None:
         """Raises `FireflyerError` when it cannot be started."""
@@ -127,7 +148,7 @@ class LocalProcess:
         if not self._ready.is_set() and b"\n" in line and line.startswith(READY):
             self.address = bytes(line).split(b"\n")[0][len(READY) :].decode(errors="replace")
             self._pause_s = PAUSE_S
-            self._ready_s = asyncio.get_running_loop().time()
+            self._deaths.ready(asyncio.get_running_loop().time())
             self._ready.set()
 
     def _on_exit(self) -> None:
@@ -136,9 +157,7 @@ class LocalProcess:
         code = self._process.wait()
         how, last = _described(code), self._last_line() if code >= 0 else ""
         self._failed = last or how
-        at_once = self._ready_s is None or asyncio.get_running_loop().time() - self._ready_s < AT_ONCE_S
-        self._deaths = self._deaths + 1 if at_once else 0
-        self._ready_s = None
+        self._deaths.ended(asyncio.get_running_loop().time())
         self._ready.clear()
         self.address = ""
         self._ended.set()
