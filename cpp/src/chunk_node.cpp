@@ -80,8 +80,14 @@ void ChunkNode::close() {
     handles.swap(handles_);
   }
   server_->close();
-  for (const auto& [number, target] : targets)
-    if (const auto open = target.lock()) open->close();
+  for (const auto& [number, target] : targets) {
+    const auto open = target.lock();
+    if (!open) continue;
+    try {
+      open->close();
+    } catch (const EngineError&) {  // who wants to know closes the target itself
+    }
+  }
 }
 
 }  // namespace ff

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <future>
 #include <iterator>
 
 #include "fireflyer/crc32c.hpp"
@@ -27,21 +28,39 @@ const char* name_of(EngineErrorKind kind) {
     case EngineErrorKind::no_space: return "no_space";
     case EngineErrorKind::damaged: return "damaged";
     case EngineErrorKind::failed: return "failed";
+    case EngineErrorKind::hung: return "hung";
   }
   return "usage";
 }
 
 ChunkTarget::ChunkTarget(std::uint64_t number, std::unique_ptr<Disk> disk, const EngineOptions& options, int threads, std::shared_ptr<EventQueue> events,
                          std::unique_ptr<DirectoryLock> lock)
-    : number_(number), durable_(options.durable), lock_(std::move(lock)), disk_(*disk), engine_(std::move(disk), options), events_(std::move(events)),
+    : number_(number), lock_(std::move(lock)), disk_(*disk), engine_(std::move(disk), options), events_(std::move(events)),
       space_(disk_.space()), updates_(threads), reads_(threads), tidier_(1) {
   flusher_ = std::thread([this] { flush_what_waits(); });
 }
 
-ChunkTarget::~ChunkTarget() { close(); }
+ChunkTarget::~ChunkTarget() {
+  if (!closed_.exchange(true)) end();
+}
 
-void ChunkTarget::close() {
+// Who waits for the disk here is another thread: if it waits for ever, it keeps this target with it.
+void ChunkTarget::close(milliseconds patience) {
   if (closed_.exchange(true)) return;
+  auto failure = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> ended = failure->get_future();
+  std::thread closer([self = shared_from_this(), failure] { failure->set_value(self->end()); });
+  if (ended.wait_for(patience) == std::future_status::timeout) {
+    closer.detach();
+    throw EngineError(EngineErrorKind::hung, "the disk of target " + std::to_string(number_) + " has not answered for " + std::to_string(patience.count()) +
+                                                 " ms; until it does its directory is locked, and what was not acknowledged may be lost");
+  }
+  closer.join();
+  if (const std::string why = ended.get(); !why.empty()) throw EngineError(EngineErrorKind::failed, why);
+}
+
+// Why not all of it is written; empty: it is.
+std::string ChunkTarget::end() {
   reads_.close();
   updates_.close();
   {
@@ -50,13 +69,15 @@ void ChunkTarget::close() {
   }
   has_flush_.notify_all();
   flusher_.join();
+  std::string why;
   try {
     engine_.end();
   } catch (const std::exception& error) {
-    disk_failed(error.what());
+    why = error.what();
   }
   tidier_.close();
   lock_.reset();
+  return why;
 }
 
 std::size_t ChunkTarget::jobs() const {
@@ -66,11 +87,8 @@ std::size_t ChunkTarget::jobs() const {
 
 // ---------------------------------------------------------------------------------------------- threads
 
-void ChunkTarget::tell_when_durable(NodeEvent event, std::uint64_t job) {
-  if (!durable_) {
-    events_->put(std::move(event));
-    return flush_later();
-  }
+// With relaxed durability too: what was told is in the page cache then, and outlives this process.
+void ChunkTarget::tell_when_flushed(NodeEvent event, std::uint64_t job) {
   {
     const std::lock_guard lock(mutex_);
     waiting_.push_back({std::move(event), job});
@@ -194,7 +212,7 @@ void ChunkTarget::stage_now(const StageJob& job) {
   try {
     Ticket ticket = 0;
     const Content content = stage_with_room(job, ticket);
-    tell_when_durable(StagedEvent{number_, job.job, content}, job.job);
+    tell_when_flushed(StagedEvent{number_, job.job, content}, job.job);
   } catch (const EngineError& error) {
     if (error.kind() == EngineErrorKind::failed) disk_failed(error.what());
     const auto stat = engine_.stat(job.chunk);
@@ -220,12 +238,12 @@ void ChunkTarget::commit(const ChunkId& chunk, const ContentId& content) {
 void ChunkTarget::drop(std::uint64_t job, const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
   engine_.drop(chunk, content, row);
   if (job == 0) return flush_later();
-  tell_when_durable(DroppedEvent{number_, job}, job);
+  tell_when_flushed(DroppedEvent{number_, job}, job);
 }
 
 void ChunkTarget::adopt(std::uint64_t job, const std::vector<RequestRow>& rows, bool reset) {
   engine_.adopt(rows, reset);
-  tell_when_durable(AdoptedEvent{number_, job}, job);
+  tell_when_flushed(AdoptedEvent{number_, job}, job);
 }
 
 void ChunkTarget::forget(std::uint64_t client) {

@@ -265,6 +265,44 @@ void nothing_waits_where_nothing_has_to_be_durable() {
   held.disk->before_sync = nullptr;
 }
 
+void closing_fails(ChunkTarget& target, ff::EngineErrorKind kind, std::chrono::milliseconds patience = ff::close_patience) {
+  std::optional<ff::EngineErrorKind> said;
+  try {
+    target.close(patience);
+  } catch (const ff::EngineError& error) {
+    said = error.kind();
+  }
+  CHECK(said == kind);
+}
+
+// What is told outlives the process also where nobody waits for the disk.
+void what_is_told_is_with_the_system() {
+  Held held(false);
+  held.target->stage(replace(1, 1, filled(*held.pool, noise(100, 1))));
+  next<ff::StagedEvent>(*held.events);
+  {
+    ff::ChunkEngine next_process(std::make_unique<LoggedDisk>(*held.disk, held.disk->log.size()), options(false));
+    CHECK(next_process.stat({1, 1})->pending.length == 100);
+  }
+  held.target->commit({1, 1}, {chain_version, 1});
+  held.disk->refuse = [](const ff::test::Operation&) { return EIO; };
+  closing_fails(*held.target, ff::EngineErrorKind::failed);
+}
+
+void nobody_waits_for_a_disk_that_hangs() {
+  Held held;
+  Gate gate;
+  held.disk->before_sync = [&] { gate.pass(); };
+  held.target->stage(replace(1, 1, filled(*held.pool, noise(100, 1))));
+  gate.await_somebody();
+  closing_fails(*held.target, ff::EngineErrorKind::hung, std::chrono::milliseconds(20));
+  const std::weak_ptr<ChunkTarget> left = std::exchange(held.target, nullptr);
+  CHECK(!left.expired());
+  gate.open();  // the disk answers after all
+  CHECK(next<ff::StagedEvent>(*held.events).job == 1);
+  while (!left.expired()) std::this_thread::yield();
+}
+
 void a_disk_that_fails_is_told_once() {
   Held held;
   const Data data = noise(9000, 1);
@@ -282,7 +320,7 @@ void a_disk_that_fails_is_told_once() {
   Data read(data.size());
   const auto view = held.target->engine().view({1, 1});
   CHECK(held.target->engine().read(*view, 0, read) == data.size() && read == data);
-  held.target->close();
+  closing_fails(*held.target, ff::EngineErrorKind::failed);
   for (const NodeEvent& event : held.events->take(100)) CHECK(!std::holds_alternative<ff::DiskFailedEvent>(event));
 }
 
@@ -291,7 +329,7 @@ void space_that_is_free_after_a_flush_is_used() {
   small.capacity_bytes = 2 * ff::stride_bytes(0);
   const auto events = std::make_shared<EventQueue>();
   const auto pool = BufferPool::create(mib);
-  ChunkTarget target(7, std::make_unique<LoggedDisk>(), small, 1, events);
+  ChunkTarget target(7, std::make_unique<LoggedDisk>(), small, 1, events);  // its destructor closes it
   const SharedBuffer data = filled(*pool, noise(60'000, 1));
   for (std::uint64_t job = 1; job <= 2; ++job) {
     target.stage(replace(job, 1, data));
@@ -493,6 +531,8 @@ int main() {
   one_flush_is_for_all_that_waited();
   a_disk_that_is_slow_to_give_space_holds_up_only_who_needs_it();
   nothing_waits_where_nothing_has_to_be_durable();
+  what_is_told_is_with_the_system();
+  nobody_waits_for_a_disk_that_hangs();
   a_disk_that_fails_is_told_once();
   space_that_is_free_after_a_flush_is_used();
   a_read_that_waits_for_the_disk_holds_up_nobody();

@@ -118,3 +118,16 @@ def test_chunks_that_were_removed_or_put_aside_are_missed(directory: str) -> Non
     assert not later.sure
     with pytest.raises(Exists, match="remove it"):
         later.put_aside()
+
+
+def test_a_disk_that_failed_one_who_did_not_wait_for_it_leaves_nobody_sure(directory: str) -> None:
+    one = opened(directory, durable=False)
+    one.now_sure()
+    one.failed()
+    one.now_sure()  # who still serves says so
+    assert not one.sure
+    assert not opened(directory, durable=False).sure
+    waited = opened(directory)
+    waited.now_sure()
+    waited.failed()  # nothing was acknowledged that is not there
+    assert opened(directory).sure

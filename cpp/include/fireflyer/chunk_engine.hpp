@@ -29,6 +29,7 @@ enum class EngineErrorKind {
   no_space,  // at the limit or the reserve; reads, commits and removals go on
   damaged,   // bytes on disk are not what was written
   failed,    // the disk refused a write or a sync: the engine takes no more of them
+  hung,      // the disk does not answer
 };
 
 class EngineError : public std::runtime_error {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -29,6 +30,8 @@
 
 namespace ff {
 
+inline constexpr std::chrono::milliseconds close_patience{10'000};
+
 struct StageJob {
   std::uint64_t job = 0;
   ChunkId chunk;
@@ -39,7 +42,7 @@ struct StageJob {
 };
 
 // Thread-safe. A disk that failed is told once, and fails every update from then on.
-class ChunkTarget {
+class ChunkTarget : public std::enable_shared_from_this<ChunkTarget> {
  public:
   ChunkTarget(std::uint64_t number, std::unique_ptr<Disk> disk, const EngineOptions& options, int threads, std::shared_ptr<EventQueue> events,
               std::unique_ptr<DirectoryLock> lock = nullptr);
@@ -68,7 +71,9 @@ class ChunkTarget {
   void note_damage(const ChunkId& chunk, const Content& content);
 
   std::size_t jobs() const;
-  void close();  // ends what was begun, flushes, and gives the directory to others; then nothing is served or written
+  // Ends what was begun, flushes, and gives the directory to others; then nothing is served or written. Throws EngineError:
+  // failed, if not all could be written; hung, if the disk does not answer: the target ends when it does.
+  void close(std::chrono::milliseconds patience = close_patience);
   bool closed() const { return closed_; }
 
  private:
@@ -81,18 +86,18 @@ class ChunkTarget {
   bool flush_group(std::vector<Waiting>& group);
   void fail_group(const std::vector<Waiting>& group, const std::exception& error);
   void tidy();
+  std::string end();
   void stage_now(const StageJob& job);
   Content stage_with_room(const StageJob& job, Ticket& ticket);
   void verify_now(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes);
   SharedBuffer load_now(const ChunkId& chunk, const ContentId& content, BufferPool& pool);
   void stage_failed(std::uint64_t job, const std::string& kind, const std::string& message);
   void disk_failed(const std::string& message);
-  void tell_when_durable(NodeEvent event, std::uint64_t job);
+  void tell_when_flushed(NodeEvent event, std::uint64_t job);
   void flush_later();
 
 
   const std::uint64_t number_;
-  const bool durable_;
   std::unique_ptr<DirectoryLock> lock_;
   Disk& disk_;
   ChunkEngine engine_;

@@ -169,7 +169,8 @@ _Held: TypeAlias = tuple[int, int, int, int]  # made_in, version, length, crc of
 # client, channel, sequence, file, index, made_in, version; version 0: it was given up
 _Row: TypeAlias = tuple[int, int, int, int, int, int, int]
 
-# args: (kind, message). kind: "usage", "conflict", "no_space", "damaged", "failed" (the disk refused: open it anew).
+# args: (kind, message). kind: "usage", "conflict", "no_space", "damaged", "failed" (the disk refused: open it anew),
+# "hung" (the disk does not answer).
 class ChunkError(RuntimeError): ...
 
 # No call blocks but open_target and close.
@@ -275,6 +276,7 @@ class ChunkTarget:
     # free_bytes, total_bytes
     def stats(self) -> dict[str, int]: ...
     # Ends what was begun, makes it durable, and gives the directory to others. It is not served from then on.
+    # ChunkError: "failed" if not all was written; "hung" after 10 s without an answer of the disk, which stays locked.
     def close(self) -> None: ...
 
 # --- chunk_ring.cpp: reads and messages of one client. One thread at a time (RuntimeError); ValueError once closed. ---

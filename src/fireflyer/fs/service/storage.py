@@ -48,6 +48,7 @@ from fireflyer.fs.service.storage_targets import (
     boot_id,
     close_targets,
     look_after,
+    note_failure,
     open_targets,
 )
 from fireflyer.identity.handshake import Accepts, NodeCredential
@@ -220,6 +221,8 @@ class _Storage:
             case ("disk_failed", int(target), str(message)):
                 _log.error("target=%d its disk has failed reason=%s", target, message)
                 self._post(Of(target, fx.DiskFailed(message)))
+                if self._driver is not None:
+                    self._driver.spawn(asyncio.to_thread(note_failure, self._targets[target]))
             case ("verified", int(target), int(job), last, int(verified)):
                 self._targets[target].scrub.verified(time.monotonic_ns(), job, last, verified)
             case _:

@@ -23,7 +23,7 @@ from fireflyer.fs.service.target_directory import TargetDirectory
 from fireflyer.fs.service.target_engine import TargetEngine
 from fireflyer.native import ChunkError, ChunkNode, ChunkTarget
 
-__all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "open_targets"]
+__all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "note_failure", "open_targets"]
 
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
@@ -149,7 +149,8 @@ def measure(target: OpenTarget, reserve: float) -> Measured:
 
 
 def close_targets(targets: dict[TargetId, OpenTarget]) -> None:
-    """In order: what they have is on the disk then, and they say so. Blocks."""
+    """In order: what they have is on the disk then, and they say so; or that it is not. Blocks, but not for a disk that
+    hangs."""
     for target in targets.values():
         try:
             target.engine.native.close()
@@ -157,3 +158,13 @@ def close_targets(targets: dict[TargetId, OpenTarget]) -> None:
                 target.directory.end()
         except (ChunkError, OSError, FireflyerError) as error:
             _log.error("target=%d was not closed in order reason=%s", target.config.id, error)
+            if not (isinstance(error, ChunkError) and error.args[0] == "hung"):
+                note_failure(target)
+
+
+def note_failure(target: OpenTarget) -> None:
+    """Its disk has refused something. Blocks."""
+    try:
+        target.directory.failed()
+    except (OSError, FireflyerError) as error:
+        _log.error("target=%d may lack what it acknowledged, and cannot note that reason=%s", target.config.id, error)

@@ -11,6 +11,7 @@ A target is *sure* to have what it acknowledged, unless
   and is sure from then on);
 - its last process did not wait for the disk, ended without saying that it had flushed, and its machine has been booted
   since (the page cache outlives a process, not a kernel);
+- its last process did not wait for the disk, and was told by it of a failure: what was acknowledged may be gone;
 - or its chunks are gone or were put aside: then it begins with nothing, and is synced;
 - or it was not sure before, and has not been synced or given the chain since.
 
@@ -85,6 +86,7 @@ class TargetDirectory:
         self.path = os.path.abspath(directory)
         self.chunks = os.path.join(self.path, _CHUNKS)
         self.sure = False
+        self._failed = False
         self._cluster, self._target, self._boot = cluster, target, boot
         self._durable = True
         self._lost = True
@@ -139,12 +141,18 @@ class TargetDirectory:
 
     def now_sure(self) -> None:
         """It was synced, or serves."""
-        if not self.sure:
+        if not self.sure and not self._failed:
             self._write(_Run(self._boot, self._durable, True, False))
             self.sure = True
 
+    def failed(self) -> None:
+        """The disk refused something: what was acknowledged without waiting for it may be lost."""
+        if not self._durable:
+            self._failed, self.sure = True, False
+            self._write(_Run(self._boot, self._durable, False, False))
+
     def end(self) -> None:
-        """The engine has closed."""
+        """The engine has closed, and has written all that it had."""
         if not self._durable:
             self._sync_chunks()
         self._write(_Run(self._boot, self._durable, self.sure, True))
