@@ -7,7 +7,7 @@
 namespace ff {
 namespace {
 
-constexpr std::size_t max_journals = 8;  // beside a snapshot; more are folded into a new one soon
+constexpr std::size_t max_journals = 8;  // beside a snapshot; more are folded into a new one
 
 }  // namespace
 
@@ -212,7 +212,17 @@ void ChunkEngine::State::recover() {
     Lock lock(mutex);
     flush_waiting(lock);
   }
-  if (journals.size() > max_journals) snapshot_from = 0;
+  // At once: who ends soon each time, and never comes to flush anything, must not fill the disk with journals.
+  if (journals.size() <= max_journals || cramped) return;
+  try {
+    take_snapshot();
+  } catch (const EngineError& error) {
+    if (error.kind() != EngineErrorKind::no_space) throw;
+    snapshot_from = 0;
+  } catch (const DiskError& error) {
+    if (!error.no_space()) throw;
+    snapshot_from = 0;
+  }
 }
 
 }  // namespace ff

@@ -431,6 +431,28 @@ void a_snapshot_knows_its_journal() {
 }
 
 // What needs no block goes on while there is journal in hand, and what then still waits is not lost.
+// Each opening begins a journal. A process that dies at each start does nothing else.
+void openings_do_not_fill_the_disk() {
+  ff::EngineOptions o = options();
+  o.journal_step = 64 << 10;
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk* disk = owned.get();
+  auto engine = std::make_unique<ChunkEngine>(std::move(owned), o);
+  put(*engine, {1, 1}, 1, noise(100, 1));
+  std::size_t most = 0;
+  for (int turn = 0; turn < 30; ++turn) {
+    auto left = std::make_unique<LoggedDisk>(*disk, disk->log.size());
+    disk = left.get();
+    engine = std::make_unique<ChunkEngine>(std::move(left), o);
+    const auto names = disk->list();
+    most = std::max(most, static_cast<std::size_t>(std::count_if(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("journal-"); })));
+    CHECK(engine->stats().chunks == 1);
+  }
+  CHECK(most > 2 && most <= 9);
+  put(*engine, {1, 2}, 1, noise(100, 2));
+  CHECK(ChunkEngine(std::make_unique<LoggedDisk>(*disk, disk->log.size()), o).stats().chunks == 2);
+}
+
 void without_space_for_more_journal() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
@@ -630,6 +652,7 @@ int main() {
   a_disk_that_refuses_is_believed_once();
   the_content_of_the_last_group_is_looked_at();
   a_snapshot_knows_its_journal();
+  openings_do_not_fill_the_disk();
   without_space_for_more_journal();
   without_space_for_a_snapshot();
   whatever_fails_in_a_flush_ends_it();
