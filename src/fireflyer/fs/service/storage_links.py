@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 MAX_LINKS: Final = 8192
 """Connections that others have made; one more is closed."""
 USERS_SHARE: Final = 0.9
-"""Of them: users cannot keep the replicas of a chain from each other."""
+"""Of them: users cannot keep the replicas of a chain from each other. Nor can one of them keep the others out: a user
+gets one more while he has fewer than are free."""
 CONNECT_NS: Final = 3 * SECOND
 PAUSE_NS: Final = 50 * MS
 MAX_PAUSE_NS: Final = SECOND
@@ -69,7 +70,9 @@ class _Path:
 class DataLinks:
     """`on_changed` is called when the connection to a node broke, or is a new one."""
 
-    def __init__(self, native: ChunkNode, me: NodeId, secret: Secret, on_changed: Callable[[NodeId], None]) -> None:
+    def __init__(
+        self, native: ChunkNode, me: NodeId, secret: Secret, on_changed: Callable[[NodeId], None], most: int = MAX_LINKS
+    ) -> None:
         self._native = native
         self._credential = NodeCredential(secret, data.node_identity(me))
         self._on_changed = on_changed
@@ -79,7 +82,7 @@ class DataLinks:
         self._closed = False
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # The rest is for the files of the targets: a disk that has no descriptor left is a disk that has failed.
-        self._most = min(MAX_LINKS, descriptors // 2)
+        self._most = min(most, descriptors // 2)
 
     def __len__(self) -> int:
         return len(self._links)
@@ -89,12 +92,14 @@ class DataLinks:
 
     def accept(self, connection: RawConnection) -> None:
         """Somebody has connected."""
-        share = 1 if connection.session.role == "node" else USERS_SHARE
-        if self._closed or len(self._links) >= self._most * share:
-            _log.warning("connection closed peer=%s: there are %d already", connection.session.peer, len(self._links))
+        role, peer = connection.session.role, connection.session.peer
+        free = self._most * (1 if role == "node" else USERS_SHARE) - len(self._links)
+        own = 0 if role == "node" else sum(one.peer == peer and not one.trusted for one in self._links.values())
+        if self._closed or free <= own:
+            _log.warning("connection closed peer=%s: he has %d, all together %d", peer, own, len(self._links))
             connection.socket.close()
             return
-        self._adopt(connection, Link(0, connection.session.role, connection.session.peer), reads=True)
+        self._adopt(connection, Link(0, role, peer), reads=True)
 
     def _adopt(self, connection: RawConnection, link: Link, *, reads: bool) -> Link:
         link.number = self._native.connect(connection.socket.detach(), reads=reads, trusted=link.trusted)
