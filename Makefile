@@ -61,6 +61,7 @@ test-slow: setup  ## Longer campaigns: wider simulations, sanitizers, many kills
 	$(BIN)/pytest -q -m "slow and serial and not campaign and not gpu" --timeout 900
 
 test-campaigns: setup  ## What takes many minutes more: wide simulations, every small table beside an integer programming solver
+	FIREFLYER_TEST_EXAMPLES=new $(BIN)/pytest -q -n $(WORKERS) -m "not slow and not serial and not gpu" tests/property
 	$(BIN)/pytest -q -m "campaign and not gpu" --timeout 3600
 
 SEEDS ?= 2000
