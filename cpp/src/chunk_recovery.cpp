@@ -7,7 +7,21 @@
 namespace ff {
 namespace {
 
+constexpr std::size_t piece_bytes = std::size_t{256} << 10;
 constexpr std::size_t max_journals = 8;  // beside a snapshot; more are folded into a new one
+
+// Whether the disk gives all of it, whatever it is.
+bool readable(const DiskFile& file, const Content& content) {
+  const std::uint64_t end = block_bytes(content.block_class) + trailer_bytes(content.block_class);
+  std::vector<std::byte> piece(piece_bytes);
+  try {
+    for (std::uint64_t at = 0; at < end; at += piece.size())
+      file.read_from_disk(Blocks::offset(content.block()) + at, MutableBytes(piece).first(std::min<std::uint64_t>(piece.size(), end - at)));
+  } catch (const DiskError&) {
+    return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -128,7 +142,9 @@ bool ChunkEngine::State::arrived(const std::vector<Entry>& group) {
     try {
       verify_content(FromDisk(blocks.file(content.block())), Blocks::offset(content.block()), chunk, content);
     } catch (const EngineError&) {
-      return false;
+      if (readable(blocks.file(content.block()), content)) return false;
+      // It may have arrived, and all of the group may have been reported.
+      fail(EngineErrorKind::damaged, "the disk does not read what was written of " + name_of(chunk) + " last, so it is not known whether it was acknowledged");
     }
   }
   return true;

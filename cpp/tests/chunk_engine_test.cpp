@@ -404,6 +404,19 @@ void the_content_of_the_last_group_is_looked_at() {
   }
 }
 
+// It may have been reported. Whoever has the other copies knows.
+void what_cannot_be_read_is_not_taken_for_what_never_arrived() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), options());
+  put(engine, {1, 1}, 1, noise(5000, 1));
+  auto left = std::make_unique<LoggedDisk>(disk, disk.log.size());
+  left->before_read_of = [disk = left.get()](int file) {
+    if (disk->name_of(file).starts_with("blocks-")) throw ff::DiskError(EIO, "cannot read");
+  };
+  refused(EngineErrorKind::damaged, "does not read what was written of chunk 1:1 last", [&] { ChunkEngine(std::move(left), options()); });
+}
+
 void a_snapshot_knows_its_journal() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
@@ -651,6 +664,7 @@ int main() {
   lost_records_are_not_taken_for_an_early_end();
   a_disk_that_refuses_is_believed_once();
   the_content_of_the_last_group_is_looked_at();
+  what_cannot_be_read_is_not_taken_for_what_never_arrived();
   a_snapshot_knows_its_journal();
   openings_do_not_fill_the_disk();
   without_space_for_more_journal();

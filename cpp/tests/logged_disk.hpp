@@ -67,6 +67,7 @@ class LoggedDisk final : public Disk {
   std::function<int(const Operation&)> refuse;  // an errno instead of the operation; 0: none
   std::function<void(int file)> before_write;   // what others do meanwhile
   std::function<void()> before_read, before_sync, before_grow;
+  std::function<void(int file)> before_read_of;
   std::atomic<bool> cold = false;               // nothing is in the page cache, and nothing stays there
 
   LoggedDisk() = default;
@@ -217,6 +218,7 @@ inline bool LoggedFile::cached(std::uint64_t, std::size_t) const { return !disk_
 
 inline std::size_t LoggedFile::read(std::uint64_t offset, MutableBytes into) const {
   if (disk_.before_read) disk_.before_read();
+  if (disk_.before_read_of) disk_.before_read_of(file_);
   const std::lock_guard lock(disk_.mutex_);
   const auto& content = disk_.files_[static_cast<std::size_t>(file_)];
   if (offset >= content.size()) return 0;
