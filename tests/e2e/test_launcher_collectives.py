@@ -10,7 +10,8 @@ import pytest
 from tests.support.launching import run, write_script
 
 from fireflyer.base.events import AttemptFailed, PeerFailureReport, RankExited
-from fireflyer.cluster.schema.job import JobSpec
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.schema.job import JobSpec, Timeouts
 from fireflyer.collectives import Plan
 from fireflyer.collectives.declaration import Declaration
 from fireflyer.collectives.flight import find_dumps, read_dumps
@@ -79,7 +80,13 @@ with Communicator.from_environment(env) as comm:
 
 
 def test_who_outlives_a_rank_leaves_its_dump_before_it_is_stopped(tmp_path: Path) -> None:
-    spec = JobSpec(script=write_script(tmp_path, DYING), run_dir=str(tmp_path / "run"), ranks_per_node=2, devices="cpu")
+    spec = JobSpec(
+        script=write_script(tmp_path, DYING),
+        run_dir=str(tmp_path / "run"),
+        ranks_per_node=2,
+        devices="cpu",
+        timeouts=Timeouts(settle_ns=20 * SECOND),  # he ends by himself, however busy the machine is
+    )
     job = run(spec)
     assert job.result.reason == "rank 1 (node 0) was killed by SIGKILL"
     assert {event.rank: event.exit_code for event in job.of(RankExited)} == {0: 1, 1: 128 + 9}
