@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.fs_planted import another_chains_versions_count
 
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.base.units import MS, SECOND
@@ -230,3 +231,20 @@ def test_what_cannot_be_is_refused() -> None:
         Attendance(ME, {11: True}, ())
     with pytest.raises(UsageError, match="at most 256 targets"):
         Attendance(ME, dict.fromkeys(range(300), True), ("a",))
+
+
+def said_after_a_move() -> list[tuple[Condition, int, int]]:
+    """Of a target that gave up in version 9 of one chain, and is then in version 2 of another."""
+    process = Process().registered()
+    process.told(HeartbeatAnswer(1, routing(9, TargetState.SERVING)))
+    process.feed(TargetStopped(11, 9))
+    moved = Chain(6, 2, (Member(12, 2, TargetState.SERVING), Member(11, 1, TargetState.SYNCING)))
+    process.now_ns += SECOND
+    effects = process.told(HeartbeatAnswer(2, RoutingDelta(0, 10, chains=(moved,))))
+    return [(one.condition, one.chain, one.chain_version) for one in reports(effects)]
+
+
+def test_versions_of_another_chain_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said_after_a_move() == [(Condition.ONLINE, 6, 2)]
+    another_chains_versions_count(monkeypatch)
+    assert said_after_a_move() == [(Condition.GONE, 6, 2)]
