@@ -43,6 +43,7 @@ void Blocks::add_blocks(File& file, std::uint32_t blocks) {
   file.blocks += blocks;
   file.free += blocks;
   file.taken.resize((file.blocks + word_bits - 1) / word_bits);
+  file.readers.resize(file.blocks);
 }
 
 std::optional<BlockAddress> Blocks::take(int block_class) {

@@ -43,6 +43,11 @@ class Blocks {
   void release(const BlockAddress& address);
   bool has(const BlockAddress& address) const;
 
+  // Readers of a block, counted here because the block is where nothing has to be looked for.
+  void pin(const BlockAddress& address) { ++readers(address); }
+  bool unpin(const BlockAddress& address) { return --readers(address) == 0; }  // true: that was the last one
+  bool pinned(const BlockAddress& address) { return readers(address) > 0; }
+
   DiskFile& file(const BlockAddress& address) const { return *files_[address.block_class][address.file].file; }
   static std::uint64_t offset(const BlockAddress& address) { return address.index * std::uint64_t{stride_bytes(address.block_class)}; }
 
@@ -54,7 +59,10 @@ class Blocks {
     std::unique_ptr<DiskFile> file;
     std::uint32_t blocks = 0, free = 0;
     std::vector<std::uint64_t> taken;  // one bit each
+    std::vector<std::uint32_t> readers;
   };
+
+  std::uint32_t& readers(const BlockAddress& address) { return files_[address.block_class][address.file].readers[address.index]; }
 
   void open_all(const std::vector<std::string>& names);
   bool may_grow(std::uint64_t bytes) const;

@@ -16,15 +16,20 @@ static_assert(piece_bytes % granule_bytes == 0);
 
 [[noreturn]] void damaged(const std::string& what) { fail(EngineErrorKind::damaged, what + "; repair it from another replica"); }
 
-void read_all(const DiskFile& file, std::uint64_t offset, MutableBytes into) {
-  std::size_t got = 0;
+}  // namespace
+
+bool read_all(const DiskFile& file, std::uint64_t offset, MutableBytes into, bool may_wait) {
+  std::optional<std::size_t> got;
   try {
-    got = file.read(offset, into);
+    got = may_wait ? file.read(offset, into) : file.read_cached(offset, into);
   } catch (const DiskError& error) {
     damaged(error.what());
   }
-  if (got != into.size()) damaged("a block is behind the end of its file");
+  if (got && *got != into.size()) damaged("a block is behind the end of its file");
+  return got.has_value();
 }
+
+namespace {
 
 // What lies in [from, from + into.size()) of the new content.
 struct Mixture {
@@ -103,12 +108,13 @@ void write_content(const BlockPlace& place, const ChunkId& chunk, Content& conte
   place.file.write(place.offset + block_bytes(place.block_class), trailer);
 }
 
-void read_checksums(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content, std::uint32_t first,
-                    std::span<std::uint32_t> into) {
+bool read_checksums(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content, std::uint32_t first,
+                    std::span<std::uint32_t> into, bool may_wait) {
   const std::uint64_t at = offset + block_bytes(content.block_class) + sizeof(TrailerHeader) + first * sizeof(std::uint32_t);
-  read_all(file, at, std::as_writable_bytes(into));
+  if (!read_all(file, at, std::as_writable_bytes(into), may_wait)) return false;
   const std::uint32_t mark = mark_of(chunk, content.id());
   for (std::uint32_t& checksum : into) checksum ^= mark;
+  return true;
 }
 
 std::size_t read_content(const DiskFile& file, std::uint64_t offset, const ChunkId& chunk, const Content& content, std::uint32_t from, MutableBytes into) {

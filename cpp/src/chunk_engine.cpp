@@ -278,10 +278,7 @@ ChunkEngine::View::~View() {
   State& s = *engine_->state_;
   const State::Lock lock(s.mutex);
   const BlockAddress block = content_.block();
-  const auto reader = s.readers.find(block);
-  if (--reader->second > 0) return;
-  s.readers.erase(reader);
-  if (s.unwanted.erase(block) > 0) s.blocks.release(block);
+  if (s.blocks.unpin(block) && s.unwanted.erase(block) > 0) s.blocks.release(block);
 }
 
 std::optional<ChunkEngine::View> ChunkEngine::pinned(const ChunkId& chunk, const Content& content) {
@@ -293,7 +290,7 @@ std::optional<ChunkEngine::View> ChunkEngine::pinned(const ChunkId& chunk, const
   view.engine_ = this;
   view.file_ = &state_->blocks.file(content.block());
   view.offset_ = Blocks::offset(content.block());
-  ++state_->readers[content.block()];
+  state_->blocks.pin(content.block());
   return view;
 }
 
@@ -316,14 +313,21 @@ std::size_t ChunkEngine::read(const View& view, std::uint32_t offset, MutableByt
   return read_content(view.file(), view.offset(), view.chunk(), view.content(), offset, into);
 }
 
-void ChunkEngine::checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into) const {
+bool ChunkEngine::checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into, bool may_wait) const {
   if (first + into.size() > granules_of(view.content().length))
     fail(EngineErrorKind::usage, "no such granules in a content of " + std::to_string(view.content().length) + " bytes");
-  if (!into.empty()) read_checksums(view.file(), view.offset(), view.chunk(), view.content(), first, into);
+  if (into.empty()) return true;
+  const auto read = [&](std::uint32_t from, std::span<std::uint32_t> line) {
+    return read_checksums(view.file(), view.offset(), view.chunk(), view.content(), from, line, may_wait);
+  };
+  if (into.size() > ChecksumCache::line_granules) return read(first, into);
+  return state_->checksums.get(view.chunk(), view.content(), first, into, read);
 }
 
 void ChunkEngine::verify(const ChunkId& chunk, const View& view) const {
-  if (view.content().has_block()) verify_content(FromDisk(view.file()), view.offset(), chunk, view.content());
+  if (!view.content().has_block()) return;
+  state_->checksums.forget(chunk, view.content());  // if what is kept is not what is on the disk, this is when it shows
+  verify_content(FromDisk(view.file()), view.offset(), chunk, view.content());
 }
 
 EngineStats ChunkEngine::stats() const {

@@ -53,7 +53,7 @@ Link::Link(int fd, std::shared_ptr<LinkShare> share, LinkContext context, Later 
       share_(std::move(share)),
       context_(context),
       later_(std::move(later)),
-      answers_(context.counts, [this](const ReadRequest& request, ChunkTarget& target, auto view, std::uint32_t length) { return fetch(request, target, std::move(view), length); }),
+      answers_(context.counts, [this](const ReadRequest& request, const auto& target, auto view, std::uint32_t length) { return fetch(request, target, std::move(view), length); }),
       in_(receive_bytes) {}
 
 Link::~Link() {
@@ -107,8 +107,8 @@ Link::Step Link::take_reads(const Prefix& prefix, const std::byte* body) {
   return Step::more;
 }
 
-bool Link::fetch(const ReadRequest& request, ChunkTarget& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length) {
-  const bool begun = target.fetch(std::move(view), request.offset, length, [request, fetched = later_.fetched] { fetched(request); });
+bool Link::fetch(const ReadRequest& request, const std::shared_ptr<ChunkTarget>& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length) {
+  const bool begun = target->fetch(std::move(view), request.offset, length, [request, fetched = later_.fetched] { fetched(request); });
   fetching_ += begun ? 1 : 0;
   return begun;
 }

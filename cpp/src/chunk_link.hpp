@@ -93,7 +93,7 @@ class Link {
   Step take_payload();
   Step take_dropped();
   void deliver(SharedBuffer data);
-  bool fetch(const ReadRequest& request, ChunkTarget& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length);
+  bool fetch(const ReadRequest& request, const std::shared_ptr<ChunkTarget>& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length);
   bool receive();
   bool flush();
   void limit_payload();

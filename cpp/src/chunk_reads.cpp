@@ -7,10 +7,13 @@
 #include <stdexcept>
 #include <utility>
 
+#include "chunk_content.hpp"
+
 namespace ff {
 namespace {
 
 constexpr std::size_t sendfile_from_bytes = std::size_t{32} << 10;
+constexpr std::size_t scratch_bytes = std::size_t{256} << 10;  // of granules that are verified here
 constexpr std::size_t max_granted_files = std::size_t{1} << 16, max_granted_ranges = 64;
 
 void put_header(std::byte* at, const ReadReply& reply, std::span<const std::uint32_t> checksums, std::uint32_t length) {
@@ -28,9 +31,8 @@ std::uint32_t length_of(const ReadRequest& request, const Content& content) {
   return request.offset >= content.length ? 0 : std::min(request.length, content.length - request.offset);
 }
 
-// Where a range begins or ends inside a granule, that one is verified here, and the part has a checksum of its own.
-void read_parts(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, std::span<std::uint32_t> checksums) {
-  engine.read(view, offset, data);
+// Where a range begins or ends inside a granule, the part has a checksum of its own.
+void set_checksums(std::uint32_t offset, Bytes data, std::span<std::uint32_t> checksums) {
   std::size_t done = 0;
   for (std::uint32_t& checksum : checksums) {
     const std::size_t n = std::min<std::size_t>(granule_bytes - (offset + done) % granule_bytes, data.size() - done);
@@ -88,14 +90,10 @@ void ReadAnswers::answer(const ReadRequest& request, const ReadTable& table, con
   read(request, chain, reply, fetched, out);
 }
 
-// What is not in memory is fetched by others: this thread has other links, too.
+// What is not in memory is fetched by others: this thread has other links, too. False: it cannot be.
 bool ReadAnswers::fetch(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view) {
-  const std::uint32_t length = length_of(request, view.content());
-  if (length == 0) return false;
-  const std::size_t checksums = sizeof(TrailerHeader) + granules_of(request.offset + length) * sizeof(std::uint32_t);
-  if (view.file().cached(view.trailer_offset(), checksums) && view.file().cached(view.offset() + request.offset, length)) return false;
   const auto shared = std::make_shared<ChunkEngine::View>(std::move(view));
-  if (fetch_(request, *chain.target, shared, length)) return true;
+  if (fetch_(request, chain.target, shared, length_of(request, shared->content()))) return true;
   view = std::move(*shared);
   return false;
 }
@@ -111,43 +109,66 @@ void ReadAnswers::read(const ReadRequest& request, const PublishedChain& chain, 
   if (!view) return refuse(reply, ReadStatus::missing, out);
   const Content content = view->content();
   if (chain.target->damaged(chunk, {content, {}})) return refuse(reply, ReadStatus::damaged, out);
-  if (!fetched && fetch(request, chain, *view)) return;
+  reply.status = ReadStatus::found;
   reply.version = content.version, reply.made_in = content.made_in, reply.chunk_length = content.length;
   try {
-    send(request, chain, std::move(*view), reply, out);
+    if (send(request, chain, *view, reply, fetched, out) || fetch(request, chain, *view)) return;
+    send(request, chain, *view, reply, true, out);
   } catch (const std::exception&) {
     chain.target->note_damage(chunk, content);
     refuse(reply, ReadStatus::damaged, out);
   }
 }
 
-void ReadAnswers::send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View view, ReadReply& reply, Outbox& out) {
+// False: not all of it is in memory, and it may not wait.
+bool ReadAnswers::send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view, const ReadReply& reply, bool may_wait, Outbox& out) {
   const Content& content = view.content();
   ChunkEngine& engine = chain.target->engine();
-  reply.status = ReadStatus::found;
   const std::uint32_t length = length_of(request, content);
-  const std::size_t pieces = pieces_of(request.offset, length);
   const bool whole = request.offset % granule_bytes == 0 && (length % granule_bytes == 0 || request.offset + length == content.length);
-  checksums_.resize(pieces);
-  counts_.read_bytes += length;
-  if (whole && pieces > 0) engine.checksums(view, request.offset / granule_bytes, checksums_);
-  const std::size_t header = sizeof(Prefix) + sizeof reply + pieces * sizeof(std::uint32_t);
+  checksums_.resize(pieces_of(request.offset, length));
+  const std::size_t header = sizeof(Prefix) + sizeof reply + checksums_.size() * sizeof(std::uint32_t);
   if (whole && length >= sendfile_from_bytes && view.file().descriptor() >= 0) {
-    put_header(out.room(header), reply, checksums_, length);
     const std::uint64_t at = view.offset() + request.offset;
+    if (!may_wait && !view.file().cached(at, length)) return false;
+    if (!engine.checksums(view, request.offset / granule_bytes, checksums_, may_wait)) return false;
+    put_header(out.room(header), reply, checksums_, length);
     out.put(std::shared_ptr<ChunkEngine>(chain.target, &engine), std::move(view), at, length);
-    return;
+  } else {
+    std::byte* const place = out.room(header + length);
+    bool there = false;
+    try {
+      there = length == 0 || load(engine, view, request.offset, MutableBytes(place + header, length), whole, may_wait);
+    } catch (...) {
+      out.give_back(header + length);
+      throw;
+    }
+    if (!there) return out.give_back(header + length), false;
+    put_header(place, reply, checksums_, length);
   }
-  std::byte* const place = out.room(header + length);
-  const MutableBytes data(place + header, length);
-  try {
-    if (!whole) read_parts(engine, view, request.offset, data, checksums_);
-    else if (length > 0 && view.file().read(view.offset() + request.offset, data) != length) throw EngineError(EngineErrorKind::damaged, "a block is behind the end of its file");
-  } catch (...) {
-    out.give_back(header + length);
-    throw;
+  counts_.read_bytes += length;
+  return true;
+}
+
+// The bytes, and in `checksums_` those of their pieces. False as in `send`.
+bool ReadAnswers::load(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, bool whole, bool may_wait) {
+  const std::uint32_t first = offset / granule_bytes;
+  if (whole) return engine.checksums(view, first, checksums_, may_wait) && read_all(view.file(), view.offset() + offset, data, may_wait);
+  if (!engine.checksums(view, first, checksums_, may_wait)) return false;
+  const std::size_t end = std::min<std::size_t>(std::size_t{first + checksums_.size()} * granule_bytes, view.content().length);
+  std::size_t granule = 0;
+  for (std::size_t at = std::size_t{first} * granule_bytes; at < end; at += scratch_.size()) {
+    scratch_.resize(std::min(scratch_bytes, end - at));
+    if (!read_all(view.file(), view.offset() + at, scratch_, may_wait)) return false;
+    for (std::size_t i = 0; i < scratch_.size(); i += granule_bytes) {
+      const Bytes whole_one = Bytes(scratch_).subspan(i, std::min(granule_bytes, scratch_.size() - i));
+      if (crc32c(0, whole_one.data(), whole_one.size()) != checksums_[granule++]) throw EngineError(EngineErrorKind::damaged, "a granule is not what was written");
+    }
+    const std::size_t from = std::max<std::size_t>(at, offset), to = std::min<std::size_t>(at + scratch_.size(), std::size_t{offset} + data.size());
+    std::memcpy(data.data() + (from - offset), scratch_.data() + (from - at), to - from);
   }
-  put_header(place, reply, checksums_, length);
+  set_checksums(offset, data, checksums_);
+  return true;
 }
 
 }  // namespace ff

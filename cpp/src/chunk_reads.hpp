@@ -45,7 +45,7 @@ class ReadRights {
 class ReadAnswers {
  public:
   // Has the view's content fetched, so that the request can be answered again; false: it cannot.
-  using Fetch = std::function<bool(const ReadRequest&, ChunkTarget&, std::shared_ptr<ChunkEngine::View>, std::uint32_t length)>;
+  using Fetch = std::function<bool(const ReadRequest&, const std::shared_ptr<ChunkTarget>&, std::shared_ptr<ChunkEngine::View>, std::uint32_t length)>;
 
   ReadAnswers(ServerCounts& counts, Fetch fetch) : counts_(counts), fetch_(std::move(fetch)) {}
   // `fetched`: it is answered now, whether or not that waits for the disk.
@@ -54,12 +54,14 @@ class ReadAnswers {
  private:
   void read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, bool fetched, Outbox& out);
   bool fetch(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view);
-  void send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View view, ReadReply& reply, Outbox& out);
+  bool send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view, const ReadReply& reply, bool may_wait, Outbox& out);
+  bool load(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, bool whole, bool may_wait);
   void refuse(ReadReply& reply, ReadStatus status, Outbox& out);
 
   ServerCounts& counts_;
   Fetch fetch_;
   std::vector<std::uint32_t> checksums_;
+  std::vector<std::byte> scratch_;  // granules of which parts are sent
 };
 
 }  // namespace ff

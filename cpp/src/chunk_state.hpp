@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chunk_blocks.hpp"
+#include "chunk_checksums.hpp"
 #include "chunk_index.hpp"
 #include "chunk_journal.hpp"
 #include "fireflyer/chunk_engine.hpp"
@@ -36,7 +37,7 @@ std::optional<ChunkId> after(const ChunkId& chunk);
 struct ChunkEngine::State {
   State(std::unique_ptr<Disk> disk_given, const EngineOptions& options_given)
       : options(options_given), disk(std::move(disk_given)), blocks(*disk, {options.group_bytes, options.capacity_bytes, options.reserve, 4 * options.journal_step}),
-        snapshot_from(options.snapshot_bytes), beside(options.durable && options.sync_beside ? 1 : 0) {}
+        checksums(options.checksum_lines), snapshot_from(options.snapshot_bytes), beside(options.durable && options.sync_beside ? 1 : 0) {}
 
   using Lock = std::unique_lock<std::mutex>;
 
@@ -52,7 +53,7 @@ struct ChunkEngine::State {
   std::set<ChunkId> staging;  // their blocks are being written
   std::map<std::pair<std::uint64_t, std::uint32_t>, RequestRow> requests;
   Blocks blocks;
-  std::map<BlockAddress, std::uint32_t> readers;
+  ChecksumCache checksums;
   std::set<BlockAddress> unwanted;  // free as soon as their last reader is gone
 
   // What the next flush writes: entries, the files whose content they speak of, and blocks that are free after it.
@@ -106,7 +107,7 @@ struct ChunkEngine::State {
     if (content.has_block()) freed.push_back(content.block());
   }
   void free_now(const BlockAddress& block) {
-    if (readers.contains(block)) unwanted.insert(block);
+    if (blocks.pinned(block)) unwanted.insert(block);
     else blocks.release(block);
   }
   // What stage does before and after it writes the content.

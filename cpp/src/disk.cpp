@@ -77,6 +77,20 @@ class RealFile final : public DiskFile {
     return got;
   }
 
+  std::optional<std::size_t> read_cached(std::uint64_t offset, MutableBytes into) const override {
+    std::size_t done = 0;
+    while (done < into.size()) {
+      const iovec part{into.data() + done, into.size() - done};
+      const ssize_t n = ::preadv2(fd_.get(), &part, 1, static_cast<off_t>(offset + done), RWF_NOWAIT);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) return std::nullopt;
+      if (n < 0) return done + read(offset + done, into.subspan(done));
+      if (n == 0) break;
+      done += static_cast<std::size_t>(n);
+    }
+    return done;
+  }
+
   void allocate(std::uint64_t offset, std::uint64_t bytes) override {
     // A file system without it (EOPNOTSUPP) gives the space when it is written: then NoSpace comes later, not never.
     if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP) return;

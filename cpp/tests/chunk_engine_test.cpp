@@ -289,6 +289,52 @@ void content_of_no_bytes_takes_no_block() {
   CHECK(again.stats().taken_bytes == ff::stride_bytes(0));
 }
 
+// With two lines for all of them, so that lines are lost and found again; every content is in a block that another one had.
+void kept_checksums_are_those_of_the_content() {
+  auto owned = std::make_unique<LoggedDisk>();
+  LoggedDisk& disk = *owned;
+  ff::EngineOptions few = options();
+  few.checksum_lines = 2;
+  ChunkEngine engine(std::move(owned), few);
+  Random random{11};
+  std::vector<std::uint64_t> versions(3);
+  std::vector<Data> contents(3);
+  const auto right = [&](std::uint32_t index, std::uint32_t first, std::size_t count) {
+    std::vector<std::uint32_t> checksums(count);
+    CHECK(engine.checksums(*engine.view({1, index}), first, checksums, false));
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t from = (first + i) * ff::granule_bytes, n = std::min(ff::granule_bytes, contents[index].size() - from);
+      if (checksums[i] != ff::crc32c(0, contents[index].data() + from, n)) return false;
+    }
+    return true;
+  };
+  for (int turn = 0; turn < 400; ++turn) {
+    const auto index = static_cast<std::uint32_t>(random.below(3));
+    if (versions[index] == 0 || random.below(8) == 0) {
+      contents[index] = noise(1 + random.below(200'000), random.next());
+      put(engine, {1, index}, ++versions[index], contents[index], UpdateKind::replace);
+    }
+    const std::size_t granules = ff::granules_of(contents[index].size());
+    const auto first = static_cast<std::uint32_t>(random.below(granules));
+    CHECK(right(index, first, std::min<std::size_t>(granules - first, 1 + random.below(40))));
+  }
+  // One that was read wrong, and is right on the disk, is found to be right when the chunk is verified.
+  contents[0] = noise(4096, 1);
+  put(engine, {1, 0}, ++versions[0], contents[0], UpdateKind::replace);
+  std::byte& stored = disk.content("blocks-00-0000")[engine.view({1, 0})->trailer_offset() + sizeof(ff::TrailerHeader)];
+  stored ^= std::byte{1};
+  CHECK(!right(0, 0, 1));
+  stored ^= std::byte{1};
+  CHECK(!right(0, 0, 1));
+  engine.verify({1, 0}, *engine.view({1, 0}));
+  CHECK(right(0, 0, 1));
+  disk.cold = true;
+  CHECK(right(0, 0, 1));  // kept: no look at the disk
+  std::vector<std::uint32_t> one(1);
+  engine.verify({1, 0}, *engine.view({1, 0}));
+  CHECK(!engine.checksums(*engine.view({1, 0}), 0, one, false) && engine.checksums(*engine.view({1, 0}), 0, one));
+}
+
 void damage_is_found() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
@@ -659,6 +705,7 @@ int main() {
   small_content_takes_a_large_block_rather_than_none();
   blocks_leave_space_for_the_journal();
   content_of_no_bytes_takes_no_block();
+  kept_checksums_are_those_of_the_content();
   damage_is_found();
   another_content_of_the_block_is_damage();
   lost_records_are_not_taken_for_an_early_end();

@@ -52,6 +52,7 @@ class LoggedFile final : public DiskFile {
   void allocate(std::uint64_t offset, std::uint64_t bytes) override;
   std::uint64_t size() const override;
   void sync() override;
+  std::optional<std::size_t> read_cached(std::uint64_t offset, MutableBytes into) const override;
   bool cached(std::uint64_t offset, std::size_t bytes) const override;
   int descriptor() const override { return -1; }
 
@@ -215,6 +216,10 @@ inline void LoggedFile::write(std::uint64_t offset, Bytes data) {
 }
 
 inline bool LoggedFile::cached(std::uint64_t, std::size_t) const { return !disk_.cold; }
+
+inline std::optional<std::size_t> LoggedFile::read_cached(std::uint64_t offset, MutableBytes into) const {
+  return disk_.cold ? std::nullopt : std::optional(read(offset, into));
+}
 
 inline std::size_t LoggedFile::read(std::uint64_t offset, MutableBytes into) const {
   if (disk_.before_read) disk_.before_read();

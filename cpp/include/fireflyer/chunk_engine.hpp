@@ -50,6 +50,7 @@ struct EngineOptions {
   std::uint64_t max_chunks = std::uint64_t{1} << 26;      // their records are in memory, and an empty one takes nothing else
   std::uint64_t journal_step = std::uint64_t{2} << 20;    // how much journal is asked of the disk at once; half of it is kept in hand
   bool sync_beside = true;                                // content and journal at once; false: one after the other, journal first
+  std::size_t checksum_lines = std::size_t{1} << 17;      // of 64 KiB of content each, that are kept in memory (112 bytes)
   bool durable = true;                                    // false: nothing waits for the disk; a power cut loses the last seconds
 };
 
@@ -156,8 +157,9 @@ class ChunkEngine {
   std::optional<View> view_committed(const ChunkId& chunk, bool& has_pending);
   // Verified bytes from `offset`; fewer only at the end of the content.
   std::size_t read(const View& view, std::uint32_t offset, MutableBytes into) const;
-  // The stored checksums of granules first, first + 1, ...; the last one of a content covers what there is of it.
-  void checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into) const;
+  // The stored checksums of granules first, first + 1, ...; the last one of a content covers what there is of it. False:
+  // they are not in memory, and it may not wait.
+  bool checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into, bool may_wait = true) const;
   // Reads all of it, and its trailer; throws EngineError damaged.
   void verify(const ChunkId& chunk, const View& view) const;
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,8 @@ class DiskFile {
   virtual std::size_t read(std::uint64_t offset, MutableBytes into) const = 0;   // fewer bytes only at the end of the file
   // The same, but what the disk itself has, where that can be had; and what was not in memory before does not stay there.
   virtual std::size_t read_from_disk(std::uint64_t offset, MutableBytes into) const { return read(offset, into); }
+  // The same, but none if it would have to wait. A file that cannot say so waits.
+  virtual std::optional<std::size_t> read_cached(std::uint64_t offset, MutableBytes into) const { return read(offset, into); }
   virtual void allocate(std::uint64_t offset, std::uint64_t bytes) = 0;          // space that later writes need not ask for
   virtual std::uint64_t size() const = 0;
   virtual void sync() = 0;                                                       // data, and the size where it has grown
