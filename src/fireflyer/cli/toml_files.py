@@ -27,25 +27,29 @@ _HEADER: Final = re.compile(r"\s*\[(?P<many>\[)?\s*(?P<name>[A-Za-z0-9_-]+)\s*\]
 _KEY: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9_-]+)\s*=")
 
 
-def read_toml(path: str, config_type: type[C], *, name: str, advice: str) -> C:
-    """`name`: what the file is called to whom gave it; `advice`: for one who gave none. Raises `UsageError`: one line
-    that names the file, the line in it if it can be told, and what is wrong there."""
+def read_toml(
+    path: str, config_type: type[C], *, name: str, advice: str, keys: str = "", max_bytes: int = MAX_BYTES
+) -> C:
+    """`name`: what the file is called to whom gave it; `advice`: for one who gave none; `keys`: where they are
+    described. Raises `UsageError`: one line that names the file, the line in it if it can be told, and what is wrong
+    there."""
     try:
         if not os.path.isfile(path):  # a pipe would wait, a device never end
             raise UsageError(f"{name} {path!r} is no file; {advice}")
         with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise UsageError(f"{name} {path!r} cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{name} {path!r} is larger than {MAX_BYTES} bytes")
+    if len(data) > max_bytes:
+        raise UsageError(f"{name} {path!r} is larger than {max_bytes} bytes")
+    see = f"; its keys: {keys}" if keys else ""
     try:
         return msgspec.toml.decode(data, type=config_type)
     except msgspec.ValidationError as error:
         line = line_of(data.decode(errors="replace"), str(error))
-        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} {path!r}: {error}") from error
+        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}{see}") from error
+    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} {path!r}: {error}{see}") from error
 
 
 def line_of(text: str, complaint: str) -> int:

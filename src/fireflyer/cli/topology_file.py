@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from fireflyer.base.errors import UsageError
@@ -17,23 +16,18 @@ MAX_BYTES: Final = 16 << 20
 
 def read_topology(path: str) -> Declaration:
     """Raises `UsageError`: one line that names the file and what is wrong in it."""
-    import msgspec
-
+    from fireflyer.cli.toml_files import read_toml
     from fireflyer.collectives.declaration import Declaration
 
-    try:
-        if not os.path.isfile(path):  # a pipe would wait, a device never end
-            raise UsageError(f"--topology {path!r} is no file; give a TOML file, see docs/how-to/tune-collectives.md")
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"--topology {path!r} cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"--topology {path!r} is larger than {MAX_BYTES} bytes")
-    try:
-        return msgspec.toml.decode(data, type=Declaration)
-    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError) as error:
-        raise UsageError(f"--topology {path!r}: {error}; its keys: docs/how-to/tune-collectives.md") from error
+    manual = "docs/how-to/tune-collectives.md"
+    return read_toml(
+        path,
+        Declaration,
+        name="--topology",
+        advice=f"give a TOML file, see {manual}",
+        keys=manual,
+        max_bytes=MAX_BYTES,
+    )
 
 
 def topology_json(path: str, *, nodes: int) -> bytes:
