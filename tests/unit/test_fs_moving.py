@@ -149,6 +149,41 @@ def test_a_target_that_an_administrator_has_drained_stays_drained() -> None:
     assert cluster.drained(21)
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_target_that_an_administrator_drains_after_its_move_did_stays_drained(comes_back: bool) -> None:
+    cluster = Cluster()
+    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
+    cluster.advance()
+    cluster.say(1, t31=SERVING)
+    cluster.advance()
+    assert cluster.drained(21)
+    cluster.ask(Drain((21,), at_once=True))
+    if comes_back:
+        cluster.say(1, t31=OFFLINE)
+        assert cluster.advance() == []
+        assert cluster.drained(21)
+        cluster.say(1, t31=SERVING)
+    cluster.say(1, t21=OFFLINE)
+    assert cluster.advance() == ["chain 1 has moved from target 21 to 31"]
+    assert cluster.drained(21)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["leaving", "ended"])
+def test_what_an_administrator_does_not_drain_at_once_is_free_of_it_after_the_move(ends: bool) -> None:
+    cluster = Cluster()
+    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
+    cluster.advance()
+    cluster.say(1, t31=SERVING)
+    cluster.advance()
+    cluster.ask(Drain((21,), drain=not ends, at_once=False))
+    cluster.advance()
+    assert cluster.drained(21), "the move goes on"
+    cluster.say(1, t21=OFFLINE)
+    cluster.advance()
+    assert cluster.chain() == "11=serving 31=serving"
+    assert not cluster.drained(21)
+
+
 def test_a_target_that_is_leaving_keeps_its_role_until_its_move_and_gets_no_new_one() -> None:
     cluster = Cluster()
     assert cluster.ask(Drain(node=1, at_once=False)) == ("2 targets to be moved away from; until then they serve on")

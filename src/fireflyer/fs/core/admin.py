@@ -18,7 +18,7 @@ from fireflyer.fs.core.chains import in_order
 from fireflyer.fs.core.health import Health
 from fireflyer.fs.core.key_turn import rotate
 from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.moving import change_moves
+from fireflyer.fs.core.moving import change_moves, leave_drained
 from fireflyer.fs.core.rows import NodeRow, TargetRow
 from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,
@@ -158,6 +158,8 @@ def _drain(ledger: Ledger, request: Drain) -> Done:
         drained = request.drain and (row.drained or request.at_once)
         if (row.drained, row.leaving) != (drained, leaving):
             ledger.targets.put(row.id, msgspec.structs.replace(row, drained=drained, leaving=leaving))
+        if request.drain and request.at_once:
+            leave_drained(ledger, row.id)
     how = "to lay down their roles" if request.at_once else "to be moved away from; until then they serve on"
     return Done(f"{counted(len(rows), 'target')} {how if request.drain else 'may have roles again'}")
 

@@ -28,7 +28,7 @@ from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import AddMoves, CancelMoves, Done, MoveStatus
 from fireflyer.fs.schema.routing import MAX_REPLICAS, Chain, Member, TargetState
 
-__all__ = ["MAX_MOVES", "MAX_UNDER_WAY", "advance", "change_moves", "moves_status"]
+__all__ = ["MAX_MOVES", "MAX_UNDER_WAY", "advance", "change_moves", "leave_drained", "moves_status"]
 
 MAX_MOVES: Final = 1 << 14
 MAX_UNDER_WAY: Final = 8
@@ -84,6 +84,13 @@ def _cancel(ledger: Ledger) -> Done:
     for chain_id in waiting:
         ledger.moves.put(chain_id, None)
     return Done(f"{counted(len(waiting), 'move')} cancelled, {len(ledger.moves)} are under way")
+
+
+def leave_drained(ledger: Ledger, target: TargetId) -> None:
+    """An administrator wants it drained: the move that may have drained it does not end that any more."""
+    row = ledger.moves.get(ledger.chain_of(target) or 0)
+    if row is not None and row.source == target and row.drained:
+        ledger.moves.put(row.id, msgspec.structs.replace(row, drained=False))
 
 
 def moves_status(ledger: Ledger) -> tuple[MoveStatus, ...]:

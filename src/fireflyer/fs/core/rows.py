@@ -110,7 +110,7 @@ class MoveRow(msgspec.Struct, frozen=True):
     target: TargetId = 0
     """Of `node`, that was put into the chain for it; 0: it has not begun."""
     drained: bool = False
-    """The source was drained for it."""
+    """The source was drained for it, and by nobody else."""
 
 
 class Kind(Generic[R]):
