@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from pathlib import Path
 
 from tests.support.loops import on_loop
@@ -14,7 +15,7 @@ from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core.attendance import Measured
 from fireflyer.fs.core.storage import Of
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
-from fireflyer.fs.service.storage_targets import OpenTarget, look_after, open_targets
+from fireflyer.fs.service.storage_targets import OpenTarget, close_targets, look_after, open_targets
 from fireflyer.fs.service.target_directory import TargetDirectory, make_target
 from fireflyer.native import ChunkNode
 
@@ -65,5 +66,41 @@ def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is
             pass
         assert isinstance(told.what, fx.DiskFailed)
         await looking
+
+    on_loop(work, limit_s=20)()
+
+
+class _Slow(TargetDirectory):
+    """On a disk that takes until all have got here."""
+
+    all_here: threading.Barrier
+
+    def end(self) -> None:
+        self.all_here.wait(10)
+        super().end()
+
+
+def test_a_target_is_closed_however_long_the_disks_of_others_take(tmp_path: Path) -> None:
+    paths = {number: str(tmp_path / str(number)) for number in (7, 8, 9)}
+    for number, path in paths.items():
+        make_target(path, "home", number)
+    wanted = tuple(StorageTarget(number, path) for number, path in paths.items())
+    config = StorageConfig(cluster="home", node=1, managers=("localhost:1",), targets=wanted, secret_file="")
+
+    async def work() -> None:
+        native = ChunkNode(io_threads=1, job_threads=1, buffer_bytes=MIB)
+        try:
+            targets = await open_targets(native, config)
+            all_here = threading.Barrier(len(targets))
+            for number, one in targets.items():
+                slow = _Slow(paths[number], "home", number, "boot")
+                slow.all_here = all_here
+                slow.prepare()
+                slow.begin(durable=True)
+                one.directory = slow
+            await close_targets(targets)
+            assert not all_here.broken
+        finally:
+            native.close()
 
     on_loop(work, limit_s=20)()

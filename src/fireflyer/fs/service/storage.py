@@ -25,6 +25,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
@@ -70,6 +71,10 @@ _EVENTS: Final = 256
 """Of the native node, taken at once."""
 _PAGE: Final = 512
 _LAST_CHANNEL: Final = (1 << 32) - 1
+_THREADS: Final = 8
+_THREADS_PER_TARGET: Final = 3
+"""As many as wait for its disk when that hangs (who looks after it, notes that it failed, and closes it): the other
+targets need theirs."""
 
 
 async def run_storage(config: StorageConfig, *, on_ready: Callable[[str], None], limits: Limits | None = None) -> None:
@@ -83,6 +88,8 @@ async def run_storage(config: StorageConfig, *, on_ready: Callable[[str], None],
 
 
 async def _run(config: StorageConfig, secret: Secret, on_ready: Callable[[str], None], limits: Limits) -> None:
+    threads = _THREADS + _THREADS_PER_TARGET * len(config.targets)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "storage"))
     native = ChunkNode(io_threads=config.io_threads, job_threads=config.job_threads, buffer_bytes=config.buffer_bytes)
     try:
         targets = await open_targets(native, config)
@@ -90,7 +97,7 @@ async def _run(config: StorageConfig, secret: Secret, on_ready: Callable[[str], 
         try:
             await process.run(on_ready)
         except asyncio.CancelledError:
-            await asyncio.to_thread(close_targets, targets)
+            await close_targets(targets)
             raise
     finally:
         await asyncio.to_thread(native.close)
