@@ -98,12 +98,14 @@ void ChunkEngine::State::flush_waiting(Lock& lock) {
   for (const BlockAddress& block : replaced) free_now(block);
 }
 
-// Keeps some journal in hand, so that what needs no block is never refused for want of space. The caller has `flushing`.
-void ChunkEngine::State::look_for_room(Lock& lock) {
+// Says that nothing is in doubt, before it is told; and keeps some journal in hand, so that what needs no block is never
+// refused for want of space. The caller has `flushing`.
+void ChunkEngine::State::leave_in_order(Lock& lock) {
   lock.unlock();
   std::exception_ptr failure;
   bool room = false;
   try {
+    if (options.durable) journal->mark();
     room = journal->make_room(options.journal_step / 2, options.journal_step);
   } catch (...) {
     failure = std::current_exception();
@@ -124,7 +126,7 @@ std::uint64_t ChunkEngine::State::flush_all() {
   Lock lock(mutex);
   check_usable();
   if (last != durable) flush_waiting(lock);
-  look_for_room(lock);
+  leave_in_order(lock);
   return journal->batches();
 }
 
@@ -138,8 +140,6 @@ void ChunkEngine::end() {
   s.ending = true;
   const std::lock_guard tidying(s.tidying);
   flush();
-  const std::lock_guard flushing(s.flushing);
-  if (s.options.durable) s.journal->mark();
 }
 
 // ---------------------------------------------------------------------------------------------- snapshot

@@ -87,10 +87,12 @@ void BatchWriter::append(std::span<const Entry> entries, bool with_content) {
 }
 
 void BatchWriter::mark() {
-  if (content_ && synced_ && room() >= batch_align_bytes) append_batch({}, false);
+  if (!content_ || !synced_ || marked_ || room() < batch_align_bytes) return;
+  write_batch({}, false);
+  marked_ = true;
 }
 
-void BatchWriter::append_batch(std::span<const Entry> entries, bool with_content) {
+void BatchWriter::write_batch(std::span<const Entry> entries, bool with_content) {
   buffer_.assign(batch_bytes(entries.size()), std::byte{0});
   BatchHeader header;
   header.sequence = sequence_;
@@ -102,10 +104,14 @@ void BatchWriter::append_batch(std::span<const Entry> entries, bool with_content
   header.crc = crc32c(0, buffer_.data() + crc_from, buffer_.size() - crc_from);
   std::memcpy(buffer_.data(), &header, sizeof header);
   file_->write(offset_, buffer_);
+}
+
+void BatchWriter::append_batch(std::span<const Entry> entries, bool with_content) {
+  write_batch(entries, with_content);
   offset_ += buffer_.size();
   end_ = std::max(end_, offset_);
   ++sequence_;
-  synced_ = false;
+  synced_ = marked_ = false;
   content_ = with_content;
 }
 

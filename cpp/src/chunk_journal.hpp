@@ -34,7 +34,9 @@ class BatchWriter {
 
   // `with_content`: the content that these entries speak of is not durable yet.
   void append(std::span<const Entry> entries, bool with_content);
-  void mark();  // an empty batch, which says that all before it is durable, if that was not said already
+  // An empty batch, which says that all before it is durable, if that was not said already. The next one takes its place: it
+  // says the same, and until then a process that is killed leaves this one to the page cache.
+  void mark();
   void sync();
   void now_durable() { synced_ = true; }  // all that was appended, and the content that it speaks of
   std::uint64_t bytes() const { return offset_; }
@@ -42,10 +44,11 @@ class BatchWriter {
 
  private:
   void append_batch(std::span<const Entry> entries, bool with_content);
+  void write_batch(std::span<const Entry> entries, bool with_content);  // to where the next one goes
 
   std::unique_ptr<DiskFile> file_;
   std::uint64_t sequence_, offset_ = 0, end_ = 0;
-  bool synced_ = true, content_ = false;  // of what was appended
+  bool synced_ = true, content_ = false, marked_ = false;  // of what was appended
   std::vector<std::byte> buffer_;
 };
 

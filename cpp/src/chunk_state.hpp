@@ -122,7 +122,7 @@ struct ChunkEngine::State {
   std::uint64_t flush_all();
   void flush_waiting(Lock& lock);
   void write_group(const std::vector<Entry>& group, const std::set<DiskFile*>& files);
-  void look_for_room(Lock& lock);
+  void leave_in_order(Lock& lock);
   std::uint64_t journal_bytes() const { return old_bytes + new_bytes; }
   void take_snapshot();
   std::vector<Entry> copy_records(BatchWriter& writer);
