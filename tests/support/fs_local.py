@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -72,9 +73,11 @@ class LocalCluster:
     def process(self, name: str) -> int:
         """Of `node-1`, `manager-1`."""
         for pid in descendants(self.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if any(f"/{name}/".encode() in word for word in words):
-                return pid
+            # Another one that was found may have been killed just before, and be gone now.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if any(f"/{name}/".encode() in word for word in words):
+                    return pid
         raise AssertionError(f"{name} does not run: {self.logs()}")
 
     def processes(self) -> list[int]:
