@@ -161,7 +161,7 @@ def test_capabilities_are_granted_before_anything_is_asked(bench: Bench) -> None
     with pytest.raises(BlockingIOError):
         bench.ends[1].recv(1)
     bench.ends[1].settimeout(30)
-    bench.say(1, data.Told(shown.number, data.Granted(SECOND)))
+    bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
     bench.take()
     assert isinstance(bench.heard(1).body, Update)
 
@@ -193,7 +193,7 @@ def test_what_a_node_refused_is_asked_for_anew_and_nothing_else_is_said_there_me
     shown = bench.heard(1)
     assert shown.body == data.Present(b"second")
     assert silent(bench)
-    bench.say(1, data.Told(shown.number, data.Granted(SECOND)))
+    bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
     bench.take()
     assert isinstance(bench.heard(1).body, Update)
     assert bench.rights == [RIGHT]
@@ -210,6 +210,35 @@ def test_a_connection_that_has_the_right_still_goes_on_when_the_next_capability_
     refuse(bench, bench.heard(1))
     assert bench.rights == [RIGHT]
     assert list(bench.dispatch.servers()) == [1]
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_nothing_is_said_with_a_right_whose_life_has_passed_until_it_is_renewed(bench: Bench, denied: bool) -> None:
+    """As after a long suspend: no clock of the process has moved, and those of the nodes have."""
+    bench.dispatch.present(RIGHT, b"first")
+    bench.dispatch.present(OTHER, b"other")
+    bench.dispatch.warm()
+    bench.connect()
+    for left_ns in (1, 60 * SECOND):
+        bench.say(1, data.Told(bench.heard(1).number, data.Granted(left_ns)))
+        bench.take()
+    for chunk in (CHUNK, ChunkId(2, 0)):
+        bench.dispatch.begin(1, chunk, TRUNCATE, None, SECOND, bench.results.append)
+    bench.dispatch.flush()
+    assert silent(bench)
+    assert bench.rights == [RIGHT]
+    assert bench.dispatch.servers() == {}
+    if denied:
+        bench.dispatch.forget(RIGHT)
+    else:
+        bench.dispatch.present(RIGHT, b"second")
+        shown = bench.heard(1)
+        assert shown.body == data.Present(b"second")
+        assert silent(bench)
+        bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
+        bench.take()
+    assert [type(bench.heard(1).body) for _ in range(2)] == [Update, Update]
+    assert bench.rights == [RIGHT]
 
 
 def test_who_has_lost_a_right_is_told_so_by_the_nodes(bench: Bench) -> None:

@@ -7,7 +7,8 @@
 Connections are made by others (`connect` asks for one), who bring them with `connected` or say why not. On a new one
 all capabilities are presented first, and it is used when they are granted: reads are answered by native threads, which
 do not wait for what was said before. Where one is refused, the connection waits for another, which `ask_right` asks
-for, or for `forget`.
+for, or for `forget`. So it does where the life of one has passed: rights are renewed long before, but not by a machine
+that is suspended, and the nodes would deny what its manager still allows.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from fireflyer.fs.schema.chunks import (
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, ContentId, NodeId
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.native import ChunkRing
+from fireflyer.runtime.clock import BootClock
 
 __all__ = ["Dispatch", "Done", "Presented", "ReadStatus"]
 
@@ -66,6 +68,7 @@ _log = logging.getLogger(__name__)
 Done: TypeAlias = Callable[[Any], None]
 """Called once, with `Finish.result`."""
 Presented: TypeAlias = Callable[[FireflyerError | None], None]
+_CLOCK: Final = BootClock()
 _OWN_NUMBERS: Final = 1 << 62
 """Asks from this number on are not the machine's."""
 
@@ -103,6 +106,7 @@ class _Shown(NamedTuple):
     right: Right
     capability: bytes
     presented: Presented | None
+    shown_ns: int
 
 
 @dataclass(slots=True)
@@ -113,9 +117,11 @@ class _Link:
     server: int | None = None
     presenting: dict[int, _Shown] = field(default_factory=dict)
     granted_ns: dict[Right, int] = field(default_factory=dict)
-    """Until when, by this process's clock."""
+    """Until when, by `CLOCK_BOOTTIME`: nodes count the time in which this machine is suspended."""
+    ends_ns: int = 0
+    """No right that counts here ends before."""
     lacks: dict[Right, None] = field(default_factory=dict)
-    """Rights that the node has refused, and that are asked for anew."""
+    """Rights that the node has refused, or whose life has passed, and that are asked for anew."""
     held: dict[int, Ask] = field(default_factory=dict)
     lost: bool = False
     """The ring has said so; what it said before that is taken first."""
@@ -123,6 +129,16 @@ class _Link:
     @property
     def usable(self) -> bool:
         return self.server is not None and not self.presenting and not self.lacks and not self.lost
+
+    def ended(self, now_ns: int) -> list[Right]:
+        """Rights whose life has passed; each once."""
+        if now_ns < self.ends_ns or not self.granted_ns:
+            return []
+        ended = [right for right, until_ns in self.granted_ns.items() if until_ns <= now_ns]
+        for right in ended:
+            del self.granted_ns[right]
+        self.ends_ns = min(self.granted_ns.values(), default=0)
+        return ended
 
 
 class Dispatch:
@@ -281,6 +297,7 @@ class Dispatch:
         self._capabilities.pop(right, None)
         for link in list(self._links.values()):
             link.lacks.pop(right, None)
+            link.granted_ns.pop(right, None)
             self._release(link)
         self.flush()
 
@@ -303,7 +320,7 @@ class Dispatch:
     def _present(self, link: _Link, right: Right, presented: Presented | None) -> None:
         self._own += 1
         capability = self._capabilities[right]
-        link.presenting[self._own] = _Shown(right, capability, presented)
+        link.presenting[self._own] = _Shown(right, capability, presented, _CLOCK.now_ns())
         link.lacks.pop(right, None)
         self._say(link, data.Ask(self._own, data.Present(capability)), None)
 
@@ -350,7 +367,7 @@ class Dispatch:
                 link = self._link(node)
                 if link is None:
                     self._feed(Lost(node, sent=False, reason="it is not in the routing"))
-                elif link.usable:
+                elif self._may_use(link):
                     self._ask(link, effect)
                 else:
                     link.held[ask] = effect
@@ -397,8 +414,18 @@ class Dispatch:
         for link in self._links.values():
             link.held.pop(ask, None)
 
-    def _release(self, link: _Link) -> None:
+    def _may_use(self, link: _Link) -> bool:
+        """Now; else what is held for it is released later."""
         if link.usable:
+            for right in link.ended(_CLOCK.now_ns()):
+                _log.info("the life of a right has passed node=%s files=%d to %d", link.node.id, *right[:2])
+                self.changed = True
+                link.lacks[right] = None
+                self._ask_right(right)
+        return link.usable
+
+    def _release(self, link: _Link) -> None:
+        if self._may_use(link):
             self.changed = True
             held, link.held = link.held, {}
             for ask in held.values():
@@ -448,15 +475,18 @@ class Dispatch:
         if message.number not in link.presenting:
             return
         shown = link.presenting.pop(message.number)
-        right, error, now_ns = shown.right, None, time.monotonic_ns()
+        right, error = shown.right, None
         if isinstance(message.body, data.Granted):
-            link.granted_ns[right] = now_ns + message.body.left_ns
+            if right in self._capabilities:
+                # Not from now on: the node has counted since it had the question.
+                link.granted_ns[right] = shown.shown_ns + message.body.left_ns
+                link.ends_ns = min(link.granted_ns.values())
         elif isinstance(message.body, Refused):
             error = error_from_wire(message.body.refusal.value, message.body.message)
             _log.warning("a capability was refused node=%s reason=%s", link.node.id, error)
             newest = self._capabilities.get(right) == shown.capability
             if message.body.refusal is Refusal.DENIED and newest and shown.presented is None:
-                if link.granted_ns.get(right, 0) <= now_ns:
+                if link.granted_ns.get(right, 0) <= _CLOCK.now_ns():
                     link.lacks[right] = None
                 self._ask_right(right)
         if shown.presented is not None:
