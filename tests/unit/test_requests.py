@@ -283,6 +283,35 @@ def test_without_a_free_channel_an_update_waits_and_says_at_its_deadline_that_it
     assert [bench.failure(one).code for one in begun] == ["timeout", "timeout", "busy"]
 
 
+def test_who_does_little_at_a_time_uses_few_channels_and_those_that_have_rows() -> None:
+    """After a burst for which the replicas have no room: those that there are are used again."""
+    bench = Bench(1, limits=Limits(attempt_ns=100 * MS, channels=64))
+    for at in range(8):
+        bench.begin(TRUNCATE, ChunkId(2, at), within_ns=10 * MS)
+    for at in (7, 1, 4):
+        bench.tell(DONE, ask=at)
+    for at in (0, 2, 3, 5, 6):
+        bench.tell(refused(Refusal.BUSY), ask=at)
+    told = 8
+    while len(bench.ended) < 8:
+        bench.until(bench.machine.due_ns or bench.now_ns)
+        while told < len(bench.asks):
+            bench.tell(refused(Refusal.BUSY), ask=told)
+            told += 1
+    assert bench.machine.unresolved_channels == 0
+    before = len(bench.updates)
+    for at in range(20):
+        bench.begin(TRUNCATE, ChunkId(3, at))
+        if at % 2:
+            bench.tell(DONE, ask=-2)
+            bench.tell(DONE)
+    assert {one.channel for one in bench.updates[before:]} == {1, 4}
+    for at in range(3):
+        bench.begin(TRUNCATE, ChunkId(4, at))
+    assert {one.channel for one in bench.updates[-3:-1]} == {1, 4}
+    assert bench.updates[-1].channel == 7
+
+
 def test_who_was_refused_each_time_was_not_done() -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE, within_ns=20 * MS)

@@ -13,6 +13,12 @@ its row is refused as a duplicate. So when it is done, the lost one has happened
 channel it could be overwritten by the lost one a minute later. A channel that were given to another chunk meanwhile
 would not help, either.
 
+*Few channels.* Which of the free channels an update gets is all the same to the above: nothing of theirs is under way,
+and their numbers go on. But replicas have room for few rows of each client when they have much to remember, and a new
+row beyond gets `BUSY`. So the channel that was free last is taken first, and of a client that does little at a time
+only that many have rows. Those whose last update was not done come after all others: they may be the ones that there
+is no row for, and whoever took one would be told the same, with rows of others unused.
+
 *Another session.* The number of channels with an unknown outcome is bounded. When there are `Limits.unknown` of them no
 update begins any more, and when none is under way the session is ended, and then another one opened, in which all
 channels are new. That is safe because of the order: a process admits updates of those sessions alone that are in the
@@ -44,9 +50,12 @@ class Channel:
     """The last sequence number whose outcome is not known; 0: of all of them it is."""
     several: bool = False
     """There are others like it before it."""
+    done: bool = False
+    """Its last update was, so it has a row."""
 
     def learn(self, sequence: int, *, done: bool, unknown: bool = False) -> None:
         """What became of this update. That one is done says the same of all before it: they were, or never will be."""
+        self.done = done
         if done and sequence >= self.unresolved:
             self.unresolved, self.several = 0, False
         elif unknown:
@@ -75,6 +84,7 @@ class Channels:
         self._closed = False
         self._made = 0
         self._free: deque[Channel] = deque()
+        """The next one is at the end."""
         self._turns: dict[Place, _Turn] = {}
         self._without: dict[int, Place] = {}
         """Operations whose turn it is, and for which there is no channel yet."""
@@ -158,13 +168,16 @@ class Channels:
             elif turn.channel is None:
                 del self._turns[place]
             elif not turn.channel.unresolved:
-                self._free.append(turn.channel)
+                if turn.channel.done:
+                    self._free.append(turn.channel)
+                else:
+                    self._free.appendleft(turn.channel)
                 del self._turns[place]
         while self._without and not self._closed and (self._free or self._made < self._count):
             operation, where = next(iter(self._without.items()))
             del self._without[operation]
             if self._free:
-                channel = self._free.popleft()
+                channel = self._free.pop()
             else:
                 channel, self._made = Channel(self._made), self._made + 1
             self._turns[where].channel = channel
