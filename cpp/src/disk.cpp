@@ -26,6 +26,8 @@ namespace {
 
 constexpr std::size_t page_bytes = 4096;
 
+constexpr std::uint64_t page_of(std::uint64_t offset) { return offset & ~std::uint64_t{page_bytes - 1}; }
+
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -71,9 +73,12 @@ class RealFile final : public DiskFile {
     const Descriptor direct(::open(("/proc/self/fd/" + std::to_string(fd_.get())).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
     if (direct.get() >= 0)
       if (const auto got = read_direct(direct.get(), offset, into)) return *got;
+    // No more than a try: after a sync that failed memory may have what the disk has not.
+    const std::uint64_t begin = page_of(offset), bytes = page_of(offset + into.size() + page_bytes - 1) - begin;
     const bool was_cached = cached(offset, into.size());
+    if (bytes > 0) drop(begin, bytes);
     const std::size_t got = read(offset, into);
-    if (!was_cached) (void)::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(into.size()), POSIX_FADV_DONTNEED);
+    if (!was_cached && bytes > 0) drop(begin, bytes);
     return got;
   }
 
@@ -84,8 +89,7 @@ class RealFile final : public DiskFile {
       const ssize_t n = ::preadv2(fd_.get(), &part, 1, static_cast<off_t>(offset + done), RWF_NOWAIT);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EAGAIN) return std::nullopt;
-      if (n < 0) return done + read(offset + done, into.subspan(done));
-      if (n == 0) break;
+      if (n <= 0) return done + read(offset + done, into.subspan(done));  // 0: the end of the file, or no more in memory
       done += static_cast<std::size_t>(n);
     }
     return done;
@@ -107,6 +111,11 @@ class RealFile final : public DiskFile {
     if (::fdatasync(fd_.get()) != 0) throw DiskError(errno, "cannot sync " + path_);
   }
 
+  void write_back(std::uint64_t offset, std::uint64_t bytes) override {
+    // Whatever goes wrong (a file system that cannot do it, a disk that fails) shows in the sync, which nothing replaces.
+    (void)::sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
+  }
+
   // Looks at one byte in so many: pages come and go in larger pieces.
   bool cached(std::uint64_t offset, std::size_t bytes) const override {
     constexpr std::size_t step = std::size_t{64} << 10;
@@ -115,16 +124,18 @@ class RealFile final : public DiskFile {
     return bytes == 0 || (bytes - 1) % step < page_bytes || cached_at(offset + bytes - 1);
   }
 
-  void forget(std::uint64_t offset, std::uint64_t bytes) override {
-    (void)::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
-  }
+  void forget(std::uint64_t offset, std::uint64_t bytes) override { drop(offset, bytes); }
 
   int descriptor() const override { return fd_.get(); }
 
  private:
+  void drop(std::uint64_t offset, std::uint64_t bytes) const {
+    (void)::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
+  }
+
   // Whole pages, by way of memory that begins with one. Nullopt: the file system does not do that.
   std::optional<std::size_t> read_direct(int fd, std::uint64_t offset, MutableBytes into) const {
-    const std::uint64_t begin = offset & ~std::uint64_t{page_bytes - 1}, end = (offset + into.size() + page_bytes - 1) & ~std::uint64_t{page_bytes - 1};
+    const std::uint64_t begin = page_of(offset), end = page_of(offset + into.size() + page_bytes - 1);
     const auto bytes = static_cast<std::size_t>(end - begin);
     const std::unique_ptr<std::byte, decltype(&std::free)> pages(static_cast<std::byte*>(std::aligned_alloc(page_bytes, std::max(bytes, page_bytes))), &std::free);
     if (!pages) throw std::bad_alloc();

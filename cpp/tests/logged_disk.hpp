@@ -52,6 +52,7 @@ class LoggedFile final : public DiskFile {
   void allocate(std::uint64_t offset, std::uint64_t bytes) override;
   std::uint64_t size() const override;
   void sync() override;
+  void write_back(std::uint64_t offset, std::uint64_t bytes) override;  // changes nothing of what a power cut may leave
   std::optional<std::size_t> read_cached(std::uint64_t offset, MutableBytes into) const override;
   bool cached(std::uint64_t offset, std::size_t bytes) const override;
   int descriptor() const override { return -1; }
@@ -69,6 +70,7 @@ class LoggedDisk final : public Disk {
   std::function<void(int file)> before_write;   // what others do meanwhile
   std::function<void()> before_read, before_sync, before_grow;
   std::function<void(int file)> before_read_of;
+  std::function<void(int file, std::uint64_t offset, std::uint64_t bytes)> before_write_back;
   std::atomic<bool> cold = false;               // nothing is in the page cache, and nothing stays there
 
   LoggedDisk() = default;
@@ -243,6 +245,10 @@ inline void LoggedFile::allocate(std::uint64_t offset, std::uint64_t bytes) {
 inline std::uint64_t LoggedFile::size() const {
   const std::lock_guard lock(disk_.mutex_);
   return disk_.files_[static_cast<std::size_t>(file_)].size();
+}
+
+inline void LoggedFile::write_back(std::uint64_t offset, std::uint64_t bytes) {
+  if (disk_.before_write_back) disk_.before_write_back(file_, offset, bytes);
 }
 
 inline void LoggedFile::sync() {

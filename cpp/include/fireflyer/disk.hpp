@@ -39,6 +39,7 @@ class DiskFile {
   virtual void allocate(std::uint64_t offset, std::uint64_t bytes) = 0;          // space that later writes need not ask for
   virtual std::uint64_t size() const = 0;
   virtual void sync() = 0;                                                       // data, and the size where it has grown
+  virtual void write_back(std::uint64_t, std::uint64_t) {}                        // of offset and bytes, begin; it waits for nothing, and promises nothing
   virtual bool cached(std::uint64_t offset, std::size_t bytes) const = 0;         // reading it waits for nothing, as far as is known
   virtual void forget(std::uint64_t, std::uint64_t) {}                            // of offset and bytes, what is synced: the next read asks the disk
   virtual int descriptor() const = 0;                                            // for sendfile; -1 where there is none
