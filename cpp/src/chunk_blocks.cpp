@@ -62,6 +62,11 @@ std::optional<BlockAddress> Blocks::take(int block_class) {
   }
 }
 
+void Blocks::sync() const {
+  for (const auto& files : files_)
+    for (const File& file : files) file.file->sync();
+}
+
 bool Blocks::has(const BlockAddress& address) const {
   if (address.block_class >= block_classes || address.file >= files_[address.block_class].size()) return false;
   return address.index < files_[address.block_class][address.file].blocks;

@@ -48,6 +48,7 @@ class Blocks {
   bool unpin(const BlockAddress& address) { return --readers(address) == 0; }  // true: that was the last one
   bool pinned(const BlockAddress& address) { return readers(address) > 0; }
 
+  void sync() const;  // all files
   DiskFile& file(const BlockAddress& address) const { return *files_[address.block_class][address.file].file; }
   static std::uint64_t offset(const BlockAddress& address) { return address.index * std::uint64_t{stride_bytes(address.block_class)}; }
 

@@ -199,6 +199,8 @@ std::uint64_t ChunkEngine::State::read_snapshot(std::uint32_t number) {
 }
 
 void ChunkEngine::State::recover() {
+  // A process that waited for no disk may have left content in memory only, whose records say nothing of it.
+  if (options.durable) blocks.sync();
   const auto names = disk->list();
   const auto snapshots = numbers_of(names, "snapshot-");
   auto journals = numbers_of(names, "journal-");
