@@ -70,10 +70,20 @@ std::uint32_t add_checksums(std::uint32_t crc, Bytes piece, std::uint32_t* check
   return crc;
 }
 
+// The checksum of what lies in [from, to), whole granules of a content, joined from theirs.
+std::uint32_t joined(std::span<const std::uint32_t> checksums, std::uint32_t from, std::uint32_t to) {
+  std::uint32_t crc = 0;
+  for (std::uint32_t at = from; at < to; at += granule_bytes)
+    crc = crc32c_joined(crc, checksums[at / granule_bytes], std::min<std::size_t>(granule_bytes, to - at));
+  return crc;
+}
+
 }  // namespace
 
+void refuse_data() { fail(EngineErrorKind::usage, "the data are not those that the update speaks of"); }
+
 void write_content(const BlockPlace& place, const ChunkId& chunk, Content& content, std::uint32_t length, std::uint32_t data_offset, Bytes data,
-                   const ChunkEngine::View* old) {
+                   const std::optional<std::uint32_t>& data_crc, const ChunkEngine::View* old) {
   const Mixture mixture{data_offset, data, old};
   const std::size_t granules = granules_of(length);
   std::vector<std::byte> scratch, trailer(trailer_bytes(place.block_class));
@@ -93,6 +103,7 @@ void write_content(const BlockPlace& place, const ChunkId& chunk, Content& conte
     place.file.write(place.offset + at, piece);
     at += static_cast<std::uint32_t>(n);
   }
+  if (data_crc && *data_crc != (data.size() == length ? crc : joined(checksums, data_offset, mixture.data_end()))) refuse_data();
   content.length = length;
   content.crc = crc;
   TrailerHeader header;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "fireflyer/chunk_engine.hpp"
@@ -18,9 +19,11 @@ struct BlockPlace {
 bool read_all(const DiskFile& file, std::uint64_t offset, MutableBytes into, bool may_wait = true);
 
 // New content of `length` bytes: `data` at `data_offset`, else the old content, else zeros. Old bytes are verified as they
-// are copied. Fills length and crc of `content` and writes block and trailer; nothing is durable yet.
+// are copied. Fills length and crc of `content` and writes block and trailer; nothing is durable yet. `data_crc`, for data
+// that are whole granules of the content: refused (usage) if they have another one.
 void write_content(const BlockPlace& place, const ChunkId& chunk, Content& content, std::uint32_t length, std::uint32_t data_offset, Bytes data,
-                   const ChunkEngine::View* old);
+                   const std::optional<std::uint32_t>& data_crc, const ChunkEngine::View* old);
+[[noreturn]] void refuse_data();
 
 // The checksums of granules are kept with a mark of chunk and content, taken off again here: a block whose last writing never
 // reached the disk, and that still has another content and that one's trailer, does not match.

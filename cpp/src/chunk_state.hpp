@@ -115,8 +115,8 @@ struct ChunkEngine::State {
   ChunkStat to_finish(const ChunkId& chunk, const ContentId& content) const;
   BlockAddress take_block(Lock& lock, std::uint64_t length);
   std::optional<BlockAddress> grow_and_take(Lock& lock, int block_class);
-  static void write_block(ChunkEngine& engine, DiskFile& file, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old,
-                          Content& content);
+  void write_block(ChunkEngine& engine, DiskFile& file, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old,
+                   Content& content) const;
   void write_staged(Lock& lock, ChunkEngine& engine, const ChunkId& chunk, const Update& update, std::uint32_t length, bool has_old, Content& content);
 
   std::uint64_t flush_all();

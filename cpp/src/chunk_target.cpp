@@ -196,6 +196,7 @@ void ChunkTarget::stage(StageJob job) {
 Content ChunkTarget::stage_with_room(const StageJob& job, Ticket& ticket) {
   Update update = job.update;
   if (job.data) update.data = job.data->bytes();
+  update.data_crc = job.crc;
   try {
     return engine_.stage(job.chunk, update, ticket);
   } catch (const EngineError& error) {
@@ -207,8 +208,8 @@ Content ChunkTarget::stage_with_room(const StageJob& job, Ticket& ticket) {
 
 void ChunkTarget::stage_now(const StageJob& job) {
   const Bytes data = job.data ? Bytes(job.data->bytes()) : Bytes{};
-  if (data.size() != job.bytes || crc32c(0, data.data(), data.size()) != job.crc)
-    return stage_failed(job.job, "bad_data", "the data are not those that the update speaks of");
+  const auto bad = [&] { stage_failed(job.job, "bad_data", "the data are not those that the update speaks of"); };
+  if (data.size() != job.bytes) return bad();
   try {
     Ticket ticket = 0;
     const Content content = stage_with_room(job, ticket);
@@ -217,6 +218,8 @@ void ChunkTarget::stage_now(const StageJob& job) {
     if (error.kind() == EngineErrorKind::failed) disk_failed(error.what());
     const auto stat = engine_.stat(job.chunk);
     if (error.kind() == EngineErrorKind::damaged && stat) note_damage(job.chunk, stat->committed);
+    // The engine looks at the data as it writes them, so that it may have found something else first.
+    if (crc32c(0, data.data(), data.size()) != job.crc) return bad();
     stage_failed(job.job, name_of(error.kind()), error.what());
   } catch (const std::exception& error) {
     disk_failed(error.what());

@@ -155,6 +155,91 @@ void what_does_not_fit_is_refused() {
   CHECK(engine.stats().taken_bytes == 0);
 }
 
+// Data of whole granules are checked as they are written, others before. Both refuse the same, and keep nothing.
+void data_that_are_not_those_of_the_update_are_refused() {
+  constexpr std::uint32_t granule = ff::granule_bytes;
+  const Data old = noise(300'001, 1);
+  struct Case {
+    UpdateKind kind;
+    std::uint32_t offset;
+    std::size_t bytes;
+    bool fresh;  // nothing was there before
+  };
+  const std::vector<Case> cases{
+      {UpdateKind::replace, 0, 300'001, false},           {UpdateKind::replace, 0, 1, true},
+      {UpdateKind::write, 0, 300'001, true},              {UpdateKind::write, 3 * granule, 5000, true},
+      {UpdateKind::write, 0, 75 * granule, false},        {UpdateKind::write, 10 * granule, 3 * granule, false},
+      {UpdateKind::write, 70 * granule, granule, false},  {UpdateKind::write, 80 * granule, 100 * granule, false},
+      {UpdateKind::write, 5 * granule, 5000, false},      {UpdateKind::write, 17, 70'000, false},
+      {UpdateKind::write, 70 * granule, 20'000, false},
+  };
+  for (const Case& one : cases) {
+    ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
+    if (!one.fresh) put(engine, chunk, 1, old);
+    const ff::EngineStats before = engine.stats();
+    const Data data = noise(one.bytes, 2);
+    Update u = update(one.kind, one.fresh ? 1 : 2, one.offset, data);
+    const std::uint32_t crc = ff::crc32c(0, data.data(), data.size());
+    for (const std::uint32_t wrong : {crc ^ 1u, crc ^ 0x8000'0000u, ~crc}) {
+      u.data_crc = wrong;
+      ff::Ticket ticket = 0;
+      refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, ticket); });
+      CHECK(engine.stats().taken_bytes == before.taken_bytes && engine.stats().pending == 0 && engine.stats().chunks == before.chunks);
+    }
+    u.data_crc = crc;
+    ff::Ticket ticket = 0;
+    engine.stage(chunk, u, ticket);
+    u.data_crc = ~crc;  // of what is staged already, too
+    refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, ticket); });
+    engine.commit(chunk, u.next);
+    Data expected = one.fresh || one.kind == UpdateKind::replace ? Data{} : old;
+    expected.resize(std::max(expected.size(), one.offset + data.size()));
+    std::copy(data.begin(), data.end(), expected.begin() + one.offset);
+    CHECK(got(engine, chunk) == expected);
+  }
+}
+
+// As soon as it is written, and only where somebody will wait for it.
+void the_disk_begins_with_what_is_staged() {
+  for (const bool durable : {true, false}) {
+    auto owned = std::make_unique<LoggedDisk>();
+    LoggedDisk& disk = *owned;
+    ff::EngineOptions o = options();
+    o.durable = durable;
+    ChunkEngine engine(std::move(owned), o);
+    int begun = 0;
+    disk.before_write_back = [&](int file, std::uint64_t offset, std::uint64_t bytes) {
+      ++begun;
+      std::uint64_t written = 0;
+      for (const auto& op : disk.log)
+        if (op.kind == ff::test::Operation::write && op.file == file && op.offset >= offset && op.offset + op.data.size() <= offset + bytes) written += op.data.size();
+      CHECK(written == 300'001 + ff::trailer_bytes(ff::class_of(300'001)));
+    };
+    ff::Ticket ticket = 0;
+    for (std::uint32_t index = 0; index < 3; ++index) engine.stage({1, index}, update(UpdateKind::write, 1, 0, noise(300'001, index)), ticket);
+    CHECK(begun == (durable ? 3 : 0));
+  }
+}
+
+// A process that waited for no disk was killed, the next one waits for it: what that one shows is on the disk.
+void what_a_relaxed_process_left_is_durable_once_it_is_opened_so() {
+  ff::EngineOptions relaxed = options();
+  relaxed.durable = false;
+  auto owned = std::make_unique<LoggedDisk>();
+  const LoggedDisk& disk = *owned;
+  ChunkEngine engine(std::move(owned), relaxed);
+  std::vector<std::size_t> lengths{1000, 70'000, 300'001};
+  for (std::uint32_t index = 0; index < lengths.size(); ++index) put(engine, {1, index}, 1, noise(lengths[index], index));
+  auto left_owned = std::make_unique<LoggedDisk>(disk, disk.log.size());
+  const LoggedDisk& left = *left_owned;
+  ChunkEngine next(std::move(left_owned), options());
+  Random random{3};
+  for (int cut = 0; cut < 20; ++cut) {
+    ChunkEngine after(std::make_unique<LoggedDisk>(left.after_power_cut(left.log.size(), random)), options());
+    for (std::uint32_t index = 0; index < lengths.size(); ++index) CHECK(got(after, {1, index}) == noise(lengths[index], index));
+  }
+}
+
 void rows_stay_in_the_order_of_their_updates() {
   ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
   const auto row = [](std::uint64_t sequence, std::uint64_t version) { return ff::RequestRow{{4, sequence, 1}, chunk, {1, version}}; };
@@ -699,6 +784,9 @@ int main() {
   reads_any_range();
   holes_are_zeros_and_ends_move();
   what_does_not_fit_is_refused();
+  data_that_are_not_those_of_the_update_are_refused();
+  the_disk_begins_with_what_is_staged();
+  what_a_relaxed_process_left_is_durable_once_it_is_opened_so();
   rows_stay_in_the_order_of_their_updates();
   readers_keep_their_block();
   at_the_limit_updates_are_refused_and_the_rest_goes_on();

@@ -324,6 +324,33 @@ void a_disk_that_fails_is_told_once() {
   for (const NodeEvent& event : held.events->take(100)) CHECK(!std::holds_alternative<ff::DiskFailedEvent>(event));
 }
 
+// Whatever else hinders the update, bad data come first: who sent them is asked for them again.
+void bad_data_are_told_as_such() {
+  Held held;
+  const SharedBuffer data = filled(*held.pool, noise(9000, 1));
+  const auto told = [&](ff::StageJob job) {
+    job.crc ^= 1;
+    held.target->stage(std::move(job));
+    return next<ff::StageFailedEvent>(*held.events).kind;
+  };
+  ff::StageJob unaligned = replace(1, 1, data);
+  unaligned.update.kind = ff::UpdateKind::write;
+  unaligned.update.offset = 17;
+  ff::StageJob empty = replace(1, 1, data);
+  empty.data = nullptr, empty.bytes = 0, empty.crc = 0;
+  CHECK(told(unaligned) == "bad_data" && told(replace(1, 1, data)) == "bad_data" && told(empty) == "bad_data");
+  ff::StageJob shorter = replace(1, 1, data);
+  --shorter.bytes;
+  held.target->stage(shorter);
+  CHECK(next<ff::StageFailedEvent>(*held.events).kind == "bad_data");
+  const ff::EngineStats stats = held.target->engine().stats();
+  CHECK(stats.chunks == 0 && stats.pending == 0 && stats.taken_bytes == 0);
+  held.target->stage(replace(1, 1, data));
+  next<ff::StagedEvent>(*held.events);
+  CHECK(told(replace(1, 1, data)) == "bad_data");  // staged already
+  CHECK(told(replace(2, 1, data)) == "bad_data");  // in conflict with it
+}
+
 void space_that_is_free_after_a_flush_is_used() {
   ff::EngineOptions small = options();
   small.capacity_bytes = 2 * ff::stride_bytes(0);
@@ -534,6 +561,7 @@ int main() {
   what_is_told_is_with_the_system();
   nobody_waits_for_a_disk_that_hangs();
   a_disk_that_fails_is_told_once();
+  bad_data_are_told_as_such();
   space_that_is_free_after_a_flush_is_used();
   a_read_that_waits_for_the_disk_holds_up_nobody();
   a_role_that_is_lost_while_the_disk_is_slow_is_not_acted_on();

@@ -80,6 +80,7 @@ struct Update {
   UpdateKind kind = UpdateKind::write;
   std::uint32_t offset = 0, length = 0;  // `length`: of a truncate
   Bytes data;
+  std::optional<std::uint32_t> data_crc;  // what it must be: other data are refused (usage)
   ContentId base;  // what must be committed now (version 0: absent); replace does not look at it
   ContentId next;
   std::optional<Request> request;  // durable together with the staged content
