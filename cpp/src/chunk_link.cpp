@@ -108,9 +108,11 @@ Link::Step Link::take_reads(const Prefix& prefix, const std::byte* body) {
 }
 
 bool Link::fetch(const ReadRequest& request, const std::shared_ptr<ChunkTarget>& target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t length) {
-  const bool begun = target->fetch(std::move(view), request.offset, length, [request, fetched = later_.fetched] { fetched(request); });
-  fetching_ += begun ? 1 : 0;
-  return begun;
+  auto then = [request, fetched = later_.fetched] { fetched(request); };
+  if (context_.cold != nullptr && view->file().descriptor() >= 0) context_.cold->fetch(target, std::move(view), request.offset, length, std::move(then));
+  else if (!target->fetch(std::move(view), request.offset, length, std::move(then))) return false;
+  ++fetching_;
+  return true;
 }
 
 // Asked again from the beginning: what was allowed before may not be now.

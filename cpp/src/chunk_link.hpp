@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "chunk_cold.hpp"
 #include "chunk_outbox.hpp"
 #include "chunk_reads.hpp"
 
@@ -33,7 +34,8 @@ struct LinkContext {
   EventQueue& events;
   BufferPool& pool;
   ServerCounts& counts;
-  std::int64_t stall_ns;  // a link that holds memory and does not move for so long ends
+  std::int64_t stall_ns;       // a link that holds memory and does not move for so long ends
+  ColdReads* cold = nullptr;  // of the thread; none: targets fetch with threads of theirs
 };
 
 class Link {

@@ -25,7 +25,8 @@ namespace ff {
 namespace {
 
 constexpr std::size_t max_waiting_frames = 4096, max_waiting_bytes = std::size_t{64} << 20;  // of one link
-constexpr std::uint64_t wake_id = 0;                                                        // links begin at 1
+constexpr std::uint64_t wake_id = 0, cold_id = UINT64_MAX;                                   // links begin at 1
+constexpr unsigned ring_entries = 256;                                                      // submitted in one call; any number is under way
 
 struct Arrive {
   int fd;
@@ -54,11 +55,15 @@ using Command = std::variant<Arrive, Say, End, Memory, Fetched, HasRoom>;
 // One thread and its links.
 class Loop : public std::enable_shared_from_this<Loop> {
  public:
-  Loop(LinkContext context, std::function<void(std::uint64_t)> forget)
-      : context_(context), forget_(std::move(forget)), epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  Loop(LinkContext context, std::unique_ptr<ColdReads> cold, std::function<void(std::uint64_t)> forget)
+      : cold_(std::move(cold)), context_(context), forget_(std::move(forget)), epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (epoll_ < 0 || wake_ < 0) throw DiskError(errno, "cannot make a server thread's descriptors");
     epoll_event event{EPOLLIN, {.u64 = wake_id}};
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
+    if (!cold_) return;
+    context_.cold = cold_.get();
+    event.data.u64 = cold_id;
+    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, cold_->descriptor(), &event) != 0) throw DiskError(errno, "cannot watch a server thread's ring");
   }
   ~Loop() {
     if (epoll_ >= 0) ::close(epoll_);
@@ -111,6 +116,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
     return found == links_.end() ? nullptr : found->second.get();
   }
 
+  std::unique_ptr<ColdReads> cold_;
   LinkContext context_;
   std::function<void(std::uint64_t)> forget_;
   int epoll_, wake_;
@@ -134,6 +140,10 @@ void Loop::run() {
         [[maybe_unused]] const ssize_t n = ::read(wake_, &count, sizeof count);
         continue;
       }
+      if (events[i].data.u64 == cold_id) {
+        cold_->take();
+        continue;
+      }
       Link* const link = find(events[i].data.u64);
       if (link == nullptr) continue;
       const bool gone = (events[i].events & (EPOLLHUP | EPOLLERR)) != 0;
@@ -149,8 +159,10 @@ void Loop::run() {
     for (const std::uint64_t id : std::exchange(touched_, {}))
       if (Link* const link = find(id)) work(*link);
     end_patience();
+    if (cold_) cold_->submit();
   }
   links_.clear();
+  cold_.reset();
 }
 
 void Loop::obey(Command& command) {
@@ -255,6 +267,7 @@ struct ChunkServer::State {
   ServerCounts counts;
   SharedTable table{std::make_shared<const ReadTable>()};
   std::vector<std::shared_ptr<Loop>> loops;
+  ColdBy cold_by = ColdBy::threads;
   std::mutex mutex;  // of what follows
   std::unordered_map<std::uint64_t, Known> links;
   std::uint64_t last = 0;
@@ -267,7 +280,7 @@ struct ChunkServer::State {
   }
 };
 
-ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns)
+ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns, ColdBy cold_by)
     : state_(std::make_shared<State>()) {
   State& s = *state_;
   s.events = std::move(events);
@@ -276,7 +289,12 @@ ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::s
     const std::lock_guard lock(s.mutex);
     s.links.erase(link);
   };
-  for (int i = 0; i < threads; ++i) s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts, stall_ns}, forget));
+  for (int i = 0; i < threads; ++i) {
+    auto ring = cold_by == ColdBy::kernel ? Uring::open(ring_entries) : nullptr;
+    s.cold_by = ring ? ColdBy::kernel : ColdBy::threads;
+    auto cold = ring ? std::make_unique<ColdReads>(std::move(ring)) : nullptr;
+    s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts, stall_ns}, std::move(cold), forget));
+  }
   s.events->on_room([weak = std::weak_ptr(state_)] {
     if (const auto state = weak.lock())
       for (const auto& loop : state->loops) loop->post(HasRoom{});
@@ -346,6 +364,8 @@ void ChunkServer::send(std::uint64_t link, const std::string& body, SharedBuffer
   share.handed_bytes += frame.size();
   known->loop->post(Say{link, std::move(frame), std::move(data)});
 }
+
+ColdBy ChunkServer::cold_by() const { return state_->cold_by; }
 
 ServerStats ChunkServer::stats() const {
   const ServerCounts& c = state_->counts;

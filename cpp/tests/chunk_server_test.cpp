@@ -1,9 +1,12 @@
 // Reads from end to end over sockets: right bytes, each refusal, damage seen by who reads, and peers that send nonsense.
 #include "fireflyer/chunk_server.hpp"
 
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -24,6 +27,7 @@ using ff::ChunkEngine;
 using ff::ChunkRing;
 using ff::ChunkServer;
 using ff::ChunkTarget;
+using ff::ColdBy;
 using ff::Completion;
 using ff::EventQueue;
 using ff::ReadRequest;
@@ -34,7 +38,7 @@ using ff::test::Random;
 using Data = std::vector<std::byte>;
 
 constexpr std::uint32_t chain = 3, chain_version = 9;
-constexpr std::int64_t forever = INT64_MAX;
+constexpr std::int64_t forever = INT64_MAX, stall_ns = 10'000'000'000;
 
 Data noise(std::size_t n, std::uint64_t seed) {
   Random random{seed * 2 + 1};
@@ -74,8 +78,8 @@ struct Node {
   std::shared_ptr<ChunkTarget> target;
   ChunkServer server;
 
-  explicit Node(std::unique_ptr<ff::Disk> disk = std::make_unique<LoggedDisk>(), int threads = 1)
-      : target(std::make_shared<ChunkTarget>(7, std::move(disk), options(), 1, events)), server(threads, events, pool) {}
+  explicit Node(std::unique_ptr<ff::Disk> disk = std::make_unique<LoggedDisk>(), int threads = 1, ColdBy cold_by = ColdBy::kernel)
+      : target(std::make_shared<ChunkTarget>(7, std::move(disk), options(), 1, events)), server(threads, events, pool, stall_ns, cold_by) {}
 };
 
 std::pair<int, int> connected() {
@@ -146,6 +150,59 @@ void any_range_is_right(std::unique_ptr<ff::Disk> disk) {
       ++done;
     }
   CHECK(world.server.stats().reads == asked.size());
+}
+
+// Takes what is synced out of the page cache. False: this file system keeps it there.
+bool forget_pages(const std::string& path) {
+  bool gone = true;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    if (!entry.path().filename().string().starts_with("blocks-")) continue;
+    const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    char byte = 0;
+    const iovec part{&byte, 1};
+    gone = gone && ::preadv2(fd, &part, 1, 0, RWF_NOWAIT) < 0 && errno == EAGAIN;
+    ::close(fd);
+  }
+  return gone;
+}
+
+// Many reads at once of what is on the disk only; then the server ends while others are under way.
+void cold_reads_are_right(ColdBy cold_by) {
+  const Directory directory;
+  Node world(ff::real_disk(directory.path), 1, cold_by);
+  if (world.server.cold_by() != cold_by) return;  // this kernel has only threads, and they are tested as well
+  constexpr std::uint32_t chunks = 8, bytes = 600'000;
+  std::vector<Data> contents;
+  for (std::uint32_t i = 0; i < chunks; ++i) put(*world.target, i, 1, contents.emplace_back(noise(bytes, i)));
+  const bool cold = forget_pages(directory.path);
+  world.server.publish({serving(world.target)});
+  ChunkRing ring;
+  const int node = ring.add(connect_to(world));
+  Random random{7};
+  std::vector<Data> memory;
+  std::vector<ReadRequest> asked;
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    const auto length = static_cast<std::uint32_t>(i % 10 == 0 ? bytes : 1 + random.below(9000));
+    asked.push_back(request(static_cast<std::uint32_t>(random.below(chunks)), static_cast<std::uint32_t>(i % 10 == 0 ? 0 : random.below(bytes - length)), length, i));
+    memory.emplace_back(length);
+  }
+  for (std::size_t i = 0; i < asked.size(); ++i) ring.prepare(node, asked[i], memory[i]);
+  ring.submit();
+  for (std::size_t done = 0; done < asked.size();)
+    for (const ff::RingEvent& event : ring.wait(1, -1)) {
+      const Completion& c = std::get<Completion>(event);
+      const ReadRequest& r = asked[c.tag];
+      CHECK(c.status == ReadStatus::found && c.bytes == r.length);
+      CHECK(std::memcmp(memory[c.tag].data(), contents[r.index].data() + r.offset, r.length) == 0);
+      ++done;
+    }
+  CHECK(!cold || world.server.stats().fetched > 0);
+  forget_pages(directory.path);
+  for (std::size_t i = 0; i < asked.size(); ++i) ring.prepare(node, asked[i], memory[i]);
+  ring.submit();
+  ring.wait(1, -1);
+  world.server.close();
 }
 
 void what_is_published_is_obeyed() {
@@ -337,6 +394,8 @@ int main() {
   const Directory directory;
   any_range_is_right(ff::real_disk(directory.path));
   any_range_is_right(std::make_unique<LoggedDisk>());
+  cold_reads_are_right(ColdBy::kernel);
+  cold_reads_are_right(ColdBy::threads);
   what_is_published_is_obeyed();
   damage_is_seen();
   a_client_that_sends_nonsense_loses_its_own_connection();

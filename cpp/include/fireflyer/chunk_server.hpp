@@ -28,12 +28,17 @@ struct ServerStats {
   std::uint64_t links = 0, reads = 0, fetched = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
 };
 
+// Who fetches what reads wait for: the read threads of the target, or the kernel (io_uring) for all at once. `kernel` is
+// `threads` where the kernel does not do it.
+enum class ColdBy { threads, kernel };
+
 // Thread-safe, and no call blocks but `close`. A link that is not there any more is ignored.
 class ChunkServer {
  public:
   // A link that holds memory for a payload, or for what it is sent, and stands still for `stall_ns` ends; a payload has a
   // quarter of a second more for each MB.
-  ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns = 10'000'000'000);
+  ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns = 10'000'000'000,
+              ColdBy cold_by = ColdBy::kernel);
   ~ChunkServer();
   ChunkServer(const ChunkServer&) = delete;
   ChunkServer& operator=(const ChunkServer&) = delete;
@@ -54,6 +59,7 @@ class ChunkServer {
   // At most once. A link that does not take what it is sent ends.
   void send(std::uint64_t link, const std::string& body, SharedBuffer data);
   ServerStats stats() const;
+  ColdBy cold_by() const;
   void close();
 
  private:
