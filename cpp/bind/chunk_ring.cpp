@@ -155,12 +155,17 @@ void prepare_message(PythonRing& self, int server, const nb::bytes& body, const 
 
 nb::list wait_for(PythonRing& self, std::size_t least, std::int64_t timeout_ns) {
   std::vector<ff::RingEvent> events;
+  bool raised = false;  // by the handler of a signal
+  const auto interrupted = [&raised] {
+    const nb::gil_scoped_acquire held;
+    return raised = PyErr_CheckSignals() != 0;
+  };
   {
     const Use ring(self);
     const nb::gil_scoped_release released;
-    events = ring->wait(least, timeout_ns);
+    events = ring->wait(least, timeout_ns, interrupted);
   }
-  if (events.empty() && PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (raised) throw nb::python_error();
   std::vector<PackedCompletion> packed;
   nb::list taken;
   for (const ff::RingEvent& event : events) {

@@ -68,9 +68,11 @@ struct ChunkRing::State {
     [[maybe_unused]] const ssize_t n = show ? ::write(wake, &count, sizeof count) : ::read(wake, &count, sizeof count);
   }
 
+  // False: a signal came, or the kernel had something to do in this thread.
   bool poll(int timeout_ms) {
     epoll_event ready[64];
     const int count = ::epoll_wait(epoll, ready, 64, timeout_ms);
+    if (count < 0 && errno != EINTR) throw DiskError(errno, "cannot wait for a ring");
     for (int i = 0; i < count; ++i) {
       if (ready[i].data.u64 == wake_id) continue;
       RingServer& server = *servers[ready[i].data.u64];
@@ -125,7 +127,7 @@ void ChunkRing::submit() {
   state_->show_events(!state_->events.empty());
 }
 
-std::vector<RingEvent> ChunkRing::wait(std::size_t least, std::int64_t timeout_ns) {
+std::vector<RingEvent> ChunkRing::wait(std::size_t least, std::int64_t timeout_ns, const std::function<bool()>& interrupted) {
   State& s = *state_;
   s.show_events(false);
   const std::int64_t deadline_ns = timeout_ns < 0 ? -1 : monotonic_ns() + timeout_ns;
@@ -138,7 +140,9 @@ std::vector<RingEvent> ChunkRing::wait(std::size_t least, std::int64_t timeout_n
       if (left_ns == 0 && !first) break;
       timeout_ms = static_cast<int>(std::min<std::int64_t>((left_ns + 999'999) / 1'000'000, 1 << 30));
     }
-    if (!s.poll(timeout_ms)) break;
+    if (s.poll(timeout_ms) || !interrupted || !interrupted()) continue;
+    s.show_events(!s.events.empty());
+    return {};
   }
   std::vector<RingEvent> taken(std::make_move_iterator(s.events.begin()), std::make_move_iterator(s.events.end()));
   s.events.clear();

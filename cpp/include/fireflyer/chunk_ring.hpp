@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <variant>
@@ -54,8 +55,9 @@ class ChunkRing {
   // Throws std::invalid_argument if the loss of the server was told.
   void prepare_message(int server, const std::string& body, Bytes data, Keep keep = nullptr);
   void submit();
-  // At least `least` events, fewer only when `timeout_ns` has passed (negative: none), a signal came, or no more are under way.
-  std::vector<RingEvent> wait(std::size_t least, std::int64_t timeout_ns);
+  // At least `least` events, fewer only when `timeout_ns` has passed (negative: none), or no more are under way. A signal ends it
+  // only if `interrupted`, which is asked then, says so: nothing is taken, and what came is for the next one.
+  std::vector<RingEvent> wait(std::size_t least, std::int64_t timeout_ns, const std::function<bool()>& interrupted = nullptr);
   bool has(int server) const;       // it was added, be it lost or not
   bool cancel(std::uint64_t read);  // true: its memory is not touched any more, and no completion comes
 
