@@ -29,6 +29,7 @@ class ColdReads {
   // What the view holds of [from, from + bytes), and the checksums up to there. `then` is called by `take`.
   void fetch(std::shared_ptr<ChunkTarget> target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t from, std::uint32_t bytes, std::function<void()> then);
   void submit() { ring_->submit(); }
+  bool queued() const { return ring_->queued(); }  // the kernel did not take all; `submit` again, soon
   void take();
 
  private:

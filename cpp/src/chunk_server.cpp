@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <deque>
+#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -55,15 +56,11 @@ using Command = std::variant<Arrive, Say, End, Memory, Fetched, HasRoom>;
 // One thread and its links.
 class Loop : public std::enable_shared_from_this<Loop> {
  public:
-  Loop(LinkContext context, std::unique_ptr<ColdReads> cold, std::function<void(std::uint64_t)> forget)
-      : cold_(std::move(cold)), context_(context), forget_(std::move(forget)), epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  Loop(LinkContext context, std::function<void(std::uint64_t)> forget)
+      : context_(context), forget_(std::move(forget)), epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (epoll_ < 0 || wake_ < 0) throw DiskError(errno, "cannot make a server thread's descriptors");
     epoll_event event{EPOLLIN, {.u64 = wake_id}};
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
-    if (!cold_) return;
-    context_.cold = cold_.get();
-    event.data.u64 = cold_id;
-    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, cold_->descriptor(), &event) != 0) throw DiskError(errno, "cannot watch a server thread's ring");
   }
   ~Loop() {
     if (epoll_ >= 0) ::close(epoll_);
@@ -72,8 +69,16 @@ class Loop : public std::enable_shared_from_this<Loop> {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  void start() {
-    thread_ = std::thread([this] { run(); });
+  // Who fetches its cold reads.
+  ColdBy start(ColdBy cold_by) {
+    std::promise<ColdBy> chosen;
+    auto known = chosen.get_future();
+    thread_ = std::thread([this, cold_by, chosen = std::move(chosen)]() mutable {
+      const bool opened = cold_by == ColdBy::kernel && open_ring();
+      chosen.set_value(opened ? ColdBy::kernel : ColdBy::threads);
+      run();
+    });
+    return known.get();
   }
   void stop() {
     stop_ = true;
@@ -104,6 +109,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
     [[maybe_unused]] const ssize_t n = ::write(wake_, &one, sizeof one);
   }
 
+  bool open_ring();
   void run();
   void obey(Command& command);
   void work(Link& link);
@@ -129,6 +135,17 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::unordered_map<std::uint64_t, std::unique_ptr<Link>> links_;
   std::set<std::uint64_t> wait_for_events_, wait_for_memory_, hold_memory_, touched_;
 };
+
+// In the loop's own thread: the end of a ring interrupts the thread that opened it, whatever that is waiting for then.
+bool Loop::open_ring() {
+  auto ring = Uring::open(ring_entries);
+  if (!ring) return false;
+  epoll_event event{EPOLLIN, {.u64 = cold_id}};
+  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, ring->descriptor(), &event) != 0) return false;
+  cold_ = std::make_unique<ColdReads>(std::move(ring));
+  context_.cold = cold_.get();
+  return true;
+}
 
 void Loop::run() {
   epoll_event events[64];
@@ -250,7 +267,7 @@ void Loop::end_patience() {
 
 int Loop::timeout_ms() const {
   constexpr int patience_step_ms = 20, holding_step_ms = 500;
-  if (!wait_for_memory_.empty()) return patience_step_ms;
+  if (!wait_for_memory_.empty() || (cold_ && cold_->queued())) return patience_step_ms;
   return hold_memory_.empty() ? -1 : holding_step_ms;
 }
 
@@ -289,17 +306,14 @@ ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::s
     const std::lock_guard lock(s.mutex);
     s.links.erase(link);
   };
-  for (int i = 0; i < threads; ++i) {
-    auto ring = cold_by == ColdBy::kernel ? Uring::open(ring_entries) : nullptr;
-    s.cold_by = ring ? ColdBy::kernel : ColdBy::threads;
-    auto cold = ring ? std::make_unique<ColdReads>(std::move(ring)) : nullptr;
-    s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts, stall_ns}, std::move(cold), forget));
-  }
+  for (int i = 0; i < threads; ++i) s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts, stall_ns}, forget));
   s.events->on_room([weak = std::weak_ptr(state_)] {
     if (const auto state = weak.lock())
       for (const auto& loop : state->loops) loop->post(HasRoom{});
   });
-  for (const auto& loop : s.loops) loop->start();
+  s.cold_by = cold_by;
+  for (const auto& loop : s.loops)
+    if (loop->start(cold_by) == ColdBy::threads) s.cold_by = ColdBy::threads;
 }
 
 ChunkServer::~ChunkServer() { close(); }

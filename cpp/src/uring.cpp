@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "fireflyer/window.hpp"
+
 namespace ff {
 namespace {
 
@@ -80,6 +82,13 @@ std::unique_ptr<Uring> Uring::open(unsigned entries) {
   return std::unique_ptr<Uring>(new Uring(fd, std::move(map)));
 }
 
+long Uring::enter(unsigned submitted, unsigned flags) const {
+  for (;;) {
+    const long n = ::syscall(SYS_io_uring_enter, fd_, submitted, 0u, flags, nullptr, std::size_t{0});
+    if (n >= 0 || errno != EINTR) return n;
+  }
+}
+
 // Behind what is queued; the kernel sees it when `submit` says so. Null: there is no room.
 void* Uring::next_entry() {
   Map& map = *map_;
@@ -119,8 +128,7 @@ void Uring::cancel_all() {
 
 void Uring::submit() {
   while (queued_ > 0) {
-    const long n = ::syscall(SYS_io_uring_enter, fd_, queued_, 0u, 0u, nullptr, std::size_t{0});
-    if (n < 0 && errno == EINTR) continue;
+    const long n = enter(queued_, 0);
     if (n <= 0) return;  // EAGAIN, EBUSY: results have to be taken first
     queued_ -= static_cast<unsigned>(n);
   }
@@ -131,7 +139,12 @@ void Uring::take(const std::function<void(std::uint64_t tag, int result)>& each)
   const unsigned mask = map.word(map.params.cq_off.ring_mask);
   for (;;) {
     unsigned& head = map.word(map.params.cq_off.head);
-    if (head == std::atomic_ref(map.word(map.params.cq_off.tail)).load(std::memory_order_acquire)) break;
+    if (head == std::atomic_ref(map.word(map.params.cq_off.tail)).load(std::memory_order_acquire)) {
+      // Results that did not fit stay with the kernel until they are asked for, and the descriptor readable.
+      const bool more = (std::atomic_ref(map.word(map.params.sq_off.flags)).load(std::memory_order_acquire) & IORING_SQ_CQ_OVERFLOW) != 0;
+      if (!more || enter(0, IORING_ENTER_GETEVENTS) < 0) break;
+      continue;
+    }
     const io_uring_cqe result = map.result(head & mask);
     std::atomic_ref(head).store(head + 1, std::memory_order_release);
     if (result.user_data != nobodys_tag) each(result.user_data, result.res);
@@ -141,7 +154,12 @@ void Uring::take(const std::function<void(std::uint64_t tag, int result)>& each)
 
 bool Uring::wait(int timeout_ms) const {
   pollfd one{fd_, POLLIN, 0};
-  return ::poll(&one, 1, timeout_ms) > 0;
+  const std::int64_t deadline_ns = monotonic_ns() + std::int64_t{timeout_ms} * 1'000'000;
+  for (;;) {
+    const std::int64_t left_ns = std::max<std::int64_t>(0, deadline_ns - monotonic_ns());
+    const int ready = ::poll(&one, 1, static_cast<int>((left_ns + 999'999) / 1'000'000));
+    if (ready >= 0 || errno != EINTR) return ready > 0;  // what the kernel does in this thread for a read interrupts it
+  }
 }
 
 }  // namespace ff

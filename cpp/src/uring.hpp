@@ -1,4 +1,5 @@
-// The kernel's rings for asynchronous reads of files (io_uring), and no more of them than that. Used by one thread.
+// The kernel's rings for asynchronous reads of files (io_uring), and no more of them than that. Opened, used and closed by one
+// thread: the kernel does its part of the work in the thread that opened them, and interrupts what it waits for.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +33,7 @@ class Uring {
   struct Map;
   Uring(int fd, std::unique_ptr<Map> map);
   void* next_entry();
+  long enter(unsigned submitted, unsigned flags) const;
 
   int fd_;
   std::unique_ptr<Map> map_;

@@ -2,22 +2,32 @@
 #include "fireflyer/chunk_server.hpp"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "../src/uring.hpp"
 #include "check.hpp"
 #include "fireflyer/chunk_ring.hpp"
+#include "fireflyer/window.hpp"
 #include "logged_disk.hpp"
 
 namespace {
@@ -38,7 +48,7 @@ using ff::test::Random;
 using Data = std::vector<std::byte>;
 
 constexpr std::uint32_t chain = 3, chain_version = 9;
-constexpr std::int64_t forever = INT64_MAX, stall_ns = 10'000'000'000;
+constexpr std::int64_t forever = INT64_MAX;
 
 Data noise(std::size_t n, std::uint64_t seed) {
   Random random{seed * 2 + 1};
@@ -79,7 +89,7 @@ struct Node {
   ChunkServer server;
 
   explicit Node(std::unique_ptr<ff::Disk> disk = std::make_unique<LoggedDisk>(), int threads = 1, ColdBy cold_by = ColdBy::kernel)
-      : target(std::make_shared<ChunkTarget>(7, std::move(disk), options(), 1, events)), server(threads, events, pool, stall_ns, cold_by) {}
+      : target(std::make_shared<ChunkTarget>(7, std::move(disk), options(), 1, events)), server(threads, events, pool, ff::default_stall_ns, cold_by) {}
 };
 
 std::pair<int, int> connected() {
@@ -203,6 +213,48 @@ void cold_reads_are_right(ColdBy cold_by) {
   ring.submit();
   ring.wait(1, -1);
   world.server.close();
+}
+
+// In threads of their own: the filter stays with the thread, and with those that it makes.
+void a_kernel_that_refuses_leaves_it_to_threads() {
+  for (const unsigned error : {ENOSYS, EPERM, ENOMEM})
+    std::thread([error] {
+      sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+                              BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+      const sock_fprog program{std::size(filter), filter};
+      if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) return;
+      const Node world(std::make_unique<LoggedDisk>(), 2, ColdBy::kernel);
+      CHECK(world.server.cold_by() == ColdBy::threads);
+    }).join();
+}
+
+// The kernel keeps what does not fit into the ring of results.
+void no_result_of_a_ring_is_lost() {
+  const auto ring = ff::Uring::open(4);
+  if (!ring) return;
+  const Directory directory;
+  const Data data = noise(4096, 1);
+  const int file = ::open((directory.path + "/file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  CHECK(file >= 0 && ::write(file, data.data(), data.size()) == static_cast<ssize_t>(data.size()));
+  constexpr std::uint64_t reads = 100;
+  Data memory(reads * data.size());
+  std::uint64_t asked = 0, tags = 0;
+  const auto take = [&] {
+    ring->take([&](std::uint64_t tag, int result) {
+      CHECK(result == static_cast<int>(data.size()));
+      tags += tag;
+    });
+  };
+  while (asked < reads) {
+    if (ring->read(file, 0, ff::MutableBytes(memory).subspan(asked * data.size(), data.size()), asked + 1)) ++asked;
+    else ring->submit();
+    if (ring->queued() && asked % 50 == 0) take();
+  }
+  ring->submit();
+  while (tags < reads * (reads + 1) / 2 && ring->wait(10'000)) take();
+  CHECK(tags == reads * (reads + 1) / 2 && !ring->wait(0));
+  for (std::uint64_t i = 0; i < reads; ++i) CHECK(std::memcmp(memory.data() + i * data.size(), data.data(), data.size()) == 0);
+  ::close(file);
 }
 
 void what_is_published_is_obeyed() {
@@ -388,6 +440,69 @@ void a_reader_that_does_not_read_holds_up_nobody() {
   ::close(lazy);
 }
 
+void signals_do_not_end_a_wait() {
+  static std::atomic<int> handled = 0;
+  struct sigaction act{}, before{};
+  act.sa_handler = [](int) { ++handled; };
+  CHECK(::sigaction(SIGUSR1, &act, &before) == 0);
+  Node world;
+  ChunkRing ring;
+  const auto [mine, theirs] = connected();
+  const std::uint64_t link = world.server.connect(theirs, true);
+  const int node = ring.add(mine);
+  ring.prepare_message(node, "a question", {});
+  ring.submit();
+  constexpr int signals = 200;
+  const auto asker = ::pthread_self();
+  std::thread sender([&] {
+    for (int i = 1; i <= signals; ++i) {
+      CHECK(::pthread_kill(asker, SIGUSR1) == 0);
+      while (handled < i) std::this_thread::yield();
+    }
+    world.server.send(link, "an answer", nullptr);
+  });
+  const auto heard = ring.wait(1, -1);
+  sender.join();
+  CHECK(heard.size() == 1 && std::get<ff::ReceivedMessage>(heard[0]).body == "an answer");
+
+  ring.prepare_message(node, "another one", {});
+  ring.submit();
+  std::atomic<bool> over = false;
+  std::thread again([&] {
+    while (!over) {
+      const int seen = handled;
+      CHECK(::pthread_kill(asker, SIGUSR1) == 0);
+      while (!over && handled == seen) std::this_thread::yield();
+    }
+  });
+  const std::int64_t begin_ns = ff::monotonic_ns(), patience_ns = 50'000'000;
+  CHECK(ring.wait(1, patience_ns).empty() && ff::monotonic_ns() - begin_ns >= patience_ns);
+  int asked = 0;
+  CHECK(ring.wait(1, -1, [&asked] { return ++asked == 3; }).empty() && asked == 3);
+  over = true;
+  again.join();
+  world.server.send(link, "late", nullptr);
+  CHECK(ring.wait(1, -1).size() == 1);
+  CHECK(::sigaction(SIGUSR1, &before, nullptr) == 0);
+}
+
+// A ring that has ended says so to the thread that opened it; that must not be one that waits for something else.
+void the_end_of_a_server_disturbs_nobody() {
+  Node world;
+  put(*world.target, 0, 1, noise(5000, 1));
+  world.server.publish({serving(world.target)});
+  ChunkRing ring;
+  const int node = ring.add(connect_to(world));
+  Data into(5000);
+  int interrupted = 0;
+  for (int i = 0; i < 100; ++i) {
+    { const Node other; }
+    ring.prepare(node, request(0, 0, 5000), into);
+    ring.submit();
+    CHECK(ring.wait(1, -1, [&interrupted] { return ++interrupted > 0; }).size() == 1 && interrupted == 0);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -396,6 +511,10 @@ int main() {
   any_range_is_right(std::make_unique<LoggedDisk>());
   cold_reads_are_right(ColdBy::kernel);
   cold_reads_are_right(ColdBy::threads);
+  a_kernel_that_refuses_leaves_it_to_threads();
+  std::thread(no_result_of_a_ring_is_lost).join();
+  signals_do_not_end_a_wait();
+  the_end_of_a_server_disturbs_nobody();
   what_is_published_is_obeyed();
   damage_is_seen();
   a_client_that_sends_nonsense_loses_its_own_connection();
