@@ -144,14 +144,21 @@ nb::dict node_stats(const ff::ChunkNode& node) {
   return made;
 }
 
-std::shared_ptr<ff::ChunkNode> make_node(int io_threads, int job_threads, std::size_t buffer_bytes) {
+constexpr const char* by_kernel = "kernel";
+constexpr const char* by_threads = "threads";
+
+std::shared_ptr<ff::ChunkNode> make_node(int io_threads, int job_threads, std::size_t buffer_bytes, const std::string& cold_reads) {
+  if (cold_reads != by_kernel && cold_reads != by_threads) throw std::invalid_argument("cold_reads is \"kernel\" or \"threads\"");
+  const auto cold_by = cold_reads == by_kernel ? ff::ColdBy::kernel : ff::ColdBy::threads;
   if (io_threads < 1 || job_threads < 1 || buffer_bytes < 2) throw std::invalid_argument("io_threads, job_threads and buffer_bytes are 1, 1 and 2 at least");
-  return with_chunk_errors([&] { return std::make_shared<ff::ChunkNode>(io_threads, job_threads, buffer_bytes); });
+  return with_chunk_errors([&] { return std::make_shared<ff::ChunkNode>(io_threads, job_threads, buffer_bytes, cold_by); });
 }
 
 void bind_node(nb::module_& m) {
   nb::class_<ff::ChunkNode>(m, "ChunkNode")
-      .def(nb::new_(&make_node), nb::kw_only(), nb::arg("io_threads"), nb::arg("job_threads"), nb::arg("buffer_bytes"))
+      .def(nb::new_(&make_node), nb::kw_only(), nb::arg("io_threads"), nb::arg("job_threads"), nb::arg("buffer_bytes"),
+           nb::arg("cold_reads") = "kernel")
+      .def_prop_ro("cold_reads", [](ff::ChunkNode& self) { return std::string(self.server().cold_by() == ff::ColdBy::kernel ? by_kernel : by_threads); })
       .def_prop_ro("event_fd", [](ff::ChunkNode& self) { return self.events().descriptor(); })
       .def("take", &take, nb::arg("limit"))
       .def("open_target", &open_target, nb::arg("target"), nb::arg("directory"), nb::kw_only(), nb::arg("capacity_bytes") = 0, nb::arg("reserve") = 0.05,

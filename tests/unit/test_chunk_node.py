@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import select
+import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +41,8 @@ CHUNK = (5, 2)
 class Rig:
     """A node with one target in a directory, its events, and links to it."""
 
-    def __init__(self, directory: Path, buffer_bytes: int) -> None:
-        self.node = ChunkNode(io_threads=2, job_threads=2, buffer_bytes=buffer_bytes)
+    def __init__(self, directory: Path, buffer_bytes: int, cold_reads: str = "kernel") -> None:
+        self.node = ChunkNode(io_threads=2, job_threads=2, buffer_bytes=buffer_bytes, cold_reads=cold_reads)
         self.events = Events(self.node)
         self.target = self.node.open_target(TARGET, str(directory), reserve=0.0)
         self._mine: list[socket.socket] = []
@@ -79,6 +82,18 @@ def ring_to(rig: Rig, *, trusted: bool = True) -> tuple[ChunkRing, int, int]:
     if trusted:
         rig.node.trust(link)
     return ring, ring.add(mine.detach()), link
+
+
+def kernel_has_rings() -> bool:
+    """io_uring with all that is used of it (Linux 5.6)."""
+    io_uring_setup, features_at, needed = 425, 20, 0b1011
+    parameters = ctypes.create_string_buffer(120)
+    fd = ctypes.CDLL(None).syscall(io_uring_setup, 4, parameters)
+    if fd < 0:
+        return False
+    os.close(fd)
+    features: int = struct.unpack_from("<I", parameters, features_at)[0]
+    return features & needed == needed
 
 
 def stat(target: ChunkTarget, chunk: tuple[int, int]) -> tuple[int, int]:
@@ -480,7 +495,14 @@ def test_reads_that_are_prepared_together_come_back_together(rig: Rig) -> None:
     ring.close()
 
 
-def test_a_read_of_what_is_not_in_memory_comes_from_the_disk(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cold_reads", ["kernel", "threads"])
+def test_a_read_of_what_is_not_in_memory_comes_from_the_disk(tmp_path: Path, cold_reads: str) -> None:
+    rig = Rig(tmp_path, 16 * MIB, cold_reads)
+    if cold_reads == "kernel" and not kernel_has_rings():
+        assert rig.node.cold_reads == "threads"
+        rig.close()
+        pytest.skip("this kernel has no io_uring, or forbids it")
+    assert rig.node.cold_reads == cold_reads
     data = os.urandom(3 * MIB)
     put(rig.events, rig.target, CHUNK, 1, data, rig.handle(data))
     publish(rig.node, TARGET)
@@ -497,5 +519,51 @@ def test_a_read_of_what_is_not_in_memory_comes_from_the_disk(rig: Rig, tmp_path:
         assert into == data[offset : offset + len(into)]
     ring.close()
     stats = rig.node.stats()
+    rig.close()
     assert stats["reads"] == 3
     assert stats["fetched"] <= 3  # whether the file system says what it has in memory is its own affair
+
+
+def test_there_are_two_who_fetch_cold_reads() -> None:
+    with pytest.raises(ValueError, match='"kernel" or "threads"'):
+        ChunkNode(io_threads=1, job_threads=1, buffer_bytes=MIB, cold_reads="disk")
+
+
+@pytest.mark.serial
+def test_signals_are_handled_while_a_ring_waits(rig: Rig) -> None:
+    link, mine = rig.link()
+    ring = ChunkRing()
+    server = ring.add(mine.detach())
+    ring.prepare_message(server, b"a question")
+    ring.submit()
+    handled, waiting = threading.Semaphore(0), threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.release())
+
+    def disturb() -> None:
+        for _ in range(50):
+            signal.pthread_kill(waiting, signal.SIGUSR1)
+            while not handled.acquire(timeout=0.05):  # it came just before the ring began to wait
+                signal.pthread_kill(waiting, signal.SIGUSR1)
+        rig.node.send(link, b"an answer")
+
+    def refuse(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise InterruptedError
+
+    other = threading.Thread(target=disturb)
+    try:
+        other.start()
+        assert ring.wait(1, -1) == [("message", server, b"an answer", None)]
+        other.join()
+        ring.prepare_message(server, b"another one")
+        ring.submit()
+        signal.signal(signal.SIGALRM, refuse)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with pytest.raises(InterruptedError):
+            ring.wait(1, -1)
+        rig.node.send(link, b"late")
+        assert ring.wait(1, -1) == [("message", server, b"late", None)]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    ring.close()

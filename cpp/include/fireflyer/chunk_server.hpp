@@ -29,15 +29,17 @@ struct ServerStats {
 };
 
 // Who fetches what reads wait for: the read threads of the target, or the kernel (io_uring) for all at once. `kernel` is
-// `threads` where the kernel does not do it.
+// `threads` where the kernel does not do it, or forbids it.
 enum class ColdBy { threads, kernel };
+
+inline constexpr std::int64_t default_stall_ns = 10'000'000'000;
 
 // Thread-safe, and no call blocks but `close`. A link that is not there any more is ignored.
 class ChunkServer {
  public:
   // A link that holds memory for a payload, or for what it is sent, and stands still for `stall_ns` ends; a payload has a
   // quarter of a second more for each MB.
-  ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns = 10'000'000'000,
+  ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns = default_stall_ns,
               ColdBy cold_by = ColdBy::kernel);
   ~ChunkServer();
   ChunkServer(const ChunkServer&) = delete;
@@ -59,7 +61,7 @@ class ChunkServer {
   // At most once. A link that does not take what it is sent ends.
   void send(std::uint64_t link, const std::string& body, SharedBuffer data);
   ServerStats stats() const;
-  ColdBy cold_by() const;
+  ColdBy cold_by() const;  // what came of it: `kernel` if it does so for all threads
   void close();
 
  private:

@@ -90,7 +90,13 @@ async def run_storage(config: StorageConfig, *, on_ready: Callable[[str], None],
 async def _run(config: StorageConfig, secret: Secret, on_ready: Callable[[str], None], limits: Limits) -> None:
     threads = _THREADS + _THREADS_PER_TARGET * len(config.targets)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "storage"))
-    native = ChunkNode(io_threads=config.io_threads, job_threads=config.job_threads, buffer_bytes=config.buffer_bytes)
+    native = ChunkNode(
+        io_threads=config.io_threads,
+        job_threads=config.job_threads,
+        buffer_bytes=config.buffer_bytes,
+        cold_reads=config.cold_reads,
+    )
+    _log.info("node=%d cold_reads=%s", config.node, native.cold_reads)
     try:
         targets = await open_targets(native, config)
         process = _Storage(config, secret, native, targets, limits)
@@ -377,7 +383,8 @@ class _Storage:
         """Rows of clients that are over, which others of a chain have brought back. And a line for people."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            _log.info("%s", " ".join(f"{name}={value}" for name, value in self._native.stats().items()))
+            counts = " ".join(f"{name}={value}" for name, value in self._native.stats().items())
+            _log.info("cold_reads=%s %s", self._native.cold_reads, counts)
             for number, target in self._targets.items():
                 after: tuple[int, int] | None = None
                 while page := target.engine.native.rows(after, _PAGE):

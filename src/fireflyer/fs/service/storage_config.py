@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -47,6 +47,8 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     io_threads: _Count = 4
     job_threads: _Count = 4
     """Of each target."""
+    cold_reads: Literal["kernel", "threads"] = "kernel"
+    """Who fetches what is not in the page cache: the kernel (io_uring; threads where it does not), or threads."""
     buffer_bytes: Annotated[int, msgspec.Meta(ge=128 * MIB)] = 512 * MIB
     """For data that are being received."""
     scrub_bytes_per_s: _Bytes = 16 * MIB
