@@ -28,17 +28,17 @@ ColdReads::~ColdReads() {
 void ColdReads::fetch(std::shared_ptr<ChunkTarget> target, std::shared_ptr<ChunkEngine::View> view, std::uint32_t from, std::uint32_t bytes, std::function<void()> then) {
   Line& line = lines_[target.get()];
   auto job = std::make_unique<Job>(Job{std::move(target), std::move(view), from, from + bytes, std::move(then)});
-  if (line.under_way < max_of_target) begin(std::move(job));
+  if (line.under_way < max_of_target) end_if_done(begin(std::move(job)));
   else line.waiting.push_back(std::move(job));
 }
 
-void ColdReads::begin(std::unique_ptr<Job> job) {
+ColdReads::Job* ColdReads::begin(std::unique_ptr<Job> job) {
   Job& one = *job;
   ++lines_[one.target.get()].under_way;
   jobs_[&one] = std::move(job);
   ask(one, one.view->trailer_offset(), sizeof(TrailerHeader) + granules_of(one.end) * sizeof(std::uint32_t));
   ask_piece(one);
-  end_if_done(one);
+  return &one;
 }
 
 void ColdReads::ask(Job& job, std::uint64_t offset, std::size_t bytes) {
@@ -62,22 +62,25 @@ void ColdReads::ask_piece(Job& job) {
 void ColdReads::came(Job& job) {
   --job.under_way;
   ask_piece(job);
-  end_if_done(job);
+  end_if_done(&job);
 }
 
-void ColdReads::end_if_done(Job& job) {
-  if (job.under_way > 0) return;
-  const auto done = std::move(jobs_.extract(&job).mapped());
-  const auto line = lines_.find(done->target.get());
-  --line->second.under_way;
-  done->view.reset();
-  if (done->then) done->then();
-  if (!line->second.waiting.empty()) {
-    auto next = std::move(line->second.waiting.front());
-    line->second.waiting.pop_front();
-    begin(std::move(next));
-  } else if (line->second.under_way == 0) {
-    lines_.erase(line);
+// And those that wait behind it, as long as the kernel takes nothing for them.
+void ColdReads::end_if_done(Job* job) {
+  while (job != nullptr && job->under_way == 0) {
+    const auto done = std::move(jobs_.extract(job).mapped());
+    job = nullptr;
+    const auto line = lines_.find(done->target.get());
+    --line->second.under_way;
+    done->view.reset();
+    if (done->then) done->then();
+    if (!line->second.waiting.empty()) {
+      auto next = std::move(line->second.waiting.front());
+      line->second.waiting.pop_front();
+      job = begin(std::move(next));
+    } else if (line->second.under_way == 0) {
+      lines_.erase(line);
+    }
   }
 }
 

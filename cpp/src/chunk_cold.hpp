@@ -45,11 +45,11 @@ class ColdReads {
     std::deque<std::unique_ptr<Job>> waiting;
   };
 
-  void begin(std::unique_ptr<Job> job);
+  Job* begin(std::unique_ptr<Job> job);
   void ask(Job& job, std::uint64_t offset, std::size_t bytes);
   void ask_piece(Job& job);
   void came(Job& job);
-  void end_if_done(Job& job);
+  void end_if_done(Job* job);
 
   std::unique_ptr<Uring> ring_;
   std::vector<std::byte> memory_;
