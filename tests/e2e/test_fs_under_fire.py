@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -76,12 +78,25 @@ async def kill_some(local: LocalCluster, load: Load, stop: asyncio.Event) -> int
     chance, killed = random.Random(7), 0
     names = ["manager-1", *(f"node-{number}" for number in range(1, 5))]
     while not stop.is_set() or not killed:
-        for name in chance.sample(names, chance.choice([1, 1, 2])):
+        before = incarnations(await asyncio.to_thread(local.status))
+        victims = chance.sample(names, chance.choice([1, 1, 2]))
+        for name in victims:
             os.kill(await asyncio.to_thread(local.process, name), signal.SIGKILL)
             killed += 1
         await load.progress(10, within_s=100)
-        await asyncio.to_thread(local.wait, lambda status: status["summary"]["alive"] == status["summary"]["nodes"])
+        await asyncio.to_thread(local.wait, functools.partial(all_live_again, before, victims))
     return killed
+
+
+def incarnations(status: dict[str, Any]) -> dict[str, int]:
+    return {f"node-{node['id']}": node["incarnation"] for node in status["status"]["nodes"]}
+
+
+def all_live_again(before: dict[str, int], victims: list[str], status: dict[str, Any]) -> bool:
+    """The manager takes a node that was killed for alive until it has been silent for long enough."""
+    now = incarnations(status)
+    back = all(now[name] > before[name] for name in victims if name in before)
+    return back and status["summary"]["alive"] == status["summary"]["nodes"]
 
 
 async def everything_at_once(local: LocalCluster, seconds: float) -> None:

@@ -71,14 +71,17 @@ class LocalCluster:
         return int(found["pid"])
 
     def process(self, name: str) -> int:
-        """Of `node-1`, `manager-1`."""
-        for pid in descendants(self.pid):
-            # Another one that was found may have been killed just before, and be gone now.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(f"/{name}/".encode() in word for word in words):
-                    return pid
-        raise AssertionError(f"{name} does not run: {self.logs()}")
+        """Of `node-1`, `manager-1`; of one that was killed just before, the next."""
+        until_s = time.monotonic() + LIMIT_S
+        while True:
+            for pid in descendants(self.pid):
+                # Another one that was found may have been killed just before, and be gone now.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                    if any(f"/{name}/".encode() in word for word in words):
+                        return pid
+            assert time.monotonic() < until_s, f"{name} does not run: {self.logs()}"
+            time.sleep(0.01)
 
     def processes(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]
