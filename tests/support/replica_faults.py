@@ -6,6 +6,7 @@ moment when a replica performs an effect: before its reply, or when it has just 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -118,7 +119,7 @@ class Faults:
             left, right = self.world.chance.sample(self.world.nodes, 2)
             for one, other in ((left, right), (right, left)):
                 if one.node.alive and not one.disk_failed:
-                    one.node.guarded(lambda one=one, other=other: one.feed(fx.PeerLost(other.target)))  # type: ignore[misc]
+                    one.node.guarded(functools.partial(one.feed, fx.PeerLost(other.target)))
 
     def _deafen(self) -> None:
         """A client hears nothing from a node, which hears it."""
@@ -135,7 +136,7 @@ class Faults:
         """All lose power soon after somebody has dropped what it had staged."""
         after_ns = self.world.chance.randrange(4 * MS)
         for one in self.world.nodes:
-            self.world.sim.call_after(after_ns, lambda one=one: self._stop(one, True))  # type: ignore[misc]
+            self.world.sim.call_after(after_ns, functools.partial(self._stop, one, True))
 
     def _one(self) -> StorageNode:
         return self.world.chance.choice(self.world.nodes)
@@ -147,7 +148,7 @@ class Faults:
         for node in self.world.nodes:
             if self.world.chance.random() < 0.8:
                 delay_ns = self.world.chance.randrange(1, 30) * MS
-                self.world.sim.call_after(delay_ns, lambda node=node: self._stop(node, True))  # type: ignore[misc]
+                self.world.sim.call_after(delay_ns, functools.partial(self._stop, node, True))
 
     def _stop(self, node: StorageNode, power: bool) -> None:
         node.crash(power=power)

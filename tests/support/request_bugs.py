@@ -156,18 +156,13 @@ BUGS: dict[str, Bug] = {
 
 def plant(bug: str, seeds: range) -> Iterator[tuple[int, str | None]]:
     """For each seed what the simulation found, or None."""
-
     planted = BUGS[bug]
 
-    class Client(planted.client):  # type: ignore[misc,name-defined]
-        machine_type = planted.machine
-
-    class World(planted.world):  # type: ignore[misc,name-defined]
-        make_client = Client
-
+    client = type("Client", (planted.client,), {"machine_type": planted.machine})
+    world = type("World", (planted.world,), {"make_client": client})
     for seed in seeds:
         try:
-            run_seed(seed, World)
+            run_seed(seed, world)
         except Exception as error:
             yield seed, f"{type(error).__name__}: {error}"
         else:

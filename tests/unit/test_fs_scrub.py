@@ -33,19 +33,16 @@ class _Engine:
     """Notes what shall be verified."""
 
     def __init__(self) -> None:
-        self.native = self
         self.asked: list[tuple[tuple[int, int] | None, int]] = []
 
-    def number_job(self) -> int:
-        return len(self.asked) + 1
-
-    def verify(self, _job: int, after: tuple[int, int] | None, limit_bytes: int) -> None:
+    def verify(self, after: tuple[int, int] | None, limit_bytes: int) -> int:
         self.asked.append((after, limit_bytes))
+        return len(self.asked)
 
 
 def test_one_reader_can_neither_fill_the_places_nor_take_the_disk() -> None:
     engine = _Engine()
-    scrub = Scrub(engine, bytes_per_s=0, rest_ns=0)  # type: ignore[arg-type]
+    scrub = Scrub(engine, bytes_per_s=0, rest_ns=0)
     for index in range(1000):
         scrub.doubt(ChunkId(1, index + 1), "eager")
     scrub.doubt(ChunkId(2, 5), "other")

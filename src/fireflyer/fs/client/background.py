@@ -142,8 +142,8 @@ class Background:
     def renewed(self, right: Right, capability: bytes) -> None:
         self._say(lambda hears: hears.renewed(right, capability))
 
-    def denied(self, right: Right, reason: str) -> None:
-        self._say(lambda hears: hears.denied(right, reason))
+    def denied(self, right: Right) -> None:
+        self._say(lambda hears: hears.denied(right))
 
     def over(self, client: ClientId) -> None:
         self._say(lambda hears: hears.over(client))
@@ -177,7 +177,7 @@ class _Closing:
     def renewed(self, right: Right, capability: bytes) -> None:
         pass
 
-    def denied(self, right: Right, reason: str) -> None:
+    def denied(self, right: Right) -> None:
         pass
 
     def over(self, client: ClientId) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -23,12 +23,13 @@ from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, Ti
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
+from fireflyer.fs.client.hearing import Hearing
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
-from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
 from fireflyer.native import crc32c
@@ -93,11 +94,17 @@ async def connect(
     return chunks
 
 
-class Chunks(OfOneProcess):
+class Chunks(Hearing, OfOneProcess):
     """A client of the chunk store; made by `connect`, for one event loop."""
 
     def __init__(self, control: Control, client: int, options: Options) -> None:
-        super().__init__()
+        OfOneProcess.__init__(self)
+        dispatch = Dispatch(
+            client, limits=options.limits, seed=options.seed or client, connect=control.connect,
+            ask_routing=control.want_routing, ask_right=control.rights.refused,
+            exchange=control.exchange,
+        )  # fmt: skip
+        Hearing.__init__(self, client, dispatch)
         self._options = options
         self._control = control
         self.first_routing = asyncio.Event()
@@ -106,13 +113,6 @@ class Chunks(OfOneProcess):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._closed = False
-        self.client = client
-        """Of the session; another one when it had to be exchanged."""
-        self._dispatch = Dispatch(
-            client, limits=options.limits, seed=options.seed or client, connect=control.connect,
-            ask_routing=control.want_routing, ask_right=control.rights.refused,
-            exchange=control.exchange,
-        )  # fmt: skip
         self._fd = self._dispatch.ring.fd
         self._loop.add_reader(self._fd, self._ready)
         control.start(self)
@@ -321,41 +321,12 @@ class Chunks(OfOneProcess):
 
     # --- what the control says ---
 
+    def heard(self) -> None:
+        self._wake()
+
     def learned(self, routing: Routing) -> None:
-        self._dispatch.learned(routing)
+        super().learned(routing)
         self.first_routing.set()
-        self._wake()
-
-    def confirmed(self, asked_ns: int) -> None:
-        self._dispatch.confirmed(asked_ns)
-        self._wake()
-
-    def connected(self, node: Any, fd: int) -> None:
-        self._dispatch.connected(node, fd)
-        self._wake()
-
-    def not_connected(self, node: Any, error: FireflyerError) -> None:
-        self._dispatch.not_connected(node, error)
-        self._wake()
-
-    def renewed(self, right: Right, capability: bytes) -> None:
-        self._dispatch.present(right, capability)
-
-    def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
-        self._dispatch.forget(right)
-
-    def over(self, client: ClientId) -> None:
-        self._dispatch.over(client)
-        self._wake()
-
-    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
-        self.client = client
-        self._dispatch.exchanged(client, capabilities)
-        self._wake()
-
-    def end(self, reason: str) -> None:
-        self._dispatch.end(reason)
-        self._wake()
 
     async def close(self) -> None:
         """Ends the session; idempotent, and nothing in a forked child. Calls under way raise `Aborted`, or `Timeout`

@@ -47,7 +47,7 @@ class Renewals:
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         renewed: Callable[[Right, bytes], None],
-        denied: Callable[[Right, str], None],
+        denied: Callable[[Right], None],
     ) -> None:
         self._ask, self._spawn = ask, spawn
         self._renewed, self._denied = renewed, denied
@@ -90,7 +90,7 @@ class Renewals:
         _log.warning("a right to files %d to %d has ended reason=%s", *right[:2], error)
         self._kept.pop(right, None)
         self._wanted.pop(right, None)
-        self._denied(right, str(error))
+        self._denied(right)
 
     def refused(self, right: Right) -> None:
         """A node does not grant what it was shown last."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
@@ -29,14 +29,15 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.background import Background
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
+from fireflyer.fs.client.hearing import Hearing
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.client.spread import ANSWER, Reads, Spread, check_reads
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Operation
-from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId
-from fireflyer.fs.schema.routing import Node, Routing
+from fireflyer.fs.schema.ids import ChainId, ChunkId
+from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
 
 __all__ = ["MISSING", "Completed", "Ring", "open_ring"]
@@ -90,20 +91,19 @@ def open_ring(
     return ring
 
 
-class Ring(OfOneProcess):
+class Ring(Hearing, OfOneProcess):
     """Made by `open_ring`; one thread at a time."""
 
     def __init__(self, background: Background, client: int, options: Options) -> None:
-        super().__init__()
-        self.client = client
-        """Of the session; another one when it had to be exchanged."""
-        self._options = options
-        self._background = background
-        self._dispatch = Dispatch(
+        OfOneProcess.__init__(self)
+        dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=background.connect,
             ask_routing=background.want_routing, ask_right=background.want_right,
             exchange=background.exchange,
         )  # fmt: skip
+        Hearing.__init__(self, client, dispatch)
+        self._options = options
+        self._background = background
         self._spread = Spread(Routing(0), {})
         self._batches: list[_Batch] = []
         self._plain = 0
@@ -340,36 +340,9 @@ class Ring(OfOneProcess):
             self._dispatch.changed = False
             self._spread = Spread(self.routing, self._dispatch.servers())
 
-    # --- what the control says ---
-
     def learned(self, routing: Routing) -> None:
-        self._dispatch.learned(routing)
+        super().learned(routing)
         self._dispatch.warm()
-
-    def confirmed(self, asked_ns: int) -> None:
-        self._dispatch.confirmed(asked_ns)
-
-    def connected(self, node: Node, fd: int) -> None:
-        self._dispatch.connected(node, fd)
-
-    def not_connected(self, node: Node, error: FireflyerError) -> None:
-        self._dispatch.not_connected(node, error)
-
-    def renewed(self, right: Right, capability: bytes) -> None:
-        self._dispatch.present(right, capability)
-
-    def denied(self, right: Right, reason: str) -> None:  # noqa: ARG002  # it is in the log
-        self._dispatch.forget(right)
-
-    def over(self, client: ClientId) -> None:
-        self._dispatch.over(client)
-
-    def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
-        self.client = client
-        self._dispatch.exchanged(client, capabilities)
-
-    def end(self, reason: str) -> None:
-        self._dispatch.end(reason)
 
     def warm(self, timeout_ns: int) -> None:
         """Waits until routing is known and every node is connected, or cannot be."""

@@ -7,11 +7,10 @@ places of those that wait.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.service.target_engine import TargetEngine
 
 __all__ = ["DOUBTED_BYTES_PER_S", "MAX_DOUBTS", "MAX_DOUBTS_OF_ONE", "Scrub"]
 
@@ -24,10 +23,16 @@ DOUBTED_BYTES_PER_S: Final = 64 * MIB
 _LAST_INDEX: Final = (1 << 32) - 1
 
 
+class Verifies(Protocol):
+    """`TargetEngine`."""
+
+    def verify(self, after: tuple[int, int] | None, limit_bytes: int) -> int: ...
+
+
 class Scrub:
     """Of one target. `bytes_per_s` 0: only what is doubted."""
 
-    def __init__(self, engine: TargetEngine, *, bytes_per_s: int, rest_ns: int) -> None:
+    def __init__(self, engine: Verifies, *, bytes_per_s: int, rest_ns: int) -> None:
         self._engine = engine
         self._bytes_per_s = bytes_per_s
         self._rest_ns = rest_ns
@@ -61,8 +66,7 @@ class Scrub:
             self._begin(self._after, STEP_BYTES)
 
     def _begin(self, after: tuple[int, int] | None, limit_bytes: int) -> None:
-        self._job = self._engine.number_job()
-        self._engine.native.verify(self._job, after, limit_bytes)
+        self._job = self._engine.verify(after, limit_bytes)
 
     def verified(self, now_ns: int, job: int, last: tuple[int, int] | None, verified_bytes: int) -> None:
         """The step is done. `last`: the last chunk that was read; None: there are no more."""

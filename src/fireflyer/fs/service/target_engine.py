@@ -110,6 +110,12 @@ class TargetEngine:
         self._jobs += 1
         return self._jobs
 
+    def verify(self, after: tuple[int, int] | None, limit_bytes: int) -> int:
+        """Reads what is behind `after`, in the background; the number of that job."""
+        job = self.number_job()
+        self.native.verify(job, after, limit_bytes)
+        return job
+
     # --- ChunkIndex ---
 
     @property
