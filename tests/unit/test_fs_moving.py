@@ -77,6 +77,17 @@ class Cluster:
         return admin.status(self.ledger, Health(self.ledger, 0), 0)
 
 
+def with_a_drained_source() -> Cluster:
+    """Target 21 leaves chain 1, and 31 serves in its place."""
+    cluster = Cluster()
+    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
+    cluster.advance()
+    cluster.say(1, t31=SERVING)
+    cluster.advance()
+    assert cluster.drained(21)
+    return cluster
+
+
 def test_a_move_waits_for_each_step_and_ends_with_the_old_target_free_again() -> None:
     cluster = Cluster()
     assert cluster.ask(AddMoves((NewMove(1, 21, 3),))) == "1 move added"
@@ -98,12 +109,7 @@ def test_a_move_waits_for_each_step_and_ends_with_the_old_target_free_again() ->
 
 
 def test_when_the_one_that_came_dies_the_one_that_leaves_gets_its_role_back_until_it_serves_again() -> None:
-    cluster = Cluster()
-    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
-    cluster.advance()
-    cluster.say(1, t31=SERVING)
-    cluster.advance()
-    assert cluster.drained(21)
+    cluster = with_a_drained_source()
     cluster.say(1, t11=LASTSRV, t21=OFFLINE, t31=LASTSRV)
     assert cluster.advance() == []
     assert cluster.drained(21), "nobody serves that it could be synced from"
@@ -151,12 +157,7 @@ def test_a_target_that_an_administrator_has_drained_stays_drained() -> None:
 
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_target_that_an_administrator_drains_after_its_move_did_stays_drained(comes_back: bool) -> None:
-    cluster = Cluster()
-    cluster.ask(AddMoves((NewMove(1, 21, 3),)))
-    cluster.advance()
-    cluster.say(1, t31=SERVING)
-    cluster.advance()
-    assert cluster.drained(21)
+    cluster = with_a_drained_source()
     cluster.ask(Drain((21,), at_once=True))
     if comes_back:
         cluster.say(1, t31=OFFLINE)
