@@ -31,7 +31,8 @@ class Shell:
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         path = self.directory / name
-        path.write_text(program(name))
+        if not path.exists():  # written anew it is empty for a moment, and a rank that reads it then ends silently
+            path.write_text(program(name))
         process = subprocess.Popen([sys.executable, str(path), *arguments], stdout=subprocess.PIPE, text=True)
         self.processes.append(process)
         return process
