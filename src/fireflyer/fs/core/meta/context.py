@@ -1,0 +1,106 @@
+"""What a body of the meta service is given: a transaction, who asks, the time, new ids, the defaults of the cluster.
+
+A body may run several times and must have no effect but through `Context.rows`. It raises `FileError` for what it
+refuses, and then nothing of it happens: whoever runs it drops what it has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from fireflyer.fs.core.meta.tables import corrupt, decode_inode, encode_inode, inode_key
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ClientId, TableId
+from fireflyer.fs.schema.inodes import Inode, InodeId
+
+__all__ = ["SYSTEM", "Asker", "ClusterDefaults", "Context", "Page", "Rows"]
+
+
+class Page(Protocol):
+    @property
+    def items(self) -> Sequence[tuple[bytes, bytes]]: ...
+
+    @property
+    def more(self) -> bool:
+        """There may be rows behind the last one."""
+
+
+class Rows(Protocol):
+    """A transaction of the store; `fireflyer.kvstore.Transaction` is one."""
+
+    async def get(self, key: bytes) -> bytes | None: ...
+
+    async def get_range(self, begin: bytes, end: bytes | None, *, limit: int) -> Page: ...
+
+    def set(self, key: bytes, value: bytes) -> None: ...
+
+    def clear(self, key: bytes) -> None: ...
+
+    def clear_range(self, begin: bytes, end: bytes | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks. `unrestricted`: as the superuser of POSIX."""
+
+    client: ClientId
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    unrestricted: bool = False
+
+    def has_group(self, gid: int) -> bool:
+        return gid == self.gid or gid in self.groups
+
+
+SYSTEM: Final = Asker(0, 0, 0, (), unrestricted=True)
+"""The service itself."""
+
+
+class ClusterDefaults(msgspec.Struct, frozen=True):
+    """What new files get where their directory says nothing, and what there is in all."""
+
+    table: TableId = 1
+    chains: int = 1
+    """Of that table."""
+    chunk_bytes: int = MAX_CHUNK_BYTES // 16
+    stripe: int = 1
+    capacity_bytes: int = 0
+    """Of files: less by the number of replicas."""
+    free_bytes: int = 0
+    inodes: int = 0
+    """About how many there are."""
+
+
+class Context:
+    __slots__ = ("asker", "cluster", "new_id", "now_ns", "rows")
+
+    def __init__(
+        self, *, rows: Rows, asker: Asker, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults
+    ) -> None:
+        self.rows = rows
+        self.asker = asker
+        self.now_ns = now_ns
+        """Unix time."""
+        self.new_id = new_id
+        self.cluster = cluster
+
+    async def inode(self, inode_id: InodeId) -> Inode | None:
+        """Raises `DataCorruption`."""
+        key = inode_key(inode_id)
+        value = await self.rows.get(key)
+        return None if value is None else decode_inode(key, value)
+
+    async def known(self, inode_id: InodeId) -> Inode:
+        """The inode that another row names. Raises `DataCorruption` also when it is not there."""
+        key = inode_key(inode_id)
+        value = await self.rows.get(key)
+        if value is None:
+            raise corrupt(key, "is missing though a name leads to it")
+        return decode_inode(key, value)
+
+    def put(self, inode: Inode) -> None:
+        self.rows.set(inode_key(inode.id), encode_inode(inode))

@@ -1,0 +1,157 @@
+"""What the meta service keeps in the key-value store: keys and values.
+
+    FI + id (8)                    an inode                      `Inode`
+    FE + parent (8) + name         a name in a directory         `EntryRow`
+    FV + id (8) + name             an extended attribute         the value
+    FA + directory (8)             a quota area                  `AreaRow`
+    FB + area (8)                  its trash directory           `BinRow`
+    FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
+    FU + time (8) + id (8)         unlinked then, to be collected
+    FW + id (8) + client (8)       a writer
+    FO + id (8) + client (8)       a hold: open at a client for long
+    FL + id (8)                    locks
+    FR, FX                         the service's: replies; numbers given out, services, leases
+
+Numbers are big-endian, so that ranges are in their order; the names of one directory are one range. A value is a byte,
+the version of its format, and MessagePack (of extended attributes: the bytes themselves). What does not decode, or is
+not the row of its key, is `DataCorruption` naming the key. The manager's rows, in the same store, begin with FM.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption
+from fireflyer.fs.schema.inodes import Inode, InodeId, Kind
+
+__all__ = ["AREAS", "BINS", "ENTRIES", "FORMAT", "HOLDS", "INODES", "LOCKS", "TRASH", "UNLINKED", "VALUES", "WRITERS"]
+__all__ += ["AreaRow", "BinRow", "Coder", "EntryRow", "TrashRow", "decode_entry", "decode_inode", "encode_entry"]
+__all__ += ["encode_inode", "entries_end", "entry_key", "inode_key", "number_key", "pair_key", "prefix_end"]
+
+FORMAT: Final = b"\x01"
+INODES: Final = b"FI"
+ENTRIES: Final = b"FE"
+VALUES: Final = b"FV"
+AREAS: Final = b"FA"
+BINS: Final = b"FB"
+TRASH: Final = b"FT"
+UNLINKED: Final = b"FU"
+WRITERS: Final = b"FW"
+HOLDS: Final = b"FO"
+LOCKS: Final = b"FL"
+ENTRY_PREFIX_BYTES: Final = 10
+"""Of the key of a name, before the name."""
+
+R = TypeVar("R")
+
+
+class EntryRow(msgspec.Struct, frozen=True, array_like=True):
+    id: InodeId
+    kind: Kind
+
+
+class AreaRow(msgspec.Struct, frozen=True, array_like=True):
+    """Limits and use of everything in a directory, the areas in it included and the directory too. Use counts what is
+    unlinked until it is collected. It goes with its last inode."""
+
+    head: InodeId
+    outer: int
+    """The next area around it; 0: none."""
+    bytes: int = 0
+    inodes: int = 0
+    limit_bytes: int | None = None
+    limit_inodes: int | None = None
+    closed: bool = False
+    """It is an area no more; what still counts in it is unlinked and waits to be collected."""
+
+
+class BinRow(msgspec.Struct, frozen=True, array_like=True):
+    directory: InodeId
+
+
+class TrashRow(msgspec.Struct, frozen=True, array_like=True):
+    """`name` of `directory` was `id` when it was removed by this user; he removes it again when its time has come."""
+
+    id: InodeId
+    directory: InodeId
+    name: bytes
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+class Coder(Generic[R]):
+    """Values of one kind of row."""
+
+    __slots__ = ("_decode", "_encode", "_what")
+
+    def __init__(self, row_type: type[R]) -> None:
+        self._decode = msgspec.msgpack.Decoder(row_type).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._what = row_type.__name__
+
+    def encode(self, row: R) -> bytes:
+        return FORMAT + self._encode(row)
+
+    def decode(self, key: bytes, value: bytes) -> R:
+        """Raises `DataCorruption` for what `encode` did not make."""
+        if value[:1] != FORMAT:
+            raise corrupt(key, f"is no {self._what} in format {FORMAT[0]}")
+        try:
+            return self._decode(value[1:])
+        except msgspec.DecodeError as error:
+            raise corrupt(key, f"is no {self._what}: {error}") from error
+
+
+AREA_ROWS: Final = Coder(AreaRow)
+BIN_ROWS: Final = Coder(BinRow)
+TRASH_ROWS: Final = Coder(TrashRow)
+_INODE: Final = Coder(Inode)
+_ENTRY: Final = Coder(EntryRow)
+__all__ += ["AREA_ROWS", "BIN_ROWS", "ENTRY_PREFIX_BYTES", "TRASH_ROWS", "corrupt"]
+
+encode_inode: Final = _INODE.encode
+encode_entry: Final = _ENTRY.encode
+decode_entry: Final = _ENTRY.decode
+
+
+def decode_inode(key: bytes, value: bytes) -> Inode:
+    """Raises `DataCorruption`, also when it is the row of another inode."""
+    inode = _INODE.decode(key, value)
+    if inode.id.to_bytes(8, "big") != key[2:]:
+        raise corrupt(key, f"is the row of inode {inode.id}")
+    return inode
+
+
+def inode_key(inode: InodeId) -> bytes:
+    return INODES + inode.to_bytes(8, "big")
+
+
+def entry_key(parent: InodeId, name: bytes) -> bytes:
+    return ENTRIES + parent.to_bytes(8, "big") + name
+
+
+def entries_end(parent: InodeId) -> bytes:
+    """Behind all names of the directory."""
+    return ENTRIES + (parent + 1).to_bytes(8, "big")
+
+
+def number_key(table: bytes, number: int) -> bytes:
+    """Of a table with one number in its keys."""
+    return table + number.to_bytes(8, "big")
+
+
+def pair_key(table: bytes, first: int, second: int) -> bytes:
+    """Of a table with two."""
+    return table + first.to_bytes(8, "big") + second.to_bytes(8, "big")
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Behind all keys that begin with `prefix`, whose last byte is not 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def corrupt(key: bytes, what: str) -> DataCorruption:
+    return DataCorruption(f"row {key.hex()} of the file system {what}; restore the store from a backup")
