@@ -1,0 +1,107 @@
+"""Where the bytes of a file are: which chain has chunk `i`, which chunks a range touches, how long a file may be.
+
+Clients, the meta service and `fsck` all compute this, now and in every later release, so it is specified here:
+
+- *SplitMix64* (Steele, Lea, Flood 2014) with the layout's seed as its first state gives 64-bit numbers.
+- The *order* is a table's chains after the first `stripe` steps of a Fisher-Yates shuffle: step k (from 0) exchanges
+  place k with place k + number mod (chains - k).
+- Chunk i is on chain `order[i mod stripe]`.
+
+Libraries' shuffles have changed between releases; this one has golden values in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, ChainId
+from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_STRIPE, Layout
+
+__all__ = ["MAX_CHUNKS", "Piece", "SplitMix64", "chain_of", "check_layout", "chunks_in", "end_at", "max_bytes"]
+__all__ += ["order_of", "pieces"]
+
+MAX_CHUNKS: Final = 1 << 32
+"""Of one file: an index has 32 bits."""
+_MASK: Final = (1 << 64) - 1
+
+
+class SplitMix64:
+    """The numbers that a seed gives."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    def next(self) -> int:
+        """0 <= n < 2^64."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = self._state
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        return mixed ^ (mixed >> 31)
+
+
+class Piece(NamedTuple):
+    """The part of a range that is in one chunk: bytes [offset, offset + size) of chunk `index`."""
+
+    index: int
+    offset: int
+    size: int
+
+
+def check_layout(layout: Layout) -> None:
+    """Raises `UsageError` for what no file may have."""
+    size = layout.chunk_bytes
+    if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES or size & (size - 1):
+        allowed = f"{MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"
+        raise UsageError(f"chunks of {size} bytes; a power of two, {allowed}, is allowed")
+    if not 1 <= layout.stripe <= MAX_STRIPE:
+        raise UsageError(f"a stripe of {layout.stripe} chains; 1 to {MAX_STRIPE} are allowed")
+
+
+def order_of(layout: Layout, chains: Sequence[ChainId]) -> tuple[ChainId, ...]:
+    """The `stripe` chains of the file, of the table's `chains` in the table's order. Keep it while the file is open: it
+    takes time in proportion to the stripe. Raises `DataCorruption` if the table has fewer."""
+    count = len(chains)
+    if layout.stripe > count:
+        raise DataCorruption(f"a stripe of {layout.stripe} chains over table {layout.table}, which has {count}")
+    numbers = SplitMix64(layout.seed)
+    moved: dict[int, ChainId] = {}  # places that differ from the table
+    order = []
+    for place in range(layout.stripe):
+        other = place + numbers.next() % (count - place)
+        order.append(moved.get(other, chains[other]))
+        moved[other] = moved.get(place, chains[place])
+    return tuple(order)
+
+
+def chain_of(order: Sequence[ChainId], index: int) -> ChainId:
+    return order[index % len(order)]
+
+
+def max_bytes(layout: Layout) -> int:
+    """How long such a file can be."""
+    return min(MAX_FILE_BYTES, layout.chunk_bytes * MAX_CHUNKS)
+
+
+def chunks_in(layout: Layout, length: int) -> int:
+    """Chunks of a file of this length without holes."""
+    return -(-length // layout.chunk_bytes)
+
+
+def end_at(layout: Layout, index: int, chunk_length: int) -> int:
+    """Where the file ends if this is the last of its bytes."""
+    return index * layout.chunk_bytes + chunk_length
+
+
+def pieces(layout: Layout, offset: int, size: int) -> Iterator[Piece]:
+    """Bytes [offset, offset + size) of the file, chunk by chunk."""
+    end = offset + size
+    while offset < end:
+        index, within = divmod(offset, layout.chunk_bytes)
+        count = min(layout.chunk_bytes - within, end - offset)
+        yield Piece(index, within, count)
+        offset += count
