@@ -76,17 +76,23 @@ class ClusterDefaults(msgspec.Struct, frozen=True):
 
 
 class Context:
-    __slots__ = ("asker", "cluster", "new_id", "now_ns", "rows")
+    __slots__ = ("asker", "cluster", "new_id", "now_ns", "number", "owner", "rows")
 
     def __init__(
-        self, *, rows: Rows, asker: Asker, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults
-    ) -> None:
+        self, *, rows: Rows, asker: Asker, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
+        number: int = 0, owner: ClientId = 0,
+    ) -> None:  # fmt: skip
         self.rows = rows
         self.asker = asker
         self.now_ns = now_ns
         """Unix time."""
         self.new_id = new_id
         self.cluster = cluster
+        self.number = number
+        """Of the request; 0: it has none."""
+        self.owner = owner
+        """The session by which chunks will be changed for what this transaction begins; 0: it must not begin that, and
+        raises `ports.NotAtOnce`."""
 
     async def inode(self, inode_id: InodeId) -> Inode | None:
         """Raises `DataCorruption`."""

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, ChainId
-from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_STRIPE, Layout
+from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_STRIPE, Defaults, InodeId, Layout
 
 __all__ = ["MAX_CHUNKS", "Piece", "SplitMix64", "chain_of", "check_layout", "chunks_in", "end_at", "max_bytes"]
-__all__ += ["order_of", "pieces"]
+__all__ += ["new_layout", "order_of", "pieces"]
 
 MAX_CHUNKS: Final = 1 << 32
 """Of one file: an index has 32 bits."""
@@ -45,9 +46,9 @@ class SplitMix64:
 
 
 class Piece(NamedTuple):
-    """The part of a range that is in one chunk: bytes [offset, offset + size) of chunk `index`."""
+    """The part of a range that is in one chunk: bytes [offset, offset + size) of the chunk with index `chunk`."""
 
-    index: int
+    chunk: int
     offset: int
     size: int
 
@@ -60,6 +61,14 @@ def check_layout(layout: Layout) -> None:
         raise UsageError(f"chunks of {size} bytes; a power of two, {allowed}, is allowed")
     if not 1 <= layout.stripe <= MAX_STRIPE:
         raise UsageError(f"a stripe of {layout.stripe} chains; 1 to {MAX_STRIPE} are allowed")
+
+
+def new_layout(context: Context, defaults: Defaults, inode: InodeId) -> Layout:
+    """Of a new file in a directory with these defaults. The seed is the inode's number: files are spread, and a layout
+    can be found again."""
+    cluster = context.cluster
+    stripe = min(defaults.stripe or cluster.stripe, cluster.chains, MAX_STRIPE)
+    return Layout(cluster.table, defaults.chunk_bytes or cluster.chunk_bytes, max(stripe, 1), inode)
 
 
 def order_of(layout: Layout, chains: Sequence[ChainId]) -> tuple[ChainId, ...]:
