@@ -23,6 +23,7 @@ from fireflyer.kvstore.engine import transact_once
 from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected, TransactionTimeout
 from fireflyer.kvstore.memory import CommitFault, MemoryEngine
 from fireflyer.kvstore.opening import open  # noqa: A004
+from fireflyer.kvstore.parts import Part, Trunk
 from fireflyer.kvstore.waits import LoopWaits
 
 __all__ = [
@@ -43,10 +44,12 @@ __all__ = [
     "MemoryEngine",
     "MemoryStore",
     "Page",
+    "Part",
     "Reader",
     "SteppedWaits",
     "Transaction",
     "TransactionTimeout",
+    "Trunk",
     "Waits",
     "key_after",
     "open",

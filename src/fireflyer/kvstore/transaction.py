@@ -20,10 +20,8 @@ from fireflyer.kvstore.api import Reader, Transaction
 from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
 from fireflyer.kvstore.core.keys import (
     MAX_ENTRIES,
-    MAX_PAGE_BYTES,
     MAX_PAGE_ITEMS,
     MAX_TRANSACTION_BYTES,
-    Item,
     KeyRange,
     Page,
     checked_key,
@@ -31,13 +29,10 @@ from fireflyer.kvstore.core.keys import (
     checked_value,
     key_after,
 )
-from fireflyer.kvstore.core.overlay import Mutations, Overlay
+from fireflyer.kvstore.core.overlay import Mutations, Overlay, looked_at, read_through
 from fireflyer.kvstore.errors import TransactionTimeout
 
 __all__ = ["Attempt", "Source"]
-
-_ASK_AT_LEAST = 64
-"""Items asked of the source where own writes may hide some of them."""
 
 
 class Source(Protocol):
@@ -157,35 +152,20 @@ class Attempt(Transaction):
         if wanted.empty:
             return Page([], False)
         try:
-            page = await self._read_through(wanted, limit, reverse=reverse)
+            page = await read_through(
+                self._overlay,
+                lambda rest, ask: self._source.scan(rest, ask, reverse=reverse),
+                wanted,
+                limit,
+                reverse=reverse,
+            )
         except BaseException as error:
             self._fail(error)
             raise
         if conflict:
-            self._reads.add_range(_looked_at(wanted, page, reverse=reverse))
+            self._reads.add_range(looked_at(wanted, page, reverse=reverse))
             self._check_size()
         return page
-
-    async def _read_through(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
-        items: list[Item] = []
-        bytes_read = 0
-        rest = wanted
-        while True:
-            left = limit - len(items)
-            ask = min(MAX_PAGE_ITEMS, max(left, _ASK_AT_LEAST)) if self._overlay.entries else left
-            page = await self._source.scan(rest, ask, reverse=reverse)
-            covered = _looked_at(rest, page, reverse=reverse)
-            for item in self._overlay.through(page.items, covered, reverse=reverse):
-                if len(items) == limit or bytes_read >= MAX_PAGE_BYTES:
-                    return Page(items, True)
-                items.append(item)
-                bytes_read += len(item[0]) + len(item[1])
-            if not page.more:
-                return Page(items, False)
-            if len(items) == limit:
-                return Page(items, True)
-            # There are bounds: the page has a last item, so `covered` ends with it.
-            rest = KeyRange(rest.begin, covered.begin) if reverse else KeyRange(covered.end or b"", rest.end)
 
     def _fail(self, error: BaseException) -> None:
         cancelled = Aborted("an operation of this transaction was cancelled, so it cannot go on")
@@ -217,14 +197,6 @@ class Attempt(Transaction):
                 f"a transaction of {format_bytes(counted)}; at most {allowed} are allowed, split it"
             )
             raise self._failure
-
-
-def _looked_at(wanted: KeyRange, page: Page, *, reverse: bool) -> KeyRange:
-    """The part of `wanted` that `page` tells all about."""
-    if not page.more:
-        return wanted
-    last = page.items[-1][0]
-    return KeyRange(last, wanted.end) if reverse else KeyRange(wanted.begin, key_after(last))
 
 
 class _SnapshotReader(Reader):

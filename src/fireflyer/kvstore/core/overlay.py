@@ -4,18 +4,30 @@ State: *cleared* ranges, sorted and apart, and *writes* of single keys (a value,
 the ranges. Clearing a range forgets the single writes in it, so order within a transaction needs no log.
 
 `through` lays the writes over part of what the store has: the caller reads a page, says which range that page covers,
-and gets what the transaction sees of that range.
+and gets what the transaction sees of that range. `read_through` does so until a page is full.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
 
 from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
-from fireflyer.kvstore.core.keys import ENTRY_OVERHEAD_BYTES, Item, KeyRange
+from fireflyer.kvstore.core.keys import (
+    ENTRY_OVERHEAD_BYTES,
+    MAX_PAGE_BYTES,
+    MAX_PAGE_ITEMS,
+    Item,
+    KeyRange,
+    Page,
+    key_after,
+)
 
-__all__ = ["Mutations", "Overlay"]
+__all__ = ["Mutations", "Overlay", "looked_at", "read_through"]
+
+_ASK_AT_LEAST: Final = 64
+"""Items asked of the source where own writes may hide some of them."""
 
 
 class Mutations(NamedTuple):
@@ -133,3 +145,41 @@ class Overlay:
 
 def _range_cost(each: KeyRange) -> int:
     return len(each.begin) + len(each.end or b"") + ENTRY_OVERHEAD_BYTES
+
+
+def looked_at(wanted: KeyRange, page: Page, *, reverse: bool) -> KeyRange:
+    """The part of `wanted` that `page` tells all about."""
+    if not page.more:
+        return wanted
+    last = page.items[-1][0]
+    return KeyRange(last, wanted.end) if reverse else KeyRange(wanted.begin, key_after(last))
+
+
+async def read_through(
+    overlay: Overlay,
+    scan: Callable[[KeyRange, int], Awaitable[Page]],
+    wanted: KeyRange,
+    limit: int,
+    *,
+    reverse: bool,
+) -> Page:
+    """A page of `wanted`, of which what is below is asked with `scan(range, limit)`, as the writes make it."""
+    items: list[Item] = []
+    bytes_read = 0
+    rest = wanted
+    while True:
+        left = limit - len(items)
+        ask = min(MAX_PAGE_ITEMS, max(left, _ASK_AT_LEAST)) if overlay.entries else left
+        page = await scan(rest, ask)
+        covered = looked_at(rest, page, reverse=reverse)
+        for item in overlay.through(page.items, covered, reverse=reverse):
+            if len(items) == limit or bytes_read >= MAX_PAGE_BYTES:
+                return Page(items, True)
+            items.append(item)
+            bytes_read += len(item[0]) + len(item[1])
+        if not page.more:
+            return Page(items, False)
+        if len(items) == limit:
+            return Page(items, True)
+        # There are bounds: the page has a last item, so `covered` ends with it.
+        rest = KeyRange(rest.begin, covered.begin) if reverse else KeyRange(covered.end or b"", rest.end)

@@ -1,0 +1,138 @@
+"""Again is once: the answers to numbered requests, kept until their client has them.
+
+    FR + client (8)                  the *floor*: numbers below it were answered, and the client has the answers
+    FR + client (8) + number (8)     an answer, as it was given
+
+A request that changes something is carried out in one transaction with its answer, which is stored whatever it is: a
+refusal too, or a straggler of a request that was refused would be done after the client was told that it was not. So a
+number is in one of three states, and what comes again meets the second or the third:
+
+    new ──done, answer stored──> answered ──the client says that it has it──> below the floor: refused
+
+The floor is moved when it is `STEP` behind, which bounds the rows of a client and spares a write for each request.
+`numbers_allowed` is what a client may use; a client that does not keep to it stores no more rows by it.
+
+The session is looked at after the stored answer: one that is over changes nothing any more, but the answer to what it
+has changed is still told. Who reaps sessions calls `forget_client` some time after their end.
+"""
+
+from __future__ import annotations
+
+import errno
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption, PermissionDenied
+from fireflyer.fs.core.meta.store import Rows
+from fireflyer.fs.core.rows import SESSIONS
+from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Answer
+
+__all__ = ["SESSION_OVER", "STEP", "SessionEnded", "admit", "check_session", "forget_client", "number_allowed"]
+__all__ += ["store_answer", "stored_clients"]
+
+PREFIX: Final = b"FR"
+STEP: Final = 64
+"""Answers beyond those that the client may still want, before some are forgotten."""
+SESSION_OVER: Final = "session_over"
+"""The code of `Refused` for `SessionEnded`."""
+_FORMAT: Final = b"\x01"
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+class SessionEnded(FileError):
+    """Nothing is done for this client any more. Not an answer that is stored."""
+
+    def __init__(self, client: ClientId) -> None:
+        super().__init__(errno.ESTALE, f"session {client} is over; open another one")
+
+
+def number_allowed(number: int, done_below: int) -> bool:
+    """Whether a client that has all answers below `done_below` may use it."""
+    return done_below <= number < done_below + MAX_UNDER_WAY
+
+
+def _floor_key(client: ClientId) -> bytes:
+    return PREFIX + client.to_bytes(8, "big")
+
+
+async def admit(rows: Rows, client: ClientId, user: str, number: int) -> Answer | None:
+    """The stored answer to this number; None: it is new, and may be carried out in this transaction. `user`: whose
+    session it must be; empty: a service. Raises `FileError` (EINVAL) for a number that was answered long ago,
+    `SessionEnded`, `PermissionDenied` for another user's session."""
+    head = _floor_key(client)
+    stored = await rows.get(head + number.to_bytes(8, "big"))
+    if stored is not None:
+        await check_session(rows, client, user, ended=True)
+        return _decoded(head, stored)
+    await check_session(rows, client, user)
+    if number < await _floor(rows, head):
+        raise file_error(errno.EINVAL, f"request {number} was answered already, and its answer is not kept any more")
+    return None
+
+
+async def store_answer(rows: Rows, client: ClientId, number: int, done_below: int, answer: Answer) -> None:
+    """Of what `admit` has let through, in the same transaction; forgets what the client has below `done_below`."""
+    head = _floor_key(client)
+    rows.set(head + number.to_bytes(8, "big"), _FORMAT + _encoder.encode(answer))
+    floor = await _floor(rows, head)
+    if done_below - floor >= STEP:
+        rows.clear_range(head + floor.to_bytes(8, "big"), head + done_below.to_bytes(8, "big"))
+        rows.set(head, _FORMAT + done_below.to_bytes(8, "big"))
+
+
+async def check_session(rows: Rows, client: ClientId, user: str, *, ended: bool = False) -> None:
+    """Raises `SessionEnded` unless it lives (or `ended`), `PermissionDenied` where it is another user's."""
+    key = SESSIONS.key(client)
+    row = await rows.get(key)
+    if row is None:
+        if not ended or user:  # whose it was is not known any more
+            raise SessionEnded(client)
+    elif user and _user_of(key, row) != user:
+        raise PermissionDenied(f"session {client} is another user's; use your own")
+
+
+def forget_client(rows: Rows, client: ClientId) -> None:
+    """All that is kept of it."""
+    rows.clear_range(_floor_key(client), _floor_key(client + 1) if client + 1 < 1 << 63 else PREFIX[:1] + b"S")
+
+
+async def stored_clients(rows: Rows, after: ClientId, limit: int) -> list[ClientId]:
+    """Clients above `after` of whom something is kept, ascending."""
+    found: list[ClientId] = []
+    begin = _floor_key(after) + b"\xff" * 9
+    while len(found) < limit:
+        page = await rows.get_range(begin, PREFIX[:1] + b"S", limit=1)
+        if not page.items:
+            break
+        found.append(int.from_bytes(page.items[0][0][2:10], "big"))
+        begin = _floor_key(found[-1]) + b"\xff" * 9
+    return found
+
+
+async def _floor(rows: Rows, head: bytes) -> int:
+    row = await rows.get(head)
+    if row is None:
+        return 0
+    if len(row) != 9 or row[:1] != _FORMAT:
+        raise DataCorruption(f"row {head.hex()} of the replies is damaged; restore the store")
+    return int.from_bytes(row[1:], "big")
+
+
+def _decoded(head: bytes, row: bytes) -> Answer:
+    try:
+        if row[:1] == _FORMAT:
+            return _decoder.decode(row[1:])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    raise DataCorruption(f"a row of the replies to client {head.hex()} is damaged; restore the store")
+
+
+@lru_cache(maxsize=4096)
+def _user_of(key: bytes, row: bytes) -> str:
+    return SESSIONS.decode(key, row)[1].user

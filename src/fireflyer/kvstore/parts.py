@@ -1,0 +1,161 @@
+"""Work of several callers in one transaction, each with writes of its own on top.
+
+    trunk = Trunk(transaction)
+    for work in waiting:
+        part = trunk.part()
+        try:
+            await work(part)              sees what earlier parts kept, and its own writes
+        except RefusedByTheWork:
+            ...                           nothing of it is left, but what it read counts as read
+        else:
+            part.keep()
+
+When the transaction itself fails (a conflict, a lost connection), all later calls and its commit raise the same error,
+whatever a part made of it: then nobody's work counts.
+
+Why the result is serializable: the transaction is as if it were alone, by its engine; within it the parts run one after
+the other, and one that is dropped has only read. What a dropped part has read stays in the conflict set, because its
+caller is told something that follows from it.
+
+A key that was read once is not asked for again: all parts see one snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fireflyer.kvstore.core.keys import (
+    MAX_ENTRIES,
+    MAX_PAGE_ITEMS,
+    MAX_TRANSACTION_BYTES,
+    KeyRange,
+    Page,
+    checked_key,
+    checked_range,
+    checked_value,
+)
+from fireflyer.kvstore.core.overlay import Overlay, read_through
+
+__all__ = ["Part", "Trunk"]
+
+
+class Below(Protocol):
+    """What a trunk stands on: a `Transaction`, or a `Reader` whose parts write nothing."""
+
+    async def get(self, key: bytes) -> bytes | None: ...
+
+    async def get_range(
+        self, begin: bytes, end: bytes | None, *, limit: int = ..., reverse: bool = ...
+    ) -> Page: ...
+
+
+class Writable(Below, Protocol):
+    def set(self, key: bytes, value: bytes) -> None: ...
+
+    def clear(self, key: bytes) -> None: ...
+
+    def clear_range(self, begin: bytes, end: bytes | None) -> None: ...
+
+
+class Trunk:
+    """See the module's text. One part at a time."""
+
+    __slots__ = ("_below", "_known", "_writes", "kept_bytes", "kept_entries")
+
+    def __init__(self, below: Below, writes: Writable | None = None) -> None:
+        """`writes`: the same transaction, if parts may write."""
+        self._below = below
+        self._writes = writes
+        self._known: dict[bytes, bytes | None] = {}
+        self.kept_entries = 0
+        self.kept_bytes = 0
+
+    def part(self) -> Part:
+        return Part(self)
+
+    @property
+    def fullness(self) -> float:
+        """Of the limits of a transaction; conflicts are not counted."""
+        return max(self.kept_entries / MAX_ENTRIES, self.kept_bytes / MAX_TRANSACTION_BYTES)
+
+    async def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._known[key]
+        except KeyError:
+            pass
+        value = self._known[key] = await self._below.get(key)
+        return value
+
+    async def get_range(
+        self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False
+    ) -> Page:
+        return await self._below.get_range(begin, end, limit=limit, reverse=reverse)
+
+    def apply(self, overlay: Overlay) -> None:
+        """Of a part that is kept."""
+        writes = self._writes
+        if writes is None:
+            raise TypeError("parts of a transaction that only reads write nothing")
+        mutations = overlay.mutations()
+        for begin, end in mutations.cleared:
+            self._known.clear()
+            writes.clear_range(begin, end)
+        for key, value in mutations.writes:
+            self._known[key] = value
+            if value is None:
+                writes.clear(key)
+            else:
+                writes.set(key, value)
+        self.kept_entries += overlay.entries
+        self.kept_bytes += overlay.bytes_counted
+
+
+class Part:
+    """Reads and writes like a `Transaction`; raises `UsageError` over a limit, and what the transaction raises."""
+
+    __slots__ = ("_overlay", "_trunk")
+
+    def __init__(self, trunk: Trunk) -> None:
+        self._trunk = trunk
+        self._overlay = Overlay()
+
+    async def get(self, key: bytes) -> bytes | None:
+        if self._overlay.entries:
+            known, value = self._overlay.find(key)
+            if known:
+                return value
+        return await self._trunk.get(key)
+
+    async def get_range(
+        self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False
+    ) -> Page:
+        if not self._overlay.entries:
+            return await self._trunk.get_range(begin, end, limit=limit, reverse=reverse)
+        wanted = checked_range(begin, end)
+        if wanted.empty:
+            return Page([], False)
+
+        async def scan(rest: KeyRange, ask: int) -> Page:
+            return await self._trunk.get_range(rest.begin, rest.end, limit=ask, reverse=reverse)
+
+        return await read_through(self._overlay, scan, wanted, limit, reverse=reverse)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._overlay.write(checked_key(key), checked_value(key, value))
+
+    def clear(self, key: bytes) -> None:
+        self._overlay.write(checked_key(key), None)
+
+    def clear_range(self, begin: bytes, end: bytes | None) -> None:
+        self._overlay.clear_range(checked_range(begin, end))
+
+    def drop(self) -> None:
+        """Nothing was written; it may go on."""
+        self._overlay = Overlay()
+
+    def keep(self) -> None:
+        """What was written is the transaction's. Raises `UsageError` when that becomes too large by it: then the
+        transaction has failed."""
+        if self._overlay.entries:
+            self._trunk.apply(self._overlay)
+            self._overlay = Overlay()
