@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied, UsageError
-from fireflyer.identity.tokens import MAX_TOKENS_PER_USER, TokenStore
+from fireflyer.identity.tokens import FIRST_UID, MAX_TOKENS_PER_USER, Account, TokenStore
 
 NOW = 1_700_000_000
 
@@ -83,6 +84,45 @@ def test_removing_a_user_ends_all_its_tokens(store: TokenStore) -> None:
         store.issue("ada", NOW)
     with pytest.raises(NotFound):
         store.revoke("0" * 16)
+
+
+def test_users_get_uids_that_nobody_has_had(store: TokenStore, path: str) -> None:
+    ada, grace = store.account("ada"), store.account("grace")
+    assert ada == Account("ada", FIRST_UID, FIRST_UID)
+    assert grace == Account("grace", FIRST_UID + 1, FIRST_UID + 1)
+    store.create_user("alan", NOW, uid=FIRST_UID + 2, gid=5, groups=(9, 7, 9))
+    store.remove_user("grace")
+    edsger = store.create_user("edsger", NOW)
+    assert edsger.uid == FIRST_UID + 3
+    assert TokenStore(path).account("alan") == Account("alan", FIRST_UID + 2, 5, (7, 9))
+    assert store.account("grace") is None
+    with pytest.raises(Exists, match="alan has uid"):
+        store.create_user("mallory", NOW, uid=FIRST_UID + 2)
+    for wrong in ({"uid": -1}, {"gid": 1 << 32}, {"groups": (1, -5)}, {"groups": tuple(range(1, 70))}):
+        with pytest.raises(UsageError):
+            store.create_user("mallory", NOW, **wrong)
+    assert "mallory" not in store.users()
+
+
+def test_users_of_a_file_of_version_1_get_the_same_uids_from_every_reader(store: TokenStore, path: str) -> None:
+    token = store.issue("ada", NOW)
+    content = json.loads(Path(path).read_text())
+    content = {"version": 1, "users": [{key: user[key] for key in ("name", "tokens")} for user in content["users"]]}
+    for user in content["users"]:
+        user["created_s"] = {"ada": 20, "grace": 10}[user["name"]]
+    Path(path).write_text(json.dumps(content))
+    readers = [TokenStore(path), TokenStore(path)]
+    for reader in readers:
+        assert reader.verify(token, NOW) == "ada"
+        assert reader.account("grace") == Account("grace", FIRST_UID, FIRST_UID)
+        assert reader.account("ada") == Account("ada", FIRST_UID + 1, FIRST_UID + 1)
+    readers[0].create_user("alan", NOW)
+    for reader in readers:
+        assert [reader.account(name).uid for name in ("grace", "ada", "alan")] == [  # type: ignore[union-attr]
+            FIRST_UID,
+            FIRST_UID + 1,
+            FIRST_UID + 2,
+        ]
 
 
 def test_bad_arguments_change_nothing(store: TokenStore, path: str) -> None:

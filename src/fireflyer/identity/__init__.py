@@ -16,10 +16,11 @@ from fireflyer.identity.handshake import (
     UserKey,
 )
 from fireflyer.identity.secrets import Secret, load_secret, new_secret, save_secret
-from fireflyer.identity.tokens import TokenInfo, TokenStore
+from fireflyer.identity.tokens import Account, TokenInfo, TokenStore
 
 __all__ = [
     "Accepts",
+    "Account",
     "ClientHandshake",
     "Credential",
     "NodeCredential",

@@ -43,12 +43,14 @@ __all__ = [
     "Condition",
     "Done",
     "Drain",
+    "GetMetaServices",
     "GetMoves",
     "GetRouting",
     "GetStatus",
     "GiveUp",
     "Heartbeat",
     "HeartbeatAnswer",
+    "MetaServices",
     "MoveList",
     "MoveStatus",
     "NewChain",
@@ -202,6 +204,16 @@ class GetRouting(msgspec.Struct, frozen=True, tag=True):
 class RoutingAnswer(msgspec.Struct, frozen=True, tag=True):
     routing: RoutingDelta | None
     """None: unchanged."""
+
+
+class GetMetaServices(msgspec.Struct, frozen=True, tag=True):
+    """Any manager answers, whether primary or not."""
+
+
+class MetaServices(msgspec.Struct, frozen=True, tag=True):
+    """Where files are served now: those that have been heard in the last seconds, sorted. Any of them is right."""
+
+    addresses: tuple[Address, ...]
 
 
 class NotPrimary(msgspec.Struct, frozen=True, tag=True):
@@ -413,7 +425,9 @@ AdminRequest: TypeAlias = (
     | RotateKeys
     | Override
 )
-Request: TypeAlias = Register | Heartbeat | GetRouting | GetStatus | GetMoves | ClientRequest | AdminRequest
+Request: TypeAlias = (
+    Register | Heartbeat | GetRouting | GetStatus | GetMoves | GetMetaServices | ClientRequest | AdminRequest
+)
 Answer: TypeAlias = (
     Registered
     | Behind
@@ -426,5 +440,6 @@ Answer: TypeAlias = (
     | Done
     | Status
     | MoveList
+    | MetaServices
     | ClientAnswer
 )

@@ -26,8 +26,19 @@ __all__ += ["MAX_VALUE_BYTES", "Access", "Actor", "Allocate", "AllocateMode", "A
 __all__ += ["Call", "Calls", "Changing", "Close", "Done", "Entry", "Found", "FoundMany", "GetArea", "GetLock"]
 __all__ += ["GetSpace", "GetValue", "Link", "ListDirectory", "ListValues", "Listing", "Lock", "LockKind", "LockState"]
 __all__ += ["MakeDirectory", "MakeNode", "Names", "Now", "Open", "OpenFlag", "Opened", "Place", "ReadLink", "Refused"]
-__all__ += ["Remove", "RemoveDirectory", "RemoveTree", "RemoveValue", "Removed", "Rename", "RenameFlag", "Report"]
-__all__ += ["Request", "Reserve", "Reserved", "SetArea", "SetAttributes", "SetDefaults", "SetValue", "Space", "Stat"]
+__all__ += ["Remove", "RemoveDirectory", "RemoveTree", "RemoveValue", "Removed", "Rename", "RenameFlag", "Renew"]
+__all__ += [
+    "Report",
+    "Request",
+    "Reserve",
+    "Reserved",
+    "SetArea",
+    "SetAttributes",
+    "SetDefaults",
+    "SetValue",
+    "Space",
+    "Stat",
+]
 __all__ += ["StatMany", "Symlink", "Target", "Truncate", "Value", "ValueFlag", "Window"]
 
 MAX_CALLS: Final = 64
@@ -147,6 +158,16 @@ class GetArea(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Answered by `Area`; ENODATA where the directory is not the head of one."""
 
     place: Place
+
+
+class Renew(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Another capability for a file that is open, before the old one ends. Answered by `Opened`. `rights`: as in
+    `core.capability`. `handle`: one of this client's, which proves that it may write; what it may read is looked at
+    again."""
+
+    inode: InodeId
+    rights: Annotated[int, msgspec.Meta(ge=1, le=3)]
+    handle: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
 # --- changing ---
@@ -522,7 +543,7 @@ Changing: TypeAlias = (
 )
 """These are numbered, and `Open` where it changes anything."""
 Reading: TypeAlias = (
-    Stat | StatMany | ListDirectory | ReadLink | Access | GetValue | ListValues | GetSpace | GetLock | GetArea
+    Stat | StatMany | ListDirectory | ReadLink | Access | GetValue | ListValues | GetSpace | GetLock | GetArea | Renew
 )
 Request: TypeAlias = Reading | Open | Changing
 Answer: TypeAlias = (

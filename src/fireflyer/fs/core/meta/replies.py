@@ -20,19 +20,19 @@ from __future__ import annotations
 
 import errno
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from fireflyer.base.errors import DataCorruption, PermissionDenied
-from fireflyer.fs.core.meta.store import Rows
+from fireflyer.fs.core.meta.context import Page, Rows
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Answer
 
-__all__ = ["SESSION_OVER", "STEP", "SessionEnded", "admit", "check_session", "forget_client", "number_allowed"]
-__all__ += ["store_answer", "stored_clients"]
+__all__ = ["SESSION_OVER", "STEP", "SessionEnded", "admit", "check_session", "forget_client", "keep"]
+__all__ += ["number_allowed", "store_answer", "stored_clients"]
 
 PREFIX: Final = b"FR"
 STEP: Final = 64
@@ -43,6 +43,14 @@ _FORMAT: Final = b"\x01"
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+class Looks(Protocol):
+    """What can be read."""
+
+    async def get(self, key: bytes) -> bytes | None: ...
+
+    async def get_range(self, begin: bytes, end: bytes | None, *, limit: int) -> Page: ...
 
 
 class SessionEnded(FileError):
@@ -61,7 +69,7 @@ def _floor_key(client: ClientId) -> bytes:
     return PREFIX + client.to_bytes(8, "big")
 
 
-async def admit(rows: Rows, client: ClientId, user: str, number: int) -> Answer | None:
+async def admit(rows: Looks, client: ClientId, user: str, number: int) -> Answer | None:
     """The stored answer to this number; None: it is new, and may be carried out in this transaction. `user`: whose
     session it must be; empty: a service. Raises `FileError` (EINVAL) for a number that was answered long ago,
     `SessionEnded`, `PermissionDenied` for another user's session."""
@@ -79,14 +87,19 @@ async def admit(rows: Rows, client: ClientId, user: str, number: int) -> Answer 
 async def store_answer(rows: Rows, client: ClientId, number: int, done_below: int, answer: Answer) -> None:
     """Of what `admit` has let through, in the same transaction; forgets what the client has below `done_below`."""
     head = _floor_key(client)
-    rows.set(head + number.to_bytes(8, "big"), _FORMAT + _encoder.encode(answer))
+    keep(rows, client, number, answer)
     floor = await _floor(rows, head)
     if done_below - floor >= STEP:
         rows.clear_range(head + floor.to_bytes(8, "big"), head + done_below.to_bytes(8, "big"))
         rows.set(head, _FORMAT + done_below.to_bytes(8, "big"))
 
 
-async def check_session(rows: Rows, client: ClientId, user: str, *, ended: bool = False) -> None:
+def keep(rows: Rows, client: ClientId, number: int, answer: Answer) -> None:
+    """The answer to a request that another one's has found unfinished, and has finished."""
+    rows.set(_floor_key(client) + number.to_bytes(8, "big"), _FORMAT + _encoder.encode(answer))
+
+
+async def check_session(rows: Looks, client: ClientId, user: str, *, ended: bool = False) -> None:
     """Raises `SessionEnded` unless it lives (or `ended`), `PermissionDenied` where it is another user's."""
     key = SESSIONS.key(client)
     row = await rows.get(key)
@@ -102,7 +115,7 @@ def forget_client(rows: Rows, client: ClientId) -> None:
     rows.clear_range(_floor_key(client), _floor_key(client + 1) if client + 1 < 1 << 63 else PREFIX[:1] + b"S")
 
 
-async def stored_clients(rows: Rows, after: ClientId, limit: int) -> list[ClientId]:
+async def stored_clients(rows: Looks, after: ClientId, limit: int) -> list[ClientId]:
     """Clients above `after` of whom something is kept, ascending."""
     found: list[ClientId] = []
     begin = _floor_key(after) + b"\xff" * 9
@@ -115,7 +128,7 @@ async def stored_clients(rows: Rows, after: ClientId, limit: int) -> list[Client
     return found
 
 
-async def _floor(rows: Rows, head: bytes) -> int:
+async def _floor(rows: Looks, head: bytes) -> int:
     row = await rows.get(head)
     if row is None:
         return 0

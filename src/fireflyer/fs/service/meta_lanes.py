@@ -1,0 +1,226 @@
+"""Queues before the store: requests that write the same directory or inode are carried out in one transaction.
+
+    put(key, work) ──> lane of the key ──all that wait, `MAX_BATCH` at most──> one transaction, a part each ──> done
+
+As transactions of their own they would conflict for ever, since all of them change the directory; together they cost
+one commit. While a lane commits, what comes next waits for it in the lane. On a store of this process alone one lane is
+best: there is one core to run bodies on, and a group commit takes the time of a sync however much is in it. On a
+database each read is a round trip, so lanes run side by side.
+
+What came first is carried out first. Parts that raise are dropped, and their callers get the error; an error of the
+transaction is everybody's, but one that is too large, or finds the disk full, is divided before that is believed.
+
+Requests that only read wait in a queue as well (`Reads`): those of one turn of the loop share a snapshot.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from typing import Any, Final
+
+from fireflyer.base.errors import Aborted, Busy, FireflyerError, NoSpace, UsageError
+from fireflyer.base.units import SECOND
+from fireflyer.kvstore import Engine, Part, Reader, Transaction, Trunk
+
+__all__ = ["MAX_BATCH", "MAX_WAITING", "Lanes", "Reads", "Work"]
+
+_log = logging.getLogger(__name__)
+MAX_BATCH: Final = 256
+"""Requests of one transaction."""
+MAX_WAITING: Final = 16384
+"""Requests in all lanes together; of those that read as many again."""
+MAX_FULLNESS: Final = 0.5
+"""Of the limits of a transaction: what comes behind it waits for the next one."""
+MAX_ATTEMPT_NS: Final = 1 * SECOND
+"""An attempt that has run for so long begins no more work."""
+TIMEOUT_NS: Final = 20 * SECOND
+"""For a transaction with all its attempts."""
+
+
+class Work(abc.ABC):
+    """One request."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    async def carry_out(self, rows: Any) -> Any:
+        """In a `Part` of a transaction (`Reads`: a `Trunk` of one that only reads). May run several times, so it has no
+        effect but there."""
+
+    @abc.abstractmethod
+    def done(self, outcome: Any) -> None:
+        """Called once: with what `carry_out` returned when it was committed, or with the error."""
+
+
+class _Tasks:
+    """That are waited for in the end."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    async def wait(self) -> None:
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a queue of the meta service failed", exc_info=error)
+
+
+class _Lane:
+    __slots__ = ("running", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Work] = deque()
+        self.running = False
+
+
+class Lanes:
+    """Lives in one loop. `prepare` is awaited before each transaction with the number of works that it may hold."""
+
+    def __init__(self, engine: Engine, *, width: int, prepare: Callable[[int], Awaitable[None]]) -> None:
+        self._engine = engine
+        self._prepare = prepare
+        self._lanes = [_Lane() for _ in range(width)]
+        self._tasks = _Tasks()
+        self._closed = False
+        self.waiting = 0
+        """Works that are not done."""
+
+    def put(self, key: Hashable, work: Work) -> None:
+        """Raises `Busy` when too many wait, `Aborted` after `close`."""
+        if self._closed:
+            raise Aborted("the meta service ends; ask another one")
+        if self.waiting >= MAX_WAITING:
+            raise Busy(f"{self.waiting} requests wait for the store already; ask again later")
+        lane = self._lanes[hash(key) % len(self._lanes)]
+        lane.waiting.append(work)
+        self.waiting += 1
+        if not lane.running:
+            lane.running = True
+            self._tasks.spawn(self._run(lane))
+
+    async def close(self) -> None:
+        """What waits is refused; transactions under way come to their end."""
+        self._closed = True
+        for lane in self._lanes:
+            while lane.waiting:
+                self._finish(lane.waiting.popleft(), Aborted("the meta service ends; ask another one"))
+        await self._tasks.wait()
+
+    async def _run(self, lane: _Lane) -> None:
+        try:
+            while lane.waiting:
+                batch = [lane.waiting.popleft() for _ in range(min(len(lane.waiting), MAX_BATCH))]
+                lane.waiting.extendleft(reversed(await self._transact(batch)))
+        finally:
+            lane.running = False
+
+    def _finish(self, work: Work, outcome: Any) -> None:
+        self.waiting -= 1
+        work.done(outcome)
+
+    async def _transact(self, batch: Sequence[Work]) -> Sequence[Work]:
+        """Those that are still to be done."""
+        try:
+            await self._prepare(len(batch))
+            outcomes = await self._engine.transact(
+                lambda transaction: _carried_out(transaction, batch), timeout_ns=TIMEOUT_NS, idempotent=True
+            )
+        except (UsageError, NoSpace) as error:
+            if len(batch) > 1:
+                for work in batch:
+                    await self._transact([work])
+            else:
+                self._finish(batch[0], error)
+            return ()
+        except Exception as error:
+            if not isinstance(error, FireflyerError):
+                _log.exception("a transaction of the meta service failed unexpectedly")
+            for work in batch:
+                self._finish(work, error)
+            return ()
+        for work, outcome in zip(batch, outcomes, strict=False):
+            self._finish(work, outcome)
+        return batch[len(outcomes) :]
+
+
+async def _carried_out(transaction: Transaction, batch: Sequence[Work]) -> list[Any]:
+    """Outcomes of the first ones, of one at least. Errors of the transaction itself are among them too: its commit
+    raises them again."""
+    trunk = Trunk(transaction, transaction)
+    outcomes: list[Any] = []
+    until_ns = time.monotonic_ns() + MAX_ATTEMPT_NS
+    for work in batch:
+        if outcomes and (trunk.fullness > MAX_FULLNESS or time.monotonic_ns() > until_ns):
+            break
+        part: Part = trunk.part()
+        try:
+            outcome = await work.carry_out(part)
+        except Exception as error:
+            outcomes.append(error)
+        else:
+            part.keep()
+            outcomes.append(outcome)
+    return outcomes
+
+
+class Reads:
+    """Lives in one loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: deque[Work] = deque()
+        self._tasks = _Tasks()
+        self._scheduled = False
+
+    def put(self, work: Work) -> None:
+        """Raises `Busy` when too many wait."""
+        if len(self._waiting) >= MAX_WAITING:
+            raise Busy(f"{len(self._waiting)} requests wait to be read already; ask again later")
+        self._waiting.append(work)
+        if not self._scheduled:
+            self._scheduled = True
+            self._tasks.spawn(self._run())
+
+    async def close(self) -> None:
+        await self._tasks.wait()
+
+    async def _run(self) -> None:
+        """What has come by now; what comes while it waits for the store gets a transaction beside this one."""
+        self._scheduled = False
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+            await self._read(batch)
+
+    async def _read(self, batch: Sequence[Work]) -> None:
+        try:
+            outcomes = await self._engine.read(lambda reader: _read_by(reader, batch), timeout_ns=TIMEOUT_NS)
+        except Exception as error:
+            if not isinstance(error, FireflyerError):
+                _log.exception("reading for the meta service failed unexpectedly")
+            outcomes = [error] * len(batch)
+        for work, outcome in zip(batch, outcomes, strict=True):
+            work.done(outcome)
+
+
+async def _read_by(reader: Reader, batch: Sequence[Work]) -> list[Any]:
+    trunk = Trunk(reader)
+    outcomes: list[Any] = []
+    for work in batch:
+        try:
+            outcomes.append(await work.carry_out(trunk))
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes

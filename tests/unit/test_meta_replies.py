@@ -1,0 +1,161 @@
+"""Answers to numbered requests: told again, forgotten when the client has them, and never done twice."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from tests.support.loops import on_loop
+
+from fireflyer.base.errors import DataCorruption, PermissionDenied
+from fireflyer.fs.core.meta.replies import (
+    STEP,
+    SessionEnded,
+    admit,
+    forget_client,
+    number_allowed,
+    store_answer,
+    stored_clients,
+)
+from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Answer, Done, Refused
+from fireflyer.kvstore import Engine, MemoryEngine, Transaction
+
+
+async def _open_session(kv: Engine, client: int, user: str = "ada") -> None:
+    async def body(tx: Transaction) -> None:
+        tx.set(SESSIONS.key(client), encode_row(SessionRow(client, user, f"nonce {client}")))
+
+    await kv.transact(body)
+
+
+async def _end_session(kv: Engine, client: int) -> None:
+    async def body(tx: Transaction) -> None:
+        tx.clear(SESSIONS.key(client))
+
+    await kv.transact(body)
+
+
+async def _ask(
+    kv: Engine, client: int, number: int, answer: Answer, *, done_below: int = 1, user: str = "ada"
+) -> tuple[Answer, bool]:
+    """The answer, and whether it was carried out now."""
+
+    async def body(tx: Transaction) -> tuple[Answer, bool]:
+        stored = await admit(tx, client, user, number)
+        if stored is not None:
+            return stored, False
+        await store_answer(tx, client, number, done_below, answer)
+        return answer, True
+
+    return await kv.transact(body)
+
+
+async def _rows(kv: Engine) -> int:
+    return len((await kv.read(lambda tx: tx.get_range(b"FR", b"FS"))).items)
+
+
+@on_loop
+async def test_a_request_that_comes_again_is_answered_as_the_first_time() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7)
+        assert await _ask(kv, 7, 1, Refused(errno.EEXIST, "it is there")) == (
+            Refused(errno.EEXIST, "it is there"),
+            True,
+        )
+        assert await _ask(kv, 7, 1, Done()) == (Refused(errno.EEXIST, "it is there"), False)
+        assert await _ask(kv, 7, 2, Done()) == (Done(), True)
+
+
+@on_loop
+async def test_answers_are_forgotten_when_the_client_has_them_and_stragglers_are_refused() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7)
+        for number in range(1, 4 * STEP):
+            await _ask(kv, 7, number, Done(), done_below=number)
+        assert await _rows(kv) <= STEP + 2
+        with pytest.raises(FileError) as refused:
+            await _ask(kv, 7, 1, Done())
+        assert refused.value.errno == errno.EINVAL
+        assert (await _ask(kv, 7, 4 * STEP - 1, Refused(1, "")))[0] == Done()
+
+
+@on_loop
+async def test_a_client_that_keeps_to_no_rule_stores_no_more_rows_by_it() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7)
+        for number in range(1, 3000, 7):
+            for done_below in (number - MAX_UNDER_WAY + 1, number):
+                if done_below >= 0 and number_allowed(number, done_below):
+                    try:
+                        await _ask(kv, 7, number, Done(), done_below=done_below)
+                    except FileError:
+                        pass
+        assert await _rows(kv) <= MAX_UNDER_WAY + STEP + 1
+
+
+def test_the_window_of_numbers() -> None:
+    assert [number_allowed(number, 10) for number in (9, 10, 9 + MAX_UNDER_WAY, 10 + MAX_UNDER_WAY)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+@on_loop
+async def test_a_session_that_is_over_changes_nothing_but_a_service_is_told_what_it_had_done() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7, user="")
+        await _ask(kv, 7, 1, Done(), user="")
+        await _end_session(kv, 7)
+        assert await _ask(kv, 7, 1, Refused(1, ""), user="") == (Done(), False)
+        with pytest.raises(SessionEnded):
+            await _ask(kv, 7, 2, Done(), user="")
+        assert await kv.read(lambda tx: stored_clients(tx, 0, 10)) == [7]
+
+        async def forget(tx: Transaction) -> None:
+            forget_client(tx, 7)
+
+        await kv.transact(forget)
+        assert await _rows(kv) == 0
+
+
+@on_loop
+async def test_nobody_uses_or_sees_the_session_of_another_user() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7)
+        await _ask(kv, 7, 1, Done())
+        for number in (1, 2):
+            with pytest.raises(PermissionDenied, match="another user's"):
+                await _ask(kv, 7, number, Done(), user="mallory")
+        await _end_session(kv, 7)
+        with pytest.raises(SessionEnded):  # whose it was is not known any more
+            await _ask(kv, 7, 1, Done(), user="mallory")
+
+
+@on_loop
+async def test_clients_with_answers_are_listed_each_once() -> None:
+    async with MemoryEngine() as kv:
+        for client in (3, 5, 1 << 40):
+            await _open_session(kv, client)
+            for number in (1, 2, 3 * STEP):
+                await _ask(kv, client, number, Done(), done_below=number)
+        assert await kv.read(lambda tx: stored_clients(tx, 0, 2)) == [3, 5]
+        assert await kv.read(lambda tx: stored_clients(tx, 5, 2)) == [1 << 40]
+
+
+@on_loop
+async def test_a_damaged_row_is_told() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7)
+        await _ask(kv, 7, 1, Done())
+
+        async def damage(tx: Transaction) -> None:
+            for key, _ in (await tx.get_range(b"FR", b"FS")).items:
+                tx.set(key, b"\x01\xc1")
+
+        await kv.transact(damage)
+        with pytest.raises(DataCorruption):
+            await _ask(kv, 7, 1, Done())
