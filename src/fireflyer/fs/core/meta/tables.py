@@ -4,13 +4,9 @@
     FE + parent (8) + name         a name in a directory         `EntryRow`
     FV + id (8) + name             an extended attribute         the value
     FA + directory (8)             a quota area                  `AreaRow`
-    FB + area (8)                  its trash directory           `BinRow`
     FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
-    FU + time (8) + id (8)         unlinked then, to be collected
-    FW + id (8) + client (8)       a writer
-    FO + id (8) + client (8)       a hold: open at a client for long
-    FL + id (8)                    locks
-    FR, FX                         the service's: replies; numbers given out, services, leases
+    FW FO FL FU                    writers, holds, locks, what is unlinked: `open_rows`, as FC FG FK FQ
+    FR FX                          the service's: replies; numbers given out, services, leases
 
 Numbers are big-endian, so that ranges are in their order; the names of one directory are one range. A value is a byte,
 the version of its format, and MessagePack (of extended attributes: the bytes themselves). What does not decode, or is
@@ -26,8 +22,8 @@ import msgspec
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.schema.inodes import Inode, InodeId, Kind
 
-__all__ = ["AREAS", "BINS", "ENTRIES", "FORMAT", "HOLDS", "INODES", "LOCKS", "TRASH", "UNLINKED", "VALUES", "WRITERS"]
-__all__ += ["AreaRow", "BinRow", "Coder", "EntryRow", "TrashRow", "decode_entry", "decode_inode", "encode_entry"]
+__all__ = ["AREAS", "ENTRIES", "FORMAT", "HOLDS", "INODES", "LOCKS", "TRASH", "UNLINKED", "VALUES", "WRITERS"]
+__all__ += ["AreaRow", "Coder", "EntryRow", "TrashRow", "decode_entry", "decode_inode", "encode_entry"]
 __all__ += ["encode_inode", "entries_end", "entry_key", "inode_key", "number_key", "pair_key", "prefix_end"]
 
 FORMAT: Final = b"\x01"
@@ -35,7 +31,6 @@ INODES: Final = b"FI"
 ENTRIES: Final = b"FE"
 VALUES: Final = b"FV"
 AREAS: Final = b"FA"
-BINS: Final = b"FB"
 TRASH: Final = b"FT"
 UNLINKED: Final = b"FU"
 WRITERS: Final = b"FW"
@@ -65,10 +60,6 @@ class AreaRow(msgspec.Struct, frozen=True, array_like=True):
     limit_inodes: int | None = None
     closed: bool = False
     """It is an area no more; what still counts in it is unlinked and waits to be collected."""
-
-
-class BinRow(msgspec.Struct, frozen=True, array_like=True):
-    directory: InodeId
 
 
 class TrashRow(msgspec.Struct, frozen=True, array_like=True):
@@ -106,11 +97,10 @@ class Coder(Generic[R]):
 
 
 AREA_ROWS: Final = Coder(AreaRow)
-BIN_ROWS: Final = Coder(BinRow)
 TRASH_ROWS: Final = Coder(TrashRow)
 _INODE: Final = Coder(Inode)
 _ENTRY: Final = Coder(EntryRow)
-__all__ += ["AREA_ROWS", "BIN_ROWS", "ENTRY_PREFIX_BYTES", "TRASH_ROWS", "corrupt"]
+__all__ += ["AREA_ROWS", "ENTRY_PREFIX_BYTES", "TRASH_ROWS", "corrupt"]
 
 encode_inode: Final = _INODE.encode
 encode_entry: Final = _ENTRY.encode

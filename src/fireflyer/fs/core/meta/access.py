@@ -1,0 +1,61 @@
+"""Who may do what with an inode: the permission bits of POSIX, the rules of the superuser, sticky directories.
+
+Of owner, group and others exactly one class counts: the first that fits, even where a later one would allow more. The
+superuser reads, writes and searches everything, but executes only what anybody may execute.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import Inode, Kind
+
+__all__ = ["EXECUTE", "GROUP_EXECUTE", "READ", "SET_GID", "SET_UID", "STICKY", "WRITE", "may_remove", "owns", "permits"]
+__all__ += ["require", "require_removal"]
+
+READ: Final = 4
+WRITE: Final = 2
+EXECUTE: Final = 1
+"""Of a directory: search."""
+SET_UID: Final = 0o4000
+SET_GID: Final = 0o2000
+STICKY: Final = 0o1000
+GROUP_EXECUTE: Final = 0o010
+_ANY_EXECUTE: Final = 0o111
+
+
+def permits(asker: Asker, inode: Inode, mask: int) -> bool:
+    mode = inode.mode
+    if asker.unrestricted:
+        return not mask & EXECUTE or inode.kind is Kind.DIRECTORY or bool(mode & _ANY_EXECUTE)
+    if asker.uid == inode.uid:
+        mode >>= 6
+    elif asker.has_group(inode.gid):
+        mode >>= 3
+    return mode & mask == mask
+
+
+def require(asker: Asker, inode: Inode, mask: int) -> None:
+    """Raises EACCES."""
+    if not permits(asker, inode, mask):
+        raise file_error(errno.EACCES)
+
+
+def owns(asker: Asker, inode: Inode) -> bool:
+    """Or is the superuser."""
+    return asker.unrestricted or asker.uid == inode.uid
+
+
+def may_remove(asker: Asker, directory: Inode, inode: Inode) -> bool:
+    """As far as the sticky bit goes."""
+    return not directory.mode & STICKY or owns(asker, inode) or asker.uid == directory.uid
+
+
+def require_removal(asker: Asker, directory: Inode, inode: Inode) -> None:
+    """That the name of `inode` may be taken out of `directory`. Raises EACCES, EPERM."""
+    require(asker, directory, WRITE | EXECUTE)
+    if not may_remove(asker, directory, inode):
+        raise file_error(errno.EPERM, "the directory is sticky: only owners may remove from it")

@@ -1,0 +1,253 @@
+"""Quota areas: limits and exact use of everything below a directory.
+
+Areas lie in each other: a row names the area outside it, and what is charged to one is charged to all outside it, in
+the transaction that makes the use. An inode says which area it is in; names never lead from one area into another
+(rename and link over the border are EXDEV), so a directory belongs to its area with everything below it, down to the
+heads of inner areas. What was unlinked counts until it is collected, where it was when it was unlinked.
+
+A directory becomes an area by being counted, and an area is *closed* by giving what is in it to the one outside: both
+in one transaction, so they need a small directory. Unlinked inodes are not found by counting: they stay with the
+closed row, which goes when the last of them does.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from fireflyer.fs.core.meta import tables
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.directories import directory_body
+from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, AreaRow, number_key
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from fireflyer.fs.schema.inodes import MAX_STRIPE, Defaults, FileBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.meta import Area, Found, GetArea, GetSpace, SetArea, SetDefaults, Space
+
+__all__ = ["MAX_COUNTED", "charge", "get_area", "get_space", "set_area", "set_defaults"]
+
+MAX_COUNTED: Final = 4096
+"""Names in a directory that becomes an area or ceases to be one."""
+_PAGE_ROWS: Final = 1024
+_ENDLESS: Final = (1 << 63) - 1
+
+
+async def charge(
+    context: Context, area: InodeId | int, bytes_more: int, inodes_more: int, *, checked: bool = True
+) -> None:
+    """Changes the use of `area` (0: none) and of all outside it. Raises EDQUOT where it grows over a limit, unless not
+    `checked`; then it has written nothing."""
+    rows = context.rows
+    writes: list[tuple[bytes, bytes | None]] = []
+    while area:
+        key = number_key(AREAS, area)
+        row = await _read(context, area)
+        if row is None:
+            raise tables.corrupt(key, "is missing though inodes are in that area")
+        used_bytes, used_inodes = row.bytes + bytes_more, row.inodes + inodes_more
+        if used_bytes < 0 or used_inodes < 0 or (used_bytes and not used_inodes):
+            raise tables.corrupt(key, f"would count {used_bytes} bytes in {used_inodes} inodes")
+        if checked and bytes_more > 0 and row.limit_bytes is not None and used_bytes > row.limit_bytes:
+            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_bytes} bytes of directory {area}")
+        if checked and inodes_more > 0 and row.limit_inodes is not None and used_inodes > row.limit_inodes:
+            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_inodes} inodes of directory {area}")
+        changed = AreaRow(row.head, row.outer, used_bytes, used_inodes, row.limit_bytes, row.limit_inodes, row.closed)
+        writes.append((key, AREA_ROWS.encode(changed) if used_inodes else None))
+        area = row.outer
+    for key, value in writes:
+        if value is None:
+            rows.clear(key)
+        else:
+            rows.set(key, value)
+
+
+async def get_area(request: GetArea, context: Context) -> Area:
+    inode = await find(context, request.place)
+    row = await _read(context, inode.id)
+    if row is None or row.closed:
+        raise file_error(errno.ENODATA, "the directory is not the head of a quota area")
+    return _shown(row)
+
+
+async def get_space(request: GetSpace, context: Context) -> Space:
+    inode = await context.inode(request.inode)
+    if inode is None:
+        raise file_error(errno.ESTALE)
+    cluster = context.cluster
+    capacity, free = cluster.capacity_bytes, cluster.free_bytes
+    inodes, free_inodes = cluster.inodes, _ENDLESS - cluster.inodes
+    area: int = inode.area
+    while area:
+        row = await _read(context, area)
+        if row is None:
+            raise tables.corrupt(number_key(AREAS, area), "is missing though inodes are in that area")
+        if row.limit_bytes is not None:
+            capacity = min(capacity, row.limit_bytes)
+            free = min(free, max(0, row.limit_bytes - row.bytes))
+        if row.limit_inodes is not None and row.limit_inodes - row.inodes < free_inodes:
+            inodes, free_inodes = row.inodes, max(0, row.limit_inodes - row.inodes)
+        area = row.outer
+    return Space(capacity, free, inodes, free_inodes)
+
+
+async def set_defaults(request: SetDefaults, context: Context) -> Found:
+    inode = await find(context, request.place)
+    body = directory_body(inode)
+    if not (context.asker.unrestricted or context.asker.uid == inode.uid):
+        raise file_error(errno.EPERM)
+    _check_defaults(request.defaults)
+    changed = msgspec.structs.replace(
+        inode, ctime_ns=context.now_ns, body=msgspec.structs.replace(body, defaults=request.defaults)
+    )
+    context.put(changed)
+    return Found(changed)
+
+
+def _check_defaults(defaults: Defaults) -> None:
+    size = defaults.chunk_bytes
+    if size and (size & (size - 1) or not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES):
+        raise file_error(errno.EINVAL, f"chunks of {size} bytes; a power of two from {MIN_CHUNK_BYTES} to 64 MiB")
+    if defaults.stripe > MAX_STRIPE:
+        raise file_error(errno.EINVAL, f"a stripe of {defaults.stripe} chains; at most {MAX_STRIPE}")
+
+
+async def set_area(request: SetArea, context: Context) -> Area:
+    if not context.asker.unrestricted:
+        raise file_error(errno.EPERM, "quotas are set by administrators")
+    inode = await find(context, request.place)
+    directory_body(inode)
+    if inode.links == 0:
+        raise file_error(errno.ENOENT)
+    row = await _read(context, inode.id)
+    is_head = row is not None and not row.closed
+    if request.bytes is None and request.inodes is None:
+        if row is None or row.closed:
+            raise file_error(errno.ENODATA, "the directory is not the head of a quota area")
+        return await _close(context, inode, row)
+    if row is None or not is_head:
+        row = await _open(context, inode, row)
+    row = msgspec.structs.replace(row, limit_bytes=request.bytes, limit_inodes=request.inodes)
+    _write(context, row)
+    return _shown(row)
+
+
+async def _open(context: Context, head: Inode, left: AreaRow | None) -> AreaRow:
+    """`left`: what is still unlinked from when it was an area before; it is charged as where the directory is now."""
+    outer = head.area
+    counted = await _count(context, head)
+    counted_bytes, counted_inodes = counted.bytes, counted.inodes
+    if left is not None:
+        await charge(context, left.outer, -left.bytes, -left.inodes, checked=False)
+        await charge(context, outer, left.bytes, left.inodes, checked=False)
+        counted_bytes, counted_inodes = counted_bytes + left.bytes, counted_inodes + left.inodes
+    for inode in counted.found:
+        context.put(msgspec.structs.replace(inode, area=head.id))
+    for inner in counted.inner:
+        _write(context, msgspec.structs.replace(inner, outer=head.id))
+    return AreaRow(head.id, outer, counted_bytes, counted_inodes)
+
+
+async def _close(context: Context, head: Inode, row: AreaRow) -> Area:
+    counted = await _count(context, head)
+    for inode in counted.found:
+        context.put(msgspec.structs.replace(inode, area=row.outer))
+    for inner in counted.inner:
+        _write(context, msgspec.structs.replace(inner, outer=row.outer))
+    left = AreaRow(row.head, row.outer, row.bytes - counted.bytes, row.inodes - counted.inodes, closed=True)
+    if left.bytes < 0 or left.inodes < 0:
+        raise tables.corrupt(number_key(AREAS, head.id), f"counts less than is there: {counted.inodes} inodes")
+    if left.inodes:
+        _write(context, left)
+    else:
+        context.rows.clear(number_key(AREAS, head.id))
+    return Area(head.id, counted.bytes, counted.inodes, None, None)
+
+
+@dataclass(slots=True)
+class _Counted:
+    bytes: int = 0
+    inodes: int = 0
+    """With those of inner areas."""
+    found: list[Inode] = field(default_factory=list)
+    """Without them."""
+    inner: list[AreaRow] = field(default_factory=list)
+
+
+async def _count(context: Context, head: Inode) -> _Counted:
+    """Raises EFBIG where there are too many; EXDEV where something has a name outside too."""
+    counted = _Counted()
+    names: Counter[InodeId] = Counter()
+    several: dict[InodeId, Inode] = {}
+    _add(counted, head)
+    below = [head.id]
+    seen = 0
+    while below:
+        for name_id, kind in await _names(context, below.pop(), MAX_COUNTED - seen):
+            seen += 1
+            names[name_id] += 1
+            if names[name_id] > 1:
+                continue
+            inode = await context.known(name_id)
+            if kind is Kind.DIRECTORY and inode.area == inode.id and inode.id != head.id:
+                inner = await _read(context, inode.id)
+                if inner is None:
+                    raise tables.corrupt(number_key(AREAS, inode.id), "is missing though inodes are in that area")
+                counted.inner.append(inner)
+                counted.bytes, counted.inodes = counted.bytes + inner.bytes, counted.inodes + inner.inodes
+                continue
+            _add(counted, inode)
+            if kind is Kind.DIRECTORY:
+                below.append(inode.id)
+            elif inode.links > 1:
+                several[inode.id] = inode
+    for inode in several.values():
+        if names[inode.id] != inode.links:
+            raise file_error(errno.EXDEV, f"inode {inode.id} has a name outside of the directory too; remove that")
+    return counted
+
+
+def _add(counted: _Counted, inode: Inode) -> None:
+    counted.found.append(inode)
+    counted.inodes += 1
+    if isinstance(inode.body, FileBody):
+        counted.bytes += inode.body.length
+
+
+async def _names(context: Context, directory: InodeId, most: int) -> list[tuple[InodeId, Kind]]:
+    result: list[tuple[InodeId, Kind]] = []
+    begin, end = tables.entry_key(directory, b""), tables.entries_end(directory)
+    while True:
+        page = await context.rows.get_range(begin, end, limit=_PAGE_ROWS)
+        for key, value in page.items:
+            entry = tables.decode_entry(key, value)
+            result.append((entry.id, entry.kind))
+        if len(result) > most:
+            message = f"more than {MAX_COUNTED} names; make a new directory an area and move them there"
+            raise file_error(errno.EFBIG, message)
+        if not page.more:
+            return result
+        begin = page.items[-1][0] + b"\0"
+
+
+async def _read(context: Context, area: InodeId) -> AreaRow | None:
+    key = number_key(AREAS, area)
+    value = await context.rows.get(key)
+    if value is None:
+        return None
+    row = AREA_ROWS.decode(key, value)
+    if row.head != area:
+        raise tables.corrupt(key, f"is the row of area {row.head}")
+    return row
+
+
+def _write(context: Context, row: AreaRow) -> None:
+    context.rows.set(number_key(AREAS, row.head), AREA_ROWS.encode(row))
+
+
+def _shown(row: AreaRow) -> Area:
+    return Area(row.head, row.bytes, row.inodes, row.limit_bytes, row.limit_inodes)

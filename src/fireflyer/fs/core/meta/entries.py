@@ -1,0 +1,289 @@
+"""Names: making, linking, removing and renaming what has them.
+
+Every operation finds its *spot* (`paths`), checks in the order in which Linux does, and then writes: the name, the
+inode, and the directory with its times and its numbers of entries and of subdirectories. The inode whose last name
+goes keeps its row with no links until it is collected (`holds.unlink`).
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+import msgspec
+
+from fireflyer.fs.core.meta import areas, holds, trash
+from fireflyer.fs.core.meta.access import (
+    EXECUTE,
+    GROUP_EXECUTE,
+    READ,
+    SET_GID,
+    STICKY,
+    WRITE,
+    permits,
+    require,
+    require_removal,
+)
+from fireflyer.fs.core.meta.context import Context, Rows
+from fireflyer.fs.core.meta.directories import changed_directory, directory_body, parent_of
+from fireflyer.fs.core.meta.layout import new_layout
+from fireflyer.fs.core.meta.paths import Last, Spot, Walker, find, look_up
+from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, encode_inode, entry_key, inode_key
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import (
+    MAX_LINKS,
+    MAX_PATH_BYTES,
+    ROOT,
+    DeviceBody,
+    DirectoryBody,
+    FileBody,
+    Inode,
+    InodeId,
+    Kind,
+    SymlinkBody,
+)
+from fireflyer.fs.schema.meta import (
+    Done,
+    Found,
+    Link,
+    MakeDirectory,
+    MakeNode,
+    Open,
+    OpenFlag,
+    Place,
+    Remove,
+    RemoveDirectory,
+    Symlink,
+)
+
+__all__ = ["drop_name", "link", "make_directory", "make_node", "make_root", "open_place", "remove"]
+__all__ += ["remove_directory", "spot_to_remove", "symlink"]
+
+_PERMISSIONS: Final = 0o777
+_FLAGS_THAT_WRITE: Final = OpenFlag.WRITE | OpenFlag.TRUNCATE
+
+
+async def make_root(rows: Rows, *, now_ns: int, uid: int = 0, gid: int = 0, mode: int = 0o755) -> bool:
+    """False: it is there already."""
+    if await rows.get(inode_key(ROOT)) is not None:
+        return False
+    body = DirectoryBody(ROOT)
+    root = Inode(ROOT, Kind.DIRECTORY, mode, uid, gid, 1, now_ns, now_ns, now_ns, 0, body)
+    rows.set(inode_key(ROOT), encode_inode(root))
+    return True
+
+
+async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
+    """The inode, and whether it was made for this. Raises what open(2) does; ENXIO for what only a kernel opens."""
+    flags = int(request.flags)
+    walker = Walker(context, request.place)
+    while True:
+        spot = await walker.parent()
+        if flags & OpenFlag.CREATE and spot.last is Last.NAME and spot.slash:
+            raise file_error(errno.EISDIR)
+        inode = await _at(context, spot)
+        if inode is None:
+            if not flags & OpenFlag.CREATE:
+                raise file_error(errno.ENOENT)
+            return await _create_file(context, spot, request.mode), True
+        if flags & OpenFlag.CREATE and flags & OpenFlag.EXCLUSIVE:
+            raise file_error(errno.EEXIST)
+        if isinstance(inode.body, SymlinkBody) and spot.last is Last.NAME and (flags & OpenFlag.FOLLOW or spot.slash):
+            await walker.enter(inode.body)
+            continue
+        if spot.slash and inode.kind is not Kind.DIRECTORY:
+            raise file_error(errno.ENOTDIR)
+        _check_opening(context, inode, flags)
+        return inode, False
+
+
+async def _at(context: Context, spot: Spot) -> Inode | None:
+    if spot.last is Last.DOT_DOT:
+        return await parent_of(context, spot.directory)
+    if spot.last is not Last.NAME:
+        return spot.directory
+    entry = await look_up(context, spot.directory, spot.name)
+    return None if entry is None else await context.known(entry.id)
+
+
+def _check_opening(context: Context, inode: Inode, flags: int) -> None:
+    kind = inode.kind
+    if kind is Kind.DIRECTORY and flags & (_FLAGS_THAT_WRITE | OpenFlag.CREATE):
+        raise file_error(errno.EISDIR)
+    if kind is not Kind.DIRECTORY and flags & OpenFlag.DIRECTORY:
+        raise file_error(errno.ENOTDIR)
+    if kind is Kind.SYMLINK:
+        raise file_error(errno.ELOOP)
+    if kind is Kind.DIRECTORY and flags & OpenFlag.EXECUTE:
+        raise file_error(errno.EACCES)
+    mask = (READ if flags & OpenFlag.READ else 0) | (EXECUTE if flags & OpenFlag.EXECUTE else 0)
+    require(context.asker, inode, mask | (WRITE if flags & _FLAGS_THAT_WRITE else 0))
+    if kind not in (Kind.FILE, Kind.DIRECTORY):
+        raise file_error(errno.ENXIO, "fifos, sockets and devices are opened by the kernel that they are used on")
+
+
+async def _create_file(context: Context, spot: Spot, mode: int) -> Inode:
+    directory = spot.directory
+    _require_addition(context, directory)
+    inode_id = context.new_id()
+    layout = new_layout(context, directory_body(directory).defaults, inode_id)
+    return await _make(context, spot, inode_id, Kind.FILE, mode, FileBody(layout))
+
+
+async def make_directory(request: MakeDirectory, context: Context) -> Found:
+    spot = await _vacancy(context, request.place, directory=True)
+    _require_addition(context, spot.directory)
+    inode_id = context.new_id()
+    body = DirectoryBody(spot.directory.id, 0, 0, directory_body(spot.directory).defaults)
+    mode = request.mode & (_PERMISSIONS | STICKY)
+    return Found(await _make(context, spot, inode_id, Kind.DIRECTORY, mode, body))
+
+
+async def make_node(request: MakeNode, context: Context) -> Found:
+    if request.kind is Kind.DIRECTORY:
+        raise file_error(errno.EPERM)
+    if request.kind is Kind.SYMLINK:
+        raise file_error(errno.EINVAL)
+    spot = await _vacancy(context, request.place)
+    if request.kind is Kind.FILE:
+        return Found(await _create_file(context, spot, request.mode))
+    _require_addition(context, spot.directory)
+    device = request.device if request.kind in (Kind.CHARACTER, Kind.BLOCK) else 0
+    if request.kind in (Kind.CHARACTER, Kind.BLOCK) and not context.asker.unrestricted:
+        raise file_error(errno.EPERM, "device nodes are made by root")
+    return Found(await _make(context, spot, context.new_id(), request.kind, request.mode, DeviceBody(device)))
+
+
+async def symlink(request: Symlink, context: Context) -> Found:
+    target = request.target
+    if not target:
+        raise file_error(errno.ENOENT, "a symbolic link to nothing")
+    if len(target) > MAX_PATH_BYTES:
+        raise file_error(errno.ENAMETOOLONG)
+    if b"\0" in target:
+        raise file_error(errno.EINVAL, "a path has no zero bytes")
+    spot = await _vacancy(context, request.place)
+    _require_addition(context, spot.directory)
+    return Found(await _make(context, spot, context.new_id(), Kind.SYMLINK, _PERMISSIONS, SymlinkBody(target)))
+
+
+async def link(request: Link, context: Context) -> Found:
+    inode = await find(context, request.existing, follow=request.follow)
+    spot = await _vacancy(context, request.place)
+    directory = spot.directory
+    _require_addition(context, directory)
+    if inode.kind is Kind.DIRECTORY:
+        raise file_error(errno.EPERM, "a directory has one name")
+    if inode.links == 0:
+        raise file_error(errno.ENOENT)
+    if inode.links >= MAX_LINKS:
+        raise file_error(errno.EMLINK)
+    if inode.area != directory.area:
+        raise file_error(errno.EXDEV, "a quota area lies between them")
+    inode = msgspec.structs.replace(inode, links=inode.links + 1, ctime_ns=context.now_ns)
+    context.put(inode)
+    context.rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.put(changed_directory(directory, context.now_ns, 1, 0))
+    return Found(inode)
+
+
+async def remove(request: Remove, context: Context) -> Done:
+    spot = await Walker(context, request.place).parent()
+    if spot.last is not Last.NAME:
+        raise file_error(errno.EISDIR)
+    inode = await _at(context, spot)
+    if inode is None:
+        raise file_error(errno.ENOENT)
+    if spot.slash:
+        raise file_error(errno.EISDIR if inode.kind is Kind.DIRECTORY else errno.ENOTDIR)
+    directory = spot.directory
+    require_removal(context.asker, directory, inode)
+    if inode.kind is Kind.DIRECTORY:
+        raise file_error(errno.EISDIR)
+    context.rows.clear(entry_key(directory.id, spot.name))
+    context.put(changed_directory(directory, context.now_ns, -1, 0))
+    if not await trash.keep(context, directory, spot.name, inode):
+        await drop_name(context, inode)
+    return Done()
+
+
+async def remove_directory(request: RemoveDirectory, context: Context) -> Done:
+    spot, inode = await spot_to_remove(context, request.place)
+    if directory_body(inode).entries:
+        raise file_error(errno.ENOTEMPTY)
+    context.rows.clear(entry_key(spot.directory.id, spot.name))
+    context.put(changed_directory(spot.directory, context.now_ns, -1, -1))
+    await drop_name(context, inode)
+    return Done()
+
+
+async def spot_to_remove(context: Context, place: Place) -> tuple[Spot, Inode]:
+    """Of a directory that may be removed, as far as it is empty."""
+    spot = await Walker(context, place).parent()
+    if spot.last is Last.DOT:
+        raise file_error(errno.EINVAL)
+    if spot.last is Last.DOT_DOT:
+        raise file_error(errno.ENOTEMPTY)
+    if spot.last is Last.NOTHING:
+        raise file_error(errno.EBUSY if spot.directory.id == ROOT else errno.EINVAL)
+    inode = await _at(context, spot)
+    if inode is None:
+        raise file_error(errno.ENOENT)
+    require_removal(context.asker, spot.directory, inode)
+    directory_body(inode)
+    return spot, inode
+
+
+async def drop_name(context: Context, inode: Inode) -> None:
+    """After its entry is gone. Of a directory: its only one."""
+    left = inode.links - 1
+    inode = msgspec.structs.replace(inode, links=left, ctime_ns=context.now_ns)
+    context.put(inode)
+    if not left:
+        await holds.unlink(context, inode)
+
+
+async def _vacancy(context: Context, place: Place, *, directory: bool = False) -> Spot:
+    """Where nothing is yet. `directory`: a slash may be behind the name."""
+    spot = await Walker(context, place).parent()
+    if spot.last is not Last.NAME:
+        raise file_error(errno.EEXIST)
+    if await look_up(context, spot.directory, spot.name) is not None:
+        raise file_error(errno.EEXIST)
+    if spot.slash and not directory:
+        raise file_error(errno.ENOENT)
+    return spot
+
+
+def _require_addition(context: Context, directory: Inode) -> None:
+    if directory.links == 0:
+        raise file_error(errno.ENOENT, "the directory is removed")
+    if not permits(context.asker, directory, WRITE | EXECUTE):
+        raise file_error(errno.EACCES)
+
+
+async def _make(
+    context: Context,
+    spot: Spot,
+    inode_id: InodeId,
+    kind: Kind,
+    mode: int,
+    body: FileBody | DirectoryBody | SymlinkBody | DeviceBody,
+) -> Inode:
+    directory, asker, now_ns = spot.directory, context.asker, context.now_ns
+    gid = asker.gid
+    if directory.mode & SET_GID:
+        gid = directory.gid
+        if kind is Kind.DIRECTORY:
+            mode |= SET_GID
+        elif mode & SET_GID and mode & GROUP_EXECUTE and not (asker.unrestricted or asker.has_group(gid)):
+            mode &= ~SET_GID
+    area = directory.area
+    if area:
+        await areas.charge(context, area, 0, 1)
+    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body)
+    rows = context.rows
+    rows.set(inode_key(inode_id), encode_inode(inode))
+    rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode_id, kind)))
+    context.put(changed_directory(directory, now_ns, 1, 1 if kind is Kind.DIRECTORY else 0))
+    return inode

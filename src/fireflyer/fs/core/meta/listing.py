@@ -1,0 +1,116 @@
+"""Looking: attributes of one place or of many, the names of a directory, the target of a link, rights."""
+
+from __future__ import annotations
+
+import errno
+
+from fireflyer.fs.core.meta.access import EXECUTE, READ, permits, require
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.directories import directory_body
+from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.core.meta.tables import (
+    ENTRY_PREFIX_BYTES,
+    decode_entry,
+    decode_inode,
+    entries_end,
+    entry_key,
+    inode_key,
+)
+from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, Inode, InodeId, Kind, SymlinkBody
+from fireflyer.fs.schema.meta import (
+    Access,
+    Done,
+    Entry,
+    Found,
+    FoundMany,
+    ListDirectory,
+    Listing,
+    Place,
+    ReadLink,
+    Stat,
+    StatMany,
+    Target,
+)
+
+__all__ = ["check_access", "list_directory", "read_link", "stat", "stat_many"]
+
+_DOTS = (b".", b"..")
+
+
+async def stat(request: Stat, context: Context) -> Found:
+    return Found(await find(context, request.place, follow=request.follow))
+
+
+async def stat_many(request: StatMany, context: Context) -> FoundMany:
+    """Names in directories that were searched before are looked up at once."""
+    searched: dict[InodeId, bool] = {}
+    found: list[Inode | int] = []
+    get = context.rows.get
+    for place in request.places:
+        base, name = place.base, place.path
+        if name and b"/" not in name and b"\0" not in name and len(name) <= MAX_NAME_BYTES and name not in _DOTS:
+            may_search = searched.get(base)
+            if may_search is None:
+                may_search = searched[base] = await _may_search(context, base)
+            if may_search:
+                key = entry_key(base, name)
+                value = await get(key)
+                if value is None:
+                    found.append(errno.ENOENT)
+                    continue
+                entry = decode_entry(key, value)
+                if entry.kind is not Kind.SYMLINK:
+                    found.append(await context.known(entry.id))
+                    continue
+        found.append(await _errno_or_inode(context, place, follow=request.follow))
+    return FoundMany(tuple(found))
+
+
+async def _may_search(context: Context, directory: InodeId) -> bool:
+    inode = await context.inode(directory)
+    return inode is not None and inode.kind is Kind.DIRECTORY and permits(context.asker, inode, EXECUTE)
+
+
+async def _errno_or_inode(context: Context, place: Place, *, follow: bool) -> Inode | int:
+    try:
+        return await find(context, place, follow=follow)
+    except FileError as error:
+        return error.errno or errno.EIO
+
+
+async def list_directory(request: ListDirectory, context: Context) -> Listing:
+    directory = await context.inode(request.directory)
+    if directory is None:
+        raise file_error(errno.ESTALE)
+    body = directory_body(directory)
+    require(context.asker, directory, READ)
+    if directory.links == 0:
+        raise file_error(errno.ENOENT, "the directory is removed")
+    begin = entry_key(directory.id, request.after) + (b"\0" if request.after else b"")
+    rows = context.rows
+    page = await rows.get_range(begin, entries_end(directory.id), limit=request.limit)
+    with_inodes = request.inodes and permits(context.asker, directory, EXECUTE)
+    entries: list[Entry] = []
+    for key, value in page.items:
+        entry = decode_entry(key, value)
+        inode: Inode | None = None
+        if with_inodes:
+            row_key = inode_key(entry.id)
+            row = await rows.get(row_key)
+            inode = await context.known(entry.id) if row is None else decode_inode(row_key, row)
+        entries.append(Entry(key[ENTRY_PREFIX_BYTES:], entry.id, entry.kind, inode))
+    return Listing(tuple(entries), page.more, body.parent)
+
+
+async def read_link(request: ReadLink, context: Context) -> Target:
+    inode = await find(context, request.place, follow=False)
+    if not isinstance(inode.body, SymlinkBody):
+        raise file_error(errno.EINVAL, "not a symbolic link")
+    return Target(inode.body.target)
+
+
+async def check_access(request: Access, context: Context) -> Done:
+    inode = await find(context, request.place, follow=request.follow)
+    require(context.asker, inode, request.mask)
+    return Done()

@@ -1,0 +1,166 @@
+"""From a place to an inode, as Linux walks a path.
+
+    Walker(place) ──parent()──> Spot: the directory that the last name is in, searched, and that name
+          ^                       │
+          └──────enter(link)──────┘   where the last name is a symbolic link that is to be followed
+
+At each name, in this order: is it a directory (ENOTDIR), may it be searched (EACCES), is the name too long, is it
+there. That also goes for "." and "..". A slash behind the last name wants a directory, and follows a symbolic link.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+from dataclasses import dataclass
+
+from fireflyer.fs.core.meta.access import EXECUTE, permits
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.directories import parent_of
+from fireflyer.fs.core.meta.tables import EntryRow, corrupt, decode_entry, entry_key, inode_key
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import (
+    MAX_NAME_BYTES,
+    MAX_PATH_BYTES,
+    MAX_SYMLINKS,
+    ROOT,
+    Inode,
+    Kind,
+    SymlinkBody,
+)
+from fireflyer.fs.schema.meta import Place
+
+__all__ = ["Last", "Spot", "Walker", "find", "look_up"]
+
+
+class Last(enum.Enum):
+    NAME = enum.auto()
+    DOT = enum.auto()
+    DOT_DOT = enum.auto()
+    NOTHING = enum.auto()
+    """The path is "/" or empty: where it begins is where it ends."""
+
+
+_DOTS = {b".": Last.DOT, b"..": Last.DOT_DOT}
+
+
+@dataclass(slots=True)
+class Spot:
+    directory: Inode
+    """Searched; with `Last.NOTHING` what the path names, whatever its kind."""
+    name: bytes
+    last: Last
+    slash: bool
+    """Behind the name."""
+
+
+class Walker:
+    __slots__ = ("_context", "_directory", "_links", "_pending", "_place", "_slash")
+
+    def __init__(self, context: Context, place: Place) -> None:
+        """Raises ENAMETOOLONG, EINVAL."""
+        path = place.path
+        if len(path) > MAX_PATH_BYTES:
+            raise file_error(errno.ENAMETOOLONG)
+        if b"\0" in path:
+            raise file_error(errno.EINVAL, "a path has no zero bytes")
+        self._context = context
+        self._place = place
+        self._directory: Inode | None = None
+        self._links = 0
+        self._slash = False
+        self._pending: list[bytes] = []
+        if b"/" in path:
+            self._push(path)
+        elif path:
+            self._pending.append(path)
+
+    async def parent(self) -> Spot:
+        """Raises ENOTDIR, EACCES, ENOENT, ENAMETOOLONG, ELOOP; ESTALE where the place's base is gone."""
+        context, pending = self._context, self._pending
+        directory = self._directory or await self._start()
+        while pending:
+            if directory.kind is not Kind.DIRECTORY:
+                raise file_error(errno.ENOTDIR)
+            if not permits(context.asker, directory, EXECUTE):
+                raise file_error(errno.EACCES)
+            name = pending.pop()
+            if not pending:
+                self._directory = directory
+                return Spot(directory, name, _DOTS.get(name, Last.NAME), self._slash)
+            if name == b".":
+                continue
+            if name == b"..":
+                directory = await parent_of(context, directory)
+                continue
+            entry = await look_up(context, directory, name)
+            if entry is None:
+                raise file_error(errno.ENOENT)
+            inode = await context.known(entry.id)
+            if isinstance(inode.body, SymlinkBody):
+                directory = await self._jump(directory, inode.body.target)
+            else:
+                directory = inode
+        self._directory = directory
+        return Spot(directory, b"", Last.NOTHING, self._slash)
+
+    async def enter(self, link: SymlinkBody) -> None:
+        """The last name was this link: `parent` then goes on behind it. Raises ELOOP."""
+        if self._directory is not None:
+            self._slash = self._slash or link.target.endswith(b"/")
+            self._directory = await self._jump(self._directory, link.target)
+
+    async def _start(self) -> Inode:
+        base = ROOT if self._place.path.startswith(b"/") else self._place.base
+        inode = await self._context.inode(base)
+        if inode is None:
+            if base == ROOT:
+                raise corrupt(inode_key(ROOT), "is missing: there is no root directory")
+            raise file_error(errno.ESTALE, "the directory that the path begins at is gone")
+        return inode
+
+    async def _jump(self, directory: Inode, target: bytes) -> Inode:
+        self._links += 1
+        if self._links > MAX_SYMLINKS:
+            raise file_error(errno.ELOOP)
+        slash = self._slash
+        self._push(target)
+        self._slash = slash
+        return await self._context.known(ROOT) if target.startswith(b"/") else directory
+
+    def _push(self, path: bytes) -> None:
+        parts = [part for part in path.split(b"/") if part]
+        parts.reverse()
+        self._pending.extend(parts)
+        self._slash = path.endswith(b"/")
+
+
+async def look_up(context: Context, directory: Inode, name: bytes) -> EntryRow | None:
+    """A name in a directory that was searched. Raises ENAMETOOLONG."""
+    if len(name) > MAX_NAME_BYTES:
+        raise file_error(errno.ENAMETOOLONG)
+    key = entry_key(directory.id, name)
+    value = await context.rows.get(key)
+    return None if value is None else decode_entry(key, value)
+
+
+async def find(context: Context, place: Place, *, follow: bool = True) -> Inode:
+    """What is there; a symbolic link at the end is followed or found. An empty path is the base itself.
+    Raises the errors of a path."""
+    walker = Walker(context, place)
+    while True:
+        spot = await walker.parent()
+        if spot.last is Last.DOT_DOT:
+            return await parent_of(context, spot.directory)
+        if spot.last is not Last.NAME:
+            return spot.directory
+        entry = await look_up(context, spot.directory, spot.name)
+        if entry is None:
+            raise file_error(errno.ENOENT)
+        inode = await context.known(entry.id)
+        if isinstance(inode.body, SymlinkBody) and (follow or spot.slash):
+            await walker.enter(inode.body)
+            continue
+        if spot.slash and inode.kind is not Kind.DIRECTORY:
+            raise file_error(errno.ENOTDIR)
+        return inode

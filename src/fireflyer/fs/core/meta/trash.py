@@ -1,0 +1,116 @@
+"""What is removed where `Defaults.trash_s` is set moves here, and is removed when so many seconds have passed.
+
+The trash of a quota area is the directory `.trash` in its head (of what is in no area: in the root), and there one
+directory for each user, that only this user may enter. What `rm` removed as `name` is `name~` and its inode number in
+there: still in the same area, so it still counts, and any `mv` restores it. Removing it from there is for good.
+
+Kept are files, links and so on whose last name goes, also those that a rename replaces, and whole trees that
+`RemoveTree` removes; not empty directories. `.trash` is made when it is first needed. Another's directory or file of
+that name is left alone: then the trash is `.trash.1`, and so on.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.directories import changed_directory, directory_body, is_in
+from fireflyer.fs.core.meta.paths import look_up
+from fireflyer.fs.core.meta.tables import TRASH, TRASH_ROWS, EntryRow, TrashRow, encode_entry, entry_key, pair_key
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryBody, Inode, InodeId, Kind
+
+__all__ = ["TRASH_NAME", "keep"]
+
+TRASH_NAME: Final = b".trash"
+_TRIES: Final = 100
+"""Other names, where one is taken."""
+_ALL_READ: Final = 0o755
+_OWN: Final = 0o700
+
+
+async def keep(context: Context, directory: Inode, name: bytes, inode: Inode) -> bool:
+    """False where it is not to be kept: then nothing has changed. The caller takes the name out of `directory`; where
+    that is the inode of the head, what is here in the store counts, so it is written before or read again after."""
+    seconds = directory_body(directory).defaults.trash_s
+    if not seconds or inode.links != 1 or (isinstance(inode.body, DirectoryBody) and not inode.body.entries):
+        return False
+    trash = await _trash(context, directory.area or ROOT)
+    if await is_in(context, directory, trash.id):
+        return False
+    await _add(context, await _own_trash(context, trash), name, inode, seconds)
+    return True
+
+
+async def _trash(context: Context, head_id: InodeId) -> Inode:
+    head = await context.known(head_id)
+    name = TRASH_NAME
+    for number in range(1, _TRIES):
+        entry = await look_up(context, head, name)
+        if entry is None:
+            return await _make(context, head, name, _ALL_READ, 0, 0)
+        inode = await context.known(entry.id)
+        if inode.kind is Kind.DIRECTORY and inode.uid == 0 and not inode.mode & 0o022:
+            return inode
+        name = b"%s.%d" % (TRASH_NAME, number)
+    raise file_error(errno.EEXIST, f"all names for a trash in directory {head_id} are taken")
+
+
+async def _own_trash(context: Context, trash: Inode) -> Inode:
+    asker = context.asker
+    name = b"%d" % asker.uid
+    entry = await look_up(context, trash, name)
+    if entry is None:
+        return await _make(context, trash, name, _OWN, asker.uid, asker.gid)
+    inode = await context.known(entry.id)
+    directory_body(inode)
+    return inode
+
+
+async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: int, gid: int) -> Inode:
+    """Over the quota too: removing must always be possible."""
+    await areas.charge(context, parent.area, 0, 1, checked=False)
+    now_ns = context.now_ns
+    made = Inode(
+        context.new_id(),
+        Kind.DIRECTORY,
+        mode,
+        uid,
+        gid,
+        1,
+        now_ns,
+        now_ns,
+        now_ns,
+        parent.area,
+        DirectoryBody(parent.id),
+    )
+    context.put(made)
+    context.rows.set(entry_key(parent.id, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))
+    context.put(changed_directory(await context.known(parent.id), now_ns, 1, 1))
+    return made
+
+
+async def _add(context: Context, own: Inode, name: bytes, inode: Inode, seconds: int) -> None:
+    body, now_ns, asker = inode.body, context.now_ns, context.asker
+    kept_as = await _free_name(context, own, name, inode.id)
+    context.rows.set(entry_key(own.id, kept_as), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.put(changed_directory(own, now_ns, 1, 1 if isinstance(body, DirectoryBody) else 0))
+    if isinstance(body, DirectoryBody):
+        body = msgspec.structs.replace(body, parent=own.id)
+    context.put(msgspec.structs.replace(inode, ctime_ns=now_ns, body=body))
+    row = TrashRow(inode.id, own.id, kept_as, asker.uid, asker.gid, asker.groups)
+    context.rows.set(pair_key(TRASH, now_ns + seconds * SECOND, inode.id), TRASH_ROWS.encode(row))
+
+
+async def _free_name(context: Context, own: Inode, name: bytes, inode_id: InodeId) -> bytes:
+    for number in range(1, _TRIES):
+        end = b"~%d" % inode_id if number == 1 else b"~%d~%d" % (inode_id, number)
+        kept_as = name[: MAX_NAME_BYTES - len(end)] + end
+        if await look_up(context, own, kept_as) is None:
+            return kept_as
+    raise file_error(errno.EEXIST, f"all names for inode {inode_id} in the trash are taken")

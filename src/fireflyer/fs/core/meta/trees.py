@@ -1,0 +1,128 @@
+"""Removing whole trees, a bounded number of names in a transaction, deepest first.
+
+A step goes down along the first names to the first directory without subdirectories, empties it, and goes on from
+there; so what a step leaves, the next one finds at once. Each name needs the rights that removing it alone would
+need, each directory the right to list it too. What may not be removed ends the step: with what was removed until
+then, or, if that is nothing, with its error.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import Final
+
+from fireflyer.fs.core.meta import trash
+from fireflyer.fs.core.meta.access import EXECUTE, READ, WRITE, require, require_removal
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.directories import changed_directory, directory_body
+from fireflyer.fs.core.meta.entries import drop_name, spot_to_remove
+from fireflyer.fs.core.meta.tables import decode_entry, entries_end, entry_key
+from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.inodes import Inode, Kind
+from fireflyer.fs.schema.meta import Removed, RemoveTree
+
+__all__ = ["empty_directory", "remove_tree"]
+
+_PAGE_ROWS: Final = 256
+_MAX_DEPTH: Final = 10_000
+
+
+async def remove_tree(request: RemoveTree, context: Context) -> Removed:
+    spot, top = await spot_to_remove(context, request.place)
+    directory = spot.directory
+    if directory_body(directory).defaults.trash_s and directory_body(top).entries:
+        require(context.asker, top, READ | WRITE | EXECUTE)
+        if await trash.keep(context, directory, spot.name, top):
+            context.rows.clear(entry_key(directory.id, spot.name))
+            context.put(changed_directory(await context.known(directory.id), context.now_ns, -1, -1))
+            return Removed(1, more=False)
+    names, top = await empty_directory(context, top, request.limit)
+    if directory_body(top).entries or names == request.limit:
+        return Removed(names, more=True)
+    context.rows.clear(entry_key(directory.id, spot.name))
+    context.put(changed_directory(directory, context.now_ns, -1, -1))
+    await drop_name(context, top)
+    return Removed(names + 1, more=False)
+
+
+@dataclass(slots=True)
+class _Level:
+    directory: Inode
+    name: bytes
+    """In the level above."""
+    after: bytes
+    """The key to go on from: what was before it is removed."""
+    names: int = 0
+    subdirectories: int = 0
+    """Removed of it."""
+
+
+async def empty_directory(context: Context, top: Inode, limit: int) -> tuple[int, Inode]:
+    """Removes up to `limit` names below `top`; how many, and `top` as it is then."""
+    if not directory_body(top).entries:
+        return 0, top
+    require(context.asker, top, READ | WRITE | EXECUTE)
+    levels = [_Level(top, b"", entry_key(top.id, b""))]
+    names = 0
+    while names < limit:
+        level = levels[-1]
+        try:
+            removed, deeper = await _empty_level(context, level, limit - names)
+        except FileError:
+            if not names + level.names:
+                raise
+            break
+        names += removed
+        if deeper is not None:
+            levels.append(deeper)
+            if len(levels) > _MAX_DEPTH:
+                raise file_error(errno.ENAMETOOLONG, f"deeper than {_MAX_DEPTH} directories; begin further down")
+        elif len(levels) > 1 and names < limit:
+            await _drop_level(context, levels.pop(), levels[-1])
+            names += 1
+        else:
+            break
+    for level in levels:
+        if level.names:
+            context.put(_left(context, level))
+    return names, _left(context, levels[0]) if levels[0].names else top
+
+
+async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int, _Level | None]:
+    """Removes names until there are `limit` or none left (None), or a directory comes that is not empty."""
+    rows, directory, asker = context.rows, level.directory, context.asker
+    end, skipped = entries_end(directory.id), len(entry_key(directory.id, b""))
+    removed = 0
+    while removed < limit:
+        page = await rows.get_range(level.after, end, limit=min(_PAGE_ROWS, limit - removed))
+        for key, value in page.items:
+            entry = decode_entry(key, value)
+            inode = await context.known(entry.id)
+            require_removal(asker, directory, inode)
+            if entry.kind is Kind.DIRECTORY and directory_body(inode).entries:
+                require(asker, inode, READ | WRITE | EXECUTE)
+                level.after = key
+                return removed, _Level(inode, key[skipped:], entry_key(inode.id, b""))
+            rows.clear(key)
+            await drop_name(context, inode)
+            level.after = key + b"\0"
+            level.names += 1
+            level.subdirectories += entry.kind is Kind.DIRECTORY
+            removed += 1
+        if not page.more:
+            break
+    return removed, None
+
+
+async def _drop_level(context: Context, level: _Level, above: _Level) -> None:
+    """An empty one."""
+    context.rows.clear(entry_key(above.directory.id, level.name))
+    await drop_name(context, _left(context, level))
+    above.names += 1
+    above.subdirectories += 1
+    above.after = entry_key(above.directory.id, level.name) + b"\0"
+
+
+def _left(context: Context, level: _Level) -> Inode:
+    return changed_directory(level.directory, context.now_ns, -level.names, -level.subdirectories)

@@ -1,0 +1,133 @@
+"""Extended attributes: `user.` for who may read or write the file, `security.` for all to read and root to write,
+`trusted.` for root alone. There are no others (`system.` would be ACLs).
+
+As on Linux: `user.` only of files and directories; in a sticky directory's own attributes only its owner writes; who
+may not see a `trusted.` one is told that there is none.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+import msgspec
+
+from fireflyer.fs.core.meta.access import READ, STICKY, WRITE, owns, require
+from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.core.meta.tables import VALUES, number_key
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import Inode, Kind
+from fireflyer.fs.schema.meta import (
+    MAX_VALUE_BYTES,
+    Done,
+    GetValue,
+    ListValues,
+    Names,
+    RemoveValue,
+    SetValue,
+    Value,
+    ValueFlag,
+)
+
+__all__ = ["get_value", "list_values", "remove_value", "set_value"]
+
+_MAX_VALUE_NAME_BYTES: Final = 255
+_MAX_ALL_BYTES: Final = 2 * MAX_VALUE_BYTES
+"""Names and values of one inode."""
+_MAX_VALUES: Final = 4096
+_USER: Final = b"user."
+_TRUSTED: Final = b"trusted."
+_SECURITY: Final = b"security."
+
+
+async def get_value(request: GetValue, context: Context) -> Value:
+    _check_name(request.name)
+    inode = await find(context, request.place, follow=request.follow)
+    _check_right(context.asker, inode, request.name, READ)
+    _check_namespace(request.name)
+    value = await context.rows.get(_key(inode, request.name))
+    if value is None:
+        raise file_error(errno.ENODATA)
+    return Value(value)
+
+
+async def list_values(request: ListValues, context: Context) -> Names:
+    inode = await find(context, request.place, follow=request.follow)
+    names = [name for name, _ in await _all(context, inode)]
+    return Names(tuple(name for name in names if context.asker.unrestricted or not name.startswith(_TRUSTED)))
+
+
+async def set_value(request: SetValue, context: Context) -> Done:
+    name = request.name
+    _check_name(name)
+    inode = await find(context, request.place, follow=request.follow)
+    _check_right(context.asker, inode, name, WRITE)
+    _check_namespace(name)
+    kept = dict(await _all(context, inode))
+    if request.flag is ValueFlag.CREATE and name in kept:
+        raise file_error(errno.EEXIST)
+    if request.flag is ValueFlag.REPLACE and name not in kept:
+        raise file_error(errno.ENODATA)
+    kept[name] = len(request.value)
+    if sum(len(each) + size for each, size in kept.items()) > _MAX_ALL_BYTES or len(kept) > _MAX_VALUES:
+        raise file_error(errno.ENOSPC, f"over {_MAX_ALL_BYTES} bytes or {_MAX_VALUES} extended attributes of one inode")
+    context.rows.set(_key(inode, name), request.value)
+    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns))
+    return Done()
+
+
+async def remove_value(request: RemoveValue, context: Context) -> Done:
+    _check_name(request.name)
+    inode = await find(context, request.place, follow=request.follow)
+    _check_right(context.asker, inode, request.name, WRITE)
+    _check_namespace(request.name)
+    key = _key(inode, request.name)
+    if await context.rows.get(key) is None:
+        raise file_error(errno.ENODATA)
+    context.rows.clear(key)
+    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns))
+    return Done()
+
+
+def _check_name(name: bytes) -> None:
+    if not 0 < len(name) <= _MAX_VALUE_NAME_BYTES or b"\0" in name:
+        raise file_error(errno.ERANGE, f"the name of an extended attribute has 1 to {_MAX_VALUE_NAME_BYTES} bytes")
+
+
+def _check_namespace(name: bytes) -> None:
+    for prefix in (_USER, _TRUSTED, _SECURITY):
+        if name.startswith(prefix):
+            if name == prefix:
+                raise file_error(errno.EINVAL, "an extended attribute has a name behind its namespace")
+            return
+    raise file_error(errno.EOPNOTSUPP, "extended attributes are called user.*, trusted.* or security.*")
+
+
+def _check_right(asker: Asker, inode: Inode, name: bytes, mask: int) -> None:
+    if name.startswith(_SECURITY):
+        if mask & WRITE and not asker.unrestricted:
+            raise file_error(errno.EPERM)
+        return
+    none_here = file_error(errno.EPERM if mask & WRITE else errno.ENODATA)
+    if name.startswith(_TRUSTED):
+        if not asker.unrestricted:
+            raise none_here
+        return
+    is_directory = inode.kind is Kind.DIRECTORY
+    if name.startswith(_USER) and inode.kind is not Kind.FILE and not is_directory:
+        raise none_here
+    if name.startswith(_USER) and mask & WRITE and is_directory and inode.mode & STICKY and not owns(asker, inode):
+        raise none_here
+    require(asker, inode, mask)
+
+
+def _key(inode: Inode, name: bytes) -> bytes:
+    return number_key(VALUES, inode.id) + name
+
+
+async def _all(context: Context, inode: Inode) -> list[tuple[bytes, int]]:
+    """Names and sizes."""
+    begin, skipped = number_key(VALUES, inode.id), len(VALUES) + 8
+    page = await context.rows.get_range(begin, number_key(VALUES, inode.id + 1), limit=_MAX_VALUES)
+    return [(key[skipped:], len(value)) for key, value in page.items]
