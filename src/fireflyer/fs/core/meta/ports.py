@@ -82,6 +82,9 @@ class Ports(Protocol):
         what it has done. Raises `Answered` where the request has an answer, `FileError` when its session is over; what
         the body raises."""
 
+    async def together(self, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """All of it, side by side where that is possible. None of it raises."""
+
     async def pause(self, delay_ns: int, inode: InodeId) -> None:
         """Or less, when something about the inode has changed."""
 

@@ -1,0 +1,240 @@
+"""How long files are: the writer half of `Open`, and what writers tell until they close.
+
+A *writer row* says that a client has the file open for writing, so that chunks may lie behind the length that is known.
+`Report` and `Close` let the length grow. A number that was found under the present `cut` is believed. After a
+truncation it may count bytes that are gone, so under another `cut` the chains are asked, and the length becomes what is
+there: never what was cut off, never less than what was written since. (`cut` grows when a truncation begins, and again
+when its chunks are gone: a length that was found meanwhile is not believed either.)
+
+While a truncation is not through (`cutting`), nobody extends the file: whoever would raises `NotAtOnce`, and finishes it.
+
+*Over the quota* a report is refused with EDQUOT, and the file stays as long as it was. What lies behind its end is cut
+off when the last writer has closed; until then others may have written there what they are still to report.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta.attributes import without_privileges
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.layout import max_bytes
+from fireflyer.fs.core.meta.open_rows import (
+    CUT_ROWS,
+    CUTS,
+    WRITER_ROWS,
+    CutKind,
+    CutRow,
+    WriterRow,
+    cut_of,
+    writers_of,
+)
+from fireflyer.fs.core.meta.ports import NotAtOnce
+from fireflyer.fs.core.meta.tables import WRITERS, number_key, pair_key
+from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved
+
+__all__ = ["MAX_HANDLES", "UNKNOWN_CUT", "Measured", "close", "drop_writer", "file_of", "grown", "opened", "report"]
+__all__ += ["reserve", "start_cut", "writer_of", "writer_row"]
+
+MAX_HANDLES: Final = 65536
+"""Of one file, open for writing at one client."""
+UNKNOWN_CUT: Final = (1 << 63) - 1
+"""In a report: the client does not know what its last writes have done. The chains are asked."""
+
+
+class Measured(NamedTuple):
+    """What the chains have, and the `cut` that the file had all the while."""
+
+    cut: int
+    end: int
+
+
+def file_of(inode: Inode | None) -> tuple[Inode, FileBody]:
+    """Raises ESTALE where it is gone, EINVAL where it is no file."""
+    if inode is None:
+        raise file_error(errno.ESTALE)
+    if not isinstance(inode.body, FileBody):
+        raise file_error(errno.EINVAL, "it is not a regular file")
+    return inode, inode.body
+
+
+async def writer_of(context: Context, inode: InodeId, handle: int) -> WriterRow:
+    """The row of this client. Raises EBADF where the handle is not open."""
+    row = await writer_row(context, inode, context.asker.client)
+    if row is None or handle not in row.handles:
+        raise file_error(errno.EBADF, f"handle {handle} of inode {inode} is not open for writing")
+    return row
+
+
+async def opened(request: Open, context: Context, inode: Inode, *, created: bool) -> Inode:
+    """What an `Open` of a file that writes or truncates does besides finding it; the inode to be answered. Raises
+    `NotAtOnce` before it writes anything."""
+    inode, body = file_of(inode)
+    if inode.links == 0 and body.cutting is not None and await cut_of(context, inode.id) is None:
+        raise file_error(errno.ESTALE, "it was removed")  # it is being collected
+    writers = [] if created else await writers_of(context, inode.id)
+    truncates = bool(request.flags & OpenFlag.TRUNCATE) and not created
+    cuts = truncates and (body.length > 0 or bool(writers))
+    if body.cutting is not None:
+        raise NotAtOnce(inode.id, "a truncation is not through")
+    if cuts and (not context.owner or await cut_of(context, inode.id) is not None):
+        raise NotAtOnce(inode.id, "chunks have to be removed")
+    if request.flags & OpenFlag.WRITE:
+        _add_handle(context, inode.id, request.handle, dict(writers).get(context.asker.client))
+    if cuts:
+        return start_cut(context, inode, CutRow(
+            CutKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=True
+        ))  # fmt: skip
+    if truncates:
+        inode = _written(context, inode)
+        context.put(inode)
+    return inode
+
+
+def start_cut(context: Context, inode: Inode, row: CutRow) -> Inode:
+    """Writes down what is to be done with the chunks; nothing of it is seen before it is through."""
+    inode, body = file_of(inode)
+    if row.kind is CutKind.TRUNCATE:
+        inode = msgspec.structs.replace(
+            inode, body=msgspec.structs.replace(body, cut=body.cut + 1, cutting=row.start)
+        )  # fmt: skip
+        context.put(inode)
+    context.rows.set(number_key(CUTS, inode.id), CUT_ROWS.encode(row))
+    return inode
+
+
+async def report(request: Report, context: Context, measured: Measured | None = None) -> Found | Refused:
+    inode, row = await _reported(request, context, measured)
+    inode, refused = await grown(context, inode, _end_of(request, inode, measured))
+    if refused is not None:
+        _put_row(context, inode.id, context.asker.client, msgspec.structs.replace(row, excess=True))
+        return refused
+    return Found(_noted(context, inode, wrote=request.wrote))
+
+
+async def close(request: Close, context: Context, measured: Measured | None = None) -> Found | Refused:
+    inode, row = await _reported(request, context, measured)
+    inode, refused = await grown(context, inode, _end_of(request, inode, measured))
+    if refused is None:
+        inode = _noted(context, inode, wrote=request.wrote)
+    handles = tuple(one for one in row.handles if one != request.handle)
+    row = WriterRow(handles, row.excess or refused is not None)
+    if handles:
+        _put_row(context, inode.id, context.asker.client, row)
+    else:
+        inode = await drop_writer(context, inode, context.asker.client, excess=row.excess)
+    return refused or Found(inode)
+
+
+async def drop_writer(context: Context, inode: Inode, client: ClientId, *, excess: bool) -> Inode:
+    """The client does not write the file any more. With the last one goes what was written over the quota."""
+    others = [(one, row) for one, row in await writers_of(context, inode.id) if one != client]
+    if any(row.handles for _, row in others):
+        if excess:
+            _put_row(context, inode.id, client, WriterRow((), excess=True))
+        else:
+            context.rows.clear(pair_key(WRITERS, inode.id, client))
+        return inode
+    for one in (client, *(one for one, _ in others)):
+        context.rows.clear(pair_key(WRITERS, inode.id, one))
+    excess = excess or any(row.excess for _, row in others)
+    inode, body = file_of(inode)
+    if excess and inode.links and body.cutting is None and await cut_of(context, inode.id) is None:
+        return start_cut(context, inode, CutRow(CutKind.TRUNCATE, body.length, 0, 0, 0, 0, 0))
+    return inode
+
+
+async def reserve(request: Reserve, context: Context) -> Reserved:
+    """Raises EFBIG, EDQUOT."""
+    inode, body = file_of(await context.inode(request.inode))
+    await writer_of(context, inode.id, request.handle)
+    if body.cutting is not None:
+        raise NotAtOnce(inode.id, "a truncation is not through")
+    end = body.length + request.size
+    if end > max_bytes(body.layout):
+        raise file_error(errno.EFBIG)
+    inode, refused = await grown(context, inode, end)
+    if refused is not None:
+        raise file_error(refused.errno, refused.message)
+    inode = _written(context, inode)
+    context.put(inode)
+    return Reserved(body.length, inode)
+
+
+async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, Refused | None]:
+    """The inode with at least this length, charged but not put; or as it was, with EDQUOT as the answer."""
+    inode, body = file_of(inode)
+    if end <= body.length:
+        return inode, None
+    try:
+        await areas.charge(context, inode.area, end - body.length, 0)
+    except FileError as error:
+        if error.errno != errno.EDQUOT:
+            raise
+        return inode, Refused(errno.EDQUOT, error.message)
+    return msgspec.structs.replace(inode, body=msgspec.structs.replace(body, length=end)), None
+
+
+async def _reported(
+    request: Report | Close, context: Context, measured: Measured | None
+) -> tuple[Inode, WriterRow]:
+    """Raises `NotAtOnce` where the chains have to be asked, or asked again."""
+    inode, body = file_of(await context.inode(request.inode))
+    row = await writer_of(context, inode.id, request.handle)
+    if body.cutting is not None:
+        raise NotAtOnce(inode.id, "a truncation is not through")
+    if request.cut != body.cut and (measured is None or measured.cut != body.cut):
+        raise NotAtOnce(inode.id, "it was truncated since, so its chains are asked for its length")
+    if request.cut == body.cut and request.end > max_bytes(body.layout):
+        raise file_error(errno.EFBIG)
+    return inode, row
+
+
+def _end_of(request: Report | Close, inode: Inode, measured: Measured | None) -> int:
+    _, body = file_of(inode)
+    if request.cut == body.cut:
+        return request.end
+    return measured.end if measured is not None else 0
+
+
+def _noted(context: Context, inode: Inode, *, wrote: bool) -> Inode:
+    """Puts what has changed."""
+    if wrote:
+        inode = _written(context, inode)
+    context.put(inode)
+    return inode
+
+
+def _written(context: Context, inode: Inode) -> Inode:
+    mode = inode.mode if context.asker.unrestricted else without_privileges(inode)
+    return msgspec.structs.replace(inode, mode=mode, mtime_ns=context.now_ns, ctime_ns=context.now_ns)
+
+
+def _add_handle(context: Context, inode: InodeId, handle: int, row: WriterRow | None) -> None:
+    handles = row.handles if row is not None else ()
+    if handle == 0 or handle in handles:
+        raise file_error(errno.EINVAL, f"handle {handle} of inode {inode} is 0 or in use")
+    if len(handles) == MAX_HANDLES:
+        raise file_error(errno.EMFILE, f"inode {inode} is open {MAX_HANDLES} times at this client")
+    excess = row is not None and row.excess
+    _put_row(context, inode, context.asker.client, WriterRow(tuple(sorted((*handles, handle))), excess))
+
+
+async def writer_row(context: Context, inode: InodeId, client: ClientId) -> WriterRow | None:
+    """None: this client does not write the file."""
+    key = pair_key(WRITERS, inode, client)
+    value = await context.rows.get(key)
+    return None if value is None else WRITER_ROWS.decode(key, value)
+
+
+def _put_row(context: Context, inode: InodeId, client: ClientId, row: WriterRow) -> None:
+    context.rows.set(pair_key(WRITERS, inode, client), WRITER_ROWS.encode(row))
+
+

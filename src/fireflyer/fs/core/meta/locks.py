@@ -1,0 +1,189 @@
+"""Advisory locks of clients: taking, waiting, finding out who is in the way.
+
+What conflicts and what remains is decided by `lock_table`. All locks of an inode are one row, so a grant is a transaction
+like any other. A lock ends with its client's session: who meets one of a session that is over takes it away, and the
+reaper does it for those that nobody meets.
+
+*Waiting* is asking again. Who waits for a RANGE writes down for what, so that a circle of owners, each waiting for the
+next, is found by the one that would close it: EDEADLK. (flock has no such error.) The row says until when it counts,
+should the service die that waits. A wait ends after `wait_ns` with EAGAIN; clients that want to wait longer ask again.
+
+*flock from READ to WRITE* lets the first one go before it waits or fails, as Linux does: two readers that both want to
+write would otherwise wait for each other.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from fireflyer.fs.core.meta import lock_table
+from fireflyer.fs.core.meta.access import READ, WRITE, permits
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.open_rows import (
+    LOCKS_ROWS,
+    WAIT_ROWS,
+    WAITS,
+    Held,
+    LocksRow,
+    WaitRow,
+    lives,
+    locks_of,
+    waits_of,
+    writers_of,
+)
+from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
+from fireflyer.fs.core.meta.replies import keep
+from fireflyer.fs.core.meta.tables import LOCKS, number_key, pair_key
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.schema.meta import END_OF_FILE, Answer, Done, GetLock, Lock, LockKind, LockState, Refused, Window
+
+__all__ = ["LOCK_PAUSE_NS", "MAX_LOCKS", "get_lock", "lock", "release_all", "wait_and_lock"]
+
+MAX_LOCKS: Final = 4096
+"""Of one inode; ENOLCK."""
+MAX_WALK: Final = 256
+"""Owners looked at for a circle. A longer one is not found, and its waits end with their time."""
+LOCK_PAUSE_NS: Final = 50_000_000
+"""Until somebody who waits asks again, if nobody says earlier that a lock was let go."""
+WAIT_MARGIN_NS: Final = 1_000_000_000
+"""Clocks of services differ by less."""
+
+
+async def lock(request: Lock, context: Context) -> Done | Refused:
+    """Raises `NotAtOnce` where it has to be waited for, ENOLCK, EINVAL, ESTALE, EACCES."""
+    wanted = await _checked(request, context)
+    held = await _living(context, request.inode, wanted)
+    if lock_table.in_the_way(held, wanted):
+        if request.wait_ns:
+            raise NotAtOnce(request.inode, "a lock is in the way")
+        _let_go_first(context, request.inode, held, wanted)
+        return Refused(errno.EAGAIN, "a lock of another owner is in the way")
+    _take(context, request.inode, held, wanted)
+    return Done()
+
+
+async def get_lock(request: GetLock, context: Context) -> LockState:
+    wanted = await _checked(request.lock, context)
+    held = await locks_of(context, request.lock.inode)
+    for one in lock_table.in_the_way(held, wanted):
+        if await lives(context.rows, one.client):
+            found = Lock(request.lock.inode, one.window, one.owner, one.kind, one.start, one.end, 0, one.process)
+            return LockState(found, one.client)
+    return LockState()
+
+
+async def wait_and_lock(request: Lock, ports: Ports) -> Answer:
+    """EDEADLK besides."""
+    until_ns = ports.now_ns() + request.wait_ns
+    while True:
+        left_ns = max(0, until_ns - ports.now_ns())
+
+        async def attempt(context: Context, left_ns: int = left_ns) -> Answer | None:
+            return await _attempt(request, context, left_ns)
+
+        answer = await ports.transact(attempt)
+        if answer is not None:
+            return answer
+        await ports.pause(min(LOCK_PAUSE_NS, left_ns), request.inode)
+
+
+async def release_all(context: Context, inode: InodeId, client: ClientId) -> None:
+    held = await locks_of(context, inode)
+    _put(context, inode, tuple(one for one in held if one.client != client))
+
+
+async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | None:
+    """None: it waits."""
+    wanted = await _checked(request, context)
+    held = await _living(context, request.inode, wanted)
+    key = pair_key(WAITS, context.asker.client, request.owner) + context.number.to_bytes(8, "big")
+    blockers = lock_table.in_the_way(held, wanted)
+    answer: Answer = Done()
+    if blockers and request.window is Window.RANGE and await _closes_circle(context, wanted, blockers):
+        answer = Refused(errno.EDEADLK, "an owner in the way waits for this one")
+    elif blockers and left_ns:
+        if request.window is Window.RANGE:
+            until_ns = context.now_ns + left_ns + WAIT_MARGIN_NS
+            context.rows.set(key, WAIT_ROWS.encode(WaitRow(request.inode, wanted, until_ns)))
+        _let_go_first(context, request.inode, held, wanted)
+        return None
+    elif blockers:
+        _let_go_first(context, request.inode, held, wanted)
+        answer = Refused(errno.EAGAIN, "a lock of another owner is still in the way")
+    else:
+        _take(context, request.inode, held, wanted)
+    context.rows.clear(key)
+    keep(context.rows, context.asker.client, context.number, answer)
+    return answer
+
+
+async def _checked(request: Lock, context: Context) -> Held:
+    if request.start >= request.end:
+        raise file_error(errno.EINVAL, f"a lock of bytes [{request.start}, {request.end})")
+    inode = await context.inode(request.inode)
+    if inode is None:
+        raise file_error(errno.ESTALE)
+    asker = context.asker
+    if request.kind is not LockKind.NONE and not (permits(asker, inode, READ) or permits(asker, inode, WRITE)):
+        # It may have opened the file before its rights were taken.
+        if asker.client not in [client for client, _ in await writers_of(context, inode.id)]:
+            raise file_error(errno.EACCES)
+    start, end = (request.start, request.end) if request.window is Window.RANGE else (0, END_OF_FILE)
+    return Held(request.window, request.kind, start, end, asker.client, request.owner, request.process)
+
+
+async def _living(context: Context, inode: InodeId, wanted: Held) -> tuple[Held, ...]:
+    """What is held, without the locks in the way whose clients are no more."""
+    held = await locks_of(context, inode)
+    checked: dict[ClientId, bool] = {}
+    for one in lock_table.in_the_way(held, wanted):
+        if one.client not in checked:
+            checked[one.client] = await lives(context.rows, one.client)
+    return tuple(one for one in held if checked.get(one.client, True))
+
+
+def _take(context: Context, inode: InodeId, held: tuple[Held, ...], wanted: Held) -> None:
+    after = lock_table.changed(held, wanted)
+    if len(after) > MAX_LOCKS and len(after) > len(held):
+        raise file_error(errno.ENOLCK, f"inode {inode} has {MAX_LOCKS} locks")
+    _put(context, inode, after)
+
+
+def _let_go_first(context: Context, inode: InodeId, held: tuple[Held, ...], wanted: Held) -> None:
+    if wanted.window is Window.WHOLE:
+        left = lock_table.without_owner(held, Window.WHOLE, wanted.client, wanted.owner)
+        if len(left) < len(held):
+            _put(context, inode, left)
+
+
+def _put(context: Context, inode: InodeId, held: tuple[Held, ...]) -> None:
+    key = number_key(LOCKS, inode)
+    if held:
+        context.rows.set(key, LOCKS_ROWS.encode(LocksRow(held)))
+    else:
+        context.rows.clear(key)
+
+
+async def _closes_circle(context: Context, wanted: Held, blockers: list[Held]) -> bool:
+    """Whether one of those in the way waits, perhaps over others, for this owner."""
+    me = (wanted.client, wanted.owner)
+    seen: dict[tuple[ClientId, int], None] = {}
+    ahead = [(one.client, one.owner) for one in blockers]
+    while ahead and len(seen) < MAX_WALK:
+        owner = ahead.pop()
+        if owner in seen:
+            continue
+        seen[owner] = None
+        for wait in await waits_of(context, *owner):
+            if wait.until_ns < context.now_ns:
+                continue
+            held = await locks_of(context, wait.inode)
+            ahead += [(one.client, one.owner) for one in lock_table.in_the_way(held, wait.wanted)]
+        if me in ahead:
+            return True
+    return False
+
+

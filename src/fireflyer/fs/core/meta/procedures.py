@@ -1,0 +1,80 @@
+"""Requests that are more than one transaction: see `ports`, `cutting` and `locks`.
+
+Each step is a transaction that looks first at what has been done: a service may die between any two, and the request
+comes again to another one. The last step keeps the answer.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from fireflyer.fs.core.meta import cutting, lengths, locks, replies
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.lengths import Measured
+from fireflyer.fs.core.meta.namespace import carry_out
+from fireflyer.fs.core.meta.open_rows import cut_of
+from fireflyer.fs.core.meta.ports import Answered, NotAtOnce, Ports
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.schema.meta import Answer, Close, Found, Lock, Opened, Report, Request
+
+__all__ = ["carry_out_long"]
+
+
+async def carry_out_long(request: Request, ports: Ports) -> Answer:
+    """For what `carry_out` has raised `NotAtOnce` for. May take long where a chain is not available: whoever calls it
+    sets the bound and cancels it, and what it has begun is finished by `keeping.Keeper`. Raises `FileError`, errors of
+    the chunk store and of the key-value store."""
+    try:
+        if isinstance(request, Lock):
+            return await locks.wait_and_lock(request, ports)
+        if isinstance(request, Report | Close):
+            return await _report(request, ports)
+        return await _cut(request, ports)
+    except Answered as known:
+        return known.answer
+
+
+async def _report(request: Report | Close, ports: Ports) -> Answer:
+    measured: Measured | None = None
+    while True:
+
+        async def attempt(context: Context, measured: Measured | None = measured) -> Answer:
+            if isinstance(request, Close):
+                return _kept(context, await lengths.close(request, context, measured))
+            return _kept(context, await lengths.report(request, context, measured))
+
+        try:
+            return await ports.transact(attempt)
+        except NotAtOnce as obstacle:
+            measured = await cutting.measure(obstacle.inode, ports)
+
+
+async def _cut(request: Request, ports: Ports) -> Answer:
+    while True:
+
+        async def attempt(context: Context) -> Answer | InodeId:
+            """The inode where a cut was begun."""
+            answer = await carry_out(request, context)
+            if isinstance(answer, Found | Opened):
+                row = await cut_of(context, answer.inode.id)
+                if row is not None and (row.client, row.number) == (context.asker.client, context.number):
+                    if not context.number:
+                        raise file_error(errno.EINVAL, "a request that cuts a file must have a number")
+                    return answer.inode.id
+            return _kept(context, answer)
+
+        try:
+            answer = await ports.transact(attempt)
+        except NotAtOnce as obstacle:
+            await cutting.go_on(obstacle.inode, ports)
+            continue
+        if not isinstance(answer, int):
+            return answer
+        await cutting.go_on(answer, ports)
+
+
+def _kept(context: Context, answer: Answer) -> Answer:
+    if context.number:
+        replies.keep(context.rows, context.asker.client, context.number, answer)
+    return answer
