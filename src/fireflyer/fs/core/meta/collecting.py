@@ -5,9 +5,9 @@
         ──no writer, no hold, no cut──> doomed: `cutting` 0 and no links, so that nobody opens it for writing
         ──chunks removed──> inode, values and locks cleared, area charged, in one transaction
 
-Why the beats tell it is said in `holds`. A crash anywhere begins again with what the rows say; marks are memory, and are
-made again. Two that collect at the same time do no harm: chunks of a doomed inode are written by nobody, and what its
-area is charged is in the transaction that clears it.
+Why the beats tell it is said in `holds`. A crash anywhere begins again with what the rows say; marks are memory, and
+are made again. Two that collect at the same time do no harm: chunks of a doomed inode are written by nobody, and what
+its area is charged is in the transaction that clears it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The service's own work: cuts that nobody goes on with, clients that are over, what was unlinked, the trash.
 
 Each service finishes the cuts that it owns. All else is done by one of them, the holder of a *lease*: a row that it
-changes once in `RENEW_NS`. Who sees it unchanged for `LEASE_NS` by his own clock takes it. Nothing depends on there being
-only one (every step is right by itself); it saves work, and keeps what has been seen in one memory.
+changes once in `RENEW_NS`. Who sees it unchanged for `LEASE_NS` by his own clock takes it. Nothing depends on there
+being only one (every step is right by itself); it saves work, and keeps what has been seen in one memory.
 """
 
 from __future__ import annotations

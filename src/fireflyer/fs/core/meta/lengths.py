@@ -6,7 +6,8 @@ truncation it may count bytes that are gone, so under another `cut` the chains a
 there: never what was cut off, never less than what was written since. (`cut` grows when a truncation begins, and again
 when its chunks are gone: a length that was found meanwhile is not believed either.)
 
-While a truncation is not through (`cutting`), nobody extends the file: whoever would raises `NotAtOnce`, and finishes it.
+While a truncation is not through (`cutting`), nobody extends the file: whoever would raises `NotAtOnce`, and finishes
+it first.
 
 *Over the quota* a report is refused with EDQUOT, and the file stays as long as it was. What lies behind its end is cut
 off when the last writer has closed; until then others may have written there what they are still to report.
@@ -182,9 +183,7 @@ async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, Refuse
     return msgspec.structs.replace(inode, body=msgspec.structs.replace(body, length=end)), None
 
 
-async def _reported(
-    request: Report | Close, context: Context, measured: Measured | None
-) -> tuple[Inode, WriterRow]:
+async def _reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
     """Raises `NotAtOnce` where the chains have to be asked, or asked again."""
     inode, body = file_of(await context.inode(request.inode))
     row = await writer_of(context, inode.id, request.handle)
@@ -236,5 +235,3 @@ async def writer_row(context: Context, inode: InodeId, client: ClientId) -> Writ
 
 def _put_row(context: Context, inode: InodeId, client: ClientId, row: WriterRow) -> None:
     context.rows.set(pair_key(WRITERS, inode, client), WRITER_ROWS.encode(row))
-
-

@@ -1,8 +1,8 @@
 """Advisory locks of clients: taking, waiting, finding out who is in the way.
 
-What conflicts and what remains is decided by `lock_table`. All locks of an inode are one row, so a grant is a transaction
-like any other. A lock ends with its client's session: who meets one of a session that is over takes it away, and the
-reaper does it for those that nobody meets.
+What conflicts and what remains is decided by `lock_table`. All locks of an inode are one row, so a grant is a
+transaction like any other. A lock ends with its client's session: who meets one of a session that is over takes it
+away, and the reaper does it for those that nobody meets.
 
 *Waiting* is asking again. Who waits for a RANGE writes down for what, so that a circle of owners, each waiting for the
 next, is found by the one that would close it: EDEADLK. (flock has no such error.) The row says until when it counts,
@@ -127,10 +127,10 @@ async def _checked(request: Lock, context: Context) -> Held:
     if inode is None:
         raise file_error(errno.ESTALE)
     asker = context.asker
-    if request.kind is not LockKind.NONE and not (permits(asker, inode, READ) or permits(asker, inode, WRITE)):
-        # It may have opened the file before its rights were taken.
-        if asker.client not in [client for client, _ in await writers_of(context, inode.id)]:
-            raise file_error(errno.EACCES)
+    allowed = request.kind is LockKind.NONE or permits(asker, inode, READ) or permits(asker, inode, WRITE)
+    # It may have opened the file before its rights were taken.
+    if not allowed and asker.client not in [client for client, _ in await writers_of(context, inode.id)]:
+        raise file_error(errno.EACCES)
     start, end = (request.start, request.end) if request.window is Window.RANGE else (0, END_OF_FILE)
     return Held(request.window, request.kind, start, end, asker.client, request.owner, request.process)
 
@@ -185,5 +185,3 @@ async def _closes_circle(context: Context, wanted: Held, blockers: list[Held]) -
         if me in ahead:
             return True
     return False
-
-

@@ -6,8 +6,8 @@ then one *sweep* goes through the tables, a page in each step, for all clients t
 
     seen to be over ──settle_ns──> sweep: locks, waits, holds, writers ──> swept ──KEPT_NS──> answers and enrolment go
 
-A writer that died has reported nothing of its last bytes: the length becomes what the chains have. Where a file cannot be
-looked at now (a chain is away, a cut is under way) its writer stays, and the next sweep comes back to it.
+A writer that died has reported nothing of its last bytes: the length becomes what the chains have. Where a file cannot
+be looked at now (a chain is away, a cut is under way) its writer stays, and the next sweep comes back to it.
 """
 
 from __future__ import annotations
