@@ -24,10 +24,9 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.core.meta import areas, replies
-from fireflyer.fs.core.meta.attributes import without_privileges
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.layout import MAX_CHUNKS, chain_of, max_bytes, order_of, pieces
-from fireflyer.fs.core.meta.lengths import Measured, file_of, grown, start_cut, writer_of
+from fireflyer.fs.core.meta.lengths import Measured, file_of, grown, start_cut, unprivileged, writer_of
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, CutKind, CutRow, cut_of, lives, writers_of
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import number_key
@@ -69,7 +68,7 @@ async def truncate(request: Truncate, context: Context, inode: Inode) -> Found:
     if grows:
         await _allowed(context, inode, request.length - body.length)
     row = _row(context, CutKind.TRUNCATE, request.length, request.length)
-    return Found(start_cut(context, _unprivileged(context, inode), row))
+    return Found(start_cut(context, unprivileged(context, inode), row))
 
 
 async def allocate(request: Allocate, context: Context) -> Found:
@@ -90,7 +89,7 @@ async def allocate(request: Allocate, context: Context) -> Found:
     if least > body.length:
         await _allowed(context, inode, least - body.length)
     row = _row(context, CutKind.ZERO, request.offset, end, least)
-    inode = _unprivileged(context, inode)
+    inode = unprivileged(context, inode)
     context.put(inode)
     return Found(start_cut(context, inode, row))
 
@@ -112,13 +111,9 @@ async def _extended(context: Context, inode: Inode, length: int) -> Inode:
     inode, refused = await grown(context, inode, length)
     if refused is not None:
         raise file_error(refused.errno, refused.message)
-    inode = _stamped(_unprivileged(context, inode), context.now_ns)
+    inode = _stamped(unprivileged(context, inode), context.now_ns)
     context.put(inode)
     return inode
-
-
-def _unprivileged(context: Context, inode: Inode) -> Inode:
-    return inode if context.asker.unrestricted else msgspec.structs.replace(inode, mode=without_privileges(inode))
 
 
 def _stamped(inode: Inode, now_ns: int) -> Inode:

@@ -42,7 +42,7 @@ from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
 from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved
 
 __all__ = ["MAX_HANDLES", "UNKNOWN_CUT", "Measured", "close", "drop_writer", "file_of", "grown", "opened", "report"]
-__all__ += ["reserve", "start_cut", "writer_of", "writer_row"]
+__all__ += ["reserve", "start_cut", "unprivileged", "writer_of", "writer_row"]
 
 MAX_HANDLES: Final = 65536
 """Of one file, open for writing at one client."""
@@ -90,9 +90,10 @@ async def opened(request: Open, context: Context, inode: Inode, *, created: bool
     if request.flags & OpenFlag.WRITE:
         _add_handle(context, inode.id, request.handle, dict(writers).get(context.asker.client))
     if cuts:
-        return start_cut(context, inode, CutRow(
+        row = CutRow(
             CutKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=True
-        ))  # fmt: skip
+        )  # fmt: skip
+        return start_cut(context, unprivileged(context, inode), row)
     if truncates:
         inode = _written(context, inode)
         context.put(inode)
@@ -212,8 +213,15 @@ def _noted(context: Context, inode: Inode, *, wrote: bool) -> Inode:
 
 
 def _written(context: Context, inode: Inode) -> Inode:
-    mode = inode.mode if context.asker.unrestricted else without_privileges(inode)
-    return msgspec.structs.replace(inode, mode=mode, mtime_ns=context.now_ns, ctime_ns=context.now_ns)
+    inode = unprivileged(context, inode)
+    return msgspec.structs.replace(inode, mtime_ns=context.now_ns, ctime_ns=context.now_ns)
+
+
+def unprivileged(context: Context, inode: Inode) -> Inode:
+    """What a write leaves of the mode."""
+    if context.asker.unrestricted:
+        return inode
+    return msgspec.structs.replace(inode, mode=without_privileges(inode))
 
 
 def _add_handle(context: Context, inode: InodeId, handle: int, row: WriterRow | None) -> None:

@@ -1,0 +1,101 @@
+"""The door: every request of `schema.meta` as a body over one transaction.
+
+`carry_out` raises `FileError` for what it refuses, `ports.NotAtOnce` for what is more than one transaction, and
+`DataCorruption` for rows that cannot be. Then whoever runs it drops what was written. Names are this package's
+`entries`, `renaming`, `trees`, `trash`; open files `lengths`, `cutting`, `holds`, `locks`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+from fireflyer.fs.core.meta import (
+    areas,
+    attributes,
+    cutting,
+    entries,
+    holds,
+    lengths,
+    listing,
+    locks,
+    renaming,
+    trees,
+    values,
+)
+from fireflyer.fs.core.meta.access import WRITE, require
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.entries import make_root
+from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.schema import meta as messages
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import Kind
+from fireflyer.fs.schema.meta import Answer, Found, Open, Opened, OpenFlag, Request, Truncate
+
+__all__ = ["carry_out", "make_root"]
+
+_Body: TypeAlias = Callable[[Any, Context], Awaitable[Answer]]
+_TRUNCATES: Final = OpenFlag.WRITE | OpenFlag.TRUNCATE
+
+
+async def carry_out(request: Request, context: Context) -> Answer:
+    """See the module's text."""
+    body = _BODIES.get(type(request))
+    if body is None:
+        raise file_error(errno.ENOSYS, f"{type(request).__name__} is not known here")
+    return await body(request, context)
+
+
+async def _open(request: Open, context: Context) -> Opened:
+    """The capability is added by whoever has the key."""
+    inode, created = await entries.open_place(request, context)
+    if inode.kind is Kind.FILE and request.flags & _TRUNCATES:
+        inode = await lengths.opened(request, context, inode, created=created)
+    return Opened(inode, created)
+
+
+async def _truncate(request: Truncate, context: Context) -> Found:
+    inode = await find(context, request.place)
+    if inode.kind is Kind.DIRECTORY:
+        raise file_error(errno.EISDIR)
+    if inode.kind is not Kind.FILE:
+        raise file_error(errno.EINVAL, "only files have a length")
+    if not request.handle:
+        require(context.asker, inode, WRITE)
+    return await cutting.truncate(request, context, inode)
+
+
+_BODIES: Final[dict[type, _Body]] = {
+    messages.Stat: listing.stat,
+    messages.StatMany: listing.stat_many,
+    messages.ListDirectory: listing.list_directory,
+    messages.ReadLink: listing.read_link,
+    messages.Access: listing.check_access,
+    messages.GetValue: values.get_value,
+    messages.ListValues: values.list_values,
+    messages.GetSpace: areas.get_space,
+    messages.GetLock: locks.get_lock,
+    messages.GetArea: areas.get_area,
+    messages.Open: _open,
+    messages.Report: lengths.report,
+    messages.Close: lengths.close,
+    messages.Reserve: lengths.reserve,
+    messages.Truncate: _truncate,
+    messages.Allocate: cutting.allocate,
+    messages.MakeDirectory: entries.make_directory,
+    messages.MakeNode: entries.make_node,
+    messages.Symlink: entries.symlink,
+    messages.Link: entries.link,
+    messages.Remove: entries.remove,
+    messages.RemoveDirectory: entries.remove_directory,
+    messages.RemoveTree: trees.remove_tree,
+    messages.Rename: renaming.rename,
+    messages.SetAttributes: attributes.set_attributes,
+    messages.SetValue: values.set_value,
+    messages.RemoveValue: values.remove_value,
+    messages.Lock: locks.lock,
+    messages.Beat: holds.beat,
+    messages.SetArea: areas.set_area,
+    messages.SetDefaults: areas.set_defaults,
+}
