@@ -11,11 +11,13 @@ from fireflyer.cli.fs_machines import (
     register_node_command,
     retire_node_command,
 )
+from fireflyer.cli.fs_meta import meta_command
 from fireflyer.cli.fs_placement import placement_command
 from fireflyer.cli.fs_processes import manager_command, storage_command
 from fireflyer.cli.fs_rebalance import rebalance_command
 from fireflyer.cli.fs_status import status_command
 from fireflyer.cli.fs_up import down_command, up_command
+from fireflyer.cli.fs_users import user_command
 
 __all__ = ["admin", "command"]
 
@@ -30,9 +32,10 @@ def admin() -> None:
     """What administrators plan and decide."""
 
 
-for verb in (up_command, status_command, down_command, manager_command, storage_command):
+for verb in (up_command, status_command, down_command, manager_command, meta_command, storage_command):
     command.add_command(verb)
 for verb in (*COMMANDS, register_node_command, add_chains_command, retire_node_command, issue_token_command):
     admin.add_command(verb)
 admin.add_command(placement_command)
 admin.add_command(rebalance_command)
+admin.add_command(user_command)

@@ -34,10 +34,11 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary_of(status: Status) -> Summary:
+    from fireflyer.fs.core.space import space_of
     from fireflyer.fs.schema.routing import TargetState
 
     states = [[member.state for member in chain.members] for chain in status.chains]
-    used_bytes, capacity_bytes = _space(status, [node.id for node in status.nodes])
+    used_bytes, capacity_bytes = space_of(status, [node.id for node in status.nodes])
     return Summary(
         nodes=len(status.nodes),
         alive=sum(node.alive for node in status.nodes),
@@ -49,26 +50,6 @@ def summary_of(status: Status) -> Summary:
         capacity_bytes=capacity_bytes,
         sessions=status.sessions,
     )
-
-
-def _space(status: Status, nodes: list[int]) -> tuple[int, int]:
-    """Used and capacity of the nodes' disks. A disk that several targets share, also of several nodes on one machine,
-    has its free space once."""
-    machines = {node.id: node.machine for node in status.nodes}
-    used_bytes, free_bytes = 0, 0
-    shared: dict[tuple[str, int], int] = {}
-    for target in status.targets:
-        report = target.report
-        if report is None or target.node not in nodes:
-            continue
-        used_bytes += report.used_bytes
-        left_bytes = max(0, report.capacity_bytes - report.used_bytes)
-        if report.disk:
-            place = machines[target.node], report.disk
-            shared[place] = max(shared.get(place, 0), left_bytes)
-        else:
-            free_bytes += left_bytes
-    return used_bytes, used_bytes + free_bytes + sum(shared.values())
 
 
 @click.command("status", short_help="Show nodes, targets, chains, space and recovery.")
@@ -131,11 +112,12 @@ def _first(targets: list[TargetStatus]) -> str:
 
 def _nodes(status: Status) -> list[str]:
     from fireflyer.base.units import counted, format_bytes, format_duration
+    from fireflyer.fs.core.space import space_of
 
     lines = []
     for node in status.nodes:
         own = [one for one in status.targets if one.node == node.id]
-        used, capacity = _space(status, [node.id])
+        used, capacity = space_of(status, [node.id])
         counts = {"drained": sum(one.drained for one in own), "leaving": sum(one.leaving for one in own)}
         if node.alive:
             how = "alive"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["Address", "own_address_towards"]
+__all__ = ["Address", "own_address_towards", "parse_listen"]
 
 
 class Address(NamedTuple):
@@ -30,6 +30,12 @@ class Address(NamedTuple):
         if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
             raise UsageError(f"address {text!r} is not understood; write it like 10.0.0.1:7000 or [fd00::1]:7000")
         return cls(host, int(port))
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Host and port to listen at, as `Address.parse`; port 0 is allowed: any free one."""
+    host, _, port = text.rpartition(":")
+    return (Address.parse(f"{host}:1").host, 0) if port == "0" else Address.parse(text)
 
 
 def own_address_towards(host: str, port: int) -> str:

@@ -29,6 +29,7 @@ from fireflyer.fs.core.placement import place, uniform_cluster
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import NewChain
 from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.identity import TokenStore, new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
@@ -209,6 +210,7 @@ class Layout:
             administrators=(ADMIN,),
             failure_timeout_ms=cluster.failure_timeout_ms,
             lease_ms=max(20, cluster.failure_timeout_ms // 4),
+            files=MetaSettings(table=TABLE, trusted_root=True, root_uid=os.getuid(), root_gid=os.getgid()),
         )
         return self._write_config(self._path(name, "manager.toml"), config)
 
@@ -233,9 +235,13 @@ class Layout:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """Numbers, booleans, texts and lists of them, then lists of such tables: what configurations are made of."""
-    lines = [f"{key} = {_value(value)}" for key, value in table.items() if not _is_tables(value)]
+    """Numbers, booleans, texts and lists of them, then such tables and lists of them: what configurations are made
+    of."""
+    plain = {key: value for key, value in table.items() if not _is_tables(value) and not isinstance(value, dict)}
+    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
     for key, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{key}]", *(f"{name} = {_value(one)}" for name, one in value.items())]
         if _is_tables(value):
             for row in value:
                 lines += ["", f"[[{key}]]", *(f"{name} = {_value(one)}" for name, one in row.items())]

@@ -18,21 +18,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.control import ASK
+from fireflyer.fs.control import ASK, META
 from fireflyer.fs.core.capability import Capability, derive_key, sign
 from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.manager import (
     Answer,
+    GetMetaServices,
     GetMoves,
     GetRouting,
     GetStatus,
     Heartbeat,
+    MetaServices,
     NotPrimary,
     Register,
     Request,
@@ -46,13 +48,17 @@ from fireflyer.fs.schema.sessions import (
     SessionKept,
 )
 from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.manager_files import ManagerFiles
+from fireflyer.fs.service.meta_registry import Heard
+from fireflyer.fs.service.meta_surroundings import OpenChunks
 from fireflyer.fs.service.transactions import transact_on
 from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
+from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import Driver
-from fireflyer.runtime.rpc import Address, Caller, RpcServer, ServerLimits
+from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
 
 __all__ = ["MAX_WAITING", "check_role", "run_manager"]
 
@@ -70,7 +76,7 @@ LEAVE_NS: Final = 3 * SECOND
 """For the last transaction, and for giving the lease up."""
 
 _OF_STORAGE: Final = (Register, Heartbeat)
-_OF_USERS: Final = (GetRouting, GetStatus, GetMoves, OpenSession, KeepSession, EndSession)
+_OF_USERS: Final = (GetRouting, GetStatus, GetMoves, GetMetaServices, OpenSession, KeepSession, EndSession)
 
 
 def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]) -> bool:
@@ -87,13 +93,16 @@ def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]
     return False
 
 
-async def run_manager(config: ManagerConfig, *, on_ready: Callable[[str], None]) -> None:
+async def run_manager(
+    config: ManagerConfig, *, on_ready: Callable[[str], None], open_chunks: OpenChunks | None = None
+) -> None:
     """Runs until it is cancelled, then gives the lease up and ends. `on_ready` is called with its address once it
-    listens. Raises `FireflyerError` when it cannot begin or go on."""
+    listens. `open_chunks`: for the meta service, which runs in this process unless the configuration says otherwise.
+    Raises `FireflyerError` when it cannot begin or go on."""
     secret = load_secret(config.secret_file)
     tokens = TokenStore(config.tokens_file) if config.tokens_file else None
     find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
-    host, port = _parse_listen(config.listen)
+    host, port = parse_listen(config.listen)
     async with await open_store(config.store) as engine:
         limits = ServerLimits(connections=MAX_CONNECTIONS)
         server = RpcServer(Accepts(secret, find_user), identity=f"manager {config.name}", limits=limits)
@@ -103,20 +112,20 @@ async def run_manager(config: ManagerConfig, *, on_ready: Callable[[str], None])
             return await (await asyncio.shield(started)).ask(request, caller)
 
         server.register(ASK, ask)
+        files = None
+        if config.serve_files and open_chunks is not None:
+            files = ManagerFiles(config, engine, secret, tokens, open_chunks)
+            server.register(META, files.service.serve)
         listening = await server.start(host, port)
         address = config.advertise or str(listening)
         started.set_result(service := _Service(config, engine, secret, address))
+        if files is not None:
+            files.start(address)
         try:
             on_ready(address)
-            await service.run()
+            await service.run(None if files is None else files.close)
         finally:
             await server.close()
-
-
-def _parse_listen(text: str) -> tuple[str, int]:
-    """As `Address.parse`; port 0 is allowed."""
-    host, _, port = text.rpartition(":")
-    return (Address.parse(f"{host}:1").host, 0) if port == "0" else Address.parse(text)
 
 
 class _Service:
@@ -126,6 +135,8 @@ class _Service:
         self._config = config
         self._secret = secret
         self._engine = engine
+        self._address = address
+        self._heard = Heard(engine)
         settings = Settings(
             holder=f"{config.name}/{secrets.token_hex(8)}",
             address=address,
@@ -147,14 +158,17 @@ class _Service:
             self._left.set()
         return effects
 
-    async def run(self) -> None:
-        """Until it is cancelled. Raises what the machine or the store cannot live with."""
+    async def run(self, before_end: Callable[[], Awaitable[None]] | None) -> None:
+        """Until it is cancelled; then `before_end`, while it still answers, and the lease is given up. Raises what the
+        machine or the store cannot live with."""
         ticking = asyncio.get_running_loop().create_task(self._tick())
         running = asyncio.get_running_loop().create_task(self._driver.run())
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
             if not running.done():
+                if before_end is not None:
+                    await before_end()
                 await self._leave()
             raise
         finally:
@@ -188,7 +202,14 @@ class _Service:
         user = caller.identity if caller.role == "user" else ""
         if isinstance(request, GetCapability):
             return await self._mint(request, user)
+        if isinstance(request, GetMetaServices):
+            return MetaServices(await self._meta_services())
         return await self._put(Asked(0, request, user, trusted))
+
+    async def _meta_services(self) -> tuple[str, ...]:
+        if not self._config.shared_store:
+            return (self._address,) if self._config.serve_files else ()
+        return tuple(row.address for row in await self._heard.services())
 
     async def _mint(self, request: GetCapability, user: str) -> Answer:
         """Raises `UsageError` for a service: it needs none."""

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from fireflyer.fs.service.meta_config import MetaSettings
+
 __all__ = ["ManagerConfig"]
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
@@ -34,3 +36,11 @@ class ManagerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """T. Kept in the store when the cluster is made, and taken from there ever after."""
     lease_ms: _Ms = 2000
     session_ms: _Ms = 60_000
+    serve_files: bool = True
+    """The meta service runs in this process."""
+    files: MetaSettings = MetaSettings()
+
+    @property
+    def shared_store(self) -> bool:
+        """Other processes may have it open as well."""
+        return self.store.startswith(("postgresql:", "postgres:"))

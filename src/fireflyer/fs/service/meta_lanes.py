@@ -48,9 +48,9 @@ class Work(abc.ABC):
     __slots__ = ()
 
     @abc.abstractmethod
-    async def carry_out(self, rows: Any) -> Any:
-        """In a `Part` of a transaction (`Reads`: a `Trunk` of one that only reads). May run several times, so it has no
-        effect but there."""
+    async def carry_out(self, rows: Part) -> Any:
+        """In a part of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect but
+        there."""
 
     @abc.abstractmethod
     def done(self, outcome: Any) -> None:
@@ -165,7 +165,7 @@ async def _carried_out(transaction: Transaction, batch: Sequence[Work]) -> list[
     for work in batch:
         if outcomes and (trunk.fullness > MAX_FULLNESS or time.monotonic_ns() > until_ns):
             break
-        part: Part = trunk.part()
+        part = trunk.part()
         try:
             outcome = await work.carry_out(part)
         except Exception as error:
@@ -220,7 +220,7 @@ async def _read_by(reader: Reader, batch: Sequence[Work]) -> list[Any]:
     outcomes: list[Any] = []
     for work in batch:
         try:
-            outcomes.append(await work.carry_out(trunk))
+            outcomes.append(await work.carry_out(trunk.part()))
         except Exception as error:
             outcomes.append(error)
     return outcomes

@@ -1,0 +1,38 @@
+"""`Renew`: whether a client that has a file open may go on with its chunks.
+
+POSIX looks at rights when a file is opened, and a capability is good for some minutes only. For writing, the writer row
+is the proof that the file was opened so. Of files that are open for reading nothing is known, so the right is looked at
+again: who has lost it meanwhile cannot go on for long, but the owner can, as he could give it to himself again.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from fireflyer.fs.core.capability import Rights
+from fireflyer.fs.core.meta.access import READ, owns, require
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.open_rows import WRITER_ROWS
+from fireflyer.fs.core.meta.tables import WRITERS, pair_key
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.inodes import Kind
+from fireflyer.fs.schema.meta import Opened, Renew
+
+__all__ = ["renew"]
+
+
+async def renew(request: Renew, context: Context) -> Opened:
+    """The capability is added by whoever has the key. Raises `FileError`: ESTALE, EINVAL, EBADF, EACCES."""
+    inode = await context.inode(request.inode)
+    if inode is None:
+        raise file_error(errno.ESTALE)
+    if inode.kind is not Kind.FILE:
+        raise file_error(errno.EINVAL, "only files have chunks")
+    if request.rights & Rights.WRITE:
+        key = pair_key(WRITERS, inode.id, context.asker.client)
+        row = await context.rows.get(key)
+        if row is None or request.handle not in WRITER_ROWS.decode(key, row).handles:
+            raise file_error(errno.EBADF, "the file is not open for writing by this handle")
+    if request.rights & Rights.READ and not owns(context.asker, inode):
+        require(context.asker, inode, READ)
+    return Opened(inode)

@@ -1,0 +1,65 @@
+"""The meta service in a manager's process: over the manager's store, at the manager's address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.meta import MetaService
+from fireflyer.fs.service.meta_registry import Heard, Registration
+from fireflyer.fs.service.meta_surroundings import OpenChunks, Surroundings
+from fireflyer.identity import NodeCredential, Secret, TokenStore
+from fireflyer.kvstore import Engine
+
+__all__ = ["ManagerFiles"]
+
+
+class ManagerFiles:
+    def __init__(
+        self,
+        config: ManagerConfig,
+        engine: Engine,
+        secret: Secret,
+        tokens: TokenStore | None,
+        open_chunks: OpenChunks,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._heard = Heard(engine)
+        self._address = ""
+        self._registering: asyncio.Task[None] | None = None
+        self.service = MetaService(
+            engine,
+            config.files,
+            secret,
+            administrators=config.administrators,
+            accounts=(lambda _: None) if tokens is None else tokens.account,
+            surroundings=Surroundings(NodeCredential(secret, f"meta {config.name}"), self._managers, open_chunks),
+            shared_store=config.shared_store,
+        )
+
+    def start(self, address: str) -> None:
+        """Returns at once; requests wait until it can serve."""
+        self._address = address
+        self.service.start_soon()
+        if self._config.shared_store:
+            registration = Registration(self._engine, self._config.name, address, manager=True)
+            self._registering = asyncio.get_running_loop().create_task(registration.keep())
+
+    async def close(self) -> None:
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.wait([self._registering])
+        await self.service.close()
+
+    async def _managers(self) -> Sequence[str]:
+        if not self._config.shared_store:
+            return (self._address,)
+        found = {row.address: None for row in await self._heard.services() if row.manager}
+        found[self._address] = None
+        lease = await self._engine.read(lambda reader: reader.get(LEASE_KEY))
+        if lease is not None and (address := decode_row(LEASE_KEY, lease, LeaseRow).address):
+            found[address] = None
+        return list(found)

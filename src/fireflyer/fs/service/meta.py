@@ -1,0 +1,370 @@
+"""The meta service: requests about names and files, carried out over a key-value engine.
+
+    service = MetaService(engine, settings, secret, accounts=...)
+    await service.start()                       makes "/" the first time
+    server.register(META, service.serve)
+    ...
+    await service.close()
+
+It keeps nothing of its own that matters: several may serve one store at the same time, and one that dies takes nothing
+with it but requests in flight, which their clients send again, to it or to another one.
+
+    serve ──> who asks (`meta_callers`) ──changes──> lanes: one transaction for many (`meta_lanes`, `meta_requests`)
+                                         └─reads──> one snapshot for many
+
+The requests of one `Calls` are carried out at the same time, and answered together. A client that goes away does not
+stop what it has asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any, Final
+
+from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageError
+from fireflyer.fs.core.capability import Rights
+from fireflyer.fs.core.meta import holds, namespace
+from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.keeping import Keeper
+from fireflyer.fs.core.meta.ports import NotAtOnce
+from fireflyer.fs.core.meta.replies import check_session, forget_client, number_allowed, stored_clients
+from fireflyer.fs.core.rows import SESSIONS
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.inodes import Kind
+from fireflyer.fs.schema.meta import (
+    MAX_LISTED,
+    Answer,
+    Answers,
+    Call,
+    Calls,
+    ListDirectory,
+    Lock,
+    Open,
+    Opened,
+    OpenFlag,
+    Renew,
+    StatMany,
+)
+from fireflyer.fs.service.meta_callers import Callers
+from fireflyer.fs.service.meta_config import MetaSettings
+from fireflyer.fs.service.meta_house import House
+from fireflyer.fs.service.meta_requests import Asked, RequestPorts, Step, carry_out_long, is_changing, refusal
+from fireflyer.fs.service.meta_surroundings import Surroundings
+from fireflyer.identity import Account, Secret
+from fireflyer.kvstore import Engine, Reader
+from fireflyer.runtime.rpc import Caller
+
+__all__ = ["MAX_WEIGHT", "MetaService"]
+
+_log = logging.getLogger(__name__)
+MAX_WEIGHT: Final = 16 * MAX_LISTED
+"""Inodes that one `Calls` may ask for: its answer has to fit into a message."""
+MAX_LONG: Final = 1024
+"""Requests that take several transactions, under way at the same time."""
+MAX_ENROLLED: Final = 1 << 17
+LOOK_S: Final = 2.0
+REST_S: Final = 1.0
+"""Of the keeper, when there is nothing to do."""
+FORGET_S: Final = 60.0
+"""Between two looks for answers of clients whose sessions are over."""
+FORGET_AFTER: Final = 10
+"""Such looks that found the session over."""
+CLIENTS_PER_LOOK: Final = 1000
+LANES_OF_DATABASE: Final = 16
+
+
+class _Group:
+    """The answers to one `Calls`."""
+
+    __slots__ = ("answers", "complete", "left")
+
+    def __init__(self, count: int) -> None:
+        self.answers: list[Answer | None] = [None] * count
+        self.left = count
+        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, at: int, answer: Answer) -> None:
+        self.answers[at] = answer
+        self.left -= 1
+        if not self.left and not self.complete.done():
+            self.complete.set_result(None)
+
+
+class MetaService:
+    """Lives in one loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: MetaSettings,
+        secret: Secret,
+        *,
+        administrators: Collection[str] = (),
+        accounts: Callable[[str], Account | None] = lambda _: None,
+        surroundings: Surroundings | None = None,
+        shared_store: bool = False,
+    ) -> None:
+        """`administrators`: users who act as uid 0. `surroundings`: without them, requests that need chunks are `Busy`.
+        `shared_store`: other processes write there too."""
+        self._settings = settings
+        lanes = LANES_OF_DATABASE if shared_store else 1
+        self._house = House(engine, settings, secret, surroundings, lanes=lanes)
+        self._callers = Callers(settings, administrators, accounts)
+        self._surroundings = surroundings
+        self._started = asyncio.Event()
+        self._failed: FireflyerError | None = None
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._long: dict[tuple[ClientId, int], asyncio.Task[Answer]] = {}
+        self._enrolled: dict[ClientId, None] = {}
+        self._closed = False
+
+    @property
+    def house(self) -> House:
+        return self._house
+
+    # --- from start to end ---
+
+    def start_soon(self) -> None:
+        """As soon as the store can be reached; requests wait until then."""
+        self._spawn(self._start_when_possible())
+
+    async def _start_when_possible(self) -> None:
+        while not self._started.is_set():
+            try:
+                await self.start()
+            except TransientError as error:
+                _log.warning("files are not served yet reason=%s", error)
+                await asyncio.sleep(REST_S)
+            except FireflyerError as error:
+                _log.error("files cannot be served reason=%s", error)
+                self._failed = error
+                self._started.set()
+
+    async def start(self) -> None:
+        """Raises what the store raises."""
+        settings = self._settings
+
+        async def make_root(context: Context) -> None:
+            await namespace.make_root(
+                context.rows,
+                now_ns=context.now_ns,
+                uid=settings.root_uid,
+                gid=settings.root_gid,
+                mode=settings.root_mode,
+            )
+
+        await self._step(make_root)
+        await self._house.look()
+        for work in (self._look_again(), self._keep(), self._forget()):
+            self._spawn(work)
+        self._started.set()
+
+    async def close(self) -> None:
+        """Transactions under way come to their end; what waits is refused."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._house.lanes.close()
+        await self._house.reads.close()
+        if self._surroundings is not None:
+            await self._surroundings.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+    async def _step(self, body: Callable[[Context], Awaitable[None]]) -> None:
+        step = Step(self._house, body)
+        self._house.lanes.put(0, step)
+        await step.outcome
+
+    # --- requests ---
+
+    async def serve(self, calls: Calls, caller: Caller) -> Answers:
+        """Raises `PermissionDenied` for a user who is no more, `UsageError` for what no client of ours sends."""
+        if not self._started.is_set():
+            await self._started.wait()
+        if self._failed is not None:
+            raise self._failed
+        weight = 0
+        enrol = False
+        for call in calls.calls:
+            request = call.request
+            if type(request) is ListDirectory:
+                weight += request.limit
+            elif type(request) is StatMany:
+                weight += len(request.places)
+            elif call.number or type(request) is Open:
+                enrol = True
+        if weight > MAX_WEIGHT:
+            raise UsageError(f"one message asks for {weight} inodes; at most {MAX_WEIGHT} are allowed, send two")
+        asker, user = self._callers.asker(caller, calls.client), self._callers.user_of(caller)
+        if enrol and calls.client not in self._enrolled:
+            await self._enrol(asker, user)
+        group = _Group(len(calls.calls))
+        for at, call in enumerate(calls.calls):
+            self._begin(calls, call, caller, asker, user, group, at)
+        if group.left:
+            await group.complete
+        return Answers(tuple(group.answers))  # type: ignore[arg-type]
+
+    def _begin(self, calls: Calls, call: Call, caller: Caller, asker: Asker, user: str, group: _Group, at: int) -> None:
+        def reply(asked: Asked, outcome: Any) -> None:
+            if isinstance(outcome, NotAtOnce):
+                self._go_on(asked, lambda answer: group.put(at, answer))
+            else:
+                group.put(at, self._answer(asked, outcome))
+
+        try:
+            if call.actor is not None:
+                asker = self._callers.named(caller, calls.client, call.actor)
+            asked = Asked(self._house, call.request, call.number, calls.done_below, asker, user, reply)
+            if not is_changing(call.request):
+                asked.number = 0
+                self._house.reads.put(asked)
+            elif not call.number or not number_allowed(call.number, calls.done_below):
+                raise file_error(errno.EINVAL, f"request number {call.number} is not one of those that may be used now")
+            else:
+                self._house.lanes.put(asked.lane, asked)
+        except FireflyerError as error:
+            group.put(at, refusal(error))
+
+    def _answer(self, asked: Asked, outcome: Any) -> Answer:
+        if isinstance(outcome, BaseException):
+            return refusal(outcome)
+        if type(outcome) is Opened and asked.user and outcome.inode.kind is Kind.FILE:
+            return self._with_capability(asked, outcome)
+        if type(asked.request) is Lock:
+            self._house.changed(asked.request.inode)
+        answer: Answer = outcome
+        return answer
+
+    def _with_capability(self, asked: Asked, opened: Opened) -> Answer:
+        request = asked.request
+        if type(request) is Renew:
+            rights = request.rights
+        elif type(request) is Open:
+            rights = Rights.READ if request.flags & (OpenFlag.READ | OpenFlag.EXECUTE) else Rights(0)
+            rights |= Rights.WRITE if request.flags & OpenFlag.WRITE else Rights(0)
+        else:
+            rights = Rights(0)
+        if not rights:
+            return opened
+        try:
+            token, expires_s = self._house.capability(asked.user, asked.asker.client, opened.inode.id, rights)
+        except FireflyerError as error:
+            return refusal(error)
+        return Opened(opened.inode, opened.created, token, expires_s)
+
+    def _go_on(self, asked: Asked, tell: Callable[[Answer], None]) -> None:
+        """By a procedure. The same request once more hears what the first one hears."""
+        key = asked.asker.client, asked.number
+        task = self._long.get(key)
+        if task is None:
+            if self._closed or len(self._long) >= MAX_LONG:
+                tell(refusal(Busy(f"{len(self._long)} long requests are under way; ask again later")))
+                return
+            task = self._long[key] = self._spawn(carry_out_long(self._house, asked))
+            task.add_done_callback(lambda _: self._long.pop(key, None))
+
+        def ended(done: asyncio.Task[Answer]) -> None:
+            if done.cancelled():
+                tell(refusal(Busy("the meta service ends; ask another one")))
+            else:
+                tell(self._answer(asked, done.exception() or done.result()))
+
+        task.add_done_callback(ended)
+
+    async def _enrol(self, asker: Asker, user: str) -> None:
+        """The collector and the reaper have to know of the client before it has anything open. Where its session is
+        over, its requests will be told."""
+
+        async def enrol(context: Context) -> bool:
+            if await context.rows.get(SESSIONS.key(asker.client)) is None:
+                return False
+            await check_session(context.rows, asker.client, user)
+            await holds.enrol(self._house.context(context.rows, asker))
+            return True
+
+        step = Step(self._house, enrol)
+        self._house.lanes.put(-asker.client, step)
+        if await step.outcome:
+            while len(self._enrolled) >= MAX_ENROLLED:
+                del self._enrolled[next(iter(self._enrolled))]
+            self._enrolled[asker.client] = None
+
+    # --- what it does by itself ---
+
+    async def _look_again(self) -> None:
+        """At the cluster; and reaches the chunk store, until it has."""
+        while True:
+            try:
+                if self._surroundings is not None:
+                    await self._surroundings.look()
+                await self._house.look()
+            except FireflyerError as error:
+                _log.info("the cluster is not known yet reason=%s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _keep(self) -> None:
+        """Removes what is unlinked, ends what dead clients have left: with the others, one at a time."""
+        keeper = Keeper(os.urandom(8).hex())
+        ports = RequestPorts(self._house)
+        while True:
+            more = False
+            try:
+                if self._house.has_chunks:
+                    more = await keeper.step(ports, time.time_ns())
+            except FireflyerError as error:
+                _log.warning("collecting is interrupted reason=%s", error)
+            if not more:
+                await asyncio.sleep(REST_S)
+
+    async def _forget(self) -> None:
+        """Answers to clients whose sessions have been over for some minutes."""
+        over: dict[ClientId, int] = {}
+        while True:
+            await asyncio.sleep(FORGET_S)
+            try:
+                over = await self._forget_some(over)
+            except FireflyerError as error:
+                _log.warning("answers to ended sessions are not forgotten yet reason=%s", error)
+
+    async def _forget_some(self, over: dict[ClientId, int]) -> dict[ClientId, int]:
+        """`over`: how many times each was found over; the next such counts."""
+        found: dict[ClientId, int] = {}
+        after: ClientId = 0
+        while True:
+            clients, ended = await self._house.engine.read(functools.partial(_ended_after, after=after))
+            for client in ended:
+                found[client] = over.get(client, 0) + 1
+            if len(clients) < CLIENTS_PER_LOOK:
+                break
+            after = clients[-1]
+        for client in [one for one, times in found.items() if times > FORGET_AFTER]:
+
+            async def forget(context: Context, client: ClientId = client) -> None:
+                forget_client(context.rows, client)
+
+            await self._step(forget)
+            del found[client]
+            self._enrolled.pop(client, None)
+        return found
+
+
+async def _ended_after(reader: Reader, after: ClientId) -> tuple[list[ClientId], list[ClientId]]:
+    """Clients of whom answers are kept, and those of them whose session is over."""
+    clients = await stored_clients(reader, after, CLIENTS_PER_LOOK)
+    return clients, [one for one in clients if await reader.get(SESSIONS.key(one)) is None]

@@ -1,0 +1,67 @@
+"""Who a request acts as: what the connection has proven, and what a trusted mount says.
+
+| connection                  | `Actor` | acts as                                                              |
+|-----------------------------|---------|----------------------------------------------------------------------|
+| node secret                 | given   | that user; uid and gid 0 only with `trusted_root`, else `NOBODY`      |
+| node secret                 | none    | uid 0, the same                                                      |
+| token of an administrator   | refused | uid 0                                                                |
+| token of another user       | refused | uid, gid and groups of the identity store, as they are now           |
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection
+
+from fireflyer.base.errors import PermissionDenied
+from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.meta import Actor
+from fireflyer.fs.service.meta_config import NOBODY, MetaSettings
+from fireflyer.identity import Account
+from fireflyer.runtime.rpc import Caller
+
+__all__ = ["Callers"]
+
+
+class Callers:
+    """`accounts`: looks a user up; None when there is none of this name any more."""
+
+    def __init__(
+        self, settings: MetaSettings, administrators: Collection[str], accounts: Callable[[str], Account | None]
+    ) -> None:
+        self._settings = settings
+        self._administrators = administrators
+        self._accounts = accounts
+
+    def user_of(self, caller: Caller) -> str:
+        """Empty for a service."""
+        return "" if caller.role == "node" else caller.identity
+
+    def asker(self, caller: Caller, client: ClientId) -> Asker:
+        """Where no actor is named. Raises `PermissionDenied`."""
+        if caller.role == "node":
+            return self._trusted(client, Actor(0, 0))
+        if caller.identity in self._administrators:
+            return Asker(client, 0, 0, (), unrestricted=True)
+        account = self._accounts(caller.identity)
+        if account is None:
+            raise PermissionDenied(f"user {caller.identity} is not known any more; ask an administrator")
+        return Asker(client, account.uid, account.gid, account.groups, unrestricted=account.uid == 0)
+
+    def named(self, caller: Caller, client: ClientId, actor: Actor) -> Asker:
+        """Raises `FileError` (EPERM) where the caller may not name anybody."""
+        if caller.role != "node":
+            raise file_error(errno.EPERM, "users act as themselves; only services with the node secret name others")
+        return self._trusted(client, actor)
+
+    def _trusted(self, client: ClientId, actor: Actor) -> Asker:
+        if self._settings.trusted_root:
+            return Asker(client, actor.uid, actor.gid, actor.groups, unrestricted=actor.uid == 0)
+        groups = tuple(_unless_root(gid) for gid in actor.groups)
+        return Asker(client, _unless_root(actor.uid), _unless_root(actor.gid), groups)
+
+
+def _unless_root(number: int) -> int:
+    return number or NOBODY

@@ -1,0 +1,136 @@
+"""What all requests of one meta service share: the store, its lanes, new ids, what is known of the cluster, chunks.
+
+What is known of the cluster (the chain table of new files, which key signs, how long T is, how much space there is) is
+read from the store and asked of the managers now and then; a request is given what was found last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from fireflyer.base.errors import Busy
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.capability import Capability, derive_key, sign
+from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context, Rows
+from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow, decode_row
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.service.meta_config import MetaSettings
+from fireflyer.fs.service.meta_ids import Ids
+from fireflyer.fs.service.meta_lanes import Lanes, Reads
+from fireflyer.fs.service.meta_surroundings import ChunkSession, Surroundings
+from fireflyer.identity import Secret
+from fireflyer.kvstore import Engine, Reader
+
+__all__ = ["CAPABILITY_S", "House"]
+
+CAPABILITY_S: Final = 900
+"""How long a capability is good for."""
+DEFAULT_T_NS: Final = 6 * SECOND
+"""Before the manager has written down what T is."""
+
+
+class House:
+    """`secret`: the node secret, for capabilities."""
+
+    def __init__(
+        self, engine: Engine, settings: MetaSettings, secret: Secret, surroundings: Surroundings | None, *, lanes: int
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.ids = Ids(engine)
+        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare)
+        self.reads = Reads(engine)
+        self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
+        self.settle_ns = DEFAULT_T_NS
+        self.surroundings = surroundings
+        self.claimed: dict[InodeId, None] = {}
+        """Inodes of which a procedure of this process changes chunks."""
+        self._secret = secret
+        self._key_ids: tuple[int, ...] = ()
+        self._keys: dict[int, bytes] = {}
+        self._waiting: dict[InodeId, dict[asyncio.Future[None], None]] = {}
+
+    # --- what bodies are given ---
+
+    def context(self, rows: Rows, asker: Asker = SYSTEM, number: int = 0, owner: ClientId = 0) -> Context:
+        return Context(
+            rows=rows,
+            asker=asker,
+            now_ns=time.time_ns(),
+            new_id=self.ids.take,
+            cluster=self.cluster,
+            number=number,
+            owner=owner,
+        )
+
+    @property
+    def chunks(self) -> ChunkSession:
+        """Raises `Busy` before the chunk store has been reached."""
+        session = None if self.surroundings is None else self.surroundings.chunk_session
+        if session is None:
+            raise Busy("the meta service has not reached the chunk store yet; ask again later")
+        return session
+
+    @property
+    def has_chunks(self) -> bool:
+        return self.surroundings is not None and self.surroundings.chunk_session is not None
+
+    # --- what is known of the cluster ---
+
+    async def look(self) -> None:
+        """Reads what may have changed."""
+        chains, state = await self.engine.read(self._read)
+        capacity_bytes, free_bytes = (0, 0) if self.surroundings is None else self.surroundings.space
+        self.cluster = ClusterDefaults(
+            table=self.settings.table,
+            chains=chains,
+            chunk_bytes=self.settings.chunk_bytes,
+            stripe=max(1, min(self.settings.stripe, chains)),
+            capacity_bytes=capacity_bytes,
+            free_bytes=free_bytes,
+        )
+        if state is not None:
+            self.settle_ns = state.failure_timeout_ns
+            self._key_ids = state.key_ids
+
+    async def _read(self, reader: Reader) -> tuple[int, StateRow | None]:
+        table_key = TABLES.key(self.settings.table)
+        table, state = await reader.get(table_key), await reader.get(STATE_KEY)
+        return (
+            0 if table is None else len(TABLES.decode(table_key, table)[1].chains),
+            None if state is None else decode_row(STATE_KEY, state, StateRow),
+        )
+
+    def capability(self, user: str, client: ClientId, inode: InodeId, rights: int) -> tuple[bytes, int]:
+        """Signed, and the Unix time of its end. Raises `Busy` before the first key is known."""
+        if not self._key_ids:
+            raise Busy("no key for capabilities is known yet; ask again later")
+        key_id = self._key_ids[0]
+        key = self._keys.get(key_id)
+        if key is None:
+            key = self._keys[key_id] = derive_key(self._secret.reveal(), key_id)
+        expires_s = int(time.time()) + CAPABILITY_S
+        return sign(Capability(key_id, user, client, inode, inode, rights, expires_s), key), expires_s
+
+    # --- waiting for an inode ---
+
+    async def pause(self, delay_ns: int, inode: InodeId) -> None:
+        """Or until `changed`."""
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(inode, {})
+        waiting[changed] = None
+        try:
+            await asyncio.wait([changed], timeout=delay_ns / SECOND)
+        finally:
+            del waiting[changed]
+            if not waiting and self._waiting.get(inode) is waiting:
+                del self._waiting[inode]
+
+    def changed(self, inode: InodeId) -> None:
+        """Who waits for it looks again."""
+        for one in self._waiting.get(inode, {}):
+            if not one.done():
+                one.set_result(None)

@@ -1,0 +1,61 @@
+"""`ff fs meta`: a meta service in a process of its own, beside others, over PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from fireflyer.base.errors import UsageError
+from fireflyer.fs.control import META
+from fireflyer.fs.service.meta import MetaService
+from fireflyer.fs.service.meta_config import MetaConfig
+from fireflyer.fs.service.meta_registry import Registration
+from fireflyer.fs.service.meta_surroundings import OpenChunks, Surroundings
+from fireflyer.identity import Accepts, NodeCredential, TokenStore, load_secret
+from fireflyer.kvstore import open as open_store
+from fireflyer.runtime.address import parse_listen
+from fireflyer.runtime.rpc import RpcServer, ServerLimits
+
+__all__ = ["MAX_CONNECTIONS", "run_meta"]
+
+MAX_CONNECTIONS = 16384
+
+
+async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Callable[[str], None]) -> None:
+    """Runs until it is cancelled. `on_ready` is called with its address once it serves. Raises `FireflyerError` when it
+    cannot begin."""
+    if not config.store.startswith(("postgresql:", "postgres:")):
+        raise UsageError(
+            f"store {config.store.partition(':')[0]!r}: files over an embedded store are served by the manager's own "
+            "process; give postgresql://..."
+        )
+    secret = load_secret(config.secret_file)
+    tokens = TokenStore(config.tokens_file) if config.tokens_file else None
+    find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
+    host, port = parse_listen(config.listen)
+
+    async def managers() -> Sequence[str]:
+        return config.managers
+
+    async with await open_store(config.store) as engine:
+        service = MetaService(
+            engine,
+            config.files,
+            secret,
+            administrators=config.administrators,
+            accounts=(lambda _: None) if tokens is None else tokens.account,
+            surroundings=Surroundings(NodeCredential(secret, f"meta {config.name}"), managers, open_chunks),
+            shared_store=True,
+        )
+        limits = ServerLimits(connections=MAX_CONNECTIONS)
+        server = RpcServer(Accepts(secret, find_user), identity=f"meta {config.name}", limits=limits)
+        server.register(META, service.serve)
+        try:
+            await service.start()
+            address = config.advertise or str(await server.start(host, port))
+            on_ready(address)
+            await Registration(engine, config.name, address, manager=False).keep()
+        finally:
+            await server.close()
+            await asyncio.shield(service.close())

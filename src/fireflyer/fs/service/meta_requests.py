@@ -1,0 +1,251 @@
+"""One request on its way: carried out in its lane, or by a procedure that takes several transactions.
+
+    Asked ──lane──> answer, stored with it ──────────────────────────────────────────────> done
+            └─NotAtOnce─> procedure: each step a `Step` in the same lane ─> answer ──────> done
+
+A refusal is an answer: what the body wrote is dropped, the refusal is stored. What is not an answer (the store cannot
+be reached, the session is over, somebody asks for what he may not) is not stored, so the request may come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final, Generic, TypeVar
+
+from fireflyer.base.errors import FireflyerError, NoSpace, PermissionDenied, Timeout, error_to_wire
+from fireflyer.fs.core.meta import procedures
+from fireflyer.fs.core.meta.context import SYSTEM, Asker, Context
+from fireflyer.fs.core.meta.namespace import carry_out
+from fireflyer.fs.core.meta.ports import Answered, ChunkPort
+from fireflyer.fs.core.meta.renewing import renew
+from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, check_session, store_answer
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.schema.meta import (
+    Allocate,
+    Answer,
+    Beat,
+    Close,
+    Lock,
+    Open,
+    OpenFlag,
+    Reading,
+    Refused,
+    Rename,
+    Renew,
+    Report,
+    Request,
+    Reserve,
+)
+from fireflyer.fs.service.meta_house import House
+from fireflyer.fs.service.meta_lanes import Work
+from fireflyer.kvstore import Part
+
+__all__ = ["LONG_S", "Asked", "RequestPorts", "Step", "carry_out_long", "is_changing", "lane_of", "refusal"]
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+LONG_S: Final = 120.0
+"""For a procedure; then its request may be sent again, and goes on."""
+MAX_MESSAGE_CHARS: Final = 1000
+
+_READING: Final = Reading.__args__
+_OPEN_CHANGES: Final = OpenFlag.WRITE | OpenFlag.CREATE | OpenFlag.TRUNCATE
+_OF_INODE: Final = (Report, Close, Reserve, Allocate, Lock)
+
+
+def is_changing(request: Request) -> bool:
+    """Whether it is numbered."""
+    if type(request) is Open:
+        return bool(request.flags & _OPEN_CHANGES)
+    return type(request) not in _READING
+
+
+def lane_of(request: Request, client: ClientId) -> Hashable:
+    """The same for requests that are likely to write the same directory or inode."""
+    kind = type(request)
+    if kind in _OF_INODE:
+        return request.inode  # type: ignore[union-attr]
+    if kind is Beat:
+        return -client
+    place = request.source if kind is Rename else request.place  # type: ignore[union-attr]
+    cut = place.path.rfind(b"/")
+    return place.base if cut < 0 else (place.base, place.path[:cut])
+
+
+def refusal(error: BaseException) -> Refused:
+    """What the client is told."""
+    if isinstance(error, FileError):
+        return Refused(error.errno or errno.EIO, error.message[:MAX_MESSAGE_CHARS], _code_of(error))
+    if isinstance(error, NoSpace):
+        return Refused(errno.ENOSPC, error.message[:MAX_MESSAGE_CHARS], NoSpace.code)
+    if isinstance(error, PermissionDenied):
+        return Refused(errno.EPERM, error.message[:MAX_MESSAGE_CHARS], PermissionDenied.code)
+    if not isinstance(error, FireflyerError):
+        _log.error("a request failed unexpectedly", exc_info=error)
+    code, message = error_to_wire(error)
+    return Refused(0, message[:MAX_MESSAGE_CHARS], code)
+
+
+def _code_of(error: FileError) -> str:
+    return SESSION_OVER if isinstance(error, SessionEnded) else ""
+
+
+class Asked(Work):
+    """`reply` is called once with its outcome: an answer, or an error. `user`: of whom the session must be; empty for a
+    service."""
+
+    __slots__ = ("_house", "asker", "done_below", "number", "reply", "request", "user")
+
+    def __init__(
+        self,
+        house: House,
+        request: Request,
+        number: int,
+        done_below: int,
+        asker: Asker,
+        user: str,
+        reply: Callable[[Asked, Any], None],
+    ) -> None:
+        self._house = house
+        self.request = request
+        self.number = number
+        """0: it changes nothing."""
+        self.done_below = done_below
+        self.asker = asker
+        self.user = user
+        self.reply = reply
+
+    async def carry_out(self, rows: Part) -> Answer:
+        request, asker, number = self.request, self.asker, self.number
+        if not number:
+            if type(request) is Open or type(request) is Renew:
+                await check_session(rows, asker.client, self.user)
+            context = self._house.context(rows, asker)
+            return await (renew(request, context) if type(request) is Renew else carry_out(request, context))
+        stored = await admit(rows, asker.client, self.user, number)
+        if stored is not None:
+            return stored
+        answer: Answer
+        try:
+            answer = await carry_out(request, self._house.context(rows, asker, number))
+        except FileError as error:
+            rows.drop()
+            answer = refusal(error)
+        await store_answer(rows, asker.client, number, self.done_below, answer)
+        return answer
+
+    def done(self, outcome: Any) -> None:
+        self.reply(self, outcome)
+
+    @property
+    def lane(self) -> Hashable:
+        return lane_of(self.request, self.asker.client)
+
+
+class Step(Work, Generic[T]):
+    """One transaction of a procedure, or of the service's own."""
+
+    __slots__ = ("_asked", "_body", "_house", "_owner", "outcome")
+
+    def __init__(
+        self, house: House, body: Callable[[Context], Awaitable[T]], *, asked: Asked | None = None, owner: ClientId = 0
+    ) -> None:
+        self._house = house
+        self._body = body
+        self._asked = asked
+        self._owner = owner
+        self.outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    async def carry_out(self, rows: Part) -> T:
+        asked = self._asked
+        if asked is None:
+            return await self._body(self._house.context(rows, SYSTEM, 0, self._owner))
+        if asked.number:
+            stored = await admit(rows, asked.asker.client, asked.user, asked.number)
+            if stored is not None:
+                raise Answered(stored)
+        return await self._body(self._house.context(rows, asked.asker, asked.number, self._owner))
+
+    def done(self, outcome: Any) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
+class RequestPorts:
+    """What a procedure works with: `core.meta.ports.Ports`. Without `asked`: of the service itself."""
+
+    def __init__(self, house: House, asked: Asked | None = None) -> None:
+        self._house = house
+        self._asked = asked
+
+    @property
+    def session(self) -> ClientId:
+        return self._house.chunks.session
+
+    @property
+    def settle_ns(self) -> int:
+        return self._house.settle_ns
+
+    @property
+    def chunks(self) -> ChunkPort:
+        return self._house.chunks
+
+    async def transact(self, body: Callable[[Context], Awaitable[T]]) -> T:
+        asked = self._asked
+        try:
+            return await self._step(body)
+        except SessionEnded:
+            raise
+        except FileError as error:
+            if asked is None or not asked.number:
+                raise
+            answer = refusal(error)
+
+        async def store(context: Context) -> None:
+            await store_answer(context.rows, asked.asker.client, asked.number, asked.done_below, answer)
+
+        await self._step(store)
+        raise Answered(answer)
+
+    async def _step(self, body: Callable[[Context], Awaitable[T]]) -> T:
+        step = Step(self._house, body, asked=self._asked, owner=self._house.chunks.session)
+        self._house.lanes.put(0 if self._asked is None else self._asked.lane, step)
+        return await step.outcome
+
+    async def pause(self, delay_ns: int, inode: InodeId) -> None:
+        await self._house.pause(delay_ns, inode)
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def claim(self, inode: InodeId) -> bool:
+        if inode in self._house.claimed:
+            return False
+        self._house.claimed[inode] = None
+        return True
+
+    def release(self, inode: InodeId) -> None:
+        self._house.claimed.pop(inode, None)
+
+
+async def carry_out_long(house: House, asked: Asked) -> Answer:
+    """By a procedure. Raises what is no answer."""
+    try:
+        async with asyncio.timeout(LONG_S):
+            return await procedures.carry_out_long(asked.request, RequestPorts(house, asked))
+    except Answered as told:
+        return told.answer
+    except TimeoutError as error:
+        if isinstance(error, FireflyerError):
+            raise
+        raise Timeout(f"the request was not done within {LONG_S:.0f} s; send it again") from error
