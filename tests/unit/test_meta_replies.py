@@ -15,7 +15,6 @@ from fireflyer.fs.core.meta.replies import (
     forget_client,
     number_allowed,
     store_answer,
-    stored_clients,
 )
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema.errors import FileError
@@ -113,7 +112,6 @@ async def test_a_session_that_is_over_changes_nothing_but_a_service_is_told_what
         assert await _ask(kv, 7, 1, Refused(1, ""), user="") == (Done(), False)
         with pytest.raises(SessionEnded):
             await _ask(kv, 7, 2, Done(), user="")
-        assert await kv.read(lambda tx: stored_clients(tx, 0, 10)) == [7]
 
         async def forget(tx: Transaction) -> None:
             forget_client(tx, 7)
@@ -133,17 +131,6 @@ async def test_nobody_uses_or_sees_the_session_of_another_user() -> None:
         await _end_session(kv, 7)
         with pytest.raises(SessionEnded):  # whose it was is not known any more
             await _ask(kv, 7, 1, Done(), user="mallory")
-
-
-@on_loop
-async def test_clients_with_answers_are_listed_each_once() -> None:
-    async with MemoryEngine() as kv:
-        for client in (3, 5, 1 << 40):
-            await _open_session(kv, client)
-            for number in (1, 2, 3 * STEP):
-                await _ask(kv, client, number, Done(), done_below=number)
-        assert await kv.read(lambda tx: stored_clients(tx, 0, 2)) == [3, 5]
-        assert await kv.read(lambda tx: stored_clients(tx, 5, 2)) == [1 << 40]
 
 
 @on_loop

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final
 
@@ -33,7 +31,7 @@ from fireflyer.fs.core.meta import holds, namespace
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.keeping import Keeper
 from fireflyer.fs.core.meta.ports import NotAtOnce
-from fireflyer.fs.core.meta.replies import check_session, forget_client, number_allowed, stored_clients
+from fireflyer.fs.core.meta.replies import check_session, number_allowed
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
@@ -58,7 +56,7 @@ from fireflyer.fs.service.meta_house import House
 from fireflyer.fs.service.meta_requests import Asked, RequestPorts, Step, carry_out_long, is_changing, refusal
 from fireflyer.fs.service.meta_surroundings import Surroundings
 from fireflyer.identity import Account, Secret
-from fireflyer.kvstore import Engine, Reader
+from fireflyer.kvstore import Engine
 from fireflyer.runtime.rpc import Caller
 
 __all__ = ["MAX_WEIGHT", "MetaService"]
@@ -72,11 +70,6 @@ MAX_ENROLLED: Final = 1 << 17
 LOOK_S: Final = 2.0
 REST_S: Final = 1.0
 """Of the keeper, when there is nothing to do."""
-FORGET_S: Final = 60.0
-"""Between two looks for answers of clients whose sessions are over."""
-FORGET_AFTER: Final = 10
-"""Such looks that found the session over."""
-CLIENTS_PER_LOOK: Final = 1000
 LANES_OF_DATABASE: Final = 16
 
 
@@ -162,7 +155,7 @@ class MetaService:
 
         await self._step(make_root)
         await self._house.look()
-        for work in (self._look_again(), self._keep(), self._forget()):
+        for work in (self._look_again(), self._keep()):
             self._spawn(work)
         self._started.set()
 
@@ -319,52 +312,15 @@ class MetaService:
             await asyncio.sleep(LOOK_S)
 
     async def _keep(self) -> None:
-        """Removes what is unlinked, ends what dead clients have left: with the others, one at a time."""
+        """Removes what is unlinked, ends what dead clients have left: of all services one at a time."""
         keeper = Keeper(os.urandom(8).hex())
         ports = RequestPorts(self._house)
         while True:
             more = False
             try:
                 if self._house.has_chunks:
-                    more = await keeper.step(ports, time.time_ns())
+                    more = await keeper.step(ports)
             except FireflyerError as error:
                 _log.warning("collecting is interrupted reason=%s", error)
             if not more:
                 await asyncio.sleep(REST_S)
-
-    async def _forget(self) -> None:
-        """Answers to clients whose sessions have been over for some minutes."""
-        over: dict[ClientId, int] = {}
-        while True:
-            await asyncio.sleep(FORGET_S)
-            try:
-                over = await self._forget_some(over)
-            except FireflyerError as error:
-                _log.warning("answers to ended sessions are not forgotten yet reason=%s", error)
-
-    async def _forget_some(self, over: dict[ClientId, int]) -> dict[ClientId, int]:
-        """`over`: how many times each was found over; the next such counts."""
-        found: dict[ClientId, int] = {}
-        after: ClientId = 0
-        while True:
-            clients, ended = await self._house.engine.read(functools.partial(_ended_after, after=after))
-            for client in ended:
-                found[client] = over.get(client, 0) + 1
-            if len(clients) < CLIENTS_PER_LOOK:
-                break
-            after = clients[-1]
-        for client in [one for one, times in found.items() if times > FORGET_AFTER]:
-
-            async def forget(context: Context, client: ClientId = client) -> None:
-                forget_client(context.rows, client)
-
-            await self._step(forget)
-            del found[client]
-            self._enrolled.pop(client, None)
-        return found
-
-
-async def _ended_after(reader: Reader, after: ClientId) -> tuple[list[ClientId], list[ClientId]]:
-    """Clients of whom answers are kept, and those of them whose session is over."""
-    clients = await stored_clients(reader, after, CLIENTS_PER_LOOK)
-    return clients, [one for one in clients if await reader.get(SESSIONS.key(one)) is None]

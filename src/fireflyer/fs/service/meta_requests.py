@@ -13,14 +13,14 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from fireflyer.base.errors import FireflyerError, NoSpace, PermissionDenied, Timeout, error_to_wire
+from fireflyer.base.errors import Busy, FireflyerError, NoSpace, PermissionDenied, Timeout, error_to_wire
 from fireflyer.fs.core.meta import procedures
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, Context
 from fireflyer.fs.core.meta.namespace import carry_out
-from fireflyer.fs.core.meta.ports import Answered, ChunkPort
+from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce
 from fireflyer.fs.core.meta.renewing import renew
 from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, check_session, store_answer
 from fireflyer.fs.schema.errors import FileError
@@ -218,12 +218,16 @@ class RequestPorts:
         raise Answered(answer)
 
     async def _step(self, body: Callable[[Context], Awaitable[T]]) -> T:
-        step = Step(self._house, body, asked=self._asked, owner=self._house.chunks.session)
+        owner = self._house.chunks.session if self._house.has_chunks else 0
+        step = Step(self._house, body, asked=self._asked, owner=owner)
         self._house.lanes.put(0 if self._asked is None else self._asked.lane, step)
         return await step.outcome
 
     async def pause(self, delay_ns: int, inode: InodeId) -> None:
         await self._house.pause(delay_ns, inode)
+
+    async def together(self, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        await asyncio.gather(*(one() for one in work))
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -245,6 +249,8 @@ async def carry_out_long(house: House, asked: Asked) -> Answer:
             return await procedures.carry_out_long(asked.request, RequestPorts(house, asked))
     except Answered as told:
         return told.answer
+    except NotAtOnce as error:
+        raise Busy(f"{error}: the meta service has not reached the chunk store yet; send it again") from error
     except TimeoutError as error:
         if isinstance(error, FireflyerError):
             raise

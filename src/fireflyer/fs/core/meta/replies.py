@@ -32,7 +32,7 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Answer
 
 __all__ = ["SESSION_OVER", "STEP", "SessionEnded", "admit", "check_session", "forget_client", "keep"]
-__all__ += ["number_allowed", "store_answer", "stored_clients"]
+__all__ += ["number_allowed", "store_answer"]
 
 PREFIX: Final = b"FR"
 STEP: Final = 64
@@ -113,19 +113,6 @@ async def check_session(rows: Looks, client: ClientId, user: str, *, ended: bool
 def forget_client(rows: Rows, client: ClientId) -> None:
     """All that is kept of it."""
     rows.clear_range(_floor_key(client), _floor_key(client + 1) if client + 1 < 1 << 63 else PREFIX[:1] + b"S")
-
-
-async def stored_clients(rows: Looks, after: ClientId, limit: int) -> list[ClientId]:
-    """Clients above `after` of whom something is kept, ascending."""
-    found: list[ClientId] = []
-    begin = _floor_key(after) + b"\xff" * 9
-    while len(found) < limit:
-        page = await rows.get_range(begin, PREFIX[:1] + b"S", limit=1)
-        if not page.items:
-            break
-        found.append(int.from_bytes(page.items[0][0][2:10], "big"))
-        begin = _floor_key(found[-1]) + b"\xff" * 9
-    return found
 
 
 async def _floor(rows: Looks, head: bytes) -> int:
