@@ -13,6 +13,7 @@ from tests.support.loops import on_loop
 from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, verify
 from fireflyer.fs.core.meta.replies import SESSION_OVER
+from fireflyer.fs.core.rows import TABLES, encode_row
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import (
     MAX_UNDER_WAY,
@@ -47,10 +48,11 @@ from fireflyer.fs.schema.meta import (
     Truncate,
     Window,
 )
+from fireflyer.fs.schema.routing import ChainTable
 from fireflyer.fs.service.meta_config import NOBODY, MetaSettings
 from fireflyer.fs.service.meta_requests import is_changing, lane_of
 from fireflyer.identity import Account
-from fireflyer.kvstore import CommitFault, MemoryEngine, MemoryStore
+from fireflyer.kvstore import CommitFault, MemoryEngine, MemoryStore, Transaction
 
 ADA = Account("ada", 1001, 1001, (50,))
 EVE = Account("eve", 1002, 1002)
@@ -94,7 +96,7 @@ async def test_a_request_that_comes_again_is_done_once_also_at_another_service_a
         expect(made, Found)
         refused = await one.ask(5, MakeDirectory(at("d")), number=2)
         assert expect(refused, Refused).errno == errno.EEXIST
-        assert expect(await one.ask(5, Rename(at("d"), at("e")), number=3), Done)
+        assert await one.ask(5, Rename(at("d"), at("e")), number=3) == Done()
         for rig in (one, other):
             assert await rig.ask(5, MakeDirectory(at("d")), number=1) == made
             assert await rig.ask(5, MakeDirectory(at("d")), number=2) == refused
@@ -169,6 +171,24 @@ async def test_of_many_requests_at_once_each_gets_its_own_answer() -> None:
         assert [one if isinstance(one, int) else one.kind for one in expect(many, FoundMany).inodes] == [
             Kind.DIRECTORY, Kind.DIRECTORY, errno.ENOENT, Kind.DIRECTORY,
         ]  # fmt: skip
+
+
+@on_loop
+async def test_no_file_is_made_before_there_is_a_chain_table() -> None:
+    store = MemoryStore()
+    async with MetaRig(MemoryEngine(store), MetaSettings(trusted_root=True, table=2)) as rig:
+        await rig.open_session(5)
+        for request in (Open(at("f"), CREATE, 1), MakeNode(at("f"), Kind.FILE)):
+            answer = expect(await rig.ask(5, request), Refused)
+            assert (answer.errno, answer.code) == (0, "busy")
+        expect(await rig.ask(5, MakeDirectory(at("d"))), Found)
+
+        async def add(tx: Transaction) -> None:
+            tx.set(TABLES.key(2), encode_row(ChainTable(2, (3, 4))))
+
+        await rig.engine.transact(add)
+        made = expect(await rig.ask(5, MakeNode(at("f"), Kind.FILE)), Found).inode
+        assert made.body.layout.stripe == 2  # type: ignore[union-attr]
 
 
 @on_loop

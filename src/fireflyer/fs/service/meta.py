@@ -68,6 +68,8 @@ MAX_LONG: Final = 1024
 """Requests that take several transactions, under way at the same time."""
 MAX_ENROLLED: Final = 1 << 17
 LOOK_S: Final = 2.0
+LOOK_SOON_S: Final = 0.2
+"""Before the chunk store is reached."""
 REST_S: Final = 1.0
 """Of the keeper, when there is nothing to do."""
 LANES_OF_DATABASE: Final = 16
@@ -203,6 +205,8 @@ class MetaService:
                 enrol = True
         if weight > MAX_WEIGHT:
             raise UsageError(f"one message asks for {weight} inodes; at most {MAX_WEIGHT} are allowed, send two")
+        if not self._house.cluster.chains:
+            await self._house.look()
         asker, user = self._callers.asker(caller, calls.client), self._callers.user_of(caller)
         if enrol and calls.client not in self._enrolled:
             await self._enrol(asker, user)
@@ -304,12 +308,12 @@ class MetaService:
         """At the cluster; and reaches the chunk store, until it has."""
         while True:
             try:
-                if self._surroundings is not None:
-                    await self._surroundings.look()
                 await self._house.look()
+                if self._surroundings is not None and self._house.cluster.chains:
+                    await self._surroundings.look()
             except FireflyerError as error:
                 _log.info("the cluster is not known yet reason=%s", error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if self._house.has_chunks else LOOK_SOON_S)
 
     async def _keep(self) -> None:
         """Removes what is unlinked, ends what dead clients have left: of all services one at a time."""

@@ -16,7 +16,15 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from fireflyer.base.errors import Busy, FireflyerError, NoSpace, PermissionDenied, Timeout, error_to_wire
+from fireflyer.base.errors import (
+    Busy,
+    FireflyerError,
+    NoSpace,
+    PermissionDenied,
+    Timeout,
+    TransientError,
+    error_to_wire,
+)
 from fireflyer.fs.core.meta import procedures
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, Context
 from fireflyer.fs.core.meta.namespace import carry_out
@@ -25,13 +33,14 @@ from fireflyer.fs.core.meta.renewing import renew
 from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, check_session, store_answer
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.schema.inodes import InodeId, Kind
 from fireflyer.fs.schema.meta import (
     Allocate,
     Answer,
     Beat,
     Close,
     Lock,
+    MakeNode,
     Open,
     OpenFlag,
     Reading,
@@ -66,6 +75,12 @@ def is_changing(request: Request) -> bool:
     return type(request) not in _READING
 
 
+def _makes_files(request: Request) -> bool:
+    if type(request) is Open:
+        return bool(request.flags & OpenFlag.CREATE)
+    return type(request) is MakeNode and request.kind is Kind.FILE
+
+
 def lane_of(request: Request, client: ClientId) -> Hashable:
     """The same for requests that are likely to write the same directory or inode."""
     kind = type(request)
@@ -86,10 +101,14 @@ def refusal(error: BaseException) -> Refused:
         return Refused(errno.ENOSPC, error.message[:MAX_MESSAGE_CHARS], NoSpace.code)
     if isinstance(error, PermissionDenied):
         return Refused(errno.EPERM, error.message[:MAX_MESSAGE_CHARS], PermissionDenied.code)
-    if not isinstance(error, FireflyerError):
-        _log.error("a request failed unexpectedly", exc_info=error)
     code, message = error_to_wire(error)
-    return Refused(0, message[:MAX_MESSAGE_CHARS], code)
+    if isinstance(error, TransientError):
+        return Refused(0, message[:MAX_MESSAGE_CHARS], code)
+    if isinstance(error, FireflyerError):
+        _log.error("a request failed code=%s reason=%s", code, message)
+    else:
+        _log.error("a request failed unexpectedly", exc_info=error)
+    return Refused(errno.EIO, message[:MAX_MESSAGE_CHARS], code)
 
 
 def _code_of(error: FileError) -> str:
@@ -122,18 +141,20 @@ class Asked(Work):
         self.reply = reply
 
     async def carry_out(self, rows: Part) -> Answer:
-        request, asker, number = self.request, self.asker, self.number
+        house, request, asker, number = self._house, self.request, self.asker, self.number
         if not number:
             if type(request) is Open or type(request) is Renew:
                 await check_session(rows, asker.client, self.user)
-            context = self._house.context(rows, asker)
+            context = house.context(rows, asker)
             return await (renew(request, context) if type(request) is Renew else carry_out(request, context))
         stored = await admit(rows, asker.client, self.user, number)
         if stored is not None:
             return stored
+        if not house.cluster.chains and _makes_files(request):
+            raise Busy("the cluster has no chain table for files yet; ask again later")
         answer: Answer
         try:
-            answer = await carry_out(request, self._house.context(rows, asker, number))
+            answer = await carry_out(request, house.context(rows, asker, number))
         except FileError as error:
             rows.drop()
             answer = refusal(error)
