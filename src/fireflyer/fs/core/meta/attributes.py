@@ -72,7 +72,7 @@ def _check_owners(request: SetAttributes, asker: Asker, inode: Inode) -> None:
 def _check_times(request: SetAttributes, asker: Asker, inode: Inode) -> None:
     if owns(asker, inode):
         return
-    if request.atime_ns is not None or request.mtime_ns is not None:
+    if request.atime_ns is not None or request.mtime_ns is not None or request.now in (Now.ATIME, Now.MTIME):
         raise file_error(errno.EPERM)
     if request.now and not permits(asker, inode, WRITE):
         raise file_error(errno.EACCES)

@@ -1,0 +1,304 @@
+"""The same random operations on names, by several users, here and on the machine's own file system: the same errno for
+each, the same answers, the same tree in the end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import linux_names
+from tests.support.fs_names import Names, at
+
+from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, Inode, Kind, SymlinkBody
+from fireflyer.fs.schema.meta import (
+    Found,
+    GetValue,
+    Link,
+    ListDirectory,
+    Listing,
+    ListValues,
+    MakeDirectory,
+    MakeNode,
+    Now,
+    Open,
+    OpenFlag,
+    ReadLink,
+    Remove,
+    RemoveDirectory,
+    RemoveValue,
+    Rename,
+    Request,
+    SetAttributes,
+    SetValue,
+    Stat,
+    Symlink,
+    Target,
+    Value,
+    ValueFlag,
+)
+from fireflyer.fs.schema.meta import Names as ValueNames
+
+OPERATIONS = 400
+USERS = [(0, [0]), (1001, [1001, 500]), (1002, [1002, 500]), (1003, [500])]
+MODES = [0o777, 0o777, 0o775, 0o755, 0o700, 0o555, 0o770, 0o077, 0o2775, 0o2770, 0o4755, 0o2644, 0o6711, 0o644, 0]
+STICKY_MODES = [0o1775, 0o1770, 0o3775]
+NAMES = ["a", "b", "c", "d"]
+KINDS = {
+    Kind.FILE: stat.S_IFREG,
+    Kind.DIRECTORY: stat.S_IFDIR,
+    Kind.SYMLINK: stat.S_IFLNK,
+    Kind.FIFO: stat.S_IFIFO,
+    Kind.SOCKET: stat.S_IFSOCK,
+    Kind.CHARACTER: stat.S_IFCHR,
+    Kind.BLOCK: stat.S_IFBLK,
+}
+OF_MODE = {kind: of for of, kind in KINDS.items()}
+FLAGS = {
+    os.O_CREAT: OpenFlag.CREATE,
+    os.O_EXCL: OpenFlag.EXCLUSIVE,
+    os.O_DIRECTORY: OpenFlag.DIRECTORY,
+}
+
+
+class Chance:
+    """Operations as `linux_names` takes them."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._is_root = os.geteuid() == 0
+        self._sticky = seed % 2 == 1
+        self._users = USERS if seed % 3 else USERS[:1] * 12 + USERS
+        self._modes = MODES + STICKY_MODES * 2 * self._sticky
+
+    def operation(self) -> list[Any]:
+        pick = self._random.choice
+        who = pick(self._users) if self._is_root else (os.geteuid(), [os.getegid(), *os.getgroups()])
+        name = pick([*["open"] * 3, *["mkdir"] * 4, "rename", *linux_names.OPERATIONS])
+        return [*who, name, *getattr(self, name)()]
+
+    def path(self) -> str:
+        pick, number = self._random.choice, self._random.random()
+        path = "/".join(pick(NAMES) for _ in range(pick([1, 1, 1, 2, 2, 2, 3, 4])))
+        if number < 0.12:
+            path += pick(["/", "//", "/."])
+        elif number < 0.2 and self._is_root:
+            path = pick(["/", ".", "..", path + "/..", "../" + path, "./" + path, path + "/../a", "//" + path, "/a/.."])
+        elif number < 0.23:
+            path = pick([path + "/" + "n" * 255, path + "/" + "n" * 256, "n" * 256 + "/a", "a/" * 2100, "a/" * 2047 + "a"])
+        return path
+
+    def open(self) -> list[Any]:
+        pick = self._random.choice
+        flags = pick([os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
+        # Who creates in a sticky directory is protected from files of others there, above file systems.
+        create = [os.O_CREAT | os.O_EXCL] if self._sticky else [os.O_CREAT, os.O_CREAT, os.O_CREAT | os.O_EXCL]
+        flags |= pick([0, *create]) | pick([0, 0, os.O_NOFOLLOW])
+        return [self.path(), flags | (pick([0, 0, os.O_DIRECTORY]) if not flags & os.O_CREAT else 0), pick(self._modes)]
+
+    def mkdir(self) -> list[Any]:
+        return [self.path(), self._random.choice(self._modes)]
+
+    def mknod(self) -> list[Any]:
+        kind = self._random.choice([stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFREG, stat.S_IFDIR])
+        return [self.path(), self._random.choice(self._modes) | kind]
+
+    def symlink(self) -> list[Any]:
+        pick = self._random.choice
+        target = pick([self.path(), *NAMES, "a/b", "c/", "./d", "t" * 5000 if pick(range(9)) == 0 else ""])
+        if not self._is_root and (".." in target or target.startswith("/")):
+            target = "a"
+        return [target, self.path()]
+
+    def link(self) -> list[Any]:
+        return [self.path(), self.path(), self._random.random() < 0.3]
+
+    def unlink(self) -> list[Any]:
+        return [self.path()]
+
+    rmdir = list = readlink = listxattr = unlink
+
+    def rename(self) -> list[Any]:
+        return [self.path(), self.path(), self._random.choice([0, 0, 0, 0, 1, 2, 2, 3])]
+
+    def chmod(self) -> list[Any]:
+        return [self.path(), self._random.choice(self._modes)]
+
+    def chown(self) -> list[Any]:
+        pick = self._random.choice
+        uid, gid = pick([(0, -1), (1001, -1), (1002, 500), (-1, 500), (-1, 1001), (1003, 500), (-1, 1002)])
+        return [self.path(), uid, gid, pick([True, False])]
+
+    def utime(self) -> list[Any]:
+        return [self.path(), self._random.random() < 0.5, self._random.random() < 0.5]
+
+    def stat(self) -> list[Any]:
+        return [self.path(), self._random.random() < 0.5]
+
+    def setxattr(self) -> list[Any]:
+        pick = self._random.choice
+        return [self.path(), self._value_name(), pick(["", "x", "y" * 50]), pick([0, 0, 1, 2])]
+
+    def getxattr(self) -> list[Any]:
+        return [self.path(), self._value_name()]
+
+    removexattr = getxattr
+
+    def _value_name(self) -> str:
+        pick = self._random.choice
+        return str(pick([*["user.x", "user.y", "trusted.x"] * 2, "user.", "other.x", "user." + "n" * 251, "x"]))
+
+
+class Ours:
+    """The same operations on `Names`, with answers as `linux_names` gives them."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    def carry_out(self, uid: int, groups: list[int], name: str, *arguments: Any) -> list[Any]:
+        asker = Asker(1, uid, groups[0], tuple(groups[1:]), unrestricted=uid == 0)
+        try:
+            return [0, getattr(self, name)(asker, *arguments)]
+        except FileError as error:
+            return [error.errno, None]
+
+    def _ask(self, request: Request, asker: Asker) -> Any:
+        return self._names.ask(request, object, asker)
+
+    def open(self, asker: Asker, path: str, flags: int, mode: int) -> None:
+        wanted = 0 if flags & os.O_NOFOLLOW else OpenFlag.FOLLOW
+        access = flags & os.O_ACCMODE
+        wanted |= OpenFlag.READ if access in (os.O_RDONLY, os.O_RDWR) else 0
+        for flag, ours in FLAGS.items():
+            wanted |= ours if flags & flag == flag else 0
+        if access != os.O_RDONLY:
+            # What `lengths` does for writers is not looked at here.
+            wanted |= OpenFlag.WRITE
+        try:
+            self._ask(Open(at(path), wanted, self._names.now_ns, mode), asker)
+        except FileError as error:
+            if error.errno != errno.ENXIO:
+                raise
+
+    def mkdir(self, asker: Asker, path: str, mode: int) -> None:
+        self._ask(MakeDirectory(at(path), mode), asker)
+
+    def mknod(self, asker: Asker, path: str, mode: int) -> None:
+        self._ask(MakeNode(at(path), OF_MODE[stat.S_IFMT(mode)], stat.S_IMODE(mode)), asker)
+
+    def symlink(self, asker: Asker, target: str, path: str) -> None:
+        self._ask(Symlink(at(path), target.encode()), asker)
+
+    def link(self, asker: Asker, existing: str, path: str, follow: bool) -> int:
+        self._ask(Link(at(existing), at(path), follow), asker)
+        return 0
+
+    def unlink(self, asker: Asker, path: str) -> None:
+        self._ask(Remove(at(path)), asker)
+
+    def rmdir(self, asker: Asker, path: str) -> None:
+        self._ask(RemoveDirectory(at(path)), asker)
+
+    def rename(self, asker: Asker, source: str, target: str, flags: int) -> None:
+        self._ask(Rename(at(source), at(target), flags), asker)
+
+    def chmod(self, asker: Asker, path: str, mode: int) -> None:
+        self._ask(SetAttributes(at(path), mode=mode), asker)
+
+    def chown(self, asker: Asker, path: str, uid: int, gid: int, follow: bool) -> None:
+        ids = [None if each < 0 else each for each in (uid, gid)]
+        self._ask(SetAttributes(at(path), follow, uid=ids[0], gid=ids[1]), asker)
+
+    def utime(self, asker: Asker, path: str, now: bool, follow: bool) -> None:
+        times = {"now": Now.ATIME | Now.MTIME} if now else {"atime_ns": 1, "mtime_ns": 2}
+        self._ask(SetAttributes(at(path), follow, **times), asker)
+
+    def stat(self, asker: Asker, path: str, follow: bool) -> list[Any]:
+        return _shown(self._ask(Stat(at(path), follow), asker).inode)
+
+    def list(self, asker: Asker, path: str) -> list[str]:
+        inode = self._ask(Stat(at(path)), asker).inode
+        return [entry.name.decode() for entry in self._ask(ListDirectory(inode.id), asker).entries]
+
+    def readlink(self, asker: Asker, path: str) -> str:
+        answer = self._ask(ReadLink(at(path)), asker)
+        assert isinstance(answer, Target)
+        return answer.path.decode()
+
+    def setxattr(self, asker: Asker, path: str, name: str, value: str, flags: int) -> None:
+        self._ask(SetValue(at(path), name.encode(), value.encode(), ValueFlag(flags), follow=False), asker)
+
+    def getxattr(self, asker: Asker, path: str, name: str) -> str:
+        answer = self._ask(GetValue(at(path), name.encode(), follow=False), asker)
+        assert isinstance(answer, Value)
+        return answer.value.decode()
+
+    def removexattr(self, asker: Asker, path: str, name: str) -> None:
+        self._ask(RemoveValue(at(path), name.encode(), follow=False), asker)
+
+    def listxattr(self, asker: Asker, path: str) -> list[str]:
+        answer = self._ask(ListValues(at(path), follow=False), asker)
+        assert isinstance(answer, ValueNames)
+        return sorted(name.decode() for name in answer.names)
+
+    def tree(self, top: str = ".") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        listing = self._names.ask(ListDirectory(self._names.stat(top).id, b"", 1000, inodes=True), Listing)
+        for entry in listing.entries:
+            path = f"{top}/{entry.name.decode()}"
+            inode = entry.inode
+            assert inode is not None
+            found[path] = [*_shown(inode), inode.body.target.decode() if isinstance(inode.body, SymlinkBody) else ""]
+            if inode.kind is Kind.DIRECTORY:
+                found.update(self.tree(path))
+        return found
+
+
+def _shown(inode: Inode) -> list[Any]:
+    body = inode.body
+    links = 2 + body.subdirectories if isinstance(body, DirectoryBody) else inode.links
+    device = body.device if isinstance(body, DeviceBody) else 0
+    return [KINDS[inode.kind], inode.mode, inode.uid, inode.gid, links, device]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_operations_on_names_end_as_on_the_file_system_of_this_machine(seed: int, tmp_path: Path) -> None:
+    compare(seed, tmp_path)
+
+
+def compare(seed: int, tmp_path: Path) -> None:
+    chance = Chance(seed)
+    operations = [chance.operation() for _ in range(OPERATIONS)]
+    place = tmp_path / "root"
+    place.mkdir()
+    place.chmod(0o777)
+    script = [sys.executable, "-I", "-S", linux_names.__file__, str(place)]
+    done = subprocess.run(script, input=json.dumps(operations), capture_output=True, text=True, check=True)
+    *results, tree = json.loads(done.stdout)
+    with Names() as names:
+        names.do(SetAttributes(at("/"), uid=os.getuid(), gid=os.getgid()))
+        ours = Ours(names)
+        for number, (operation, result) in enumerate(zip(operations, results, strict=True)):
+            if result[1] == linux_names.SKIPPED:
+                continue
+            if result[0] == errno.EOPNOTSUPP and operation[2] == "setxattr" and operation[4].startswith("user."):
+                pytest.skip("this file system keeps no extended attributes of users")
+            assert ours.carry_out(*operation) == result, (number, operation, errno.errorcode.get(result[0]))
+            names.check()
+        assert ours.tree() == tree
+
+
+def test_what_opens_says_enxio_only_for_what_the_kernel_opens() -> None:
+    with Names() as names:
+        names.do(MakeNode(at("f"), Kind.FIFO))
+        assert names.errno(Open(at("f"), OpenFlag.READ)) == errno.ENXIO
+        assert names.ask(Stat(at("f")), Found).inode.kind is Kind.FIFO

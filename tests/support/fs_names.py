@@ -1,0 +1,209 @@
+"""The names of a file system over a store in memory, asked for one thing at a time as this or that user; and what must
+be true of its store whatever was asked (`violations`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any, Self, TypeVar
+
+from fireflyer.fs.core.meta import expiring, tables
+from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
+from fireflyer.fs.core.meta.namespace import carry_out, make_root
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.meta import Found, Place, Request, Stat
+from fireflyer.kvstore import MemoryEngine, MemoryStore, Transaction
+from fireflyer.kvstore.core.keys import EVERYTHING
+
+__all__ = ["ADMINISTRATOR", "Names", "at", "user", "violations"]
+
+A = TypeVar("A")
+ADMINISTRATOR = Asker(1, 0, 0, (), unrestricted=True)
+_FIRST_NS = 1_700_000_000_000_000_000
+
+
+def user(uid: int, *groups: int) -> Asker:
+    """The first group is the primary one; without any it has the user's number."""
+    return Asker(1, uid, groups[0] if groups else uid, groups[1:])
+
+
+def at(path: bytes | str, base: int = ROOT) -> Place:
+    return Place(base, path if isinstance(path, bytes) else path.encode())
+
+
+class Names:
+    def __init__(self, *, mode: int = 0o777, cluster: ClusterDefaults | None = None) -> None:
+        self.store = MemoryStore()
+        self.now_ns = _FIRST_NS
+        self._engine = MemoryEngine(self.store)
+        self._runner = asyncio.Runner()
+        self._last_id = ROOT
+        self._cluster = cluster or ClusterDefaults(capacity_bytes=1000, free_bytes=600)
+
+        async def root(rows: Transaction) -> bool:
+            return await make_root(rows, now_ns=self.now_ns, mode=mode)
+
+        assert self._runner.run(self._engine.transact(root))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def context(self, rows: Transaction, asker: Asker = ADMINISTRATOR) -> Context:
+        return Context(rows=rows, asker=asker, now_ns=self.now_ns, new_id=self._new_id, cluster=self._cluster)
+
+    def run(self, body: Any, asker: Asker = ADMINISTRATOR) -> Any:
+        """`body(context)` in a transaction of its own."""
+        self.now_ns += 1000
+        return self._runner.run(self._engine.transact(lambda rows: body(self.context(rows, asker))))
+
+    def ask(self, request: Request, kind: type[A], asker: Asker = ADMINISTRATOR) -> A:
+        answer = self.run(lambda context: carry_out(request, context), asker)
+        assert isinstance(answer, kind), answer
+        return answer
+
+    def errno(self, request: Request, asker: Asker = ADMINISTRATOR) -> int:
+        """0: it was carried out. What is refused must have changed nothing."""
+        before = self.items()
+        try:
+            self.ask(request, object, asker)
+        except FileError as error:
+            assert self.items() == before
+            assert error.errno is not None
+            return error.errno
+        return 0
+
+    def do(self, *requests: Request, asker: Asker = ADMINISTRATOR) -> None:
+        for request in requests:
+            self.ask(request, object, asker)
+
+    def stat(self, path: bytes | str, *, follow: bool = False) -> Inode:
+        return self.ask(Stat(at(path), follow), Found).inode
+
+    def directory(self, path: bytes | str) -> DirectoryBody:
+        body = self.stat(path).body
+        assert isinstance(body, DirectoryBody)
+        return body
+
+    def expire(self, limit: int = 100) -> bool:
+        result = self.run(lambda context: expiring.expire(context, limit), SYSTEM)
+        assert isinstance(result, bool)
+        return result
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        page = self.store.scan(self.store.version, EVERYTHING)
+        assert not page.more
+        return page.items
+
+    def check(self) -> None:
+        assert violations(self.items()) == []
+
+    def _new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+
+def violations(items: Iterable[tuple[bytes, bytes]]) -> list[str]:
+    """Of the namespace: that it is a tree, that links and entries are counted, that areas are exact. Rows of open files
+    and of the service are not looked at, but that what has no name is in the table of what is unlinked."""
+    rows: dict[bytes, dict[bytes, bytes]] = defaultdict(dict)
+    for key, value in items:
+        rows[key[:2]][key] = value
+    inodes = {inode.id: inode for inode in (tables.decode_inode(*row) for row in rows[tables.INODES].items())}
+    names = [(*_parent_and_name(key), tables.decode_entry(key, value)) for key, value in rows[tables.ENTRIES].items()]
+    found = list(_wrong_names(inodes, names))
+    if not found:
+        found += _wrong_counts(inodes, names)
+        found += _wrong_places(inodes, names)
+        found += _wrong_areas(inodes, rows[tables.AREAS])
+    found += _wrong_others(inodes, rows)
+    return found
+
+
+_Names = list[tuple[int, bytes, tables.EntryRow]]
+
+
+def _parent_and_name(key: bytes) -> tuple[int, bytes]:
+    return int.from_bytes(key[2:10], "big"), key[10:]
+
+
+def _wrong_names(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
+    if ROOT not in inodes:
+        yield "there is no root"
+    for parent, name, entry in names:
+        if parent not in inodes or inodes[parent].kind is not Kind.DIRECTORY or inodes[parent].links == 0:
+            yield f"{name!r} is in {parent}, which is no directory that is there"
+        if entry.id not in inodes or inodes[entry.id].kind is not entry.kind:
+            yield f"{name!r} of {parent} names {entry}, which is not there"
+        if not name or b"/" in name or name in (b".", b"..") or len(name) > 255:
+            yield f"{name!r} of {parent} is no name"
+
+
+def _wrong_counts(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
+    links = Counter(entry.id for _, _, entry in names)
+    links[ROOT] += 1
+    entries = Counter(parent for parent, _, _ in names)
+    directories = Counter(parent for parent, _, entry in names if entry.kind is Kind.DIRECTORY)
+    for inode in inodes.values():
+        if inode.links != links[inode.id] or (inode.kind is Kind.DIRECTORY and inode.links > 1):
+            yield f"{inode.id} has {links[inode.id]} names and counts {inode.links}"
+        body = inode.body
+        if isinstance(body, DirectoryBody) and body.entries != entries[inode.id]:
+            yield f"directory {inode.id} has {entries[inode.id]} entries and counts {body.entries}"
+        if isinstance(body, DirectoryBody) and body.subdirectories != directories[inode.id]:
+            yield f"directory {inode.id} has {directories[inode.id]} subdirectories and counts {body.subdirectories}"
+
+
+def _wrong_places(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
+    """Reached from the root, each directory from where it says that it is; and in the area that it is in."""
+    below: dict[int, list[int]] = defaultdict(list)
+    for parent, name, entry in names:
+        below[parent].append(entry.id)
+        inode = inodes[entry.id]
+        if isinstance(inode.body, DirectoryBody) and inode.body.parent != parent:
+            yield f"directory {inode.id} is in {parent} and says {inode.body.parent}"
+        if inode.area not in (inodes[parent].area, inode.id if inode.kind is Kind.DIRECTORY else 0):
+            yield f"{name!r} ({inode.id}) is in area {inode.area}, its directory in {inodes[parent].area}"
+    reached, pending = {ROOT}, [ROOT]
+    while pending:
+        for each in below[pending.pop()]:
+            if each not in reached:
+                reached.add(each)
+                pending.append(each)
+    for inode in inodes.values():
+        if inode.links and inode.id not in reached:
+            yield f"{inode.id} cannot be reached from the root"
+
+
+def _wrong_areas(inodes: dict[int, Inode], rows: dict[bytes, bytes]) -> Iterable[str]:
+    areas = {row.head: row for row in (tables.AREA_ROWS.decode(*item) for item in rows.items())}
+    counted: Counter[int] = Counter()
+    lengths: Counter[int] = Counter()
+    for inode in inodes.values():
+        area, steps = inode.area, 0
+        while area:
+            if area not in areas or steps > len(areas):
+                yield f"area {area}, of inode {inode.id} or around its area, has no row, or lies in itself"
+                break
+            counted[area] += 1
+            lengths[area] += inode.body.length if isinstance(inode.body, FileBody) else 0
+            area, steps = areas[area].outer, steps + 1
+    for row in areas.values():
+        if (row.inodes, row.bytes) != (counted[row.head], lengths[row.head]) or not row.inodes:
+            yield f"area {row.head} has {counted[row.head]} inodes, {lengths[row.head]} bytes, and says {row}"
+        if not row.closed and row.head in inodes and inodes[row.head].area != row.head:
+            yield f"the head of area {row.head} is in area {inodes[row.head].area}"
+
+
+def _wrong_others(inodes: dict[int, Inode], rows: dict[bytes, dict[bytes, bytes]]) -> Iterable[str]:
+    unlinked = Counter(int.from_bytes(key[-8:], "big") for key in rows[tables.UNLINKED])
+    for inode in inodes.values():
+        if unlinked[inode.id] != (inode.links == 0):
+            yield f"{inode.id} has {inode.links} links and is {unlinked[inode.id]} times among what is unlinked"
+    for key in rows[tables.VALUES]:
+        if int.from_bytes(key[2:10], "big") not in inodes:
+            yield f"{key!r} is an extended attribute of nothing"

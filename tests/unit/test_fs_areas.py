@@ -1,0 +1,200 @@
+"""Quota areas: exact use, limits, areas in areas, becoming one and ceasing to be one."""
+
+from __future__ import annotations
+
+import errno
+
+import msgspec
+import pytest
+from tests.support.fs_names import Names, at, user
+
+from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.tables import inode_key
+from fireflyer.fs.schema.inodes import FileBody, Inode, Kind
+from fireflyer.fs.schema.meta import (
+    Area,
+    GetArea,
+    GetSpace,
+    Link,
+    MakeDirectory,
+    MakeNode,
+    Remove,
+    RemoveDirectory,
+    Rename,
+    SetArea,
+    Space,
+    Symlink,
+)
+
+
+def make_file(names: Names, path: str, length: int = 0) -> None:
+    names.do(MakeNode(at(path), Kind.FILE))
+    if length:
+        grow(names, path, length)
+
+
+def grow(names: Names, path: str, length: int) -> None:
+    """As a report of a writer does."""
+    inode = names.stat(path)
+
+    async def body(context: Context) -> None:
+        assert isinstance(inode.body, FileBody)
+        await areas.charge(context, inode.area, length - inode.body.length, 0)
+        context.put(msgspec.structs.replace(inode, body=msgspec.structs.replace(inode.body, length=length)))
+
+    names.run(body)
+
+
+def collect(names: Names, inode: Inode) -> None:
+    """As the collector does when the chunks are gone."""
+
+    async def body(context: Context) -> None:
+        length = inode.body.length if isinstance(inode.body, FileBody) else 0
+        context.rows.clear(inode_key(inode.id))
+        for key, _ in names.items():
+            if key[:2] == b"FU" and key.endswith(inode.id.to_bytes(8, "big")):
+                context.rows.clear(key)
+        await areas.charge(context, inode.area, -length, -1)
+
+    names.run(body)
+    names.check()
+
+
+def use(names: Names, path: str) -> tuple[int, int]:
+    area = names.ask(GetArea(at(path)), Area)
+    names.check()
+    return area.bytes, area.inodes
+
+
+def test_use_is_counted_to_the_area_and_to_all_around_it() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), None, 100))
+        names.do(MakeDirectory(at("a/b")), SetArea(at("a/b"), 1000, None))
+        make_file(names, "a/f", 10)
+        make_file(names, "a/b/f", 500)
+        names.do(Symlink(at("a/b/l"), b"f"), Link(at("a/b/f"), at("a/b/again")))
+        assert use(names, "a/b") == (500, 3)
+        assert use(names, "a") == (510, 5)
+
+
+def test_what_would_go_over_a_limit_is_refused_and_what_takes_less_is_not() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 100, 3), MakeDirectory(at("a/b")), SetArea(at("a/b"), 1000, 9))
+        make_file(names, "a/b/f", 60)
+        for refused in (MakeDirectory(at("a/b/x")), MakeNode(at("a/x"), Kind.FIFO), Symlink(at("a/b/x"), b"t")):
+            assert names.errno(refused) == errno.EDQUOT
+        with pytest.raises(OSError, match="over the quota of 100 bytes"):
+            grow(names, "a/b/f", 101)
+        grow(names, "a/b/f", 100)
+        names.do(SetArea(at("a"), 50, 1))
+        grow(names, "a/b/f", 70)
+        with pytest.raises(OSError, match="over the quota"):
+            grow(names, "a/b/f", 71)
+        names.do(Remove(at("a/b/f")), RemoveDirectory(at("a/b")))
+        assert use(names, "a") == (70, 3)
+
+
+def test_what_is_unlinked_counts_until_it_is_collected() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 100, 2))
+        make_file(names, "a/f", 60)
+        inode = names.stat("a/f")
+        names.do(Remove(at("a/f")))
+        assert use(names, "a") == (60, 2)
+        assert names.errno(MakeNode(at("a/g"), Kind.FILE)) == errno.EDQUOT
+        collect(names, inode)
+        assert use(names, "a") == (0, 1)
+        make_file(names, "a/g", 100)
+        names.check()
+
+
+def test_the_area_of_a_removed_directory_goes_with_its_last_inode() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 100), MakeDirectory(at("a/b")), SetArea(at("a/b"), 100))
+        make_file(names, "a/b/f", 60)
+        head, file = names.stat("a/b"), names.stat("a/b/f")
+        names.do(Remove(at("a/b/f")), RemoveDirectory(at("a/b")))
+        assert use(names, "a") == (60, 3)
+        collect(names, head)
+        assert use(names, "a") == (60, 2)
+        collect(names, file)
+        assert use(names, "a") == (0, 1)
+        assert len([key for key, _ in names.items() if key[:2] == b"FA"]) == 1
+
+
+def test_a_directory_with_entries_becomes_an_area_between_others() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 10_000))
+        names.do(MakeDirectory(at("a/b")), MakeDirectory(at("a/b/c")), SetArea(at("a/b/c"), 1000))
+        make_file(names, "a/b/f", 7)
+        make_file(names, "a/b/c/f", 20)
+        names.do(Link(at("a/b/f"), at("a/b/again")))
+        before = use(names, "a")
+        area = names.ask(SetArea(at("a/b"), 500, 50), Area)
+        assert (area.bytes, area.inodes, area.limit_bytes, area.limit_inodes) == (27, 4, 500, 50)
+        assert use(names, "a") == before
+        grow(names, "a/b/c/f", 30)
+        assert (use(names, "a/b/c"), use(names, "a/b"), use(names, "a")) == ((30, 2), (37, 4), (37, 5))
+        names.do(SetArea(at("a/b")))
+        assert names.errno(GetArea(at("a/b"))) == errno.ENODATA
+        assert (use(names, "a/b/c"), use(names, "a")) == ((30, 2), (37, 5))
+        make_file(names, "a/b/c/g", 5)
+        assert (use(names, "a/b/c"), use(names, "a")) == ((35, 3), (42, 6))
+        names.do(Rename(at("a/b/f"), at("a/f")))
+
+
+def test_what_is_unlinked_stays_counted_when_its_area_ends_and_begins_again_elsewhere() -> None:
+    with Names() as names:
+        for path in ("a", "a/b", "a/b/c"):
+            names.do(MakeDirectory(at(path)))
+        names.do(SetArea(at("a"), 10_000), SetArea(at("a/b"), 1000), SetArea(at("a/b/c"), 100))
+        make_file(names, "a/b/c/f", 60)
+        file = names.stat("a/b/c/f")
+        names.do(Remove(at("a/b/c/f")))
+        names.do(SetArea(at("a/b/c")))
+        names.check()
+        names.do(SetArea(at("a/b")))
+        assert use(names, "a") == (60, 4)
+        names.do(SetArea(at("a/b/c"), 100))
+        assert use(names, "a/b/c") == (60, 2)
+        names.check()
+        assert use(names, "a") == (60, 4)
+        collect(names, file)
+        assert (use(names, "a"), use(names, "a/b/c")) == ((0, 3), (0, 1))
+        assert len([key for key, _ in names.items() if key[:2] == b"FA"]) == 2
+
+
+def test_a_large_directory_and_one_with_names_outside_cannot_become_areas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(areas, "MAX_COUNTED", 5)
+    with Names() as names:
+        names.do(MakeDirectory(at("a")))
+        for number in range(5):
+            make_file(names, f"a/{number}")
+        names.do(Link(at("a/1"), at("out")))
+        assert names.errno(SetArea(at("a"), 1)) == errno.EXDEV
+        names.do(Remove(at("out")), SetArea(at("a"), 1), MakeDirectory(at("a/6")))
+        assert names.errno(SetArea(at("a"))) == errno.EFBIG
+        names.do(SetArea(at("a"), 2))  # changing limits counts nothing
+        names.check()
+
+
+def test_space_is_what_the_narrowest_area_leaves() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 500, 10), MakeDirectory(at("a/b")), SetArea(at("a/b"), 800, 5))
+        make_file(names, "a/b/f", 100)
+        make_file(names, "a/g", 300)
+        root = names.ask(GetSpace(names.stat("/").id), Space)
+        assert (root.capacity_bytes, root.free_bytes) == (1000, 600)
+        inner = names.ask(GetSpace(names.stat("a/b/f").id), Space)
+        assert inner == Space(500, 100, 2, 3)
+
+
+def test_the_root_can_be_an_area() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("/"), 1000, 3))
+        make_file(names, "a/f", 10)
+        assert use(names, "/") == (10, 3)
+        assert names.errno(MakeDirectory(at("b")), user(1000)) == errno.EDQUOT
+        names.do(SetArea(at("/")))
+        names.check()

@@ -1,0 +1,492 @@
+"""Each errno that POSIX, or Linux where POSIX leaves it open, names for an operation on names."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from tests.support.fs_names import ADMINISTRATOR, Names, at, user
+
+from fireflyer.base.errors import DataCorruption
+from fireflyer.fs.core.meta import tables
+from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.schema.inodes import MAX_LINKS, ROOT, Defaults, Kind
+from fireflyer.fs.schema.meta import (
+    Access,
+    Found,
+    FoundMany,
+    GetArea,
+    GetSpace,
+    GetValue,
+    Link,
+    ListDirectory,
+    ListValues,
+    MakeDirectory,
+    MakeNode,
+    Now,
+    Open,
+    OpenFlag,
+    Place,
+    ReadLink,
+    Remove,
+    RemoveDirectory,
+    RemoveTree,
+    RemoveValue,
+    Rename,
+    RenameFlag,
+    Request,
+    SetArea,
+    SetAttributes,
+    SetDefaults,
+    SetValue,
+    Stat,
+    StatMany,
+    Symlink,
+    Truncate,
+    ValueFlag,
+)
+
+ALICE, BOB, CAROL = user(1001, 1001, 500), user(1002, 1002, 500), user(1003)
+READ, WRITE, CREATE, FOLLOW = OpenFlag.READ, OpenFlag.WRITE, OpenFlag.CREATE, OpenFlag.FOLLOW
+EXCLUSIVE = CREATE | OpenFlag.EXCLUSIVE
+LONG, LONGEST = b"n" * 256, b"p/" * 2048
+FILE_INODE, GONE = 3, 999_999
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[Names]:
+    """What is refused changes nothing, so that all rows of a table can ask the same file system."""
+    with Names(mode=0o755) as names:
+        names.do(
+            MakeDirectory(at("d")),
+            Open(at("f"), EXCLUSIVE | READ, 0, 0o640),
+            MakeDirectory(at("d/full")),
+            MakeDirectory(at("d/full/x")),
+            Symlink(at("to_d"), b"d"),
+            Symlink(at("to_f"), b"f"),
+            Symlink(at("to_nothing"), b"nothing"),
+            Symlink(at("loop"), b"pool"),
+            Symlink(at("pool"), b"loop"),
+            Link(at("f"), at("f2")),
+            MakeNode(at("fifo"), Kind.FIFO),
+            MakeDirectory(at("tmp"), 0o1777),
+            MakeDirectory(at("open"), 0o777),
+            MakeDirectory(at("quota")),
+            SetArea(at("quota"), 1000, 2),
+            MakeDirectory(at("quota/one")),
+        )
+        names.do(SetAttributes(at("tmp"), mode=0o1777), SetAttributes(at("open"), mode=0o777))
+        names.do(
+            MakeDirectory(at("tmp/alices"), 0o777),
+            Open(at("tmp/file"), EXCLUSIVE | READ, 0, 0o644),
+            MakeDirectory(at("open/private"), 0o700),
+            Open(at("open/private/f"), EXCLUSIVE | READ, 0, 0o644),
+            MakeDirectory(at("open/searched"), 0o711),
+            Open(at("open/group"), EXCLUSIVE | READ, 0, 0o070),
+            Open(at("open/program"), EXCLUSIVE | READ, 0, 0o710),
+            SetValue(at("tmp/file"), b"user.there", b"1"),
+            asker=ALICE,
+        )
+        names.do(SetAttributes(at("open/group"), gid=500), asker=ALICE)
+        for path in ("open/gone", "open/cwd"):
+            names.do(MakeDirectory(at(path), 0o777))
+        assert names.stat("f").id == FILE_INODE
+        yield names
+        names.check()
+
+
+def removed_directory(names: Names) -> int:
+    """Removed while it is somebody's working directory."""
+    name = f"open/cwd{names.now_ns}"
+    names.do(MakeDirectory(at(name), 0o777))
+    inode = names.stat(name).id
+    names.do(RemoveDirectory(at(name)))
+    return inode
+
+
+PATHS: list[tuple[bytes, int]] = [
+    (b"nothing", errno.ENOENT),
+    (b"nothing/f", errno.ENOENT),
+    (b"f/x", errno.ENOTDIR),
+    (b"f/", errno.ENOTDIR),
+    (b"f/.", errno.ENOTDIR),
+    (b"f/..", errno.ENOTDIR),
+    (b"to_f/", errno.ENOTDIR),
+    (b"to_nothing", errno.ENOENT),
+    (b"loop", errno.ELOOP),
+    (b"loop/x", errno.ELOOP),
+    (LONG, errno.ENAMETOOLONG),
+    (LONG + b"/x", errno.ENAMETOOLONG),
+    (b"d/" + LONG, errno.ENAMETOOLONG),
+    (LONGEST, errno.ENAMETOOLONG),
+    (b"d\0", errno.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("path", "expected"), PATHS)
+def test_a_path_that_leads_nowhere(names: Names, path: bytes, expected: int) -> None:
+    place = at(path)
+    requests: list[Request] = [
+        Stat(place),
+        Access(place, 0),
+        Open(place, READ | FOLLOW),
+        SetAttributes(place, mode=0o600),
+        GetValue(place, b"user.x"),
+        SetValue(place, b"user.x", b""),
+        RemoveValue(place, b"user.x"),
+        ListValues(place),
+        Link(place, at("new"), follow=True),
+        Truncate(place, 0),
+        GetArea(place),
+        SetArea(place, 1),
+        SetDefaults(place, Defaults()),
+    ]
+    for request in requests:
+        assert names.errno(request) == expected, request
+    found = names.ask(StatMany((place, at("d"))), FoundMany).inodes
+    assert found[0] == expected
+    assert found[1] == names.stat("d")
+
+
+DIRECTORY_PATHS = [row for row in PATHS if row[0] not in (b"nothing", b"f/", b"to_f/", b"to_nothing", b"loop", b"d\0")]
+
+
+@pytest.mark.parametrize(("path", "expected"), DIRECTORY_PATHS)
+def test_a_path_whose_directories_lead_nowhere(names: Names, path: bytes, expected: int) -> None:
+    if path in (b"f/.", b"f/.."):
+        return
+    place = at(path)
+    requests: list[Request] = [
+        MakeDirectory(place),
+        MakeNode(place, Kind.FIFO),
+        Symlink(place, b"t"),
+        Link(at("f"), place),
+        Remove(place),
+        RemoveDirectory(place),
+        RemoveTree(place),
+        Rename(place, at("new")),
+        Rename(at("f"), place),
+        Open(place, CREATE | READ),
+        ReadLink(place),
+    ]
+    for request in requests:
+        assert names.errno(request) == expected, request
+
+
+def test_forty_links_are_followed_and_no_more() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("0")))
+        for number in range(1, 42):
+            names.do(Symlink(at(f"{number}"), b"%d" % (number - 1)))
+        assert names.errno(Stat(at("40"))) == 0
+        assert names.errno(Stat(at("41"))) == errno.ELOOP
+        assert names.errno(Stat(at("41"), follow=False)) == 0
+        assert names.errno(Stat(at("41/"), follow=False)) == errno.ELOOP
+        names.do(MakeDirectory(at("0/s")), Symlink(at("0/s/l"), b"/20/s"))
+        assert names.errno(Stat(at("20/s/l"))) == errno.ELOOP  # 20, and 20 from the root, and l
+        assert names.errno(Stat(at("19/s/l"))) == 0
+
+
+AS_ROOT: list[tuple[Request, int]] = [
+    (Stat(at("", GONE)), errno.ESTALE),
+    (Stat(at("x", GONE)), errno.ESTALE),
+    (Stat(at("x", FILE_INODE)), errno.ENOTDIR),
+    (Stat(at("", FILE_INODE)), 0),
+    (Stat(at("to_nothing"), follow=False), 0),
+    (Stat(at("to_nothing/"), follow=False), errno.ENOENT),
+    (ListDirectory(GONE), errno.ESTALE),
+    (ListDirectory(FILE_INODE), errno.ENOTDIR),
+    (ReadLink(at("f")), errno.EINVAL),
+    (ReadLink(at("d")), errno.EINVAL),
+    (ReadLink(at("to_d/")), errno.EINVAL),
+    (ReadLink(at("loop")), 0),
+    (Access(at("f"), 7), errno.EACCES),
+    (Access(at("f"), 6), 0),
+    (Access(at("d"), 7), 0),
+    (Access(at("open/program"), 7), 0),
+    (GetSpace(GONE), errno.ESTALE),
+    (GetArea(at("d")), errno.ENODATA),
+    # open
+    (Open(at("d"), READ | CREATE), errno.EISDIR),
+    (Open(at("d"), WRITE, 1), errno.EISDIR),
+    (Open(at("d"), READ | OpenFlag.TRUNCATE), errno.EISDIR),
+    (Open(at("d"), OpenFlag.EXECUTE), errno.EACCES),
+    (Open(at("d"), READ | OpenFlag.DIRECTORY), 0),
+    (Open(at("f"), READ | OpenFlag.DIRECTORY), errno.ENOTDIR),
+    (Open(at("f"), OpenFlag.EXECUTE), errno.EACCES),
+    (Open(at("f"), READ | EXCLUSIVE), errno.EEXIST),
+    (Open(at("d"), READ | EXCLUSIVE), errno.EEXIST),
+    (Open(at("to_nothing"), READ | EXCLUSIVE | FOLLOW), errno.EEXIST),
+    (Open(at("to_f"), READ), errno.ELOOP),
+    (Open(at("to_d"), READ | OpenFlag.DIRECTORY), errno.ENOTDIR),
+    (Open(at("new/"), READ | CREATE), errno.EISDIR),
+    (Open(at("."), READ | CREATE), errno.EISDIR),
+    (Open(at("/"), READ | EXCLUSIVE), errno.EEXIST),
+    (Open(at("fifo"), READ), errno.ENXIO),
+    (Open(at("nothing"), READ), errno.ENOENT),
+    (Open(at("to_nothing"), READ | FOLLOW), errno.ENOENT),
+    # making
+    (MakeDirectory(at("d")), errno.EEXIST),
+    (MakeDirectory(at("f")), errno.EEXIST),
+    (MakeDirectory(at("to_nothing")), errno.EEXIST),
+    (MakeDirectory(at("to_nothing/")), errno.EEXIST),
+    (MakeDirectory(at(".")), errno.EEXIST),
+    (MakeDirectory(at("..")), errno.EEXIST),
+    (MakeDirectory(at("/")), errno.EEXIST),
+    (MakeDirectory(at("")), errno.EEXIST),
+    (MakeDirectory(at("quota/one/two")), errno.EDQUOT),
+    (MakeNode(at("f"), Kind.FILE), errno.EEXIST),
+    (MakeNode(at("new/"), Kind.FILE), errno.ENOENT),
+    (MakeNode(at("new"), Kind.DIRECTORY), errno.EPERM),
+    (MakeNode(at("new"), Kind.SYMLINK), errno.EINVAL),
+    (MakeNode(at("quota/fifo"), Kind.FIFO), errno.EDQUOT),
+    (Symlink(at("d"), b"x"), errno.EEXIST),
+    (Symlink(at("new"), b""), errno.ENOENT),
+    (Symlink(at("new"), LONGEST), errno.ENAMETOOLONG),
+    (Symlink(at("new"), b"a\0b"), errno.EINVAL),
+    (Symlink(at("new/"), b"x"), errno.ENOENT),
+    (Symlink(at("quota/l"), b"x"), errno.EDQUOT),
+    (Link(at("d"), at("new")), errno.EPERM),
+    (Link(at("f"), at("d")), errno.EEXIST),
+    (Link(at("f"), at("f")), errno.EEXIST),
+    (Link(at("f"), at("new/")), errno.ENOENT),
+    (Link(at("f"), at("quota/f")), errno.EXDEV),
+    (Link(at("to_nothing"), at("new"), follow=True), errno.ENOENT),
+    # removing
+    (Remove(at("d")), errno.EISDIR),
+    (Remove(at("d/")), errno.EISDIR),
+    (Remove(at("to_d/")), errno.ENOTDIR),
+    (Remove(at("f/")), errno.ENOTDIR),
+    (Remove(at("nothing/")), errno.ENOENT),
+    (Remove(at("nothing")), errno.ENOENT),
+    (Remove(at(".")), errno.EISDIR),
+    (Remove(at("")), errno.EISDIR),
+    (RemoveDirectory(at("f")), errno.ENOTDIR),
+    (RemoveDirectory(at("to_d")), errno.ENOTDIR),
+    (RemoveDirectory(at("to_d/")), errno.ENOTDIR),
+    (RemoveDirectory(at("d")), errno.ENOTEMPTY),
+    (RemoveDirectory(at("d/.")), errno.EINVAL),
+    (RemoveDirectory(at("d/full/..")), errno.ENOTEMPTY),
+    (RemoveDirectory(at("/")), errno.EBUSY),
+    (RemoveTree(at("/")), errno.EBUSY),
+    (RemoveTree(at("f")), errno.ENOTDIR),
+    (RemoveTree(at("d/.")), errno.EINVAL),
+    # rename
+    (Rename(at("d"), at("d/full/d")), errno.EINVAL),
+    (Rename(at("d"), at("d/d")), errno.EINVAL),
+    (Rename(at("to_d"), at("d/full")), errno.EISDIR),
+    (Rename(at("d/full/x"), at("d/full")), errno.ENOTEMPTY),
+    (Rename(at("open"), at("d/full")), errno.ENOTEMPTY),
+    (Rename(at("d"), at("f")), errno.ENOTDIR),
+    (Rename(at("f"), at("d")), errno.EISDIR),
+    (Rename(at("f"), at("new/")), errno.ENOTDIR),
+    (Rename(at("f/"), at("new")), errno.ENOTDIR),
+    (Rename(at("d"), at(".")), errno.EBUSY),
+    (Rename(at("d/.."), at("new")), errno.EBUSY),
+    (Rename(at("/"), at("new")), errno.EBUSY),
+    (Rename(at("d"), at("/")), errno.EBUSY),
+    (Rename(at("f"), at("f2"), RenameFlag.NO_REPLACE), errno.EEXIST),
+    (Rename(at("f"), at("."), RenameFlag.NO_REPLACE), errno.EEXIST),
+    (Rename(at("f"), at("new"), RenameFlag.EXCHANGE), errno.ENOENT),
+    (Rename(at("f"), at("d"), RenameFlag.NO_REPLACE | RenameFlag.EXCHANGE), errno.EINVAL),
+    (Rename(at("d/full"), at("d"), RenameFlag.EXCHANGE), errno.EINVAL),
+    (Rename(at("d"), at("d/full"), RenameFlag.EXCHANGE), errno.EINVAL),
+    (Rename(at("d"), at("f/"), RenameFlag.EXCHANGE), errno.ENOTDIR),
+    (Rename(at("f"), at("quota/f")), errno.EXDEV),
+    (Rename(at("quota/one"), at("new")), errno.EXDEV),
+    (Rename(at("f"), at("quota/one"), RenameFlag.EXCHANGE), errno.EXDEV),
+    # attributes
+    (SetAttributes(at("to_f"), follow=False, mode=0o600), errno.EOPNOTSUPP),
+    (SetAttributes(at("f"), uid=(1 << 32) - 1), errno.EINVAL),
+    (Truncate(at("d"), 0), errno.EISDIR),
+    (Truncate(at("fifo"), 0), errno.EINVAL),
+    (SetDefaults(at("f"), Defaults()), errno.ENOTDIR),
+    (SetDefaults(at("d"), Defaults(chunk_bytes=100_000)), errno.EINVAL),
+    (SetDefaults(at("d"), Defaults(chunk_bytes=1 << 27)), errno.EINVAL),
+    (SetDefaults(at("d"), Defaults(stripe=5000)), errno.EINVAL),
+    (SetArea(at("f"), 1), errno.ENOTDIR),
+    (SetArea(at("d")), errno.ENODATA),
+    # extended attributes
+    (GetValue(at("f"), b"user.nothing"), errno.ENODATA),
+    (GetValue(at("f"), b""), errno.ERANGE),
+    (GetValue(at("f"), b"user." + b"n" * 251), errno.ERANGE),
+    (GetValue(at("f"), b"user."), errno.EINVAL),
+    (GetValue(at("f"), b"system.posix_acl_access"), errno.EOPNOTSUPP),
+    (SetValue(at("f"), b"colour", b"x"), errno.EOPNOTSUPP),
+    (SetValue(at("f"), b"user.x", b"x", ValueFlag.REPLACE), errno.ENODATA),
+    (SetValue(at("tmp/file"), b"user.there", b"x", ValueFlag.CREATE), errno.EEXIST),
+    (SetValue(at("to_f"), b"user.x", b"x", follow=False), errno.EPERM),
+    (GetValue(at("to_f"), b"user.x", follow=False), errno.ENODATA),
+    (SetValue(at("fifo"), b"user.x", b"x"), errno.EPERM),
+    (RemoveValue(at("f"), b"user.nothing"), errno.ENODATA),
+]
+
+
+@pytest.mark.parametrize(("request_", "expected"), AS_ROOT)
+def test_what_root_is_refused(names: Names, request_: Request, expected: int) -> None:
+    assert names.errno(request_) == expected
+
+
+AS_USERS: list[tuple[Asker, Request, int]] = [
+    # search
+    (BOB, Stat(at("open/private/f")), errno.EACCES),
+    (BOB, Stat(at("open/private/nothing")), errno.EACCES),
+    (BOB, Stat(at("open/private/..")), errno.EACCES),
+    (BOB, Stat(at("open/private/.")), errno.EACCES),
+    (BOB, Stat(at("open/private")), 0),
+    (BOB, Stat(at("open/private/")), 0),
+    (ALICE, Stat(at("open/private/f")), 0),
+    (ADMINISTRATOR, Stat(at("open/private/f")), 0),
+    (BOB, Stat(at("open/searched/nothing")), errno.ENOENT),
+    (BOB, MakeDirectory(at("open/private/f")), errno.EACCES),
+    # which class counts
+    (ALICE, Access(at("open/group"), 4), errno.EACCES),
+    (BOB, Access(at("open/group"), 7), 0),
+    (CAROL, Access(at("open/group"), 4), errno.EACCES),
+    (ADMINISTRATOR, Access(at("open/group"), 7), 0),
+    (ADMINISTRATOR, Access(at("open/program"), 1), 0),
+    (BOB, Access(at("tmp/file"), 0), 0),
+    (BOB, Access(at("tmp/file"), 4), 0),
+    (BOB, Access(at("tmp/file"), 2), errno.EACCES),
+    (BOB, Open(at("tmp/file"), READ), 0),
+    (BOB, Open(at("tmp/file"), WRITE, 1), errno.EACCES),
+    (BOB, Open(at("tmp/file"), READ | OpenFlag.TRUNCATE), errno.EACCES),
+    (BOB, Open(at("tmp/file"), OpenFlag.EXECUTE), errno.EACCES),
+    (BOB, Open(at("fifo"), WRITE, 1), errno.ENXIO),
+    (BOB, Open(at("fifo"), OpenFlag.EXECUTE), errno.EACCES),
+    (BOB, Truncate(at("tmp/file"), 0), errno.EACCES),
+    # directories that may not be written
+    (BOB, MakeDirectory(at("new")), errno.EACCES),
+    (BOB, MakeDirectory(at("d")), errno.EEXIST),
+    (BOB, MakeNode(at("new"), Kind.FIFO), errno.EACCES),
+    (BOB, MakeNode(at("open/null"), Kind.CHARACTER), errno.EPERM),
+    (BOB, MakeNode(at("open/disk"), Kind.BLOCK), errno.EPERM),
+    (BOB, MakeNode(at("null"), Kind.CHARACTER), errno.EACCES),
+    (BOB, Symlink(at("new"), b"x"), errno.EACCES),
+    (BOB, Link(at("tmp/file"), at("new")), errno.EACCES),
+    (BOB, Link(at("d"), at("new")), errno.EACCES),
+    (BOB, Open(at("new"), READ | CREATE), errno.EACCES),
+    (BOB, Remove(at("f")), errno.EACCES),
+    (BOB, Remove(at("nothing")), errno.ENOENT),
+    (BOB, RemoveDirectory(at("d")), errno.EACCES),
+    (BOB, RemoveTree(at("d")), errno.EACCES),
+    (BOB, Rename(at("f"), at("open/f")), errno.EACCES),
+    (BOB, Rename(at("open/gone"), at("gone")), errno.EACCES),
+    # sticky
+    (BOB, Remove(at("tmp/file")), errno.EPERM),
+    (BOB, RemoveDirectory(at("tmp/alices")), errno.EPERM),
+    (BOB, RemoveTree(at("tmp/alices")), errno.EPERM),
+    (BOB, Rename(at("tmp/file"), at("tmp/new")), errno.EPERM),
+    (BOB, Rename(at("open/program"), at("tmp/file")), errno.EPERM),
+    (BOB, Rename(at("open/program"), at("tmp/file"), RenameFlag.EXCHANGE), errno.EPERM),
+    # its ".." would change
+    (BOB, Rename(at("open/searched"), at("tmp/searched")), errno.EACCES),
+    # listing
+    (BOB, ListDirectory(ROOT), 0),
+    # attributes
+    (BOB, SetAttributes(at("tmp/file"), mode=0o777), errno.EPERM),
+    (BOB, SetAttributes(at("tmp/file"), uid=1002), errno.EPERM),
+    (ALICE, SetAttributes(at("tmp/file"), uid=1002), errno.EPERM),
+    (ALICE, SetAttributes(at("tmp/file"), gid=7), errno.EPERM),
+    (BOB, SetAttributes(at("tmp/file"), gid=500), errno.EPERM),
+    (BOB, SetAttributes(at("tmp/file"), mtime_ns=1), errno.EPERM),
+    (BOB, SetAttributes(at("tmp/file"), atime_ns=1), errno.EPERM),
+    (BOB, SetAttributes(at("tmp/file"), now=Now.MTIME | Now.ATIME), errno.EACCES),
+    (BOB, SetAttributes(at("open/group"), mtime_ns=1), errno.EPERM),
+    (BOB, SetAttributes(at("open/group"), now=Now.MTIME), errno.EPERM),
+    (BOB, SetDefaults(at("open/private"), Defaults()), errno.EPERM),
+    (ALICE, SetArea(at("open/private"), 1), errno.EPERM),
+    # extended attributes
+    (BOB, SetValue(at("tmp/file"), b"user.x", b""), errno.EACCES),
+    (BOB, GetValue(at("open/group"), b"user.x"), errno.ENODATA),
+    (CAROL, GetValue(at("open/group"), b"user.x"), errno.EACCES),
+    (BOB, SetValue(at("tmp"), b"user.x", b""), errno.EPERM),
+    (ALICE, SetValue(at("tmp/file"), b"trusted.x", b""), errno.EPERM),
+    (ALICE, GetValue(at("tmp/file"), b"trusted.x"), errno.ENODATA),
+    (ALICE, SetValue(at("tmp/file"), b"security.x", b""), errno.EPERM),
+    (ALICE, GetValue(at("tmp/file"), b"security.x"), errno.ENODATA),
+]
+
+
+@pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if row[2]])
+def test_what_users_are_refused(names: Names, asker: Asker, request_: Request, expected: int) -> None:
+    assert names.errno(request_, asker) == expected
+
+
+@pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if not row[2]])
+def test_what_users_are_not_refused(names: Names, asker: Asker, request_: Request, expected: int) -> None:
+    assert names.errno(request_, asker) == 0
+
+
+def test_listing_needs_the_right_to_read_and_its_inodes_the_right_to_search(names: Names) -> None:
+    assert names.errno(ListDirectory(names.stat("open/searched").id), BOB) == errno.EACCES
+    assert names.errno(ListDirectory(names.stat("open/searched").id), ADMINISTRATOR) == 0
+
+
+def test_in_a_removed_directory_nothing_is_found_or_made(names: Names) -> None:
+    gone = removed_directory(names)
+    refused: list[Request] = [
+        MakeDirectory(at("x", gone)),
+        MakeNode(at("x", gone), Kind.FIFO),
+        Symlink(at("x", gone), b"t"),
+        Link(at("f"), at("x", gone)),
+        Rename(at("f"), at("x", gone)),
+        Open(at("x", gone), READ | CREATE),
+        Stat(at("x", gone)),
+        ListDirectory(gone),
+        SetArea(at("", gone), 1),
+    ]
+    for request in refused:
+        assert names.errno(request) == errno.ENOENT, request
+    assert names.ask(Stat(at("", gone)), Found).inode.links == 0
+    assert names.ask(Stat(at("..", gone)), Found).inode == names.stat("open")
+
+
+def test_what_has_no_name_gets_none() -> None:
+    with Names() as names:
+        names.do(MakeNode(at("f"), Kind.FILE))
+        inode = names.stat("f").id
+        names.do(Remove(at("f")))
+        assert names.errno(Link(Place(inode), at("again"))) == errno.ENOENT
+        names.check()
+
+
+def test_a_file_has_only_so_many_names() -> None:
+    with Names() as names:
+        names.do(MakeNode(at("f"), Kind.FILE))
+        inode = names.stat("f")
+
+        async def many(context: Context) -> None:
+            context.put(msgspec.structs.replace(inode, links=MAX_LINKS))
+
+        names.run(many)
+        assert names.errno(Link(at("f"), at("g"))) == errno.EMLINK
+
+
+def test_all_extended_attributes_of_an_inode_have_an_end() -> None:
+    with Names() as names:
+        names.do(MakeNode(at("f"), Kind.FILE), SetValue(at("f"), b"user.a", b"x" * 65536))
+        assert names.errno(SetValue(at("f"), b"user.b", b"x" * 65536)) == errno.ENOSPC
+        names.do(SetValue(at("f"), b"user.a", b"x"), SetValue(at("f"), b"user.b", b"x" * 65536))
+
+
+def test_rows_that_cannot_be_are_told_apart_from_refusals() -> None:
+    with Names() as names:
+        names.do(MakeNode(at("f"), Kind.FILE))
+        key = tables.inode_key(names.stat("f").id)
+
+        async def put(context: Context, value: bytes | None) -> None:
+            if value is None:
+                context.rows.clear(key)
+            else:
+                context.rows.set(key, value)
+
+        root = dict(names.items())[tables.inode_key(ROOT)]
+        for value in (None, b"", b"\x02" + root[1:], b"\x01junk", root):
+            names.run(lambda context, value=value: put(context, value))
+            with pytest.raises(DataCorruption, match=key.hex()):
+                names.stat("f")
+            with pytest.raises(DataCorruption, match=key.hex()):
+                names.do(Remove(at("f")))

@@ -1,0 +1,189 @@
+"""The trash: what is kept in it, who gets at it, when it is emptied."""
+
+from __future__ import annotations
+
+import errno
+
+from tests.support.fs_names import ADMINISTRATOR, Names, at, user
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.schema.inodes import Defaults, Kind
+from fireflyer.fs.schema.meta import (
+    Area,
+    GetArea,
+    Link,
+    ListDirectory,
+    Listing,
+    MakeDirectory,
+    MakeNode,
+    Remove,
+    RemoveDirectory,
+    Removed,
+    RemoveTree,
+    Rename,
+    SetArea,
+    SetAttributes,
+    SetDefaults,
+    Stat,
+)
+
+ALICE, BOB = user(1001), user(1002)
+
+
+def begin(names: Names, *paths: str, seconds: int = 60) -> None:
+    names.do(MakeDirectory(at("d")), SetAttributes(at("d"), mode=0o777))
+    names.do(SetDefaults(at("d"), Defaults(trash_s=seconds)))
+    for path in paths:
+        if path.endswith("/"):
+            names.do(MakeDirectory(at("d/" + path)), asker=ALICE)
+        else:
+            names.do(MakeNode(at("d/" + path), Kind.FILE), asker=ALICE)
+
+
+def listed(names: Names, path: str, asker: Asker = ADMINISTRATOR) -> list[str]:
+    answer = names.ask(ListDirectory(names.stat(path).id), Listing, asker)
+    return [entry.name.decode() for entry in answer.entries]
+
+
+def test_what_is_removed_is_found_in_the_trash_of_who_removed_it_and_can_be_moved_back() -> None:
+    with Names() as names:
+        begin(names, "f")
+        inode = names.stat("d/f")
+        names.do(Remove(at("d/f")), asker=BOB)
+        names.check()
+        assert listed(names, ".trash/1002", BOB) == [f"f~{inode.id}"]
+        assert names.errno(Stat(at(f".trash/1002/f~{inode.id}")), ALICE) == errno.EACCES
+        assert names.errno(Rename(at(".trash/1002"), at("mine")), BOB) == errno.EACCES
+        names.do(Rename(at(f".trash/1002/f~{inode.id}"), at("d/f")), asker=BOB)
+        assert names.stat("d/f").id == inode.id
+        names.now_ns += 120 * SECOND
+        assert not names.expire()
+        assert names.stat("d/f").links == 1
+        names.check()
+
+
+def test_it_is_removed_for_good_when_its_time_has_come() -> None:
+    with Names() as names:
+        begin(names, "f", "g")
+        names.do(Remove(at("d/f")), asker=ALICE)
+        names.now_ns += 50 * SECOND
+        names.do(Remove(at("d/g")), asker=ALICE)
+        assert not names.expire()
+        assert len(listed(names, ".trash/1001")) == 2
+        names.now_ns += 20 * SECOND
+        assert not names.expire()
+        assert [name[0] for name in listed(names, ".trash/1001")] == ["g"]
+        names.check()
+        names.now_ns += 60 * SECOND
+        names.expire()
+        assert listed(names, ".trash/1001") == []
+        assert not [key for key, _ in names.items() if key[:2] == b"FT"]
+        names.check()
+
+
+def test_it_is_off_by_default_and_off_in_the_trash() -> None:
+    with Names() as names:
+        begin(names, "f", "sub/", "sub/g", seconds=0)
+        names.do(Remove(at("d/f")))
+        assert names.errno(Stat(at(".trash"))) == errno.ENOENT
+        names.do(SetDefaults(at("d"), Defaults(trash_s=5)), SetDefaults(at("d/sub"), Defaults(trash_s=5)))
+        names.do(RemoveTree(at("d/sub")), asker=ALICE)
+        kept = f".trash/1001/{listed(names, '.trash/1001')[0]}"
+        assert listed(names, kept) == ["g"]
+        names.do(Remove(at(kept + "/g")), asker=ALICE)
+        assert listed(names, ".trash/1001") == [kept.split("/")[-1]]
+        names.do(RemoveDirectory(at(kept)), asker=ALICE)
+        assert listed(names, ".trash/1001") == []
+        names.check()
+
+
+def test_directories_made_in_one_with_trash_have_it_too() -> None:
+    with Names() as names:
+        begin(names, "sub/", "sub/f")
+        names.do(Remove(at("d/sub/f")), asker=ALICE)
+        assert len(listed(names, ".trash/1001")) == 1
+
+
+def test_what_a_rename_replaces_is_kept_and_what_has_another_name_is_not() -> None:
+    with Names() as names:
+        begin(names, "f", "g", "h")
+        old = names.stat("d/g").id
+        names.do(Rename(at("d/f"), at("d/g")), asker=ALICE)
+        assert listed(names, ".trash/1001") == [f"g~{old}"]
+        names.check()
+        names.do(Link(at("d/h"), at("d/again")))
+        names.do(Remove(at("d/again")), asker=ALICE)
+        assert listed(names, ".trash/1001") == [f"g~{old}"]
+        names.do(Rename(at(f".trash/1001/g~{old}"), at("d/g")), asker=ALICE)
+        assert len(listed(names, ".trash/1001")) == 1  # what was put in the place of g meanwhile
+        names.check()
+
+
+def test_a_tree_goes_to_the_trash_at_once_and_is_removed_in_steps() -> None:
+    with Names() as names:
+        begin(names, "t/", *(f"t/{number}" for number in range(5)), "t/s/", "t/s/f")
+        assert names.ask(RemoveTree(at("d/t"), 1), Removed, ALICE) == Removed(1, more=False)
+        names.check()
+        assert len(listed(names, ".trash/1001")) == 1
+        names.now_ns += 61 * SECOND
+        steps = 1
+        while names.expire(2):
+            names.check()
+            steps += 1
+        assert steps >= 4
+        assert listed(names, ".trash/1001") == []
+        names.check()
+
+
+def test_a_tree_with_what_others_own_is_not_removed_with_more_rights_than_its_remover_had() -> None:
+    with Names() as names:
+        begin(names, "t/")
+        names.do(SetAttributes(at("d/t"), mode=0o777))
+        names.do(MakeDirectory(at("d/t/bobs"), 0o755), MakeNode(at("d/t/bobs/f"), Kind.FILE), asker=BOB)
+        names.do(RemoveTree(at("d/t")), asker=ALICE)
+        names.now_ns += 61 * SECOND
+        assert not names.expire()
+        assert len(listed(names, ".trash/1001")) == 1
+        assert not [key for key, _ in names.items() if key[:2] == b"FT"]
+        names.check()
+
+
+def test_each_area_has_its_own_and_a_full_one_can_still_be_emptied() -> None:
+    with Names() as names:
+        begin(names)
+        names.do(SetArea(at("d"), None, 3), SetAttributes(at("d"), uid=1001))
+        names.do(MakeNode(at("d/f"), Kind.FILE), MakeNode(at("d/g"), Kind.FILE), asker=ALICE)
+        names.do(Remove(at("d/f")), asker=ALICE)
+        assert len(listed(names, "d/.trash/1001")) == 1
+        assert names.ask(GetArea(at("d")), Area).inodes == 5
+        names.check()
+
+
+def test_a_name_that_is_taken_is_left_alone() -> None:
+    with Names() as names:
+        begin(names, "f", "g")
+        names.do(MakeDirectory(at(".trash")), asker=BOB)
+        names.do(Remove(at("d/f")), asker=ALICE)
+        assert listed(names, ".trash") == []
+        assert len(listed(names, ".trash.1/1001")) == 1
+        names.do(Remove(at("d/g")), asker=BOB)
+        assert sorted(listed(names, ".trash.1")) == ["1001", "1002"]
+        names.check()
+
+
+def test_long_names_and_names_that_come_again_have_room_in_it() -> None:
+    with Names() as names:
+        long = "n" * 255
+        begin(names, long)
+        inode = names.stat("d/" + long).id
+        names.do(Remove(at("d/" + long)), asker=ALICE)
+        [kept] = listed(names, ".trash/1001")
+        names.do(Rename(at(".trash/1001/" + kept), at("d/" + long)), asker=ALICE)
+        names.do(MakeNode(at(".trash/1001/" + kept), Kind.FILE), asker=ALICE)
+        names.do(Remove(at("d/" + long)), asker=ALICE)
+        both = listed(names, ".trash/1001")
+        assert len(both) == 2
+        assert all(len(name) <= 255 for name in both)
+        assert inode in [names.stat(".trash/1001/" + name).id for name in both]
+        names.check()
