@@ -48,7 +48,7 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.schema.meta import Names as ValueNames
 
-OPERATIONS = 400
+OPERATIONS = 300
 USERS = [(0, [0]), (1001, [1001, 500]), (1002, [1002, 500]), (1003, [500])]
 MODES = [0o777, 0o777, 0o775, 0o755, 0o700, 0o555, 0o770, 0o077, 0o2775, 0o2770, 0o4755, 0o2644, 0o6711, 0o644, 0]
 STICKY_MODES = [0o1775, 0o1770, 0o3775]
@@ -75,14 +75,13 @@ class Chance:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._is_root = os.geteuid() == 0
         self._sticky = seed % 2 == 1
         self._users = USERS if seed % 3 else USERS[:1] * 12 + USERS
         self._modes = MODES + STICKY_MODES * 2 * self._sticky
 
     def operation(self) -> list[Any]:
         pick = self._random.choice
-        who = pick(self._users) if self._is_root else (os.geteuid(), [os.getegid(), *os.getgroups()])
+        who = pick(self._users)
         name = pick([*["open"] * 3, *["mkdir"] * 4, "rename", *linux_names.OPERATIONS])
         return [*who, name, *getattr(self, name)()]
 
@@ -91,10 +90,12 @@ class Chance:
         path = "/".join(pick(NAMES) for _ in range(pick([1, 1, 1, 2, 2, 2, 3, 4])))
         if number < 0.12:
             path += pick(["/", "//", "/."])
-        elif number < 0.2 and self._is_root:
+        elif number < 0.2:
             path = pick(["/", ".", "..", path + "/..", "../" + path, "./" + path, path + "/../a", "//" + path, "/a/.."])
         elif number < 0.23:
-            path = pick([path + "/" + "n" * 255, path + "/" + "n" * 256, "n" * 256 + "/a", "a/" * 2100, "a/" * 2047 + "a"])
+            path = pick(
+                [path + "/" + "n" * 255, path + "/" + "n" * 256, "n" * 256 + "/a", "a/" * 2100, "a/" * 2047 + "a"]
+            )
         return path
 
     def open(self) -> list[Any]:
@@ -115,8 +116,6 @@ class Chance:
     def symlink(self) -> list[Any]:
         pick = self._random.choice
         target = pick([self.path(), *NAMES, "a/b", "c/", "./d", "t" * 5000 if pick(range(9)) == 0 else ""])
-        if not self._is_root and (".." in target or target.startswith("/")):
-            target = "a"
         return [target, self.path()]
 
     def link(self) -> list[Any]:
@@ -125,7 +124,7 @@ class Chance:
     def unlink(self) -> list[Any]:
         return [self.path()]
 
-    rmdir = list = readlink = listxattr = unlink
+    rmdir = listdir = readlink = listxattr = unlink
 
     def rename(self) -> list[Any]:
         return [self.path(), self.path(), self._random.choice([0, 0, 0, 0, 1, 2, 2, 3])]
@@ -225,7 +224,7 @@ class Ours:
     def stat(self, asker: Asker, path: str, follow: bool) -> list[Any]:
         return _shown(self._ask(Stat(at(path), follow), asker).inode)
 
-    def list(self, asker: Asker, path: str) -> list[str]:
+    def listdir(self, asker: Asker, path: str) -> list[str]:
         inode = self._ask(Stat(at(path)), asker).inode
         return [entry.name.decode() for entry in self._ask(ListDirectory(inode.id), asker).entries]
 
@@ -270,12 +269,36 @@ def _shown(inode: Inode) -> list[Any]:
     return [KINDS[inode.kind], inode.mode, inode.uid, inode.gid, links, device]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_operations_on_names_end_as_on_the_file_system_of_this_machine(seed: int, tmp_path: Path) -> None:
     compare(seed, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 124))
+def test_many_more_random_operations_end_there_too(seed: int, tmp_path: Path) -> None:
+    compare(seed, tmp_path)
+
+
+def need_ext4_as_root(directory: Path) -> None:
+    """Others differ in what they count and refuse; who is root in name only may not do what root does."""
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    above = [str(path) for path in (directory, *directory.parents)]
+    kind = max(
+        (above.index(point) * -1, number, kind) for number, (point, kind) in enumerate(mounts) if point in above
+    )[2]
+    if os.geteuid() or kind != "ext4":
+        pytest.skip(f"compares with ext4 as root, and this is {kind} as user {os.geteuid()}")
+    try:
+        os.setxattr(directory, "trusted.fireflyer", b"")
+        os.chown(directory, 1001, 1001)
+        os.chown(directory, 0, 0)
+    except OSError as error:
+        pytest.skip(f"compares with ext4 as root, whose rights are not all there: {error}")
+
+
 def compare(seed: int, tmp_path: Path) -> None:
+    need_ext4_as_root(tmp_path)
     chance = Chance(seed)
     operations = [chance.operation() for _ in range(OPERATIONS)]
     place = tmp_path / "root"
@@ -285,13 +308,10 @@ def compare(seed: int, tmp_path: Path) -> None:
     done = subprocess.run(script, input=json.dumps(operations), capture_output=True, text=True, check=True)
     *results, tree = json.loads(done.stdout)
     with Names() as names:
-        names.do(SetAttributes(at("/"), uid=os.getuid(), gid=os.getgid()))
         ours = Ours(names)
         for number, (operation, result) in enumerate(zip(operations, results, strict=True)):
             if result[1] == linux_names.SKIPPED:
                 continue
-            if result[0] == errno.EOPNOTSUPP and operation[2] == "setxattr" and operation[4].startswith("user."):
-                pytest.skip("this file system keeps no extended attributes of users")
             assert ours.carry_out(*operation) == result, (number, operation, errno.errorcode.get(result[0]))
             names.check()
         assert ours.tree() == tree

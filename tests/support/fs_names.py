@@ -68,13 +68,12 @@ class Names:
 
     def errno(self, request: Request, asker: Asker = ADMINISTRATOR) -> int:
         """0: it was carried out. What is refused must have changed nothing."""
-        before = self.items()
+        before = self.rows()
         try:
             self.ask(request, object, asker)
         except FileError as error:
-            assert self.items() == before
-            assert error.errno is not None
-            return error.errno
+            assert self.rows() == before
+            return error.errno or -1
         return 0
 
     def do(self, *requests: Request, asker: Asker = ADMINISTRATOR) -> None:
@@ -94,13 +93,13 @@ class Names:
         assert isinstance(result, bool)
         return result
 
-    def items(self) -> list[tuple[bytes, bytes]]:
+    def rows(self) -> list[tuple[bytes, bytes]]:
         page = self.store.scan(self.store.version, EVERYTHING)
         assert not page.more
         return page.items
 
     def check(self) -> None:
-        assert violations(self.items()) == []
+        assert violations(self.rows()) == []
 
     def _new_id(self) -> int:
         self._last_id += 1

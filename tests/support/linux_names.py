@@ -1,8 +1,8 @@
 """What the machine's own file system answers to operations on names: `python -I -S linux_names.py DIRECTORY`.
 
-From stdin a JSON list of [uid, [gid, groups...], operation, arguments...]; to stdout a JSON list of [errno, result], and
-at the end the tree. As root the directory is made the root of this process, so that paths may go up and begin at "/".
-Nothing but the standard library is imported: it starts in no time.
+From stdin a JSON list of [uid, [gid, groups...], operation, arguments...]; to stdout a JSON list of [errno, result],
+and at the end the tree. For root: the directory becomes the root of this process, so that paths may go up and begin at
+"/". Nothing but the standard library is imported: it starts in no time.
 """
 
 from __future__ import annotations
@@ -26,27 +26,23 @@ def main() -> None:
     operations = json.loads(sys.stdin.read())
     os.umask(0)
     os.chdir(sys.argv[1])
-    if os.geteuid() == 0:
-        os.chroot(".")
+    os.chroot(".")
     results = [carry_out(*operation) for operation in operations]
     print(json.dumps([*results, tree(".")]))
 
 
 def carry_out(uid: int, groups: list[int], name: str, *arguments: Any) -> tuple[int, Any]:
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.setgroups(groups[1:])
-        os.setegid(groups[0])
-        os.seteuid(uid)
+    os.setgroups(groups[1:])
+    os.setegid(groups[0])
+    os.seteuid(uid)
     try:
         return 0, OPERATIONS[name](*arguments)
     except OSError as error:
         return error.errno or 0, None
     finally:
-        if is_root:
-            os.seteuid(0)
-            os.setegid(0)
-            os.setgroups([])
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups([])
 
 
 def open_file(path: str, flags: int, mode: int) -> None:
@@ -110,7 +106,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "chown": lambda path, uid, gid, follow: os.chown(path, uid, gid, follow_symlinks=follow),
     "utime": utime,
     "stat": stat_of,
-    "list": lambda path: sorted(os.listdir(path)),
+    "listdir": lambda path: sorted(os.listdir(path)),
     "readlink": os.readlink,
     "setxattr": lambda path, name, value, flags: os.setxattr(path, name, value.encode(), flags, follow_symlinks=False),
     "getxattr": lambda path, name: os.getxattr(path, name, follow_symlinks=False).decode(),

@@ -52,7 +52,7 @@ def collect(names: Names, inode: Inode) -> None:
     async def body(context: Context) -> None:
         length = inode.body.length if isinstance(inode.body, FileBody) else 0
         context.rows.clear(inode_key(inode.id))
-        for key, _ in names.items():
+        for key, _ in names.rows():
             if key[:2] == b"FU" and key.endswith(inode.id.to_bytes(8, "big")):
                 context.rows.clear(key)
         await areas.charge(context, inode.area, -length, -1)
@@ -80,7 +80,9 @@ def test_use_is_counted_to_the_area_and_to_all_around_it() -> None:
 
 def test_what_would_go_over_a_limit_is_refused_and_what_takes_less_is_not() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 100, 3), MakeDirectory(at("a/b")), SetArea(at("a/b"), 1000, 9))
+        names.do(
+            MakeDirectory(at("a")), SetArea(at("a"), 100, 3), MakeDirectory(at("a/b")), SetArea(at("a/b"), 1000, 9)
+        )
         make_file(names, "a/b/f", 60)
         for refused in (MakeDirectory(at("a/b/x")), MakeNode(at("a/x"), Kind.FIFO), Symlink(at("a/b/x"), b"t")):
             assert names.errno(refused) == errno.EDQUOT
@@ -120,7 +122,7 @@ def test_the_area_of_a_removed_directory_goes_with_its_last_inode() -> None:
         assert use(names, "a") == (60, 2)
         collect(names, file)
         assert use(names, "a") == (0, 1)
-        assert len([key for key, _ in names.items() if key[:2] == b"FA"]) == 1
+        assert len([key for key, _ in names.rows() if key[:2] == b"FA"]) == 1
 
 
 def test_a_directory_with_entries_becomes_an_area_between_others() -> None:
@@ -162,7 +164,7 @@ def test_what_is_unlinked_stays_counted_when_its_area_ends_and_begins_again_else
         assert use(names, "a") == (60, 4)
         collect(names, file)
         assert (use(names, "a"), use(names, "a/b/c")) == ((0, 3), (0, 1))
-        assert len([key for key, _ in names.items() if key[:2] == b"FA"]) == 2
+        assert len([key for key, _ in names.rows() if key[:2] == b"FA"]) == 2
 
 
 def test_a_large_directory_and_one_with_names_outside_cannot_become_areas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,9 @@ def test_a_large_directory_and_one_with_names_outside_cannot_become_areas(monkey
 
 def test_space_is_what_the_narrowest_area_leaves() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 500, 10), MakeDirectory(at("a/b")), SetArea(at("a/b"), 800, 5))
+        names.do(
+            MakeDirectory(at("a")), SetArea(at("a"), 500, 10), MakeDirectory(at("a/b")), SetArea(at("a/b"), 800, 5)
+        )
         make_file(names, "a/b/f", 100)
         make_file(names, "a/g", 300)
         root = names.ask(GetSpace(names.stat("/").id), Space)

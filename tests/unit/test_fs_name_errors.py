@@ -483,7 +483,7 @@ def test_rows_that_cannot_be_are_told_apart_from_refusals() -> None:
             else:
                 context.rows.set(key, value)
 
-        root = dict(names.items())[tables.inode_key(ROOT)]
+        root = dict(names.rows())[tables.inode_key(ROOT)]
         for value in (None, b"", b"\x02" + root[1:], b"\x01junk", root):
             names.run(lambda context, value=value: put(context, value))
             with pytest.raises(DataCorruption, match=key.hex()):

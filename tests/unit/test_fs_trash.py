@@ -18,8 +18,8 @@ from fireflyer.fs.schema.meta import (
     MakeDirectory,
     MakeNode,
     Remove,
-    RemoveDirectory,
     Removed,
+    RemoveDirectory,
     RemoveTree,
     Rename,
     SetArea,
@@ -78,7 +78,7 @@ def test_it_is_removed_for_good_when_its_time_has_come() -> None:
         names.now_ns += 60 * SECOND
         names.expire()
         assert listed(names, ".trash/1001") == []
-        assert not [key for key, _ in names.items() if key[:2] == b"FT"]
+        assert not [key for key, _ in names.rows() if key[:2] == b"FT"]
         names.check()
 
 
@@ -145,7 +145,7 @@ def test_a_tree_with_what_others_own_is_not_removed_with_more_rights_than_its_re
         names.now_ns += 61 * SECOND
         assert not names.expire()
         assert len(listed(names, ".trash/1001")) == 1
-        assert not [key for key, _ in names.items() if key[:2] == b"FT"]
+        assert not [key for key, _ in names.rows() if key[:2] == b"FT"]
         names.check()
 
 

@@ -325,7 +325,7 @@ class Rename(msgspec.Struct, frozen=True, array_like=True, tag=33):
 
 
 class Now(enum.IntFlag):
-    """Times to be set to the service's clock: the right to write is enough for both, one alone is its owner's to set."""
+    """Times to be set to the service's clock. The right to write is enough for both; one alone is the owner's."""
 
     ATIME = 1
     MTIME = 2

@@ -36,7 +36,7 @@ from fireflyer.fs.schema.meta import Answer, Found, Open, Opened, OpenFlag, Requ
 __all__ = ["carry_out", "make_root"]
 
 _Body: TypeAlias = Callable[[Any, Context], Awaitable[Answer]]
-_TRUNCATES: Final = OpenFlag.WRITE | OpenFlag.TRUNCATE
+_CHANGES: Final = int(OpenFlag.WRITE | OpenFlag.TRUNCATE)
 
 
 async def carry_out(request: Request, context: Context) -> Answer:
@@ -50,7 +50,7 @@ async def carry_out(request: Request, context: Context) -> Answer:
 async def _open(request: Open, context: Context) -> Opened:
     """The capability is added by whoever has the key."""
     inode, created = await entries.open_place(request, context)
-    if inode.kind is Kind.FILE and request.flags & _TRUNCATES:
+    if inode.kind is Kind.FILE and request.flags & _CHANGES:
         inode = await lengths.opened(request, context, inode, created=created)
     return Opened(inode, created)
 
