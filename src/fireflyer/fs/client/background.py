@@ -57,6 +57,22 @@ class Background:
         """Its result, awaited in the thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def start(self, work: Coroutine[Any, Any, _T], ended: Callable[[_T | None, BaseException | None], None]) -> None:
+        """Begins it in the thread; `ended` is called with its result, or its error, by `deliver`."""
+
+        def begin() -> None:
+            self._loop.create_task(work).add_done_callback(over)
+
+        def over(task: asyncio.Task[_T]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            self._say(lambda _: ended(None if error is not None else task.result(), error))
+
+        self._loop.call_soon_threadsafe(begin)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
     @property
     def control(self) -> Control:
         """To be used in its loop alone, by `call`."""

@@ -19,7 +19,15 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, Timeout, UsageError, error_from_wire
+from fireflyer.base.errors import (
+    Aborted,
+    FireflyerError,
+    NotFound,
+    PermissionDenied,
+    Timeout,
+    UsageError,
+    error_from_wire,
+)
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
@@ -116,6 +124,11 @@ class Chunks(Hearing, OfOneProcess):
         self._fd = self._dispatch.ring.fd
         self._loop.add_reader(self._fd, self._ready)
         control.start(self)
+
+    @property
+    def control(self) -> Control:
+        """The session that it shares with others."""
+        return self._control
 
     @property
     def routing(self) -> Routing:
@@ -248,6 +261,36 @@ class Chunks(Hearing, OfOneProcess):
 
         self._dispatch.present(right, capability, on_presented)
         return await presented
+
+    # --- for those who build on it ---
+
+    def begin(
+        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        done: Callable[[Any], None], timeout_ns: int | None = None,
+    ) -> int:  # fmt: skip
+        """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
+        (`core.request_effects.Finish`), perhaps at once."""
+        self.check_process()
+        if self._closed:
+            raise Aborted("this client is closed")
+        limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
+        return self._dispatch.begin(chain, chunk, what, memory, limit_ns, done)
+
+    def send(self) -> None:
+        self._dispatch.flush()
+        self._wake()
+
+    def give_up(self, operation: int) -> None:
+        """Its memory is not touched any more, and `done` is not called."""
+        self._dispatch.give_up(operation)
+        self._wake()
+
+    def present(self, right: Right, capability: bytes, presented: Callable[[FireflyerError | None], None]) -> None:
+        """To all nodes, on all connections from now on."""
+        self._dispatch.present(right, capability, presented)
+
+    def forget(self, right: Right) -> None:
+        self._dispatch.forget(right)
 
     # --- the machine ---
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from fireflyer.base.errors import (
@@ -25,7 +25,7 @@ from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.manager import Answer, Request
+from fireflyer.fs.schema.manager import Answer, GetMetaServices, MetaServices, Request
 from fireflyer.fs.schema.routing import Node, Routing, RoutingDelta
 from fireflyer.fs.schema.sessions import (
     CapabilityAnswer,
@@ -66,6 +66,7 @@ class Hears(Protocol):
 class Control:
     def __init__(self, managers: Sequence[str], credential: Credential, *, name: str = "") -> None:
         self._managers = ManagerClient(managers, credential)
+        self._addresses = tuple(managers)
         self._credential = credential
         self._name = name or f"{socket.gethostname()}/{os.getpid()}"
         self._routing = Routing(0)
@@ -76,6 +77,8 @@ class Control:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._answered = True
+        self.on_exchange: list[Callable[[], None]] = []
+        """Called in the loop when there is another session, before anybody uses it."""
         self.rights = Renewals(self.capability, spawn=self.spawn, renewed=self._renewed, denied=self._denied)
 
     async def open(self, timeout_ns: int) -> Session:
@@ -85,6 +88,38 @@ class Control:
             raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
         self._session = answer
         return answer
+
+    @property
+    def client(self) -> ClientId:
+        """Of the session as it is now."""
+        if self._session is None:
+            raise UsageError("open the session first")
+        return self._session.client
+
+    @property
+    def credential(self) -> Credential:
+        return self._credential
+
+    @property
+    def managers(self) -> ManagerClient:
+        return self._managers
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the managers."""
+        return self._addresses
+
+    async def meta_services(self) -> tuple[str, ...]:
+        """Addresses of those who serve files. Raises `Timeout`, `PermissionDenied`."""
+        answer = await self._managers.ask(GetMetaServices())
+        if not isinstance(answer, MetaServices):
+            raise InvariantViolation(f"the manager answered GetMetaServices with {type(answer).__name__}")
+        return answer.addresses
+
+    @property
+    def exchanging(self) -> bool:
+        """One session is over, and there is no other yet."""
+        return self._exchange_lock.locked()
 
     def _opening(self) -> OpenSession:
         return OpenSession(secrets.token_hex(16), self._name[:128])
@@ -102,6 +137,8 @@ class Control:
             except FireflyerError as error:
                 self._hears.end(f"no other session can be opened: {error}")
                 return
+        for tell in self.on_exchange:
+            tell()
         self._hears.exchanged(session.client, capabilities)
         self.want_routing()
 

@@ -19,7 +19,7 @@ from fireflyer.identity.handshake import Credential, NodeCredential
 from fireflyer.identity.private_files import read_private_file
 from fireflyer.identity.secrets import load_secret
 
-__all__ = ["access_of", "connect_to", "open_ring_to"]
+__all__ = ["access_of", "connect_to", "open_ring_to", "running"]
 
 _MAX_BYTES: Final = 64 << 20
 _ENDED_NS: Final = 2 * SECOND
@@ -35,21 +35,21 @@ class _Cluster(msgspec.Struct, frozen=True):
 async def connect_to(directory: str, *, options: Options | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> Chunks:
     """`connect`, to the cluster of `directory`, with the secret that lies there: all files may be touched."""
     managers, credential = access_of(directory)
-    with _running(directory, timeout_ns) as limit_ns:
+    with running(directory, timeout_ns) as limit_ns:
         return await connect(managers, credential, options=options, timeout_ns=limit_ns)
 
 
 def open_ring_to(directory: str, *, options: Options | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> Ring:
     """`open_ring`, to the cluster of `directory`, with the secret that lies there."""
     managers, credential = access_of(directory)
-    with _running(directory, timeout_ns) as limit_ns:
+    with running(directory, timeout_ns) as limit_ns:
         return open_ring(managers, credential, options=options, timeout_ns=limit_ns)
 
 
 @contextlib.contextmanager
-def _running(directory: str, timeout_ns: int) -> Iterator[int]:
-    """For how long to try. Raises `NotFound`, soon, for a cluster that does not run."""
-    if seems_held(os.path.join(directory, "up.lock")):
+def running(directory: str | None, timeout_ns: int) -> Iterator[int]:
+    """For how long to try. Raises `NotFound`, soon, for a cluster that does not run. None: it is elsewhere."""
+    if directory is None or seems_held(os.path.join(directory, "up.lock")):
         yield timeout_ns
         return
     try:

@@ -13,12 +13,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, StaleVersion
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["ATTEMPTS", "Renewals", "Right"]
+__all__ = ["ATTEMPTS", "Asks", "Renewals", "Right"]
 
 _log = logging.getLogger(__name__)
 ATTEMPTS: Final = 4
@@ -38,12 +38,15 @@ class Right(NamedTuple):
     rights: int
 
 
+Asks: TypeAlias = Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]
+
+
 class Renewals:
     """Of one session, in one loop. `ask`: the manager. `renewed` and `denied` are told of rights that are kept."""
 
     def __init__(
         self,
-        ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]],
+        ask: Asks,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         renewed: Callable[[Right, bytes], None],
@@ -53,7 +56,8 @@ class Renewals:
         self._renewed, self._denied = renewed, denied
         self._wanted: dict[Right, asyncio.Event] = {}
         """Set: anew, because a node has refused it."""
-        self._kept: dict[Right, None] = {}
+        self._kept: dict[Right, Asks | None] = {}
+        """And who is asked for it, if it is not the manager."""
 
     async def ask(self, right: Right, attempt: int = 0) -> CapabilityAnswer:
         """The first time at once, then after a pause. Raises `PermissionDenied`; `StaleVersion` when the session is
@@ -62,18 +66,27 @@ class Renewals:
             await asyncio.sleep(_pause_s(attempt))
         return await self._ask(right)
 
-    def keep(self, right: Right, expires_unix_s: int) -> None:
-        """From now on, until the session ends."""
+    def keep(self, right: Right, expires_unix_s: int, ask: Asks | None = None) -> None:
+        """From now on. `ask`: instead of the manager; then the right ends with the session, else it goes on."""
         if right not in self._kept:
-            self._kept[right] = None
+            self._kept[right] = ask
             self._spawn(self._keep(right, expires_unix_s))
 
-    async def anew(self, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]) -> dict[Right, bytes]:
+    def drop(self, right: Right) -> None:
+        """Nobody needs it any more."""
+        self._kept.pop(right, None)
+        wanted = self._wanted.pop(right, None)
+        if wanted is not None:
+            wanted.set()
+
+    async def anew(self, ask: Asks) -> dict[Right, bytes]:
         """All that are kept, for another session; without those that the manager denies. Raises `StaleVersion` when
         that session is over."""
         capabilities: dict[Right, bytes] = {}
-        for right in list(self._kept):
+        for right, own in list(self._kept.items()):
             attempt = 0
+            if own is not None:
+                self.drop(right)
             while right in self._kept and right not in capabilities:
                 try:
                     capabilities[right] = (await ask(right)).capability
@@ -106,8 +119,10 @@ class Renewals:
             else:
                 attempt = 0
             wanted.clear()
+            if right not in self._kept or self._wanted.get(right) is not wanted:
+                return  # it was dropped, and perhaps is kept anew
             try:
-                answer = await self._ask(right)
+                answer = await (self._kept[right] or self._ask)(right)
             except PermissionDenied as error:
                 self._lose(right, error)
                 return

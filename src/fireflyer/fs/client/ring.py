@@ -40,7 +40,7 @@ from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
 
-__all__ = ["MISSING", "Completed", "Ring", "open_ring"]
+__all__ = ["MISSING", "Completed", "Ring", "open_ring", "ring_of"]
 
 MISSING: Final = -1
 """Count of a read of a chunk that is not there."""
@@ -80,10 +80,14 @@ def open_ring(
     timeout_ns: int = DEFAULT_TIMEOUT_NS,
 ) -> Ring:  # fmt: skip
     """As `fireflyer.fs.client.connect`; also waits for the routing and for connections with all nodes."""
-    background = Background(managers, credential, name=name)
+    return ring_of(Background(managers, credential, name=name), options or Options(), timeout_ns)
+
+
+def ring_of(background: Background, options: Options, timeout_ns: int) -> Ring:
+    """As `open_ring`; the background is closed with it."""
     try:
         session = background.open(timeout_ns)
-        ring = Ring(background, session.client, options or Options())
+        ring = Ring(background, session.client, options)
     except BaseException:
         background.close()
         raise
@@ -113,8 +117,9 @@ class Ring(Hearing, OfOneProcess):
         self._values: dict[int, Value] = {}
         self._errors: dict[int, FireflyerError] = {}
         self._poll = select.poll()
-        self._poll.register(self._dispatch.ring.fd, select.POLLIN)
-        self._poll.register(background.fd, select.POLLIN)
+        self._fds = (self._dispatch.ring.fd, background.fd)
+        for fd in self._fds:
+            self._poll.register(fd, select.POLLIN)
         self._closed = False
 
     @property
@@ -303,6 +308,51 @@ class Ring(Hearing, OfOneProcess):
                 batch.late_ns = now_ns + self._options.limits.attempt_ns
                 self._batches.append(batch)
             self._take_over(batch.tag, batch.reads, batch.memory, late, None)
+
+    # --- for those who build on it ---
+
+    def begin(
+        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        done: Callable[[Any], None], timeout_ns: int | None = None,
+    ) -> int:  # fmt: skip
+        """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
+        (`core.request_effects.Finish`), perhaps at once. It has no tag, and `wait` does not count it."""
+        self.check_process()
+        if self._closed:
+            raise Aborted("this ring is closed")
+        limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
+        return self._dispatch.begin(chain, chunk, what, memory, limit_ns, done)
+
+    def send(self) -> None:
+        self._dispatch.flush()
+
+    def give_up(self, operation: int) -> None:
+        """Its memory is not touched any more, and `done` is not called."""
+        self._dispatch.give_up(operation)
+
+    def present(self, right: Right, capability: bytes, presented: Callable[[FireflyerError | None], None]) -> None:
+        """To all nodes, on all connections from now on."""
+        self._dispatch.present(right, capability, presented)
+
+    def forget(self, right: Right) -> None:
+        self._dispatch.forget(right)
+
+    def until_ready(self, limit_ns: int) -> None:
+        """Waits until `take` has something to do. It touches nothing: other threads may use the ring meanwhile."""
+        due_ns = self._dispatch.due_ns
+        if due_ns is not None:
+            limit_ns = min(limit_ns, max(0, due_ns - time.monotonic_ns()))
+        poll = select.poll()  # one that is in use refuses another thread
+        for fd in self._fds:
+            poll.register(fd, select.POLLIN)
+        poll.poll(limit_ns / MS)
+
+    def take(self) -> Completed | None:
+        """What has come, without waiting; None: nothing that has a tag."""
+        self._deliver()
+        self._turn(0, 0, None)
+        self._check_times(time.monotonic_ns())
+        return self._collect() if self._count else None
 
     # --- the machine ---
 

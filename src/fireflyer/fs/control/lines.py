@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import SECOND
@@ -14,6 +14,8 @@ __all__ = ["ASK", "MAX_LINES", "Lines"]
 
 ASK: Final[Method[Request, Answer]] = Method("fs.ask", cast("Any", Request), cast("Any", Answer))
 """Every request to a manager."""
+Req = TypeVar("Req")
+Resp = TypeVar("Resp")
 MAX_LINES: Final = 64
 """Managers of one cluster, old addresses included."""
 CONNECT_NS: Final = 3 * SECOND
@@ -37,13 +39,17 @@ class Lines:
 
     async def call(self, address: str, request: Request, timeout_ns: int) -> Answer:
         """The answer of the manager at `address`. Raises what `RpcClient` raises: nothing is tried again here."""
+        return await self.call_method(address, ASK, request, timeout_ns)
+
+    async def call_method(self, address: str, method: Method[Req, Resp], request: Req, timeout_ns: int) -> Resp:
+        """As `call`, of another method that is served there."""
         line = self._line(address)
         async with line.lock:
             if line.client is None or line.client.lost is not None:
                 await self._drop(line)
                 line.client = await RpcClient.connect(address, self._credential, min(timeout_ns, CONNECT_NS))
             client = line.client
-        return await client.call(ASK, request, timeout_ns)
+        return await client.call(method, request, timeout_ns)
 
     def _line(self, address: str) -> _Line:
         if self._closed:

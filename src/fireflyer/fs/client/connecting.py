@@ -1,0 +1,112 @@
+"""Where a file system is, and how it is reached.
+
+ff://host:port[,host:port]     managers, with a user's token or a credential
+ff:///directory                what `ff fs up --dir /directory` made, with the secret that lies there
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from fireflyer.base.errors import UsageError
+from fireflyer.fs.client.background import Background
+from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks
+from fireflyer.fs.client.chunks import connect as connect_chunks
+from fireflyer.fs.client.engine import Engine
+from fireflyer.fs.client.file_system import FileSystem
+from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.local import access_of, running
+from fireflyer.fs.client.meta import MetaClient
+from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.client.port import LoopPort
+from fireflyer.fs.client.ring import ring_of
+from fireflyer.identity.handshake import Credential, UserCredential
+
+__all__ = ["connect", "connect_async", "parse"]
+
+_SCHEME: Final = "ff://"
+
+
+def connect(
+    where: str, *, token: str | None = None, credential: Credential | None = None, name: str = "",
+    options: FileOptions | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS,
+) -> FileSystem:  # fmt: skip
+    """Opens a session. `token`: of a user; `credential`: another proof of who asks. Raises `UsageError`, `Timeout`,
+    `PermissionDenied`, and for a directory `NotFound`. Close it, or use it with `with`."""
+    managers, proof, directory = parse(where, token, credential)
+    chosen = options or FileOptions()
+    with running(directory, timeout_ns) as limit_ns:
+        background = Background(managers, proof, name=name)
+        ring = ring_of(background, chosen.chunks, limit_ns)
+    try:
+        meta = background.call(_started(background))
+        engine = Engine(ring, background, meta)
+
+        def close() -> None:
+            background.call(meta.close())
+            ring.close()
+
+        files = Files(engine, chosen, _nothing)
+        engine.start(files.opening.look_after)
+    except BaseException:
+        ring.close()
+        raise
+    return FileSystem(engine, files, close)
+
+
+async def connect_async(
+    where: str, *, token: str | None = None, credential: Credential | None = None, name: str = "",
+    options: FileOptions | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS,
+) -> Files:  # fmt: skip
+    """As `connect`, for the event loop that runs."""
+    managers, proof, directory = parse(where, token, credential)
+    chosen = options or FileOptions()
+    with running(directory, timeout_ns) as limit_ns:
+        chunks = await connect_chunks(managers, proof, name=name, options=chosen.chunks, timeout_ns=limit_ns)
+    return files_over(chunks, chosen)
+
+
+def files_over(chunks: Chunks, options: FileOptions, meta: MetaClient | None = None) -> Files:
+    """`chunks` is closed with it. `meta`: of the same session."""
+    client = meta or MetaClient(chunks.control)
+    client.start()
+
+    async def close() -> None:
+        await client.close()
+        await chunks.close()
+
+    files = Files(LoopPort(chunks, client, chunks.control), options, close)
+    files.start()
+    return files
+
+
+def parse(
+    where: str, token: str | None = None, credential: Credential | None = None
+) -> tuple[tuple[str, ...], Credential, str | None]:
+    """Managers, who asks, and the directory that says so. Raises `UsageError`."""
+    if not where.startswith(_SCHEME):
+        raise UsageError(f"{where!r}: a file system is ff://host:port[,host:port] or ff:///directory")
+    if token is not None and credential is not None:
+        raise UsageError("give a token or a credential, not both")
+    rest = where.removeprefix(_SCHEME)
+    proof = credential if token is None else UserCredential(token)
+    if rest.startswith("/"):
+        managers, secret = access_of(rest)
+        return managers, proof or secret, rest
+    addresses = tuple(one for one in rest.rstrip("/").split(",") if one)
+    if not addresses or "/" in rest.rstrip("/"):
+        raise UsageError(f"{where!r}: name managers, as ff://host:port[,host:port]")
+    if proof is None:
+        raise UsageError(f"{where!r}: give the token of a user, or a credential")
+    return addresses, proof, None
+
+
+async def _started(background: Background) -> MetaClient:
+    meta = MetaClient(background.control)
+    meta.start()
+    return meta
+
+
+async def _nothing() -> None:
+    await asyncio.sleep(0)

@@ -1,0 +1,250 @@
+"""Drives the coroutines of files in threads that block, over one ring.
+
+    run(coroutine) ──it waits for a ticket──> whoever comes first leads: polls the ring, takes what has come, tells the
+                                              others; the others sleep until something has come
+
+Coroutines run under one lock, which is released while a thread waits. So between two tickets nothing else of this
+client runs, and any number of threads may call at once. While a program computes nobody waits in the ring: a thread of
+its own takes what comes meanwhile, and now and then looks after what was written.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.base.units import MS
+from fireflyer.fs.client.background import Background
+from fireflyer.fs.client.meta import MetaClient
+from fireflyer.fs.client.port import Port
+from fireflyer.fs.client.rights import Right
+from fireflyer.fs.client.ring import Completed, Ring
+from fireflyer.fs.client.spread import Reads
+from fireflyer.fs.client.tickets import Ticket
+from fireflyer.fs.schema.sessions import CapabilityAnswer
+
+__all__ = ["Engine", "Records"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_LONGEST_NS: Final = 200 * MS
+"""In one poll."""
+_IDLE_S: Final = 0.002
+"""After so long without a call the thread of the engine takes what comes."""
+LOOK_S: Final = 5.0
+_STOP_S: Final = 5.0
+
+
+class Records:
+    """Counts of a batch of plain reads: bytes that there were, or `ring.MISSING`."""
+
+    __slots__ = ("counts", "error", "first", "left", "ticket")
+
+    def __init__(self, first: int, count: int, ticket: Ticket[Any]) -> None:
+        self.first = first
+        self.counts = np.zeros(count, dtype=np.int64)
+        self.left = count
+        self.error: FireflyerError | None = None
+        self.ticket = ticket
+
+
+class Engine(Port):
+    def __init__(self, ring: Ring, background: Background, meta: MetaClient) -> None:
+        super().__init__(ring, meta)
+        self.ring = ring
+        self._background = background
+        self._turn = threading.Condition(threading.Lock())
+        self._leading = False
+        """A thread polls."""
+        self._owner = 0
+        """The thread that has the lock, and does not wait."""
+        self._records: list[Records] = []
+        self._next_tag = 0
+        self._last_s = 0.0
+        """When a caller has taken something."""
+        self._wanted = threading.Event()
+        """Something is under way, and nobody may be waiting for it."""
+        self._stop = threading.Event()
+        self._look: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._thread = threading.Thread(target=self._keep_going, name="files", daemon=True)
+
+    def start(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`look`: what is to be done every few seconds."""
+        self._look = look
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Its result, in this thread."""
+        if self._owner == threading.get_ident():
+            work.close()
+            raise UsageError(
+                "a file was closed by the garbage collector in the middle of another call; close it before"
+            )
+        with self._turn:
+            self._owner = threading.get_ident()
+            try:
+                return self._run(work)
+            finally:
+                self._owner = 0
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        error: BaseException | None = None
+        while True:
+            try:
+                ticket = work.send(None) if error is None else work.throw(error)
+            except StopIteration as end:
+                self._after()
+                result: _T = end.value
+                return result
+            try:
+                error = None
+                self._drive(ticket)
+            except BaseException as raised:
+                error = raised
+
+    def _after(self) -> None:
+        """What was begun goes on."""
+        ring = self.ring
+        ring.send()
+        if ring.under_way:
+            self._take()
+            if not self._wanted.is_set():
+                self._wanted.set()
+
+    def _drive(self, ticket: Ticket[Any]) -> None:
+        self.ring.send()
+        while not ticket.done:
+            self._owner = 0
+            try:
+                if self._leading:
+                    self._turn.wait()
+                else:
+                    self._lead()
+            finally:
+                self._owner = threading.get_ident()
+            if not self._leading:
+                self._take()
+        self._last_s = time.monotonic()
+
+    def _lead(self) -> None:
+        """Waits without the lock until something has come."""
+        self._leading = True
+        self._turn.release()
+        try:
+            self.ring.until_ready(_LONGEST_NS)
+        finally:
+            self._turn.acquire()
+            self._leading = False
+            self._turn.notify_all()
+
+    def _take(self) -> None:
+        over = self.ring.take()
+        if over is not None:
+            self._of_records(over)
+        self._turn.notify_all()
+
+    # --- the thread of the engine ---
+
+    def _keep_going(self) -> None:
+        due_s = time.monotonic() + LOOK_S
+        while not self._stop.is_set():
+            self._wanted.wait(max(0.0, due_s - time.monotonic()))
+            if self._stop.is_set():
+                return
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + LOOK_S
+                self._look_after()
+            elif time.monotonic() - self._last_s < _IDLE_S or self._leading:
+                time.sleep(_IDLE_S)
+            else:
+                self._take_idle()
+
+    def _take_idle(self) -> None:
+        self.ring.until_ready(20 * MS)
+        with self._turn:
+            if self._stop.is_set():
+                return
+            if not self.ring.under_way:
+                self._wanted.clear()
+            elif not self._leading:
+                self._owner = threading.get_ident()
+                try:
+                    self._take()
+                finally:
+                    self._owner = 0
+
+    def _look_after(self) -> None:
+        try:
+            if self._look is not None:
+                self.run(self._look())
+        except FireflyerError as error:
+            _log.info("what was written is not looked after reason=%s", error)
+
+    # --- as a port ---
+
+    def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
+        yield ticket
+
+    def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
+        ticket: Ticket[Any] = Ticket(self.wait)
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                ticket.fail(error)
+            else:
+                ticket.finish(result)
+
+        self._background.start(work, ended)
+        return ticket
+
+    def renew(
+        self, right: Right, expires_unix_s: int, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]
+    ) -> None:
+        self._background.loop.call_soon_threadsafe(self._background.control.rights.keep, right, expires_unix_s, ask)
+
+    def drop(self, right: Right) -> None:
+        self._background.loop.call_soon_threadsafe(self._background.control.rights.drop, right)
+        self._store.forget(right)
+
+    # --- records ---
+
+    def read_records(self, reads: Reads, memory: Any) -> Ticket[Any]:
+        """An array of `client.READ`, in one call of the ring: an array of counts."""
+        ticket: Ticket[Any] = Ticket(self.wait)
+        records = Records(self._next_tag, len(reads), ticket)
+        self.ring.prepare_reads(self._next_tag, reads, memory)
+        self._next_tag += len(reads)
+        self._records.append(records)
+        self.ring.submit()
+        return ticket
+
+    def _of_records(self, over: Completed) -> None:
+        for one in self._records:
+            at = over.tags - np.uint64(one.first)  # what is below the first one becomes very large
+            mine = at < len(one.counts)
+            one.counts[at[mine].astype(np.int64)] = over.counts[mine]
+            one.left -= int(np.count_nonzero(mine))
+            for tag, error in over.errors.items():
+                if 0 <= tag - one.first < len(one.counts):
+                    one.error = error
+            if not one.left:
+                if one.error is not None:
+                    one.ticket.fail(one.error)
+                else:
+                    one.ticket.finish(one.counts)
+        self._records = [one for one in self._records if one.left]
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """The ring is its owner's."""
+        with self._turn:
+            self._stop.set()
+        self._wanted.set()
+        self._thread.join(_STOP_S)

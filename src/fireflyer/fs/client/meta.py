@@ -1,0 +1,323 @@
+"""Requests to the meta service, of one client: numbered, sent together, and sent again until they are answered.
+
+    call ──> number ──> queue of its service ──end of this turn of the loop──> Calls ──> answers ──> callers
+               │                                    │
+               waits while 256 are under way        no answer, or "not now": after a pause again, at another service
+
+Requests of one turn of the loop go together, those that only read apart from those that change something, and those
+that take long alone. What is sent again has the same number, so it is done once.
+
+The session is that of the chunk client. When it is over, `Control` opens another one: what was not done goes on there
+under a new number, but what this client held (open handles, locks) is lost, and requests that mean it get ESTALE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import errno
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from fireflyer.base.errors import Aborted, FireflyerError, InvariantViolation, Timeout, TransientError, error_from_wire
+from fireflyer.base.units import MS, SECOND, format_duration
+from fireflyer.fs.client.control import Control
+from fireflyer.fs.control import META, Lines
+from fireflyer.fs.core.files.asking import (
+    MAX_LISTED_TOGETHER,
+    MAX_TOGETHER_BYTES,
+    changes,
+    cost_of,
+    lane_of,
+    of_handle,
+    service_for,
+    takes_long,
+)
+from fireflyer.fs.core.files.holding import Holding
+from fireflyer.fs.core.files.numbers import Numbers
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.schema.meta import MAX_CALLS, Actor, Answer, Answers, Call, Calls, Refused, Request
+
+__all__ = ["SESSION_OVER", "MetaClient", "Sends"]
+
+_log = logging.getLogger(__name__)
+SESSION_OVER: Final = "session_over"
+"""Code of a `Refused`: not done, the session of the client is over."""
+BEAT_S: Final = 5.0
+DEFAULT_TIMEOUT_NS: Final = 60 * SECOND
+ATTEMPT_NS: Final = 10 * SECOND
+"""For a service to answer, before another one is asked; those that take long have all the time that there is."""
+_PAUSE_S: Final = 0.01
+_MAX_PAUSE_S: Final = 1.0
+_AVOID_S: Final = 1.0
+"""A service that did not answer is asked after the others."""
+Sends: TypeAlias = Callable[[str, Calls, int], Awaitable[Answers]]
+"""Address, what, nanoseconds to wait. Raises `FireflyerError`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    request: Request
+    number: int
+    actor: Actor | None
+    until_s: float
+    client: ClientId = 0
+    answer: asyncio.Future[Answer] | None = None
+
+
+class MetaClient:
+    """Made for one loop; `start` it there. `call` is for that loop, `hold` and `release` are for any thread."""
+
+    def __init__(self, control: Control, *, sends: Sends | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> None:
+        """`sends`: another way to the services than RPC."""
+        self._control = control
+        self._lines = Lines(control.credential)
+        self._sends = sends or self._send_rpc
+        self._timeout_ns = timeout_ns
+        self._services: tuple[str, ...] = control.addresses
+        self._avoided: dict[str, float] = {}
+        self._numbers = Numbers()
+        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._queues: dict[tuple[str, bool], list[_Item]] = {}
+        self._handles = itertools.count(1)
+        self._holding, self._holding_lock = Holding(), threading.Lock()
+        self._learning: asyncio.Task[None] | None = None
+        self._exchanged: asyncio.Future[None] | None = None
+        self.on_lost: list[Callable[[], None]] = []
+        """Called in the loop when the session is over, and what it held with it."""
+
+    def start(self) -> None:
+        self._control.on_exchange.append(self._another_session)
+        self._control.spawn(self._beats())
+        self._learn()
+
+    def handle(self) -> int:
+        """One that was never used."""
+        return next(self._handles)
+
+    async def call(self, request: Request, *, actor: Actor | None = None, timeout_ns: int | None = None) -> Answer:
+        """Its answer, never a `Refused`: raises `FileError`, or a `FireflyerError`. After `Timeout` a request that
+        changes something may have been done, or may be done yet."""
+        limit_ns = self._timeout_ns if timeout_ns is None else timeout_ns
+        item = _Item(request, 0, actor, time.monotonic() + limit_ns / SECOND)
+        try:
+            if changes(request):
+                item.number = await self._number()
+            return await self._answered(item, limit_ns)
+        finally:
+            self._over(item)
+
+    async def close(self) -> None:
+        """Calls under way raise `Aborted`. The control is its owner's."""
+        if self._another_session in self._control.on_exchange:
+            self._control.on_exchange.remove(self._another_session)
+        await self._lines.close()
+
+    # --- what is held ---
+
+    def hold(self, inode: InodeId) -> None:
+        """It is open; once for each `release`."""
+        with self._holding_lock:
+            self._holding.opened(inode)
+
+    def release(self, inode: InodeId) -> None:
+        with self._holding_lock:
+            self._holding.closed(inode)
+
+    async def _beats(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            whole = False
+            while not whole:
+                with self._holding_lock:
+                    beat = self._holding.beat()
+                whole = beat.whole
+                try:
+                    await self.call(beat)
+                except FireflyerError as error:
+                    _log.warning("the meta service was not told which files are open reason=%s", error)
+                    with self._holding_lock:
+                        self._holding.again()
+                    break
+
+    def _another_session(self) -> None:
+        with self._holding_lock:
+            self._holding.again()
+        exchanged, self._exchanged = self._exchanged, None
+        if exchanged is not None and not exchanged.done():
+            exchanged.set_result(None)
+        for tell in self.on_lost:
+            tell()
+
+    # --- one request ---
+
+    async def _number(self) -> int:
+        while not self._numbers.free:
+            free: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(free)
+            await free
+        return self._numbers.take()
+
+    def _over(self, item: _Item) -> None:
+        if item.number:
+            self._numbers.done(item.number)
+            item.number = 0
+        while self._waiting and self._numbers.free:
+            free = self._waiting.popleft()
+            if not free.done():
+                free.set_result(None)
+                break
+
+    async def _answered(self, item: _Item, limit_ns: int) -> Answer:
+        attempt, unknown, reason = 0, False, "no service is known"
+        lane = lane_of(item.request)
+        while time.monotonic() < item.until_s:
+            if self._control.exchanging:
+                await self._next_session(item)
+            item.client = self._control.client
+            address = self._choose(lane)
+            try:
+                answer = await self._asked(address, item)
+            except TransientError as error:
+                reason, unknown = f"{address}: {error}", item.number != 0
+                self._avoid(address)
+            else:
+                if not isinstance(answer, Refused):
+                    return answer
+                if answer.code == SESSION_OVER:
+                    await self._elsewhere(item, unknown)
+                    unknown = False
+                    continue
+                if answer.errno:
+                    raise file_error(answer.errno, answer.message)
+                refused = error_from_wire(answer.code, answer.message)
+                if not isinstance(refused, TransientError):
+                    raise refused
+                reason = str(refused)
+            attempt += 1
+            pause_s = min(_MAX_PAUSE_S, _PAUSE_S * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1)
+            await asyncio.sleep(min(pause_s, max(0.0, item.until_s - time.monotonic())))
+        what = type(item.request).__name__
+        raise Timeout(f"{what} was not answered within {format_duration(limit_ns)}; {reason}")
+
+    async def _elsewhere(self, item: _Item, unknown: bool) -> None:
+        """The session is over in which it was to be done."""
+        if of_handle(item.request):
+            raise file_error(
+                errno.ESTALE, "the session of this client is over, and what it held open is lost; open it again"
+            )
+        await self._next_session(item)
+        if unknown:
+            raise file_error(
+                errno.ESTALE, "the session of this client has ended before the answer; nobody knows if it was done"
+            )
+        if item.number:
+            self._over(item)
+            item.number = await self._number()
+
+    async def _next_session(self, item: _Item) -> None:
+        """Waits until there is another one."""
+        while self._control.exchanging or self._control.client == item.client:
+            if self._exchanged is None:
+                self._exchanged = asyncio.get_running_loop().create_future()
+            self._control.want_routing()  # the manager says there that the session is over
+            left_s = item.until_s - time.monotonic()
+            if left_s <= 0:
+                raise Timeout("the session of this client is over, and no other could be opened in time")
+            await asyncio.wait([self._exchanged], timeout=min(left_s, _MAX_PAUSE_S))
+            if not self._control.exchanging and self._control.client != item.client:
+                return
+
+    # --- many together ---
+
+    async def _asked(self, address: str, item: _Item) -> Answer:
+        loop = asyncio.get_running_loop()
+        item.answer = loop.create_future()
+        if not self._queues:
+            loop.call_soon(self._send_all)
+        self._queues.setdefault((address, item.number != 0), []).append(item)
+        return await item.answer
+
+    def _send_all(self) -> None:
+        queues, self._queues = self._queues, {}
+        for (address, _), items in queues.items():
+            together: list[_Item] = []
+            bytes_, listed = 0, 0
+            for item in items:
+                cost = cost_of(item.request)
+                if takes_long(item.request):
+                    self._control.spawn(self._send(address, [item], int((item.until_s - time.monotonic()) * SECOND)))
+                    continue
+                full = bytes_ + cost[0] > MAX_TOGETHER_BYTES or listed + cost[1] > MAX_LISTED_TOGETHER
+                if together and (full or len(together) == MAX_CALLS or item.client != together[0].client):
+                    self._control.spawn(self._send(address, together, ATTEMPT_NS))
+                    together, bytes_, listed = [], 0, 0
+                together.append(item)
+                bytes_, listed = bytes_ + cost[0], listed + cost[1]
+            if together:
+                self._control.spawn(self._send(address, together, ATTEMPT_NS))
+
+    async def _send(self, address: str, items: Sequence[_Item], limit_ns: int) -> None:
+        calls = Calls(
+            items[0].client,
+            self._numbers.done_below,
+            tuple(Call(item.request, item.number, item.actor) for item in items),
+        )
+        try:
+            answers = (await self._sends(address, calls, max(MS, limit_ns))).answers
+            if len(answers) != len(items):
+                raise InvariantViolation(f"{address} gave {len(answers)} answers to {len(items)} requests")
+        except FireflyerError as error:
+            _fail(items, error)
+            return
+        except asyncio.CancelledError:
+            _fail(items, Aborted("the client was closed"))
+            raise
+        for item, answer in zip(items, answers, strict=True):
+            if item.answer is not None and not item.answer.done():
+                item.answer.set_result(answer)
+
+    async def _send_rpc(self, address: str, calls: Calls, timeout_ns: int) -> Answers:
+        return await self._lines.call_method(address, META, calls, timeout_ns)
+
+    # --- services ---
+
+    def _choose(self, lane: bytes) -> str:
+        now_s = time.monotonic()
+        if self._avoided:
+            good = [one for one in self._services if self._avoided.get(one, 0.0) <= now_s]
+            if good:
+                return service_for(lane, good)
+        return service_for(lane, self._services)
+
+    def _avoid(self, address: str) -> None:
+        self._avoided[address] = time.monotonic() + _AVOID_S
+        self._learn()
+
+    def _learn(self) -> None:
+        if self._learning is None or self._learning.done():
+            self._learning = self._control.spawn(self._learned())
+
+    async def _learned(self) -> None:
+        try:
+            services = await self._control.meta_services()
+        except FireflyerError as error:
+            _log.info("no manager says where the meta services are reason=%s", error)
+            return
+        if services:
+            self._services = services
+            self._avoided = {one: until_s for one, until_s in self._avoided.items() if one in services}
+
+
+def _fail(items: Sequence[_Item], error: FireflyerError) -> None:
+    for item in items:
+        if item.answer is not None and not item.answer.done():
+            item.answer.set_exception(error)

@@ -1,0 +1,158 @@
+"""What open files need of the world: chunks, the meta service, and to be told of both. Two of them: `LoopPort` for an
+event loop, `client.engine.Engine` for threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Protocol
+
+from fireflyer.base.errors import FireflyerError, error_from_wire
+from fireflyer.fs.client.chunks import Chunks, chains_of, change_of
+from fireflyer.fs.client.control import Control
+from fireflyer.fs.client.meta import MetaClient
+from fireflyer.fs.client.rights import Right
+from fireflyer.fs.client.tickets import Ticket
+from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
+from fireflyer.fs.schema.chunks import Change, LookKind
+from fireflyer.fs.schema.ids import ChainId, ChunkId, TableId
+from fireflyer.fs.schema.meta import Actor, Answer, Request
+from fireflyer.fs.schema.routing import Routing
+from fireflyer.fs.schema.sessions import CapabilityAnswer
+
+__all__ = ["MISSING", "LoopPort", "Port"]
+
+MISSING: Final = -1
+"""Count of a read of a chunk that is not there."""
+
+
+class _Store(Protocol):
+    """`Chunks` or `Ring`."""
+
+    @property
+    def routing(self) -> Routing: ...
+    def begin(
+        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        done: Callable[[Any], None], timeout_ns: int | None = None,
+    ) -> int: ...  # fmt: skip
+    def send(self) -> None: ...
+    def give_up(self, operation: int) -> None: ...
+    def present(self, right: Right, capability: bytes, presented: Callable[[FireflyerError | None], None]) -> None: ...
+    def forget(self, right: Right) -> None: ...
+
+
+class Port:
+    """Tickets are for one driver, which `wait` belongs to."""
+
+    def __init__(self, store: _Store, meta: MetaClient) -> None:
+        self.meta = meta
+        self._store = store
+        self._chains: dict[TableId, tuple[ChainId, ...]] = {}
+
+    def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
+        raise NotImplementedError
+
+    def call(self, request: Request, actor: Actor | None = None) -> Ticket[Answer]:
+        """As `MetaClient.call`."""
+        return self.ticket_of(self.meta.call(request, actor=actor))
+
+    def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
+        """Of work in the loop of the meta client."""
+        raise NotImplementedError
+
+    def renew(
+        self, right: Right, expires_unix_s: int, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]
+    ) -> None:
+        raise NotImplementedError
+
+    def drop(self, right: Right) -> None:
+        raise NotImplementedError
+
+    def chains(self, table: TableId) -> tuple[ChainId, ...]:
+        """Raises `NotFound`."""
+        if table not in self._chains:
+            self._chains[table] = chains_of(self._store.routing, table)
+        return self._chains[table]
+
+    def read(self, chain: ChainId, chunk: ChunkId, into: memoryview, offset: int) -> Ticket[int]:
+        """How many bytes there were before the chunk's end, or `MISSING`. It goes out with `send`."""
+        ticket: Ticket[int] = Ticket(self.wait)
+
+        def done(result: Any) -> None:
+            if isinstance(result, Arrived):
+                ticket.finish(result.length)
+            elif isinstance(result, Failed):
+                ticket.fail(error_from_wire(result.code, result.message))
+            else:
+                ticket.finish(MISSING)
+
+        operation = self._store.begin(chain, chunk, Glance(LookKind.READ, offset, len(into)), into, done)
+        ticket.on_give_up(lambda: self._store.give_up(operation))
+        return ticket
+
+    def write(self, chain: ChainId, chunk: ChunkId, data: memoryview, offset: int) -> Ticket[None]:
+        """It goes out with `send`; `data` is left as it is until then, and after."""
+        ticket: Ticket[None] = Ticket(self.wait)
+
+        def done(result: Any) -> None:
+            if isinstance(result, Failed):
+                ticket.fail(error_from_wire(result.code, result.message))
+            else:
+                ticket.finish(None)
+
+        self._store.begin(chain, chunk, change_of(data, offset), data, done)
+        return ticket
+
+    def send(self) -> None:
+        self._store.send()
+
+    def present(self, right: Right, capability: bytes) -> Ticket[None]:
+        """To all nodes, before anything else is asked of them."""
+        ticket: Ticket[None] = Ticket(self.wait)
+        self._store.present(
+            right, capability, lambda error: ticket.finish(None) if error is None else ticket.fail(error)
+        )
+        return ticket
+
+
+class LoopPort(Port):
+    """In an event loop, over `Chunks`."""
+
+    def __init__(self, chunks: Chunks, meta: MetaClient, control: Control) -> None:
+        super().__init__(chunks, meta)
+        self._loop = asyncio.get_running_loop()
+        self._control = control
+
+    def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
+        self._store.send()
+        over: asyncio.Future[None] = self._loop.create_future()
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        ticket.then(end)
+        yield from over
+
+    def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
+        ticket: Ticket[Any] = Ticket(self.wait)
+
+        def over(task: asyncio.Task[Any]) -> None:
+            if task.cancelled():
+                ticket.fail(asyncio.CancelledError())
+            elif (error := task.exception()) is not None:
+                ticket.fail(error)
+            else:
+                ticket.finish(task.result())
+
+        self._loop.create_task(work).add_done_callback(over)
+        return ticket
+
+    def renew(
+        self, right: Right, expires_unix_s: int, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]
+    ) -> None:
+        self._control.rights.keep(right, expires_unix_s, ask)
+
+    def drop(self, right: Right) -> None:
+        self._control.rights.drop(right)
+        self._store.forget(right)

@@ -1,0 +1,35 @@
+"""Numbers of requests that change something: one more with each, at most `MAX_UNDER_WAY` not answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fireflyer.fs.schema.meta import MAX_UNDER_WAY
+
+__all__ = ["Numbers"]
+
+
+@dataclass(slots=True)
+class Numbers:
+    next: int = 1
+    done_below: int = 1
+    """All below have been answered."""
+    _done: set[int] = field(default_factory=set)
+    """From `done_below` on."""
+
+    @property
+    def free(self) -> bool:
+        return self.next < self.done_below + MAX_UNDER_WAY
+
+    def take(self) -> int:
+        """Call it only while `free`."""
+        self.next += 1
+        return self.next - 1
+
+    def done(self, number: int) -> None:
+        """Answered, or given up and never to be sent again."""
+        if number >= self.done_below:
+            self._done.add(number)
+        while self.done_below in self._done:
+            self._done.discard(self.done_below)
+            self.done_below += 1

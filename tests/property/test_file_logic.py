@@ -1,0 +1,197 @@
+"""What the client of files decides by itself, against plain models: pending writes, blocks ahead, numbers, holds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fireflyer.fs.core.files.ahead import Ahead, Block
+from fireflyer.fs.core.files.holding import Holding
+from fireflyer.fs.core.files.numbers import Numbers
+from fireflyer.fs.core.files.pending import MAX_OPEN, Extent, Pending
+from fireflyer.fs.core.files.pieces import Where
+from fireflyer.fs.schema.inodes import Layout
+from fireflyer.fs.schema.meta import MAX_UNDER_WAY
+
+UNIT = 64
+SIZE = 512
+SEEDS = st.integers(0, 1 << 32)
+
+
+@dataclass
+class _Chunks:
+    """Bytes of a file at storage nodes that do the updates of one unit in the order in which they were sent."""
+
+    stored: bytearray = field(default_factory=lambda: bytearray(SIZE))
+    under_way: list[Extent] = field(default_factory=list)
+
+    def one_ends(self, pending: Pending, rng: random.Random) -> None:
+        first = {extent.begin // UNIT: extent for extent in reversed(self.under_way)}
+        extent = rng.choice(list(first.values()))
+        self.under_way.remove(extent)
+        self.stored[extent.begin : extent.end] = extent.data[: extent.size]
+        pending.ended(extent)
+        if len(extent.data) == UNIT:
+            extent.data[:] = b"\xff" * UNIT
+            pending.buffers.append(extent.data)
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> None:
+    rng = random.Random(seed)
+    pending, chunks, truth = Pending(UNIT), _Chunks(), bytearray(SIZE)
+    for step in range(120):
+        what = rng.random()
+        if what < 0.55:
+            offset = rng.randrange(SIZE)
+            data = bytes([1 + step % 255]) * rng.randint(1, min(SIZE - offset, 3 * UNIT))
+            pending.write(offset, memoryview(data))
+            truth[offset : offset + len(data)] = data
+            chunks.under_way += pending.ready()
+        elif what < 0.65:
+            chunks.under_way += pending.ready(everything=True)
+        elif chunks.under_way:
+            chunks.one_ends(pending, rng)
+        assert pending.kept_bytes == sum(one.size for one in pending.extents if not one.sent)
+        assert pending.sent_bytes == sum(one.size for one in chunks.under_way)
+        offset = rng.randrange(SIZE)
+        seen = chunks.stored[offset : offset + 100]
+        pending.over(offset, memoryview(seen))
+        assert seen == truth[offset : offset + 100]
+        covered = bytearray(b"\xff" * len(seen))
+        if pending.covers(offset, len(seen)):
+            pending.over(offset, memoryview(covered))
+            assert covered == seen
+    chunks.under_way += pending.ready(everything=True)
+    while chunks.under_way:
+        chunks.one_ends(pending, rng)
+    assert chunks.stored == truth
+    assert not pending
+    assert pending.kept_bytes == pending.sent_bytes == pending.end() == 0
+
+
+def test_writes_one_after_the_other_become_whole_units() -> None:
+    pending = Pending(UNIT)
+    for at in range(0, 4 * UNIT, 16):
+        pending.write(at, memoryview(bytes(16)))
+    assert [(one.begin, one.end) for one in pending.ready()] == [(at * UNIT, (at + 1) * UNIT) for at in range(4)]
+    assert not pending.ready(everything=True)
+
+
+def test_only_so_many_extents_wait_for_more() -> None:
+    pending = Pending(UNIT)
+    for at in range(MAX_OPEN + 3):
+        pending.write(at * UNIT + 5, memoryview(b"x"))
+    assert [one.begin // UNIT for one in pending.ready()] == [0, 1, 2]
+
+
+def test_writes_of_two_cuts_are_apart() -> None:
+    pending = Pending(UNIT)
+    pending.write(0, memoryview(b"ab"), cut=1)
+    pending.write(2, memoryview(b"cd"), cut=2)
+    assert [(bytes(one.data[: one.size]), one.cut) for one in pending.ready(everything=True)] == [
+        (b"ab", 1),
+        (b"cd", 2),
+    ]
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_blocks_ahead_are_apart_bounded_and_in_the_file(seed: int) -> None:
+    rng = random.Random(seed)
+    length = rng.randint(1, 40 * UNIT)
+    ahead, limit, at = Ahead(UNIT, 8 * UNIT), 8 * UNIT, 0
+    for _ in range(60):
+        at = rng.randrange(length) if rng.random() < 0.1 else at
+        size = min(length - at, rng.choice([1, 7, UNIT, 3 * UNIT, 200_000]))
+        before = set(map(id, ahead.blocks.values()))
+        fetch, passed = ahead.due(at, size, length)
+        assert all(at + size <= one.begin < one.end <= length for one in fetch)
+        assert all(one.begin // UNIT == (one.end - 1) // UNIT for one in fetch)
+        assert not {id(one) for one in fetch} & before
+        blocks = sorted(ahead.blocks.values(), key=lambda one: one.begin)
+        assert all(one.end <= other.begin for one, other in itertools.pairwise(blocks))
+        assert sum(one.end - one.begin for one in blocks) <= limit + 2 * UNIT
+        for byte in range(at, min(at + size, at + 3 * UNIT)):
+            block = ahead.find(byte, passed)
+            assert block is None or block.begin <= byte < block.end
+        at = (at + size) % length
+    assert all(isinstance(one, Block) for one in ahead.forget(0, length))
+    assert not ahead.blocks
+
+
+def test_who_reads_front_to_back_finds_what_comes_next() -> None:
+    ahead, found = Ahead(UNIT, 8 * UNIT), 0
+    for at in range(0, 20 * UNIT, UNIT):
+        _fetch, passed = ahead.due(at, UNIT, 20 * UNIT)
+        found += ahead.find(at, passed) is not None
+    assert found == 18
+
+
+def test_who_jumps_about_fetches_nothing() -> None:
+    ahead = Ahead(UNIT, 8 * UNIT)
+    assert all(not ahead.due(at, UNIT, 100 * UNIT)[0] for at in (640, 64, 3200, 0, 1280))
+
+
+@given(SEEDS)
+def test_numbers_are_used_once_and_in_a_window(seed: int) -> None:
+    rng = random.Random(seed)
+    numbers = Numbers()
+    open_: list[int] = []
+    given_: list[int] = []
+    for _ in range(600):
+        if numbers.free and rng.random() < 0.7:
+            open_.append(numbers.take())
+            given_.append(open_[-1])
+        elif open_:
+            numbers.done(open_.pop(rng.randrange(len(open_))))
+        assert numbers.done_below <= min(open_, default=numbers.next)
+        assert not open_ or max(open_) < numbers.done_below + MAX_UNDER_WAY
+    assert given_ == list(range(1, len(given_) + 1))
+    for number in open_:
+        numbers.done(number)
+    assert numbers.done_below == numbers.next
+
+
+@given(SEEDS)
+def test_what_stays_open_is_held_after_two_beats_and_let_go_after_it_is_closed(seed: int) -> None:
+    rng = random.Random(seed)
+    holding = Holding()
+    open_: dict[int, list[int]] = {}
+    held: set[int] = set()
+    for step in range(80):
+        for _ in range(rng.randrange(4)):
+            inode = rng.randint(1, 6)
+            if rng.random() < 0.5:
+                holding.opened(inode)
+                open_.setdefault(inode, []).append(step)
+            elif open_.get(inode):
+                holding.closed(inode)
+                if len(open_[inode]) == 1:
+                    del open_[inode]
+                else:
+                    open_[inode].pop()
+        beat = holding.beat()
+        assert beat.count == step + 1
+        held = (held | set(beat.held)) - set(beat.closed)
+        assert held <= set(open_)
+        assert {inode for inode, since in open_.items() if since[0] < step} <= held
+    holding.again()
+    named = set(holding.beat().held) | set(holding.beat().held)
+    assert named == set(open_)
+
+
+def test_parts_of_a_file_are_all_of_it_and_each_in_one_chunk() -> None:
+    where = Where(Layout(1, 1 << 16, 3, 9), (4, 5, 6, 7))
+    at = 100
+    for part in where.parts(100, 400_000):
+        assert part.at + 100 == at == part.chunk * (1 << 16) + part.offset
+        assert part.chain == where.order[part.chunk % 3]
+        at += part.size
+        assert part.offset + part.size <= 1 << 16
+    assert at == 400_100
