@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 # Everything that the build and the tests need of the system; the one list.
-SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql
+SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3
 
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt) \

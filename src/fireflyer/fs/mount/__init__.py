@@ -1,0 +1,1 @@
+"""Files for programs that know nothing of us: a mount through FUSE."""

@@ -1,0 +1,228 @@
+"""The mount's own layer over a local directory: what the kernel asks is answered as the directory itself would.
+
+Native threads, the events that Python takes, its answers, and how a mount ends; without a cluster.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.mounting import Mount, local_mount, needs_fuse
+
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial]
+
+
+@pytest.fixture(params=["natively", "by events"])
+def mount(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mount]:
+    natively = request.param == "natively"
+    with local_mount(str(tmp_path / "source"), str(tmp_path / "place"), natively=natively) as mount:
+        yield mount
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Mount]:
+    with local_mount(str(tmp_path / "source"), str(tmp_path / "place"), natively=False) as mount:
+        yield mount
+
+
+def test_bytes_written_at_any_place_are_read_as_from_a_local_file(mount: Mount, tmp_path: Path) -> None:
+    chance = random.Random(5)
+    paths = [os.path.join(mount.path, "twin"), str(tmp_path / "twin")]
+    twins = [os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in paths]
+    for _ in range(150):
+        offset, size = chance.randrange(5 << 20), chance.choice([1, 4096, 70_000, 1 << 20, (1 << 20) + 5, 3_000_000])
+        turn = chance.random()
+        if turn < 0.45:
+            data = chance.randbytes(size)
+            assert [os.pwrite(fd, data, offset) for fd in twins] == [size, size]
+        elif turn < 0.55:
+            for fd in twins:
+                os.ftruncate(fd, offset)
+        else:
+            mine, theirs = (os.pread(fd, size, offset) for fd in twins)
+            assert mine == theirs
+    for fd in twins:
+        os.close(fd)
+    assert Path(paths[0]).read_bytes() == Path(paths[1]).read_bytes()
+    assert (tmp_path / "source" / "twin").read_bytes() == Path(paths[1]).read_bytes()
+
+
+def test_names_are_made_found_moved_and_removed(plain: Mount) -> None:
+    top = Path(plain.path)
+    (top / "a" / "b").mkdir(parents=True)
+    (top / "a" / "file").write_text("text")
+    os.link(top / "a" / "file", top / "second")
+    os.symlink("a/file", top / "link")
+    assert (top / "link").read_text() == "text"
+    assert os.readlink(top / "link") == "a/file"
+    assert os.stat(top / "second").st_nlink == 2
+    os.rename(top / "a", top / "c")
+    assert sorted(os.listdir(top)) == ["c", "link", "second"]
+    with pytest.raises(OSError, match="Directory not empty") as caught:
+        os.rmdir(top / "c")
+    assert caught.value.errno == errno.ENOTEMPTY
+    with pytest.raises(FileNotFoundError):
+        os.stat(top / "a" / "file")
+    os.unlink(top / "c" / "file")
+    os.rmdir(top / "c" / "b")
+    os.rmdir(top / "c")
+    os.mkfifo(top / "fifo")
+    assert stat.S_ISFIFO(os.stat(top / "fifo").st_mode)
+    assert sorted(os.listdir(top)) == ["fifo", "link", "second"]
+
+
+def test_a_large_directory_is_listed_whole_and_again(plain: Mount, tmp_path: Path) -> None:
+    names = {f"name-{number:05}" for number in range(3000)}
+    for name in names:
+        (tmp_path / "source" / name).touch()
+    fd = os.open(plain.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listed = os.listdir(fd)
+        assert len(listed) == 3000
+        assert set(listed) == names
+        assert sorted(os.listdir(fd)) == sorted(names)  # the same open directory, from its beginning
+    finally:
+        os.close(fd)
+    found = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(plain.path)}
+    assert set(found) == names
+
+
+def test_attributes_times_values_and_space(plain: Mount) -> None:
+    path = os.path.join(plain.path, "file")
+    Path(path).write_bytes(b"12345")
+    os.chmod(path, 0o640)
+    os.utime(path, ns=(-1_500_000_000, 3_000_000_001))
+    os.truncate(path, 3)
+    os.utime(path, ns=(-1_500_000_000, 3_000_000_001))
+    found = os.stat(path)
+    assert (stat.S_IMODE(found.st_mode), found.st_size) == (0o640, 3)
+    assert (found.st_atime_ns, found.st_mtime_ns) == (-1_500_000_000, 3_000_000_001)
+    os.setxattr(path, "user.colour", b"blue")
+    assert os.listxattr(path) == ["user.colour"]
+    assert os.getxattr(path, "user.colour") == b"blue"
+    os.removexattr(path, "user.colour")
+    with pytest.raises(OSError, match="No data") as caught:
+        os.getxattr(path, "user.colour")
+    assert caught.value.errno == errno.ENODATA
+    assert os.statvfs(path).f_blocks > 0
+
+
+def test_files_belong_to_who_makes_them(plain: Mount) -> None:
+    os.chmod(plain.path, 0o777)
+    plain.run("setpriv", "--reuid=1234", "--regid=2345", "--clear-groups", "touch", "mine")
+    found = os.stat(os.path.join(plain.path, "mine"))
+    assert (found.st_uid, found.st_gid) == (1234, 2345)
+    os.chmod(os.path.join(plain.path, "mine"), 0o600)
+    with pytest.raises(AssertionError, match="denied"):
+        plain.run("setpriv", "--reuid=4321", "--regid=2345", "--clear-groups", "cat", "mine")
+
+
+_WAITS = """
+import fcntl, os, signal, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+def stop(*_):
+    raise InterruptedError
+signal.signal(signal.SIGUSR1, stop)
+print("waits", flush=True)
+try:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    print("has it", flush=True)
+except InterruptedError:
+    print("interrupted", flush=True)
+"""
+
+
+def _waiting(path: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", _WAITS, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    return process
+
+
+def test_who_waits_for_a_lock_gets_it_or_is_interrupted(plain: Mount) -> None:
+    path = os.path.join(plain.path, "locked")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    other = os.open(path, os.O_RDWR)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with _waiting(path) as interrupted, _waiting(path) as patient:
+        while interrupted.poll() is None:  # a signal that comes before it waits is lost on it
+            interrupted.send_signal(signal.SIGUSR1)
+            try:
+                interrupted.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        out, _ = interrupted.communicate()
+        assert out == "interrupted\n"
+        assert patient.poll() is None
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        out, _ = patient.communicate(timeout=60)
+        assert out == "has it\n"
+    fcntl.flock(other, fcntl.LOCK_EX)  # it ended with its process
+    os.close(other)
+    os.close(fd)
+
+
+def test_after_its_process_was_killed_programs_get_errors(plain: Mount) -> None:
+    fd = os.open(os.path.join(plain.path, "file"), os.O_RDWR | os.O_CREAT)
+    top = os.open(plain.path, os.O_RDONLY | os.O_DIRECTORY)
+    plain.process.kill()
+    plain.process.wait(60)
+    for use in (lambda: os.write(fd, b"x"), lambda: os.stat("other", dir_fd=top), lambda: os.fsync(fd)):
+        with pytest.raises(OSError, match="not connected") as caught:
+            use()
+        assert caught.value.errno == errno.ENOTCONN
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
+    os.close(top)
+
+
+def test_when_it_is_unmounted_its_process_ends_in_order(plain: Mount) -> None:
+    Path(plain.path, "file").write_text("there")
+    plain.unmount()
+    assert "finished" in plain.end()
+    assert plain.process.returncode == 0
+
+
+def test_asked_to_end_it_unmounts(plain: Mount, tmp_path: Path) -> None:
+    Path(plain.path, "file").write_text("there")
+    plain.process.send_signal(signal.SIGTERM)
+    assert "finished" in plain.end()
+    assert plain.process.returncode == 0
+    assert (tmp_path / "source" / "file").read_text() == "there"
+
+
+def test_asked_to_end_while_a_file_is_open_it_ends_all_the_same(plain: Mount, tmp_path: Path) -> None:
+    fd = os.open(os.path.join(plain.path, "file"), os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"written")
+    plain.process.send_signal(signal.SIGTERM)
+    assert "finished" in plain.end()
+    assert plain.process.returncode == 0
+    with pytest.raises(OSError, match="not connected"):
+        os.write(fd, b"lost")
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
+    assert (tmp_path / "source" / "file").read_bytes() == b"written"
+
+
+def test_many_programs_at_once(plain: Mount) -> None:
+    script = "for n in $(seq 60); do mkdir d$1.$n && echo $1 > d$1.$n/f && mv d$1.$n/f g$1.$n && rmdir d$1.$n; done"
+    with_all = [
+        subprocess.Popen(plain.command(["sh", "-c", script, "sh", str(number)]), stderr=subprocess.PIPE, text=True)
+        for number in range(4)
+    ]
+    for process in with_all:
+        _, said = process.communicate(timeout=120)
+        assert (process.returncode, said) == (0, "")
+    assert len(os.listdir(plain.path)) == 240

@@ -1,0 +1,121 @@
+"""Mounts in a mount namespace of their own: nothing of them is left when their process is gone, however it went.
+
+The test's own process looks into the namespace through `/proc/PID/root`; programs are started in it with `nsenter`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+__all__ = ["Mount", "local_mount", "mounted", "needs_fuse"]
+
+MOUNT_S: Final = 60.0
+END_S: Final = 60.0
+_LOCAL: Final = """
+import asyncio, sys
+from fireflyer.fs.mount.daemon import MountOptions, serve_mount
+from fireflyer.fs.mount.local import LocalFiles
+
+class Finishing(LocalFiles):
+    async def finish(self):
+        print("finished", flush=True)
+
+async def main(source, place, natively):
+    files = Finishing(source, natively=natively == "natively")
+    await serve_mount(place, files, MountOptions(allow_other=True), on_ready=lambda: print("Mounted", flush=True))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def _missing() -> str:
+    if os.geteuid() != 0:
+        return "only root makes mount namespaces"
+    if not os.path.exists("/dev/fuse"):
+        return "there is no /dev/fuse"
+    if importlib.util.find_spec("fireflyer.native._fuse") is None:
+        return "the extension of the mount was not built"
+    tools = [name for name in ("unshare", "nsenter", "setpriv") if shutil.which(name) is None]
+    if tools:
+        return f"there is no {tools[0]}"
+    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return "" if tried.returncode == 0 else "mount namespaces are not permitted"
+
+
+_MISSING: Final = _missing()
+needs_fuse: Final = pytest.mark.skipif(bool(_MISSING), reason=_MISSING)
+
+
+@dataclass(slots=True)
+class Mount:
+    """`path`: where this process finds it. `place`: where it is in its namespace."""
+
+    process: subprocess.Popen[str]
+    place: str
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{self.process.pid}/root{self.place}"
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """To be run in its namespace, in it."""
+        inside = ["sh", "-c", 'cd "$0" && exec "$@"', self.place, *command]
+        return ["nsenter", f"--mount=/proc/{self.process.pid}/ns/mnt", "--", *inside]
+
+    def unmount(self, *options: str) -> None:
+        namespace = f"--mount=/proc/{self.process.pid}/ns/mnt"
+        subprocess.run(["nsenter", namespace, "--", "umount", *options, self.place], check=True)
+
+    def run(self, *command: str, timeout_s: float = 120.0) -> str:
+        """In it, as its working directory; what it prints."""
+        environment = {**os.environ, "LC_ALL": "C", "GIT_CONFIG_GLOBAL": "/dev/null", "HOME": "/nonexistent"}
+        done = subprocess.run(
+            self.command(command), capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def end(self) -> str:
+        """Waits until its process has ended by itself; what it printed."""
+        out, _ = self.process.communicate(timeout=END_S)
+        return out
+
+
+@contextlib.contextmanager
+def mounted(command: Sequence[str], place: str) -> Iterator[Mount]:
+    """`command` mounts on `place`, and prints a line that begins with "Mounted" when it has. It dies with the test."""
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", *command],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Mounted"), line
+        yield Mount(process, place)
+    finally:
+        process.kill()
+        process.wait(END_S)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@contextlib.contextmanager
+def local_mount(source: str, place: str, *, natively: bool) -> Iterator[Mount]:
+    """A local directory through the mount's own layer."""
+    os.makedirs(source, exist_ok=True)
+    os.makedirs(place, exist_ok=True)
+    how = "natively" if natively else "by events"
+    with mounted([sys.executable, "-P", "-c", _LOCAL, source, place, how], place) as mount:
+        yield mount
