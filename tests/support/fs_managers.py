@@ -19,6 +19,7 @@ from fireflyer.fs.control import ControlClient
 from fireflyer.fs.core.attendance import Ask, Attendance, Effect, End, Event, Identity, TakeRouting, Tick, Told
 from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.identity import NodeCredential, Secret, TokenStore, UserCredential, new_secret, save_secret
 
 __all__ = ["ManagerProcess", "PlayedNode", "Site", "seconds_since"]
@@ -47,7 +48,15 @@ class Site:
         self.users.create_user(name, now_s)
         return UserCredential(self.users.issue(name, now_s))
 
-    def manager(self, name: str, *, listen: str = "127.0.0.1:0", cluster: str = "test", lease_ms: int = 400) -> str:
+    def manager(
+        self,
+        name: str,
+        *,
+        listen: str = "127.0.0.1:0",
+        cluster: str = "test",
+        lease_ms: int = 400,
+        serve_files: bool = True,
+    ) -> str:
         """A configuration's path."""
         config = ManagerConfig(
             name=name,
@@ -58,6 +67,8 @@ class Site:
             tokens_file=self.tokens_file,
             failure_timeout_ms=2400,
             lease_ms=lease_ms,
+            serve_files=serve_files,
+            files=MetaSettings(trusted_root=True),
         )
         path = self.directory / f"{name}.toml"
         path.write_text(to_toml(msgspec.to_builtins(config)))

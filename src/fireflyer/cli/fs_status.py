@@ -10,7 +10,7 @@ import msgspec
 from fireflyer.cli.fs_connect import Where, ask_all, expect, where_options
 
 if TYPE_CHECKING:
-    from fireflyer.fs.schema.manager import Status, TargetReport, TargetStatus
+    from fireflyer.fs.schema.manager import FilesStatus, Status, TargetReport, TargetStatus
     from fireflyer.fs.schema.routing import Chain
 
 __all__ = ["Summary", "status_command", "summary_of"]
@@ -58,17 +58,19 @@ def summary_of(status: Status) -> Summary:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
     """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come."""
-    from fireflyer.fs.schema.manager import GetMoves, GetStatus, MoveList, Status
+    from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus, GetMoves, GetStatus, MoveList, Status
 
-    answers = ask_all(where, [GetStatus(), GetMoves()])
+    answers = ask_all(where, [GetStatus(), GetMoves(), GetFilesStatus()])
     status, moves = expect(answers[0], Status), expect(answers[1], MoveList).moves
+    files = expect(answers[2], FilesStatus)
     if as_json:
-        click.echo(msgspec.json.encode({"summary": summary_of(status), "status": status, "moves": moves}).decode())
+        found = {"summary": summary_of(status), "status": status, "moves": moves, "files": files}
+        click.echo(msgspec.json.encode(found).decode())
         return 0
     from fireflyer.cli.output import stdout_console
 
     console = stdout_console()
-    for line in _lines(status, show_all=show_all):
+    for line in (*_lines(status, show_all=show_all), *_files(files)):
         console.print(line, soft_wrap=True)
     if moves:
         from fireflyer.base.units import counted
@@ -103,6 +105,19 @@ def _lines(status: Status, *, show_all: bool) -> list[str]:
     if spare:
         lines.append(f"{counted(len(spare), 'target')} in no chain: {_first(spare)}")
     return lines
+
+
+def _files(files: FilesStatus) -> list[str]:
+    from fireflyer.base.units import counted, format_bytes
+
+    least = "" if files.all_inodes else "over "
+    line = (
+        f"Files: {least}{counted(files.inodes, 'inode')}, {files.writing} open for writing, "
+        f"{counted(files.services, 'meta service')}"
+    )
+    if files.unlinked:
+        line += f"; {files.unlinked} removed and not collected yet ({format_bytes(files.unlinked_bytes)})"
+    return [f"{line}.", *([f"  collecting is in trouble: {files.trouble}"] if files.trouble else [])]
 
 
 def _first(targets: list[TargetStatus]) -> str:

@@ -43,6 +43,8 @@ __all__ = [
     "Condition",
     "Done",
     "Drain",
+    "FilesStatus",
+    "GetFilesStatus",
     "GetMetaServices",
     "GetMoves",
     "GetRouting",
@@ -214,6 +216,25 @@ class MetaServices(msgspec.Struct, frozen=True, tag=True):
     """Where files are served now: those that have been heard in the last seconds, sorted. Any of them is right."""
 
     addresses: tuple[Address, ...]
+
+
+class GetFilesStatus(msgspec.Struct, frozen=True, tag=True):
+    """Any manager answers. Counts may be some seconds old."""
+
+
+class FilesStatus(msgspec.Struct, frozen=True, tag=True):
+    services: int
+    """That serve files."""
+    inodes: int
+    all_inodes: bool
+    """False: there are more than were counted."""
+    writing: int
+    """Files that are open for writing, once for each client; up to 10,000 are counted."""
+    unlinked: int
+    """That wait to be collected: inodes, and their bytes; also up to 10,000."""
+    unlinked_bytes: int
+    trouble: str = ""
+    """What the collector could not do, if it is in the manager's process."""
 
 
 class NotPrimary(msgspec.Struct, frozen=True, tag=True):
@@ -426,7 +447,15 @@ AdminRequest: TypeAlias = (
     | Override
 )
 Request: TypeAlias = (
-    Register | Heartbeat | GetRouting | GetStatus | GetMoves | GetMetaServices | ClientRequest | AdminRequest
+    Register
+    | Heartbeat
+    | GetRouting
+    | GetStatus
+    | GetMoves
+    | GetMetaServices
+    | GetFilesStatus
+    | ClientRequest
+    | AdminRequest
 )
 Answer: TypeAlias = (
     Registered
@@ -441,5 +470,6 @@ Answer: TypeAlias = (
     | Status
     | MoveList
     | MetaServices
+    | FilesStatus
     | ClientAnswer
 )

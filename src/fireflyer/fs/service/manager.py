@@ -29,6 +29,7 @@ from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.manager import (
     Answer,
+    GetFilesStatus,
     GetMetaServices,
     GetMoves,
     GetRouting,
@@ -49,6 +50,7 @@ from fireflyer.fs.schema.sessions import (
 )
 from fireflyer.fs.service.manager_config import ManagerConfig
 from fireflyer.fs.service.manager_files import ManagerFiles
+from fireflyer.fs.service.meta_counts import Counter
 from fireflyer.fs.service.meta_registry import Heard
 from fireflyer.fs.service.meta_surroundings import OpenChunks
 from fireflyer.fs.service.transactions import transact_on
@@ -76,7 +78,16 @@ LEAVE_NS: Final = 3 * SECOND
 """For the last transaction, and for giving the lease up."""
 
 _OF_STORAGE: Final = (Register, Heartbeat)
-_OF_USERS: Final = (GetRouting, GetStatus, GetMoves, GetMetaServices, OpenSession, KeepSession, EndSession)
+_OF_USERS: Final = (
+    GetRouting,
+    GetStatus,
+    GetMoves,
+    GetMetaServices,
+    GetFilesStatus,
+    OpenSession,
+    KeepSession,
+    EndSession,
+)
 
 
 def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]) -> bool:
@@ -118,7 +129,7 @@ async def run_manager(
             server.register(META, files.service.serve)
         listening = await server.start(host, port)
         address = config.advertise or str(listening)
-        started.set_result(service := _Service(config, engine, secret, address))
+        started.set_result(service := _Service(config, engine, secret, address, files))
         if files is not None:
             files.start(address)
         try:
@@ -131,12 +142,16 @@ async def run_manager(
 class _Service:
     """Lives in the loop in which it is made. `handle` is the machine's, and notices when it has left."""
 
-    def __init__(self, config: ManagerConfig, engine: Engine, secret: Secret, address: str) -> None:
+    def __init__(
+        self, config: ManagerConfig, engine: Engine, secret: Secret, address: str, files: ManagerFiles | None
+    ) -> None:
         self._config = config
         self._secret = secret
         self._engine = engine
         self._address = address
         self._heard = Heard(engine)
+        self._counter = Counter(engine)
+        self._files = files
         settings = Settings(
             holder=f"{config.name}/{secrets.token_hex(8)}",
             address=address,
@@ -204,6 +219,9 @@ class _Service:
             return await self._mint(request, user)
         if isinstance(request, GetMetaServices):
             return MetaServices(await self._meta_services())
+        if isinstance(request, GetFilesStatus):
+            trouble = "" if self._files is None else self._files.service.trouble
+            return await self._counter.status(len(await self._meta_services()), trouble)
         return await self._put(Asked(0, request, user, trusted))
 
     async def _meta_services(self) -> tuple[str, ...]:

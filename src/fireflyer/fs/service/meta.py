@@ -118,11 +118,13 @@ class MetaService:
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._long: dict[tuple[ClientId, int], asyncio.Task[Answer]] = {}
         self._enrolled: dict[ClientId, None] = {}
+        self._keeper = Keeper(os.urandom(8).hex())
         self._closed = False
 
     @property
-    def house(self) -> House:
-        return self._house
+    def trouble(self) -> str:
+        """What could not be collected or reaped last; empty where all is well, or another service does it."""
+        return self._keeper.collector.trouble or self._keeper.reaper.trouble
 
     # --- from start to end ---
 
@@ -317,13 +319,12 @@ class MetaService:
 
     async def _keep(self) -> None:
         """Removes what is unlinked, ends what dead clients have left: of all services one at a time."""
-        keeper = Keeper(os.urandom(8).hex())
         ports = RequestPorts(self._house)
         while True:
             more = False
             try:
                 if self._house.has_chunks:
-                    more = await keeper.step(ports)
+                    more = await self._keeper.step(ports)
             except FireflyerError as error:
                 _log.warning("collecting is interrupted reason=%s", error)
             if not more:

@@ -54,8 +54,10 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
         try:
             await service.start()
             address = config.advertise or str(await server.start(host, port))
+            registration = Registration(engine, config.name, address, manager=False)
+            await registration.beat()
             on_ready(address)
-            await Registration(engine, config.name, address, manager=False).keep()
+            await registration.keep()
         finally:
             await server.close()
             await asyncio.shield(service.close())

@@ -53,14 +53,17 @@ class Registration:
         self._manager = manager
         self._beat = 0
 
+    async def beat(self) -> None:
+        """Raises what the store raises."""
+        self._beat += 1
+        await self._write(_FORMAT + _encoder.encode(ServiceRow(self._address, self._beat, self._manager)))
+
     async def keep(self) -> None:
         """Until it is cancelled; then the row is removed, if the store can be reached."""
         try:
             while True:
-                self._beat += 1
-                row = _FORMAT + _encoder.encode(ServiceRow(self._address, self._beat, self._manager))
                 try:
-                    await self._write(row)
+                    await self.beat()
                 except FireflyerError as error:
                     _log.warning("the service could not say that it lives reason=%s", error)
                 await asyncio.sleep(BEAT_S)

@@ -1,0 +1,199 @@
+"""Meta services as processes, killed under clients that send again: nothing is done twice, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.fs_managers import ManagerProcess, Site
+from tests.support.fs_meta_clients import RawClient
+from tests.support.postgres import PostgresServer
+
+from fireflyer.base.errors import PermissionDenied
+from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.schema.inodes import ROOT, DirectoryBody
+from fireflyer.fs.schema.manager import GetMetaServices, MetaServices
+from fireflyer.fs.schema.meta import (
+    Done,
+    Found,
+    ListDirectory,
+    Listing,
+    MakeDirectory,
+    Place,
+    RemoveDirectory,
+    Rename,
+    SetAttributes,
+    Stat,
+    Symlink,
+)
+from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.meta_config import MetaConfig, MetaSettings
+
+pytestmark = pytest.mark.serial
+WORKERS = 8
+ROUNDS = 24
+
+
+def at(path: str) -> Place:
+    return Place(ROOT, path.encode())
+
+
+class Load:
+    """Clients who make, rename and remove in one directory; what must be there in the end is `kept`."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.kept: dict[bytes, None] = {}
+        self.progress = asyncio.Event()
+
+    async def work(self, client: RawClient, worker: int) -> None:
+        for number in range(ROUNDS):
+            name = f"c{client.client}w{worker}n{number}"
+            made = await client.ask(
+                MakeDirectory(at(f"d/{name}")) if number % 2 else Symlink(at(f"d/{name}"), b"somewhere")
+            )
+            assert isinstance(made, Found), made
+            assert await client.ask(Rename(at(f"d/{name}"), at(f"d/{name}-moved"))) == Done()
+            if number % 4 == 1:
+                assert await client.ask(RemoveDirectory(at(f"d/{name}-moved"))) == Done()
+            else:
+                self.kept[f"{name}-moved".encode()] = None
+            self.done += 1
+            self.progress.set()
+
+    async def reached(self, rounds: int) -> None:
+        while self.done < rounds:
+            self.progress.clear()
+            await self.progress.wait()
+
+
+async def under_load(
+    clients: Sequence[RawClient], faults: Sequence[Callable[[], object]], load: Load | None = None
+) -> Load:
+    """Each fault at its share of the work."""
+    load = load or Load()
+    assert isinstance(await clients[0].ask(MakeDirectory(at("d"))), Found)
+    total = len(clients) * WORKERS * ROUNDS
+    async with asyncio.TaskGroup() as group:
+        for client in clients:
+            for worker in range(WORKERS):
+                group.create_task(load.work(client, worker))
+        for at_fault, fault in enumerate(faults, 1):
+            await load.reached(total * at_fault // (len(faults) + 1))
+            await asyncio.to_thread(fault)
+    return load
+
+
+async def check(client: RawClient, load: Load) -> None:
+    directory = await client.ask(Stat(at("d")))
+    assert isinstance(directory, Found)
+    found: list[bytes] = []
+    more = True
+    while more:
+        page = await client.ask(ListDirectory(directory.inode.id, found[-1] if found else b"", 100))
+        assert isinstance(page, Listing)
+        found += [entry.name for entry in page.entries]
+        more = page.more
+    assert found == sorted(load.kept)
+    assert isinstance(directory.inode.body, DirectoryBody)
+    assert directory.inode.body.entries == len(found)
+
+
+@pytest.mark.slow
+def test_the_only_service_is_killed_with_requests_in_flight_and_comes_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
+
+    async def story() -> None:
+        with ManagerProcess(site.manager("m1", lease_ms=2000)) as manager:
+
+            def kill() -> None:
+                manager.kill()
+                manager.start()
+
+            async with (
+                RawClient([manager.address], [manager.address], site.service) as one,
+                RawClient([manager.address], [manager.address], site.service) as other,
+            ):
+                load = await under_load([one, other], [kill, kill])
+                assert one.again + other.again > 0
+                await check(one, load)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_of_two_services_over_postgresql_one_is_killed_and_clients_go_on_with_the_other(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    site = Site(tmp_path, postgres_server.url())
+
+    async def story() -> None:
+        with contextlib.ExitStack() as stack:
+            manager = stack.enter_context(ManagerProcess(site.manager("m1", lease_ms=2000, serve_files=False)))
+            services = [
+                stack.enter_context(ManagerProcess(_config(site, name, manager.address), "meta"))
+                for name in ("one", "two")
+            ]
+            addresses = [one.address for one in services]
+            async with ManagerClient([manager.address], site.service) as asking:
+                await served_by(asking, addresses)
+                async with (
+                    RawClient([manager.address], addresses, site.service) as one,
+                    RawClient([manager.address], addresses, site.service) as other,
+                ):
+                    load = await under_load([one, other], [services[0].kill])
+                    assert one.again + other.again > 0
+                    await check(other, load)
+                await served_by(asking, addresses[1:])
+
+    asyncio.run(story())
+
+
+async def served_by(asking: ManagerClient, addresses: Sequence[str]) -> None:
+    """Waits until the manager says so."""
+    for _ in range(600):
+        if await asking.ask(GetMetaServices()) == MetaServices(tuple(sorted(addresses))):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(await asking.ask(GetMetaServices()))
+
+
+def _config(site: Site, name: str, manager: str) -> str:
+    config = MetaConfig(
+        name=name,
+        cluster="test",
+        store=site.store,
+        listen="127.0.0.1:0",
+        managers=(manager,),
+        secret_file=site.secret_file,
+        tokens_file=site.tokens_file,
+        files=MetaSettings(trusted_root=True),
+    )
+    path = site.directory / f"{name}.toml"
+    path.write_text(to_toml(msgspec.to_builtins(config)))
+    return str(path)
+
+
+@pytest.mark.slow
+def test_users_are_who_their_tokens_say_until_they_are_removed(tmp_path: Path) -> None:
+    site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
+
+    async def story() -> None:
+        with ManagerProcess(site.manager("m1", lease_ms=2000)) as manager:
+            where = [manager.address], [manager.address]
+            async with RawClient(*where, site.user("admin")) as admin, RawClient(*where, site.user("ada")) as ada:
+                assert isinstance(await admin.ask(SetAttributes(Place(ROOT), mode=0o777)), Found)
+                made = await ada.ask(MakeDirectory(at("d")))
+                assert isinstance(made, Found)
+                account = site.users.account("ada")
+                assert account is not None
+                assert (made.inode.uid, made.inode.gid) == (account.uid, account.gid)
+                site.users.remove_user("ada")
+                with pytest.raises(PermissionDenied, match="not known any more"):
+                    await ada.ask(Stat(at("d")))
+
+    asyncio.run(story())
