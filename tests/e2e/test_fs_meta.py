@@ -108,7 +108,7 @@ def test_the_only_service_is_killed_with_requests_in_flight_and_comes_back(tmp_p
     site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
 
     async def story() -> None:
-        with ManagerProcess(site.manager("m1", lease_ms=2000)) as manager:
+        with ManagerProcess(site.manager("m1", lease_ms=2000, serve_files=True)) as manager:
 
             def kill() -> None:
                 manager.kill()
@@ -133,7 +133,7 @@ def test_of_two_services_over_postgresql_one_is_killed_and_clients_go_on_with_th
 
     async def story() -> None:
         with contextlib.ExitStack() as stack:
-            manager = stack.enter_context(ManagerProcess(site.manager("m1", lease_ms=2000, serve_files=False)))
+            manager = stack.enter_context(ManagerProcess(site.manager("m1", lease_ms=2000)))
             services = [
                 stack.enter_context(ManagerProcess(_config(site, name, manager.address), "meta"))
                 for name in ("one", "two")
@@ -183,7 +183,7 @@ def test_users_are_who_their_tokens_say_until_they_are_removed(tmp_path: Path) -
     site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
 
     async def story() -> None:
-        with ManagerProcess(site.manager("m1", lease_ms=2000)) as manager:
+        with ManagerProcess(site.manager("m1", lease_ms=2000, serve_files=True)) as manager:
             where = [manager.address], [manager.address]
             async with RawClient(*where, site.user("admin")) as admin, RawClient(*where, site.user("ada")) as ada:
                 assert isinstance(await admin.ask(SetAttributes(Place(ROOT), mode=0o777)), Found)

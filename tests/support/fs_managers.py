@@ -55,7 +55,7 @@ class Site:
         listen: str = "127.0.0.1:0",
         cluster: str = "test",
         lease_ms: int = 400,
-        serve_files: bool = True,
+        serve_files: bool = False,
     ) -> str:
         """A configuration's path."""
         config = ManagerConfig(
