@@ -1,0 +1,48 @@
+"""Random calls by several users: the same results as on a local file system, and the same tree in the end."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from tests.support.posix.both import Both
+from tests.support.posix.core import CorePlace
+from tests.support.posix.local import LocalPlace
+from tests.support.posix.machine import FileMachine
+from tests.support.posix.places import Place
+
+_tops: Final = itertools.count(1)
+
+
+def run(model: LocalPlace, subject: Place, examples: int, steps: int, *, times: bool = False) -> None:
+    class Machine(FileMachine):
+        def __init__(self) -> None:
+            super().__init__(Both(model, subject, times=times), f"/random-{next(_tops)}")
+
+    limits = settings(max_examples=examples, stateful_step_count=steps, deadline=None, print_blob=False)
+    run_state_machine_as_test(Machine, settings=limits)
+
+
+@pytest.fixture
+def model(local: LocalPlace | str) -> LocalPlace:
+    if isinstance(local, str):
+        pytest.skip(f"no file system to compare with: {local}")
+    return local
+
+
+def test_a_few(model: LocalPlace) -> None:
+    run(model, CorePlace(), examples=30, steps=40)
+
+
+@pytest.mark.slow
+def test_many(model: LocalPlace) -> None:
+    run(model, CorePlace(), examples=120, steps=80)
+
+
+@pytest.mark.slow
+def test_times(model: LocalPlace) -> None:
+    """With every change of a time looked at."""
+    run(model, CorePlace(), examples=20, steps=60, times=True)
