@@ -287,6 +287,16 @@ def test_pages_of_a_directory_name_everything_once_whatever_comes_and_goes() -> 
         assert len(set(found)) == len(found)
 
 
+def test_who_may_list_and_not_search_gets_names_without_inodes() -> None:
+    with Names() as names:
+        begin(names)
+        names.do(SetAttributes(at("d"), mode=0o744))
+        for asker, whole in ((BOB, False), (ADMINISTRATOR, True)):
+            entries = names.ask(ListDirectory(names.stat("d").id, inodes=True), Listing, asker).entries
+            assert [entry.name for entry in entries] == [b"f", b"l", b"s"]
+            assert all((entry.inode is not None) is whole for entry in entries)
+
+
 def test_names_are_bytes_in_the_order_of_bytes() -> None:
     with Names() as names:
         odd = [b"\x01", b" ", b"A", b"a", b"a\nb", b"\xc3\xa9", b"\xff" * 255]
