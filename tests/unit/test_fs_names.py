@@ -197,6 +197,7 @@ def test_names_of_one_file_are_one_file() -> None:
         assert names.stat("d/f") == names.stat("e/again")
         names.do(Remove(at("d/f")))
         assert names.stat("e/again").links == 1
+        assert names.stat("e/again").ctime_ns > inode.ctime_ns
         names.do(Link(at("d/l"), at("e/l")))
         assert names.stat("e/l").kind is Kind.SYMLINK
         names.do(Link(at("e/again"), at("d/f")), Link(at("d/l"), at("e/file"), follow=True))
