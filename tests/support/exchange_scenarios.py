@@ -17,7 +17,7 @@ __all__ = ["SCENARIOS"]
 
 
 def say(event: str, **fields: Any) -> None:
-    os.write(1, (json.dumps({"event": event} | fields) + "\n").encode())
+    print(json.dumps({"event": event} | fields), flush=True)
 
 
 def endless_exchange(comm: Communicator, params: dict[str, Any]) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import click
 
 from fireflyer.cli.fs_admin import COMMANDS
+from fireflyer.cli.fs_files_change import mkdir_command, mv_command, rm_command
+from fireflyer.cli.fs_files_copy import cp_command, get_command, put_command, sync_command
+from fireflyer.cli.fs_files_find import find_command
+from fireflyer.cli.fs_files_show import cat_command, ls_command, stat_command
+from fireflyer.cli.fs_files_space import df_command, du_command
 from fireflyer.cli.fs_machines import (
     add_chains_command,
     issue_token_command,
@@ -33,6 +38,10 @@ def admin() -> None:
 
 
 for verb in (up_command, status_command, down_command, manager_command, meta_command, storage_command):
+    command.add_command(verb)
+for verb in (ls_command, cat_command, stat_command, du_command, df_command, find_command):
+    command.add_command(verb)
+for verb in (mkdir_command, mv_command, rm_command, cp_command, put_command, get_command, sync_command):
     command.add_command(verb)
 for verb in (*COMMANDS, register_node_command, add_chains_command, retire_node_command, issue_token_command):
     admin.add_command(verb)

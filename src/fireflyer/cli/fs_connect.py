@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fireflyer.fs.schema.routing import Routing
     from fireflyer.runtime.rpc import Credential
 
-__all__ = ["DEFAULT_DIRECTORY", "Where", "ask_all", "ask_one", "expect", "local", "routing", "where_options"]
+__all__ = ["DEFAULT_DIRECTORY", "Where", "ask_all", "ask_one", "expect", "local", "reach", "routing", "where_options"]
 
 DEFAULT_DIRECTORY: Final = "fs"
 ENDED_S: Final = 1.0
@@ -62,15 +62,20 @@ def where_options(function: _F) -> _F:
 
 
 def _find(directory: str | None, managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:
-    from fireflyer.identity import NodeCredential, UserCredential, load_secret
-    from fireflyer.identity.private_files import read_private_file
-
     if not managers:
         if token_file or secret_file:
             raise UsageError("--token-file and --secret-file go with --manager; give the address of a manager")
         return local(directory if directory is not None else DEFAULT_DIRECTORY)
     if directory is not None:
         raise UsageError("--dir and --manager exclude each other; give one of them")
+    return reach(managers, token_file, secret_file)
+
+
+def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:
+    """A cluster of which the managers are known. Raises `UsageError`."""
+    from fireflyer.identity import NodeCredential, UserCredential, load_secret
+    from fireflyer.identity.private_files import read_private_file
+
     if (token_file is None) == (secret_file is None):
         raise UsageError("--manager needs --token-file or --secret-file, one of them")
     if secret_file is not None:

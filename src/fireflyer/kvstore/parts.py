@@ -34,7 +34,7 @@ from fireflyer.kvstore.core.keys import (
     checked_range,
     checked_value,
 )
-from fireflyer.kvstore.core.overlay import Mutations, Overlay, read_through
+from fireflyer.kvstore.core.overlay import Overlay, read_through
 
 __all__ = ["Part", "Trunk"]
 
@@ -48,7 +48,11 @@ class Below(Protocol):
 
 
 class Writable(Below, Protocol):
-    def apply(self, mutations: Mutations) -> None: ...
+    def set(self, key: bytes, value: bytes) -> None: ...
+
+    def clear(self, key: bytes) -> None: ...
+
+    def clear_range(self, begin: bytes, end: bytes | None) -> None: ...
 
 
 class Trunk:
@@ -91,10 +95,15 @@ class Trunk:
         if writes is None:
             raise TypeError("parts of a transaction that only reads write nothing")
         mutations = overlay.mutations()
-        if mutations.cleared:
+        for begin, end in mutations.cleared:
             self._known.clear()
-        writes.apply(mutations)
-        self._known.update(mutations.writes)
+            writes.clear_range(begin, end)
+        for key, value in mutations.writes:
+            self._known[key] = value
+            if value is None:
+                writes.clear(key)
+            else:
+                writes.set(key, value)
         self.kept_entries += overlay.entries
         self.kept_bytes += overlay.bytes_counted
 

@@ -69,14 +69,11 @@ async def run_local(
     starts the nodes that are new in it and ends those that are not there any more. Raises `FireflyerError` when the
     cluster cannot be started or cannot go on. `lock`: of the directory, held."""
     runner = _Runner(layout, cluster, lock, say)
-    changed = asyncio.Event()
-    # Before a manager answers: whoever has told it of a node sends the signal, which would end us.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, changed.set)
     try:
         await runner.start_managers()
         status = await runner.start_nodes()
         on_up(runner.cluster, status)
-        await runner.follow(changed)
+        await runner.follow()
     finally:
         await runner.stop()
 
@@ -159,7 +156,10 @@ class _Runner:
                     self._say(f"{directory} was not there: it is made anew, empty, and filled from other replicas")
         self._nodes[node.id] = self._process(f"node-{node.id}", ["fs", "storage", config])
 
-    async def follow(self, changed: asyncio.Event) -> None:
+    async def follow(self) -> None:
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, changed.set)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_S):

@@ -1,0 +1,307 @@
+"""What commands on files have in common: where paths are, how errors of single files are told, and how work is shown.
+
+A path is one of the cluster that `--dir` or `--manager` names (by default FIREFLYER_FS, then ./fs), or an address
+`ff://…` that names its cluster itself. Only `put`, `get` and `sync` have paths of this machine, and say which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import click
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY, Where, local
+from fireflyer.cli.numbers import WholeNumber
+
+if TYPE_CHECKING:
+    from fireflyer.fs.tools.plans import Step
+    from fireflyer.fs.tools.trees import Tree
+
+__all__ = ["TARGET_VARIABLE", "Bars", "Place", "Places", "clean", "files_options", "jobs_option", "reason", "say"]
+
+TARGET_VARIABLE: Final = "FIREFLYER_FS"
+DEFAULT_JOBS: Final = 8
+MAX_JOBS: Final = 256
+SETTINGS: Final = {"help_option_names": ["--help"]}
+"""Of commands whose -h is "human-readable"."""
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+class Place(msgspec.Struct, frozen=True):
+    tree: Any
+    """A `fireflyer.fs.tools.trees.Tree`."""
+    path: str
+    """Absolute, as it is in the tree."""
+    given: str
+    """As it was typed, for messages and listings."""
+    remote: bool = True
+
+    @property
+    def ends_in_slash(self) -> bool:
+        return self.given.endswith("/")
+
+    def below(self, name: str) -> Place:
+        """`name`: also several names with slashes between them, or nothing."""
+        from fireflyer.fs.tools.trees import join
+
+        return msgspec.structs.replace(self, path=join(self.path, name), given=join(self.given, name))
+
+
+class Places:
+    """Connections to the clusters that the arguments of one command name, and the errors that it has met."""
+
+    def __init__(
+        self, directory: str | None, managers: tuple[str, ...], token_file: str | None, secret_file: str | None
+    ) -> None:
+        self._directory, self._managers = directory, managers
+        self._token_file, self._secret_file = token_file, secret_file
+        self._trees: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.bars: Bars | None = None
+        self.failures = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for tree in self._trees.values():
+            with contextlib.suppress(FireflyerError, OSError):
+                tree.close()
+
+    def remote(self, text: str) -> Place:
+        """Raises `UsageError`, and what connecting raises."""
+        from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
+
+        if text.startswith(SCHEME):
+            address = parse_address(text)
+        elif text.startswith("/"):
+            address = Address(path=text)
+        else:
+            raise UsageError(f"{text!r} is no path of the file system: those begin with / or {SCHEME}")
+        return Place(self._tree(address.target), clean_path(address.path), text)
+
+    def local(self, text: str) -> Place:
+        from fireflyer.fs.tools.trees import LocalTree
+
+        if not text:
+            raise UsageError("a path is empty")
+        return Place(LocalTree(), os.path.abspath(text), text, remote=False)
+
+    def either(self, text: str) -> Place:
+        """Of this machine unless it begins with `ff://`."""
+        from fireflyer.fs.tools.addresses import SCHEME
+
+        return self.remote(text) if text.startswith(SCHEME) else self.local(text)
+
+    def _tree(self, target: str) -> Tree:
+        target = target or self._default()
+        tree = self._trees.get(target)
+        if tree is None:
+            tree = self._trees[target] = connect(self._where(target))
+        return tree  # type: ignore[no-any-return]
+
+    def _default(self) -> str:
+        if self._managers and self._directory is not None:
+            raise UsageError("--dir and --manager exclude each other; give one of them")
+        if self._managers:
+            return f"ff://{','.join(self._managers)}"
+        if self._directory is None and (target := os.environ.get(TARGET_VARIABLE)):
+            return target
+        return f"ff://{os.path.abspath(self._directory if self._directory is not None else DEFAULT_DIRECTORY)}"
+
+    def _where(self, target: str) -> Where:
+        from fireflyer.cli.fs_connect import reach
+        from fireflyer.fs.tools.addresses import SCHEME, parse_address
+
+        if target.startswith(SCHEME + "/"):
+            if self._token_file or self._secret_file:
+                raise UsageError("--token-file and --secret-file go with --manager; give the address of a manager")
+            return local(target[len(SCHEME) :])
+        address = parse_address(target)
+        if address.directory:
+            return local(address.directory)
+        return reach(address.managers, self._token_file, self._secret_file)
+
+    # --- errors of single files: the command goes on with the others, and ends with 1 ---
+
+    def fail(self, path: str, error: Exception | str) -> None:
+        with self._lock:
+            self.failures += 1
+            text = f"error: {clean(path)}: {' '.join(reason(error).split())}"
+            if self.bars is None or not self.bars.say(text):
+                sys.stderr.write(text + "\n")
+
+    @contextlib.contextmanager
+    def each(self, path: str) -> Iterator[None]:
+        """What cannot be done to this path is told, and the next follows."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except (FireflyerError, OSError) as error:
+            if isinstance(error, UsageError):
+                raise
+            self.fail(str(getattr(error, "filename", None) or path), error)
+
+    @property
+    def code(self) -> int:
+        return 1 if self.failures else 0
+
+
+def connect(where: Where) -> Any:
+    """The blocking file system of a cluster."""
+    from fireflyer.fs import connect as connect_files
+
+    if where.directory:
+        return connect_files(f"ff://{where.directory}")
+    return connect_files(f"ff://{','.join(where.managers)}", credential=where.credential)
+
+
+def files_options(function: _F) -> _F:
+    """Which cluster; the command gets it as `places`, and returns its exit code or None for that of `places`."""
+
+    @functools.wraps(function)
+    def call(
+        *args: object,
+        directory: str | None,
+        managers: tuple[str, ...],
+        token_file: str | None,
+        secret_file: str | None,
+        **options: object,
+    ) -> object:
+        with Places(directory, managers, token_file, secret_file) as places:
+            code = function(*args, places=places, **options)
+            return places.code if code is None else code
+
+    for option in (
+        click.option("--secret-file", metavar="FILE", help="Node secret, instead of a token."),
+        click.option("--token-file", metavar="FILE", help="A user's token; needed with --manager and ff://HOST:PORT."),
+        click.option("--manager", "managers", metavar="HOST:PORT", multiple=True, help="A manager of the cluster."),
+        click.option(
+            "--dir", "directory", metavar="DIR", help=f"Of `ff fs up`.  [default: ${TARGET_VARIABLE}, or ./fs]"
+        ),
+    ):
+        call = option(call)
+    return call  # type: ignore[return-value]
+
+
+jobs_option = click.option(
+    "-j",
+    "--jobs",
+    type=WholeNumber(min=1, max=MAX_JOBS),
+    default=DEFAULT_JOBS,
+    show_default=True,
+    metavar="N",
+    help="Files at a time.",
+)
+
+
+def reason(error: Exception | str) -> str:
+    """In the words of the system, without a path."""
+    if isinstance(error, str):
+        return error
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[:1].lower() + error.strerror[1:]
+    return str(error)
+
+
+def clean(text: str) -> str:
+    """For a terminal: what is not printable would act on it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def say(text: str, end: bytes = b"\n") -> None:
+    """A line on standard output: names as they are, but for a terminal."""
+    sys.stdout.flush()
+    if sys.stdout.isatty():
+        text = clean(text)
+    sys.stdout.buffer.write(os.fsencode(text) + end)
+
+
+class Bars:
+    """How far long work is, on standard error where that is a terminal; nothing otherwise."""
+
+    def __init__(
+        self, places: Places, what: str, *, counts: str = "", quiet: bool = False, verbose: bool = False
+    ) -> None:
+        """`counts`: of what, where it is not bytes."""
+        self._places, self._what, self._verbose = places, what, verbose
+        self._counts = counts
+        self._progress: Any = None
+        self._task: Any = None
+        self._shown = not quiet and sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
+            columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
+            if self._counts:
+                columns += [TextColumn("{task.completed} " + self._counts)]
+            else:
+                columns += [DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()]
+            self._progress = Progress(
+                *columns,
+                console=Console(file=sys.stderr, highlight=False, markup=False, emoji=False),
+                transient=True,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task(self._what, total=None)
+        self._places.bars = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._places.bars = None
+        if self._progress is not None:
+            self._progress.stop()
+
+    def say(self, text: str) -> bool:
+        """Above the bar; False where there is none."""
+        if self._progress is None:
+            return False
+        self._progress.console.print(text, soft_wrap=True)
+        return True
+
+    def total(self, size: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, total=size)
+
+    def at(self, done: int, total: int | None = None) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=total)
+
+    # --- `fireflyer.fs.tools.running.Observer` ---
+
+    def advanced(self, size: int) -> None:
+        if self._progress is not None:
+            self._progress.advance(self._task, size)
+
+    def done(self, step: Step) -> None:
+        if self._verbose:
+            text = clean(f"{getattr(step, 'path', 'removed')} -> {step.place}")
+            if not self.say(text):
+                say(text)
+
+    def failed(self, path: str, error: Exception) -> None:
+        self._places.fail(str(getattr(error, "filename", None) or path), error)

@@ -1,0 +1,146 @@
+"""`ff fs mkdir`, `mv`, `rm`: names, in the manner of coreutils."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import stat
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.fs_files import Bars, Place, Places, clean, files_options, say
+
+__all__ = ["into", "mkdir_command", "mv_command", "rm_command"]
+
+
+def _octal(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o7777:
+        raise click.BadParameter(f"{text!r} is no mode; write it like 755 or 2775")
+    return mode
+
+
+@click.command("mkdir", short_help="Make directories.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("-p", "--parents", is_flag=True, help="Also those above; one that is there already is no error.")
+@click.option("-m", "--mode", callback=_octal, metavar="OCTAL", help="Permissions, whatever the umask.")
+@click.option("-v", "--verbose", is_flag=True, help="Say what is made.")
+@files_options
+def mkdir_command(*, paths: tuple[str, ...], parents: bool, mode: int | None, verbose: bool, places: Places) -> None:
+    """Make directories."""
+    for path in paths:
+        with places.each(path):
+            place = places.remote(path)
+            if parents:
+                try:
+                    if stat.S_ISDIR(place.tree.stat(place.path).st_mode):
+                        continue
+                except FileNotFoundError:
+                    place.tree.makedirs(posixpath.dirname(place.path), exist_ok=True)
+            try:
+                place.tree.mkdir(place.path, 0o777 if mode is None else mode)
+            except FileExistsError:
+                if not parents or not stat.S_ISDIR(place.tree.stat(place.path).st_mode):
+                    raise
+            if mode is not None:
+                place.tree.chmod(place.path, mode)
+            if verbose:
+                say(f"{path}: made")
+
+
+@click.command("rm", short_help="Remove files and directories.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("-r", "-R", "--recursive", "recursive", is_flag=True, help="Directories, with all that is in them.")
+@click.option("-d", "empty", is_flag=True, help="Empty directories.")
+@click.option("-f", "--force", is_flag=True, help="What is not there is no error.")
+@click.option("-v", "--verbose", is_flag=True, help="Say what is removed.")
+@files_options
+def rm_command(
+    *, paths: tuple[str, ...], recursive: bool, empty: bool, force: bool, verbose: bool, places: Places
+) -> None:
+    """Remove names of files, and directories with -r. Symbolic links are not followed. Nothing is asked."""
+    with Bars(places, "Removing", counts="names") as bars:
+        for path in paths:
+            with places.each(path):
+                place = places.remote(path)
+                if place.path == "/" or posixpath.basename(place.path) in (".", ".."):
+                    raise UsageError(f"{path}: the root, . and .. are not removed; name what is in it")
+                try:
+                    _remove(place, recursive, empty, bars)
+                except FileNotFoundError:
+                    if not force:
+                        raise
+                    continue
+                if verbose and not bars.say(f"{clean(path)}: removed"):
+                    say(f"{path}: removed")
+
+
+def _remove(place: Place, recursive: bool, empty: bool, bars: Bars) -> None:
+    if not stat.S_ISDIR(place.tree.stat(place.path, False).st_mode):
+        place.tree.unlink(place.path)
+    elif recursive:
+        place.tree.rmtree(place.path, progress=bars.at)
+    elif empty:
+        place.tree.rmdir(place.path)
+    else:
+        raise IsADirectoryError(errno.EISDIR, "is a directory; -r removes it with all that is in it", place.given)
+
+
+@click.command("mv", short_help="Rename, or move to another directory.")
+@click.argument("paths", metavar="SOURCE... TARGET", nargs=-1, required=True)
+@click.option("-n", "--no-clobber", "keep", is_flag=True, help="What is there stays, and is an error.")
+@click.option(
+    "-T", "--no-target-directory", "exact", is_flag=True, help="TARGET is the name, never a directory to move into."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Say what is moved.")
+@files_options
+def mv_command(*, paths: tuple[str, ...], keep: bool, exact: bool, verbose: bool, places: Places) -> None:
+    """Rename SOURCE to TARGET, or move it into TARGET where that is a directory. At once, however large: what is
+    replaced is there until the new is. Only within one cluster; `cp` and `rm` go further."""
+    *sources, last = _at_least_two(paths)
+    target = places.remote(last)
+    for path in sources:
+        with places.each(path):
+            source = places.remote(path)
+            if source.tree is not target.tree:
+                raise UsageError(f"{path} and {last} are in different clusters; copy it with 'ff fs cp'")
+            place = target if exact else into(target, path, several=len(sources) > 1)
+            if not place.tree.stat(source.path, False):
+                continue
+            try:
+                place.tree.rename(source.path, place.path, 1 if keep else 0)
+            except OSError as error:
+                error.filename = f"{path} -> {place.given}" if error.errno != errno.ENOENT else path
+                raise
+            if verbose:
+                say(f"{path} -> {place.given}")
+
+
+def _at_least_two(paths: tuple[str, ...]) -> tuple[str, ...]:
+    if len(paths) < 2:
+        raise UsageError("a SOURCE and a TARGET are needed")
+    return paths
+
+
+def into(target: Place, source: str, *, several: bool = False) -> Place:
+    """`target`, or the name of `source` in it where it is a directory. Raises `UsageError` where it must be one and is
+    not."""
+    try:
+        directory = stat.S_ISDIR(target.tree.stat(target.path).st_mode)
+    except FileNotFoundError:
+        directory = False
+    if directory:
+        name = os.path.basename(source.rstrip("/"))
+        if name in ("", ".", ".."):
+            raise UsageError(f"{source} has no name to have in {target.given}; write the name there too")
+        return target.below(name)
+    if several or target.ends_in_slash:
+        raise UsageError(f"{target.given} is no directory")
+    return target

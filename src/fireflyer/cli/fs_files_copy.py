@@ -1,0 +1,267 @@
+"""`ff fs cp`, `put`, `get`, `sync`: copying, several files at a time.
+
+A file has its final name when all of it is there. What is interrupted leaves large files under a temporary name beside
+the target, and the same command goes on with them (`fireflyer.fs.tools.copying`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import counted, format_bytes
+from fireflyer.cli.fs_files import Bars, Place, Places, files_options, jobs_option, say
+from fireflyer.cli.fs_files_change import into
+
+if TYPE_CHECKING:
+    from fireflyer.fs.tools.trees import Attributes
+
+__all__ = ["cp_command", "get_command", "put_command", "sync_command"]
+
+STDIN_BLOCK_BYTES: Final = 4 << 20
+_OPTIONS = (
+    click.option("-r", "-R", "--recursive", "recursive", is_flag=True, help="Directories, with all that is in them."),
+    click.option("-p", "--preserve", is_flag=True, help="Keep permissions and times; as uid 0 owners too."),
+    click.option("-n", "--no-clobber", "keep", is_flag=True, help="Leave files alone that are there."),
+    click.option("-v", "--verbose", is_flag=True, help="Say what is copied."),
+    click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
+    jobs_option,
+)
+
+
+def _copy_options(function: Callable[..., object]) -> Callable[..., object]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command("cp", short_help="Copy within the cluster, or to another.")
+@click.argument("paths", metavar="SOURCE... TARGET", nargs=-1, required=True)
+@_copy_options
+@files_options
+def cp_command(*, paths: tuple[str, ...], places: Places, **options: bool | int) -> None:
+    """Copy SOURCE to TARGET, or into TARGET where that is a directory; both in clusters. The bytes go through this
+    machine."""
+    _copy(places, paths, places.remote, places.remote, "Copying", **options)  # type: ignore[arg-type]
+
+
+@click.command("put", short_help="Copy from this machine into the cluster.")
+@click.argument("paths", metavar="LOCAL... TARGET", nargs=-1, required=True)
+@_copy_options
+@files_options
+def put_command(*, paths: tuple[str, ...], places: Places, **options: bool | int) -> None:
+    """Copy files of this machine to TARGET in the cluster, or into it where it is a directory. LOCAL - is standard
+    input."""
+    if len(paths) == 2 and paths[0] == "-":
+        _from_stdin(places.remote(paths[1]))
+        return
+    _copy(places, paths, places.local, places.remote, "Putting", **options)  # type: ignore[arg-type]
+
+
+@click.command("get", short_help="Copy from the cluster to this machine.")
+@click.argument("paths", metavar="SOURCE... LOCAL", nargs=-1, required=True)
+@_copy_options
+@files_options
+def get_command(*, paths: tuple[str, ...], places: Places, **options: bool | int) -> None:
+    """Copy SOURCE to LOCAL on this machine, or into it where it is a directory. For standard output: `cat`."""
+    _copy(places, paths, places.remote, places.local, "Getting", **options)  # type: ignore[arg-type]
+
+
+def _copy(
+    places: Places,
+    paths: tuple[str, ...],
+    source_of: Callable[[str], Place],
+    target_of: Callable[[str], Place],
+    what: str,
+    *,
+    recursive: bool,
+    preserve: bool,
+    keep: bool,
+    verbose: bool,
+    quiet: bool,
+    jobs: int,
+) -> None:
+    from fireflyer.fs.tools.copying import CopyOptions
+    from fireflyer.fs.tools.plans import CopyFile, CopyLink, Step, plan_copy
+    from fireflyer.fs.tools.running import Runner
+
+    if len(paths) < 2:
+        raise UsageError("a SOURCE and a TARGET are needed")
+    *given, last = paths
+    target = target_of(last)
+    with Bars(places, what, quiet=quiet, verbose=verbose) as bars:
+        # Of one tree each: sources of several clusters are copied one after the other.
+        for text in given:
+            with places.each(text):
+                source = source_of(text)
+                place = into(target, text, several=len(given) > 1)
+                _check(source, place)
+                steps: list[Step] = list(
+                    plan_copy(
+                        source.tree,
+                        source.path,
+                        place.path,
+                        recursive=recursive,
+                        failed=lambda error: places.fail(str(error.filename), error),
+                    )
+                )
+                if keep:
+                    steps = [one for one in steps if not isinstance(one, CopyFile | CopyLink) or not _there(place, one)]
+                bars.total(sum(one.attributes.st_size for one in steps if isinstance(one, CopyFile)))
+                options = CopyOptions(
+                    mode=preserve,
+                    times=preserve,
+                    owner=preserve and os.getuid() == 0,
+                    source_name="" if source.remote else "local:",
+                )
+                Runner(source.tree, place.tree, options, bars, workers=jobs).run(steps)
+
+
+def _there(place: Place, step: object) -> bool:
+    try:
+        place.tree.stat(step.place, False)  # type: ignore[attr-defined]
+    except OSError:
+        return False
+    return True
+
+
+def _check(source: Place, place: Place) -> None:
+    """A file copied onto itself, by whatever name, would be lost; a directory into itself would never end."""
+    from fireflyer.fs.tools.plans import check_not_inside
+
+    if type(source.tree) is not type(place.tree) or (source.remote and source.tree is not place.tree):
+        return
+    check_not_inside(source.path, place.path)
+    wanted = _identity(source.tree.stat(source.path))
+    try:
+        if _identity(place.tree.stat(place.path)) == wanted:
+            raise UsageError(f"{place.given} is {source.given}, which is to be copied")
+    except FileNotFoundError:
+        pass
+    above = posixpath.dirname(place.path)
+    before = None
+    # Physically upwards, as symbolic links lead: the root is where ".." leads nowhere else.
+    while (here := _identity(place.tree.stat(above))) != before:
+        if here == wanted:
+            raise UsageError(f"{place.given} is inside {source.given}, which is to be copied")
+        above, before = f"{above.rstrip('/')}/..", here
+
+
+def _identity(attributes: Attributes) -> tuple[int, int]:
+    return getattr(attributes, "st_dev", 0), attributes.st_ino
+
+
+def _from_stdin(place: Place) -> None:
+    """The target has its name when standard input has ended."""
+    import uuid
+
+    temporary = f"{posixpath.dirname(place.path).rstrip('/')}/.ff-put-{uuid.uuid4().hex}"
+    if stat.S_ISDIR(_mode(place)):
+        raise IsADirectoryError(errno.EISDIR, "is a directory; standard input has no name in it", place.given)
+    file = place.tree.open(temporary, "xb")
+    try:
+        try:
+            while block := sys.stdin.buffer.read(STDIN_BLOCK_BYTES):
+                view = memoryview(block)
+                while view:
+                    view = view[file.write(view) or 0 :]
+        finally:
+            file.close()
+        place.tree.rename(temporary, place.path)
+    except BaseException:
+        place.tree.unlink(temporary)
+        raise
+
+
+def _mode(place: Place) -> int:
+    try:
+        return int(place.tree.stat(place.path).st_mode)
+    except FileNotFoundError:
+        return 0
+
+
+@click.command("sync", short_help="Make one directory as another is.")
+@click.argument("source_text", metavar="SOURCE")
+@click.argument("target_text", metavar="TARGET")
+@click.option("--delete", is_flag=True, help="Remove what is not at SOURCE.")
+@click.option("-c", "--checksum", is_flag=True, help="Compare the content of files of one size, whatever their times.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say what would be done.")
+@click.option("-v", "--verbose", is_flag=True, help="Say what is done.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no sum at the end.")
+@jobs_option
+@files_options
+def sync_command(
+    *,
+    source_text: str,
+    target_text: str,
+    delete: bool,
+    checksum: bool,
+    dry: bool,
+    verbose: bool,
+    quiet: bool,
+    jobs: int,
+    places: Places,
+) -> None:
+    """Make what is in the directory TARGET as what is in the directory SOURCE: content, permissions and times.
+
+    Paths in the cluster begin with ff://, as ff:///data; others are of this machine. A file of the same size and time
+    of change counts as the same. Nothing is removed without --delete, nor when SOURCE could not be read whole.
+    """
+    from fireflyer.fs.tools.copying import CopyOptions
+    from fireflyer.fs.tools.plans import CopyFile, SyncOptions, plan_sync
+    from fireflyer.fs.tools.running import Runner
+
+    source, target = places.either(source_text), places.either(target_text)
+    if not stat.S_ISDIR(source.tree.stat(source.path).st_mode):
+        raise UsageError(f"{source_text} is no directory; copy a file with cp, put or get")
+    if _mode(target):
+        _check(source, target)
+    with Bars(places, "Comparing", quiet=quiet, verbose=verbose) as bars:
+        steps = list(
+            plan_sync(
+                source.tree,
+                source.path,
+                target.tree,
+                target.path,
+                SyncOptions(delete, checksum),
+                failed=lambda error: places.fail(str(error.filename), error),
+            )
+        )
+        if dry:
+            _tell(steps)
+            return
+        bars.total(sum(one.attributes.st_size for one in steps if isinstance(one, CopyFile)))
+        options = CopyOptions(mode=True, times=True, source_name="" if source.remote else "local:")
+        runner = Runner(source.tree, target.tree, options, bars, workers=jobs)
+        runner.run(steps)
+    if not quiet:
+        done = runner.counts
+        say(
+            f"{counted(done.files, 'file')} copied or changed ({format_bytes(done.bytes)}), {done.removed} removed"
+            + (f", {done.failed} failed" if done.failed else "")
+        )
+
+
+def _tell(steps: Iterable[object]) -> None:
+    from fireflyer.fs.tools.plans import CopyFile, CopyLink, MakeDirectory, Remove, SetAttributes
+
+    for step in steps:
+        match step:
+            case Remove():
+                say(f"remove {step.place}{'/' if step.tree else ''}")
+            case MakeDirectory():
+                say(f"make {step.place}/")
+            case CopyFile(compare=True):
+                say(f"compare {step.place}")
+            case CopyFile() | CopyLink():
+                say(f"copy {step.place}")
+            case SetAttributes() if not stat.S_ISDIR(step.attributes.st_mode):
+                say(f"change {step.place}")

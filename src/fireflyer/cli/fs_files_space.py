@@ -1,0 +1,147 @@
+"""`ff fs du`, `df`: how much there is, and how much room."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.fs_files import SETTINGS, Place, Places, files_options, say
+from fireflyer.cli.fs_files_show import print_rows, size_text
+
+if TYPE_CHECKING:
+    from fireflyer.fs.tools.trees import Walked
+
+__all__ = ["df_command", "du_command"]
+
+
+@click.command("du", short_help="Show how much is in directories.", context_settings=SETTINGS)
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.option("-s", "--summarize", "summary", is_flag=True, help="Only the sum of each PATH.")
+@click.option("-h", "--human-readable", "human", is_flag=True, help="Sizes like 1.5M.")
+@click.option("-b", "--bytes", "as_bytes", is_flag=True, help="Bytes; else KiB, rounded up.")
+@click.option("-a", "--all", "files", is_flag=True, help="Also files.")
+@click.option("-c", "--total", "with_total", is_flag=True, help="A sum of all at the end.")
+@click.option("-d", "--max-depth", "depth", type=int, default=-1, metavar="N", help="Directories so far below PATH.")
+@click.option("--inodes", is_flag=True, help="Count inodes instead of bytes.")
+@files_options
+def du_command(
+    *,
+    paths: tuple[str, ...],
+    summary: bool,
+    human: bool,
+    as_bytes: bool,
+    files: bool,
+    with_total: bool,
+    depth: int,
+    inodes: bool,
+    places: Places,
+) -> None:
+    """Show the lengths of files, summed up by directory; a file with several names counts once. Replicas and holes are
+    not looked at: that is what `ff fs status` and the quota of a directory know."""
+    if summary and (files or depth > 0):
+        raise UsageError("-s excludes -a and -d; leave one of them out")
+
+    def show(size: int, given: str) -> None:
+        exact = as_bytes or inodes
+        say(f"{size_text(size, True) if human else size if exact else -(-size // 1024)}\t{given}")
+
+    summing = _Summing(places, show, depth=0 if summary else depth, files=files, inodes=inodes)
+    total = 0
+    for path in paths or ("/",):
+        with places.each(path):
+            total += summing.sum_of(places.remote(path))
+    if with_total:
+        show(total, "total")
+
+
+class _Open(msgspec.Struct):
+    found: Walked
+    size: int
+
+
+class _Summing:
+    """A directory is shown when all below it has been; sums of those that it is in stand on a stack."""
+
+    def __init__(
+        self, places: Places, show: Callable[[int, str], None], *, depth: int, files: bool, inodes: bool
+    ) -> None:
+        self._places, self._show = places, show
+        self._depth, self._files, self._inodes = depth, files, inodes
+        self._seen: set[tuple[int, int]] = set()
+        self._open: list[_Open] = []
+
+    def sum_of(self, place: Place) -> int:
+        from fireflyer.fs.tools.trees import walk
+
+        def failed(error: OSError) -> None:
+            self._places.fail(str(error.filename or place.given), error)
+
+        total = 0
+        for found in walk(place.tree, place.path, failed=failed):
+            total += self._end(place, found.depth)
+            if stat.S_ISDIR(found.attributes.st_mode):
+                self._open.append(_Open(found, int(self._inodes)))
+                continue
+            size = self._size(place, found)
+            if self._open:
+                self._open[-1].size += size
+            else:
+                total += size
+            if not found.depth or (self._files and self._shown(found)):
+                self._show(size, place.below(found.relative).given)
+        return total + self._end(place, 0)
+
+    def _size(self, place: Place, found: Walked) -> int:
+        attributes = found.attributes
+        if attributes.st_nlink > 1:
+            known = id(place.tree), attributes.st_ino
+            if known in self._seen:
+                return 0
+            self._seen.add(known)
+        return 1 if self._inodes else attributes.st_size
+
+    def _shown(self, found: Walked) -> bool:
+        return self._depth < 0 or found.depth <= self._depth
+
+    def _end(self, place: Place, depth: int) -> int:
+        """Of the directories from this depth on; returns the sum of the outermost, if it is among them."""
+        size = 0
+        while len(self._open) > depth:
+            ended = self._open.pop()
+            size = ended.size
+            if self._open:
+                self._open[-1].size += size
+                size = 0
+            if self._shown(ended.found):
+                self._show(ended.size, place.below(ended.found.relative).given)
+        return size
+
+
+@click.command("df", short_help="Show how much room there is.", context_settings=SETTINGS)
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.option("-h", "--human-readable", "human", is_flag=True, help="Sizes like 1.5M.")
+@click.option("-i", "--inodes", is_flag=True, help="Inodes instead of bytes.")
+@files_options
+def df_command(*, paths: tuple[str, ...], human: bool, inodes: bool, places: Places) -> None:
+    """Show room and use of the cluster, or of the quota that PATH is under, in KiB. Without PATH: of the root."""
+    rows = [["Inodes", "Used", "Free", "Use%", "Path"] if inodes else ["Size", "Used", "Avail", "Use%", "Path"]]
+    for path in paths or ("/",):
+        with places.each(path):
+            place = places.remote(path)
+            space = place.tree.statvfs(place.path)
+            if inodes:
+                numbers = space.f_files, space.f_files - space.f_ffree, space.f_ffree
+                cells = [str(number) for number in numbers]
+            else:
+                used = space.f_blocks - space.f_bfree
+                numbers = tuple(number * space.f_frsize for number in (space.f_blocks, used, space.f_bavail))
+                cells = [size_text(one, True) if human else str(-(-one // 1024)) for one in numbers]
+            _, used, free = numbers
+            rows.append([*cells, f"{-(-100 * used // (used + free))}%" if used + free else "-", path])
+    if len(rows) > 1:
+        print_rows(rows, right=(0, 1, 2, 3))

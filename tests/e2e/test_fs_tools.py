@@ -1,0 +1,167 @@
+"""`ff fs` on files of a cluster of this machine: copies are whole, what is interrupted leaves no half."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.fs_files import content_of
+from tests.support.fs_local import LocalCluster
+
+import fireflyer.fs
+
+pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    found = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        found.ff("up", "--detach", "--relaxed")
+        yield found
+    finally:
+        found.close()
+
+
+def test_a_tree_goes_there_and_comes_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "many").mkdir(parents=True)
+    for number in range(100):
+        name = "7 é\udcff" if number == 7 else str(number)
+        (here / "many" / name).write_bytes(os.urandom(number * 100))
+    (here / "large").write_bytes(os.urandom(9 * MIB + 17))
+    (here / "link").symlink_to("many/1")
+    (here / "empty").mkdir(mode=0o750)
+    cluster.ff("put", "-r", "-p", str(here), "/tree")
+    cluster.ff("cp", "-r", "-p", "/tree", "/second")
+    cluster.ff("mv", "/second", "/third")
+    cluster.ff("get", "-r", "-p", "/third", str(tmp_path / "back"))
+    assert content_of(tmp_path / "back") == content_of(here)
+    for path in here.rglob("*"):
+        first, second = path.lstat(), (tmp_path / "back" / path.relative_to(here)).lstat()
+        assert first.st_mode == second.st_mode
+        assert path.is_symlink() or first.st_mtime_ns == second.st_mtime_ns
+    assert cluster.ff("sync", str(here), "ff:///tree").startswith("0 files copied")
+    assert cluster.ff("sync", "--checksum", str(here), "ff:///tree").startswith("0 files copied")
+    (here / "many" / "7 é\udcff").write_bytes(b"changed")
+    (here / "large").unlink()
+    assert cluster.ff("sync", "--delete", str(here), "ff:///tree").startswith(
+        "1 file copied or changed (7 B), 1 removed"
+    )
+    size = sum(path.lstat().st_size for path in here.rglob("*") if not path.is_dir() or path.is_symlink())
+    assert cluster.ff("du", "-sb", "/tree") == f"{size}\t/tree\n"
+    found = cluster.ff("find", "/tree", "-type", "f", "-size", "+18")
+    assert found.splitlines() == [f"/tree/many/{number}" for number in range(93, 100)]
+    cluster.ff("rm", "-r", "/tree", "/third")
+    assert cluster.ff("ls", "/") == ""
+    assert cluster.ff("cat", "/tree/large", code=1) == "error: /tree/large: no such file or directory\n"
+
+
+def test_an_address_names_its_cluster(cluster: LocalCluster) -> None:
+    place = f"ff://{str(cluster.directory).replace('/', '%2F')}"
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs"]
+    subprocess.run([*command, "mkdir", f"{place}/named"], check=True, timeout=60)
+    done = subprocess.run([*command, "ls", f"{place}/"], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout == "named\n"
+    cluster.ff("rm", "-d", "/named")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_copy_that_is_interrupted_goes_on_and_is_never_seen_in_part(
+    cluster: LocalCluster, tmp_path: Path, number: signal.Signals
+) -> None:
+    data = os.urandom(40 * MIB)
+    source = tmp_path / "large"
+    source.write_bytes(data)
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
+        with files.open("/large", "wb") as file:
+            file.write(b"old")
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _STOPS, str(source), str(cluster.directory)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"half\n"
+        finally:
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGINT else -number), said
+        with files.open("/large") as file:
+            assert file.read() == b"old"
+        (partial,) = [entry for entry in files.scandir("/") if entry.name.startswith(".ff-part-")]
+        assert int(partial.name.rpartition("-")[2]) >= 16 * MIB
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _STOPS, str(source), str(cluster.directory), "on"],
+        timeout=120,
+        check=True,
+        capture_output=True,
+    )
+    assert int(done.stdout) >= 16 * MIB
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
+        with files.open("/large") as file:
+            assert file.read() == data
+        assert [entry.name for entry in files.scandir("/")] == ["large"]
+        files.unlink("/large")
+
+
+_STOPS = """
+import sys
+import msgspec
+from fireflyer.cli import main
+from fireflyer.fs.tools import copying, running
+source, directory, *on = sys.argv[1:]
+copying.BLOCK_BYTES = 1 << 20
+real = copying.copy_file
+copied = 0
+def copy_file(*args, options, advanced, **kwargs):
+    options = msgspec.structs.replace(options, resume_bytes=1 << 20, sure_bytes=8 << 20)
+    def counted(size):
+        global copied
+        if on and not copied:
+            print(size if size > 1 << 20 else 0, flush=True)
+        copied += size
+        if not on and copied == 20 << 20:
+            print("half", flush=True)
+            kwargs["stopped"].wait(60)
+        advanced(size)
+    real(*args, options=options, advanced=counted, **kwargs)
+running.copy_file = copy_file
+sys.exit(main(["fs", "put", "-q", source, "/large", "--dir", directory]))
+"""
+
+
+def test_several_threads_use_one_file_system(cluster: LocalCluster) -> None:
+    """As the tools do: eight at a time."""
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
+        files.mkdir("/threads")
+        errors: list[BaseException] = []
+
+        def work(own: int) -> None:
+            try:
+                for step in range(12):
+                    path = f"/threads/{own}-{step}"
+                    with files.open(path, "wb") as file:
+                        file.write(path.encode() * 1000)
+                    with files.open(path) as file:
+                        assert file.read() == path.encode() * 1000
+                    files.rename(path, f"{path}.done")
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(own,)) for own in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert not errors
+        assert len(files.listdir("/threads")) == 96
+        files.rmtree("/threads")
