@@ -1,0 +1,212 @@
+"""Clients of files in the test's process: the real meta service over memory, chunks that are played with their bytes.
+
+What a client asks of chunks is done later, in any order that the chunk client could give: updates of one chunk one
+after the other, all else as chance has it. A test can make updates fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, Self
+
+from tests.support.fs_meta import CHAINS, SERVICE, MetaRig, PlayedChunks
+
+from fireflyer.base.errors import FireflyerError, NoSpace
+from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.meta import MetaClient
+from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.client.port import LoopPort
+from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
+from fireflyer.fs.schema.chunks import Change, Missing
+from fireflyer.fs.schema.chunks import Done as Updated
+from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId
+from fireflyer.fs.schema.meta import Answers, Calls
+from fireflyer.fs.schema.routing import ChainTable, Routing
+from fireflyer.kvstore import MemoryEngine
+
+__all__ = ["FileRig", "PlayedClient", "Store", "no_space"]
+
+CONTENT = ContentId(1, 1)
+
+
+class Store(PlayedChunks):
+    """The bytes of all chunks, for clients and for the meta service."""
+
+    def __init__(self) -> None:
+        super().__init__(1000)
+        self.bytes: dict[tuple[int, int, int], bytearray] = {}
+
+    def put(self, key: tuple[int, int, int], offset: int, data: bytes) -> None:
+        chunk = self.bytes.setdefault(key, bytearray())
+        chunk.extend(bytes(max(0, offset - len(chunk))))
+        chunk[offset : offset + len(data)] = data
+        self.lengths[key] = len(chunk)
+
+    async def remove(self, file: int, chunks: Any) -> None:
+        await super().remove(file, chunks)
+        for chain, index in chunks:
+            self.bytes.pop((file, chain, index), None)
+
+    async def truncate(self, file: int, chain: int, index: int, length: int) -> None:
+        key = file, chain, index
+        if key in self.bytes:
+            del self.bytes[key][length:]
+            self.lengths[key] = len(self.bytes[key])
+
+    async def write_zeros(self, file: int, chain: int, index: int, offset: int, size: int) -> None:
+        self.put((file, chain, index), offset, bytes(size))
+
+
+class PlayedClient:
+    """As `Chunks` and its `Control`, of one session."""
+
+    def __init__(self, rig: FileRig, client: int) -> None:
+        self.rig = rig
+        self.client = client
+        self.routing = Routing(1, tables=(ChainTable(1, CHAINS),))
+        self.failing: Callable[[ChunkId], FireflyerError | None] = lambda _: None
+        self.held = False
+        """Updates wait."""
+        self.reads = 0
+        self._queues: dict[ChunkId, list[Callable[[], None]]] = {}
+        self._given_up: set[int] = set()
+        self._operations = 0
+        # as a control
+        self.exchanging = False
+        self.addresses = ("played:1",)
+        self.credential: Any = None
+        self.on_exchange: list[Callable[[], None]] = []
+        self.rights = SimpleNamespace(keep=lambda *_: None, drop=lambda *_: None)
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def begin(
+        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        done: Callable[[Any], None], timeout_ns: int | None = None,
+    ) -> int:  # fmt: skip
+        assert timeout_ns is None
+        assert memory is not None
+        self._operations += 1
+        operation, key = self._operations, (chunk.file, chain, chunk.index)
+
+        def update() -> None:
+            error = self.failing(chunk)
+            if error is not None:
+                done(Failed(error.code, error.message))
+                return
+            assert isinstance(what, Change)
+            self.rig.store.put(key, what.offset, bytes(memory))
+            done(Updated(CONTENT, None))
+
+        def read() -> None:
+            if operation in self._given_up:
+                return
+            self.reads += 1
+            found = self.rig.store.bytes.get(key)
+            if found is None:
+                done(Missing())
+                return
+            part = found[what.offset : what.offset + len(memory)]
+            memory[: len(part)] = part
+            done(Arrived(len(part), CONTENT, len(found)))
+
+        if isinstance(what, Change):
+            self._queues.setdefault(chunk, []).append(update)
+            self._later(lambda: self._next(chunk))
+        else:
+            self._later(read)
+        return operation
+
+    def _next(self, chunk: ChunkId) -> None:
+        if self.held:
+            self._later(lambda: self._next(chunk))
+        else:
+            self._queues[chunk].pop(0)()
+
+    def _later(self, call: Callable[[], None], turns: int | None = None) -> None:
+        left = self.rig.chance.randrange(6) if turns is None else turns
+        if left:
+            asyncio.get_running_loop().call_soon(lambda: self._later(call, left - 1))
+        else:
+            asyncio.get_running_loop().call_soon(call)
+
+    def send(self) -> None: ...
+
+    def give_up(self, operation: int) -> None:
+        self._given_up.add(operation)
+
+    def present(self, *_: Any) -> None: ...
+
+    def forget(self, *_: Any) -> None: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+        return task
+
+    async def meta_services(self) -> tuple[str, ...]:
+        return self.addresses
+
+    def want_routing(self) -> None:
+        """The manager says that the session is over."""
+        self.spawn(self.exchange())
+
+    async def exchange(self) -> None:
+        self.exchanging = True
+        self.client = await self.rig.rig.open_session(self.rig.next_session())
+        self.exchanging = False
+        for tell in self.on_exchange:
+            tell()
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
+class FileRig:
+    def __init__(self, seed: int = 0) -> None:
+        self.chance = random.Random(seed)
+        self.store = Store()
+        self.rig = MetaRig(MemoryEngine(), chunks=self.store)
+        self.sends: Callable[[Calls], Coroutine[Any, Any, Answers]] = self._serve
+        """A test may put something between."""
+        self._sessions = 1
+        self._clients: list[tuple[Files, PlayedClient]] = []
+
+    def next_session(self) -> int:
+        self._sessions += 1
+        return self._sessions
+
+    async def _serve(self, calls: Calls) -> Answers:
+        return await self.rig.service.serve(calls, SERVICE)
+
+    async def client(self, options: FileOptions | None = None) -> tuple[Files, PlayedClient]:
+        played: Any = PlayedClient(self, await self.rig.open_session(self.next_session()))
+
+        async def sends(_: str, calls: Calls, __: int) -> Answers:
+            return await self.sends(calls)
+
+        meta = MetaClient(played, sends=sends)
+        meta.start()
+        files = Files(LoopPort(played, meta, played), options or FileOptions(umask=0), played.close)
+        self._clients.append((files, played))
+        return files, played
+
+    async def __aenter__(self) -> Self:
+        await self.rig.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for files, played in self._clients:
+            try:
+                await files.close()
+            except FireflyerError:
+                await played.close()
+        await self.rig.__aexit__()
+
+
+def no_space(_: ChunkId) -> FireflyerError:
+    return NoSpace("the disks are full")

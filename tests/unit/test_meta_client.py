@@ -1,0 +1,233 @@
+"""Requests to the meta service: together, numbered, again, and what becomes of them when the session is over."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from tests.support.file_rig import FileRig, no_space
+
+from fireflyer.base.errors import Timeout, Unreachable
+from fireflyer.base.units import MS
+from fireflyer.fs.core.files.asking import service_for
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.inodes import ROOT
+from fireflyer.fs.schema.meta import (
+    MAX_UNDER_WAY,
+    Answers,
+    Calls,
+    Close,
+    MakeDirectory,
+    Place,
+    Refused,
+    Report,
+    Stat,
+)
+
+
+def run(test: Callable[[FileRig], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        async with FileRig() as rig:
+            await test(rig)
+
+    asyncio.run(inside())
+
+
+def heard(rig: FileRig) -> list[Calls]:
+    """All that is sent from now on."""
+    sent: list[Calls] = []
+    before = rig.sends
+
+    async def sends(calls: Calls) -> Answers:
+        sent.append(calls)
+        return await before(calls)
+
+    rig.sends = sends
+    return sent
+
+
+def test_requests_of_one_turn_go_together_and_reads_apart() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        sent = heard(rig)
+        made = [files.meta.call(MakeDirectory(Place(ROOT, b"d%d" % one))) for one in range(70)]
+        seen = [files.meta.call(Stat(Place(ROOT))) for _ in range(3)]
+        await asyncio.gather(*made, *seen)
+        assert sorted(len(one.calls) for one in sent) == [3, 6, 64]
+        numbers = [call.number for one in sent for call in one.calls if call.number]
+        assert sorted(numbers) == list(range(1, 71))
+        await files.stat("/")
+        assert sent[-1].done_below == 71
+
+    run(test)
+
+
+def test_what_was_done_but_not_answered_is_done_once() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        before, lost = rig.sends, 0
+
+        async def loses(calls: Calls) -> Answers:
+            nonlocal lost
+            answers = await before(calls)
+            if lost < 2:
+                lost += 1
+                raise Unreachable("the connection broke")
+            return answers
+
+        rig.sends = loses
+        await files.mkdir("/once")
+        assert lost == 2
+        with pytest.raises(FileExistsError) as caught:
+            await files.mkdir("/once")
+        assert caught.value.errno == errno.EEXIST
+        assert caught.value.filename == "/once"
+
+    run(test)
+
+
+def test_not_now_is_asked_again_and_never_in_time_is_a_timeout() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        before, left = rig.sends, 2
+
+        async def busy(calls: Calls) -> Answers:
+            nonlocal left
+            left -= 1
+            return await before(calls) if left < 0 else Answers(tuple(Refused(0, "not now", "busy") for _ in calls.calls))
+
+        rig.sends = busy
+        assert (await files.stat("/")).is_dir()
+        left = 1 << 30
+        with pytest.raises(Timeout, match="not now"):
+            await files.meta.call(Stat(Place(ROOT)), timeout_ns=50 * MS)
+
+    run(test)
+
+
+def test_only_so_many_changes_are_under_way() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        before, door = rig.sends, asyncio.Event()
+        numbers: list[int] = []
+
+        async def waits(calls: Calls) -> Answers:
+            numbers.extend(call.number for call in calls.calls)
+            await door.wait()
+            return await before(calls)
+
+        rig.sends = waits
+        made = asyncio.gather(*(files.mkdir(f"/{one}") for one in range(MAX_UNDER_WAY + 50)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sorted(numbers) == list(range(1, MAX_UNDER_WAY + 1))
+        door.set()
+        await made
+        assert len(await files.listdir()) == MAX_UNDER_WAY + 50
+
+    run(test)
+
+
+def test_after_the_session_names_go_on_and_open_files_that_write_are_lost() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        written = await files.open("/a", "w+b")
+        await written.pwrite(b"kept", 0)
+        await written.fsync()
+        read = await files.open("/a")
+        await written.pwrite(b"lost?", 10)
+        await rig.rig.end_session(played.client)
+        await files.mkdir("/d")
+        with pytest.raises(FileError) as caught:
+            await written.pwrite(b"x", 0)
+        assert caught.value.errno == errno.ESTALE
+        with pytest.raises(FileError, match="open it again") as caught:
+            await written.close()
+        assert caught.value.errno == errno.ESTALE
+        assert (await read.pread(0, 4)) == b"kept"
+        await read.close()
+        assert await files.listdir() == ["a", "d"]
+
+    run(test)
+
+
+def test_an_error_of_what_was_written_comes_once_to_each_who_could_write() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        first, second = await files.open("/a", "wb"), await files.open("/a", "r+b")
+        await first.pwrite(b"before", 0)
+        await first.fsync()
+        played.failing = no_space
+        await first.pwrite(b"full", 100)
+        for file in (first, second):
+            with pytest.raises(FileError) as caught:
+                await file.flush()
+            assert caught.value.errno == errno.ENOSPC
+            assert caught.value.filename == "/a"
+        await first.flush()
+        assert first.length == 6
+        played.failing = lambda _: None
+        await first.pwrite(b"more", 6)
+        await first.close()
+        await second.close()
+        assert (await files.stat("/a")).st_size == 10
+
+    run(test)
+
+
+def test_who_does_not_know_what_was_written_lets_the_service_look() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        file, sent = await files.open("/a", "wb"), heard(rig)
+        played.failing = lambda _: Timeout("no answer in time")
+        await file.pwrite(b"who knows", 0)
+        with pytest.raises(FileError) as caught:
+            await file.close()
+        assert caught.value.errno == errno.EIO
+        closes = [call.request for one in sent for call in one.calls if isinstance(call.request, Close)]
+        assert [one.cut for one in closes] == [(1 << 63) - 1]
+
+    run(test)
+
+
+def test_what_was_not_written_is_not_reported() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        file = await files.open("/a", "wb")
+        sent = heard(rig)
+        await file.fsync()
+        await file.pwrite(b"x", 5)
+        await file.fsync()
+        await file.fsync()
+        await file.close()
+        told = [call.request for one in sent for call in one.calls]
+        assert [(type(one), getattr(one, "end", 0), getattr(one, "wrote", None)) for one in told] == [
+            (Report, 6, True),
+            (Close, 0, False),
+        ]
+
+    run(test)
+
+
+def test_times_that_are_set_are_set_after_what_was_written() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        file = await files.open("/a", "wb")
+        await file.pwrite(b"x" * 100, 0)
+        await files.utime("/a", ns=(5, 7))
+        assert (await files.stat("/a")).st_mtime_ns == 7
+        await file.close()
+        found = await files.stat("/a")
+        assert (found.st_mtime_ns, found.st_size) == (7, 100)
+
+    run(test)
+
+
+def test_when_a_service_goes_only_its_lanes_move() -> None:
+    three = ("a:1", "b:1", "c:1")
+    before = {lane: service_for(b"%d" % lane, three) for lane in range(200)}
+    after = {lane: service_for(b"%d" % lane, three[:2]) for lane in range(200)}
+    assert {before[lane] for lane in before if before[lane] != after[lane]} == {"c:1"}
