@@ -97,7 +97,9 @@ def test_not_now_is_asked_again_and_never_in_time_is_a_timeout() -> None:
         async def busy(calls: Calls) -> Answers:
             nonlocal left
             left -= 1
-            return await before(calls) if left < 0 else Answers(tuple(Refused(0, "not now", "busy") for _ in calls.calls))
+            return (
+                await before(calls) if left < 0 else Answers(tuple(Refused(0, "not now", "busy") for _ in calls.calls))
+            )
 
         rig.sends = busy
         assert (await files.stat("/")).is_dir()
