@@ -28,6 +28,8 @@ class Twin:
         self.chance = random.Random(seed)
         self.bytes = bytearray()
         self.step = 0
+        self.cursor = 0
+        """Of one who reads from front to back, whatever else is done."""
 
     def some(self) -> bytes:
         self.step += 1
@@ -41,6 +43,16 @@ class Twin:
     def put(self, offset: int, data: bytes) -> None:
         self.bytes.extend(bytes(max(0, offset - len(self.bytes))))
         self.bytes[offset : offset + len(data)] = data
+
+    async def go_on(self, file: File) -> None:
+        """Reads, and writes what has perhaps been fetched ahead."""
+        for _ in range(4):
+            await self.compare(file, self.cursor, 20_000)
+            self.cursor = self.cursor + 20_000 if self.cursor + 20_000 < len(self.bytes) else 0
+        if self.chance.random() < 0.5:
+            offset, data = self.cursor + self.chance.randrange(40_000), self.some()[:30_000]
+            await file.pwrite(data, offset)
+            self.put(offset, data)
 
     async def do(self, file: File) -> None:
         offset, what = self.place(), self.chance.random()
@@ -85,7 +97,7 @@ async def one_client(seed: int) -> None:
     async with FileRig(seed) as rig:
         files, played = await rig.client(SMALL)
         twin, file = Twin(seed), await _made(files)
-        for _ in range(60):
+        for _ in range(40):
             played.held = twin.chance.random() < 0.3 and files.opening.dirty_bytes < CHUNK
             if played.held:  # what is written meanwhile is at no storage node
                 data, offset = twin.some()[:CHUNK], twin.place()
@@ -94,6 +106,7 @@ async def one_client(seed: int) -> None:
                 await twin.compare(file, offset, len(data))
                 played.held = False
             await twin.do(file)
+            await twin.go_on(file)
         await file.close()
         other, _ = await rig.client()
         async with await other.open("/d/a") as read:

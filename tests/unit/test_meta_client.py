@@ -214,6 +214,57 @@ def test_what_was_not_written_is_not_reported() -> None:
     run(test)
 
 
+def test_what_is_on_its_way_while_the_length_is_told_is_told_later() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        file = await files.open("/a", "wb")
+        played.held = True
+        await file.pwrite(b"x" * 10, 0)
+        await file.body.report(file.handle)
+        played.held = False
+        sent = heard(rig)
+        await file.close()
+        assert [(call.request.end, call.request.wrote) for one in sent for call in one.calls] == [(10, True)]  # type: ignore[union-attr]
+
+    run(test)
+
+
+def test_what_another_client_has_cut_is_not_read_from_what_was_fetched_ahead() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"x" * 3_000_000, 0)
+        read = await files.open("/a")
+        for at in range(0, 600_000, 200_000):
+            assert await read.pread(at, 200_000) == b"x" * 200_000
+        assert read.ahead.blocks
+        other, _ = await rig.client()
+        await other.truncate("/a", 700_000)
+        await other.truncate("/a", 3_000_000)
+        await read.stat()
+        assert await read.pread(600_000, 200_000) == b"x" * 100_000 + bytes(100_000)
+        assert played.reads
+        await read.close()
+
+    run(test)
+
+
+def test_what_waits_is_not_fetched_ahead_from_below() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        file = await files.open("/a", "w+b")
+        await file.pwrite(b"x" * 4_000_000, 0)
+        await file.flush()
+        await file.pwrite(b"new", 1_500_000)
+        for at in range(0, 1_200_000, 200_000):
+            assert await file.pread(at, 200_000) == b"x" * 200_000
+        await file.flush()
+        assert await file.pread(1_500_000, 4) == b"newx"
+        await file.close()
+
+    run(test)
+
+
 def test_times_that_are_set_are_set_after_what_was_written() -> None:
     async def test(rig: FileRig) -> None:
         files, _ = await rig.client()

@@ -301,7 +301,7 @@ class Body:
             if self.pending.overlaps(block.begin, block.end - block.begin) or not self.opening.lend(block):
                 ahead.forget(block.begin, block.end)
                 continue
-            block.ticket, view = self._ask(block.memory, block.begin)[0]
+            block.ticket, view = self._ask(block.memory[: block.end - block.begin], block.begin)[0]
             block.ticket.then(lambda block=block, view=view: _zero_block(block, view))
 
     async def _copy(self, block: Block, begin: int, into: memoryview, ahead: Ahead | None) -> None:
