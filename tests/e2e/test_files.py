@@ -130,7 +130,7 @@ def test_batches_go_straight_into_arrays(fs: FileSystem) -> None:
             part = content[offset : offset + 4096]
             assert np.array_equal(row[: len(part)], part)
             assert (row[len(part) :] == 7).all()
-        buffers = [
+        buffers: list[Any] = [
             bytearray(3),
             np.zeros(200 * KIB, dtype=np.uint8),
             memoryview(bytearray(10)),
@@ -253,11 +253,11 @@ async def _written_and_read(local: LocalCluster) -> None:
         stop.set()
         await asyncio.gather(*workers)
         await file.close()
-    async with await fireflyer.fs.connect_async(f"ff://{local.directory}") as other:
-        async with await other.open("/fire") as read:
-            back = np.empty(length + 1, dtype=np.uint8)
-            assert await read.pread_into(back, 0) == length
-            assert np.array_equal(back[:length], twin)
+    back = np.empty(length + 1, dtype=np.uint8)
+    other = await fireflyer.fs.connect_async(f"ff://{local.directory}")
+    async with other, await other.open("/fire") as read:
+        assert await read.pread_into(back, 0) == length
+        assert np.array_equal(back[:length], twin)
 
 
 def test_nodes_die_while_a_file_is_written_and_read(local: LocalCluster) -> None:
