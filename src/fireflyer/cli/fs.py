@@ -17,6 +17,7 @@ from fireflyer.cli.fs_machines import (
     retire_node_command,
 )
 from fireflyer.cli.fs_meta import meta_command
+from fireflyer.cli.fs_mount import mount_command, umount_command
 from fireflyer.cli.fs_placement import placement_command
 from fireflyer.cli.fs_processes import manager_command, storage_command
 from fireflyer.cli.fs_rebalance import rebalance_command
@@ -37,7 +38,9 @@ def admin() -> None:
     """What administrators plan and decide."""
 
 
-for verb in (up_command, status_command, down_command, manager_command, meta_command, storage_command):
+for verb in (up_command, status_command, down_command, mount_command, umount_command):
+    command.add_command(verb)
+for verb in (manager_command, meta_command, storage_command):
     command.add_command(verb)
 for verb in (ls_command, cat_command, stat_command, du_command, df_command, find_command):
     command.add_command(verb)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.detached import report, run_detached
 from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
 from fireflyer.cli.numbers import WholeNumber
 
@@ -28,7 +28,6 @@ MAX_NODES: Final = 64
 MAX_TARGETS: Final = 999
 DOWN_S: Final = 30.0
 UP_LOG: Final = "up.log"
-MAX_REPORT_BYTES: Final = 1 << 16
 
 
 @click.command("up", short_help="Start a chunk store on this machine.")
@@ -88,9 +87,9 @@ def up_command(
     if failure_timeout is not None and not 0.1 <= failure_timeout <= 3600:
         raise UsageError(f"--failure-timeout {failure_timeout} is not from 0.1 to 3600 seconds")
     layout = Layout(directory)
-    if detach:
-        return _detach(layout, sys.argv[1:])
     layout.make_directory()
+    if detach:
+        return run_detached(sys.argv[1:], os.path.join(layout.directory, UP_LOG))
     with RunLock(layout.lock_file) as lock:
         wanted = {"nodes": nodes, "replicas": replicas, "targets-per-node": targets_per_node, "managers": managers}
         if layout.exists():
@@ -152,11 +151,8 @@ def _run(layout: Layout, cluster: LocalCluster, lock: RunLock, report_fd: int | 
 
     def on_up(running: LocalCluster, status: Status) -> None:
         text = _described(layout, running, status)
-        if report_fd is not None:
-            os.write(report_fd, text.encode())
-            os.close(report_fd)
-        else:
-            click.echo(text, nl=False)
+        report(report_fd, text)
+        if report_fd is None:
             click.echo("Ctrl-C ends it.")
 
     async def until_stopped() -> None:
@@ -187,46 +183,13 @@ def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
         f"{cluster.replicas} replicas, {trouble}manager at {', '.join(cluster.managers)}.\n"
         f"  look:  ff fs status --dir {where}\n"
         f"  stop:  ff fs down --dir {where}\n"
-        "  mount: not in this release; programs use fireflyer.fs.client\n"
+        f"  mount: ff fs mount PLACE --dir {where}\n"
         + (
             ""
             if cluster.durable
             else "  writes are answered before they are on disk: as --relaxed says, until an `up` with --durable\n"
         )
     )
-
-
-def _detach(layout: Layout, arguments: list[str]) -> int:
-    """Runs the same command without `--detach` in a session of its own, and waits until it is up or has failed."""
-    layout.make_directory()
-    options = [one for one in arguments if one not in ("-d", "--detach")]
-    read_fd, write_fd = os.pipe()
-    with open(os.path.join(layout.directory, UP_LOG), "ab") as log, open(read_fd, "rb") as report:
-        began = log.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fireflyer", *options, "--report-fd", str(write_fd)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(write_fd,),
-            start_new_session=True,
-        )
-        os.close(write_fd)
-        text = report.read(MAX_REPORT_BYTES).decode()
-    if text:
-        click.echo(text, nl=False)
-        return 0
-    code = process.wait()
-    reason = _last_error(os.path.join(layout.directory, UP_LOG), began)
-    error: FireflyerError = PermanentError(reason or f"it ended with exit code {code}; its log is {log.name}")
-    raise UsageError(error.message) if code == 2 else error
-
-
-def _last_error(path: str, began: int) -> str:
-    with open(path, "rb") as file:
-        file.seek(began)
-        lines = file.read(MAX_REPORT_BYTES).decode(errors="replace").splitlines()
-    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
 
 
 @click.command("down", short_help="End a chunk store that `ff fs up` has started.")

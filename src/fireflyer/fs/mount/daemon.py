@@ -56,7 +56,8 @@ class MountOptions:
     check_rights: bool = True
 
     def words(self) -> list[str]:
-        words = [f"fsname={self.name}", "subtype=fireflyer"]
+        name = self.name.replace("\\", "\\\\").replace(",", "\\,")
+        words = [f"fsname={name}", "subtype=fireflyer"]
         chosen = {"allow_other": self.allow_other, "ro": self.read_only, "default_permissions": self.check_rights}
         return words + [word for word, given in chosen.items() if given]
 

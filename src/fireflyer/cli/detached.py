@@ -1,0 +1,59 @@
+"""The same command again, in a session of its own: for commands with `--detach`, which return when it is up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
+
+__all__ = ["report", "run_detached"]
+
+MAX_REPORT_BYTES: Final = 1 << 16
+
+
+def run_detached(arguments: Sequence[str], log_path: str) -> int:
+    """Runs `ff` with these arguments but `-d`/`--detach`, and waits until it has called `report` or has failed: then
+    the error is the one that its log ends with."""
+    options = [one for one in arguments if one not in ("-d", "--detach")]
+    read_fd, write_fd = os.pipe()
+    with open(log_path, "ab") as log, open(read_fd, "rb") as reported:
+        began = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fireflyer", *options, "--report-fd", str(write_fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(write_fd,),
+            start_new_session=True,
+        )
+        os.close(write_fd)
+        text = reported.read(MAX_REPORT_BYTES).decode()
+    if text:
+        click.echo(text, nl=False)
+        return 0
+    code = process.wait()
+    reason = _last_error(log_path, began)
+    error: FireflyerError = PermanentError(reason or f"it ended with exit code {code}; its log is {log_path}")
+    raise UsageError(error.message) if code == 2 else error
+
+
+def report(report_fd: int | None, text: str) -> None:
+    """What the one who waits prints; on the terminal where nobody does."""
+    if report_fd is None:
+        click.echo(text, nl=False)
+        return
+    os.write(report_fd, text.encode())
+    os.close(report_fd)
+
+
+def _last_error(path: str, began: int) -> str:
+    with open(path, "rb") as file:
+        file.seek(began)
+        lines = file.read(MAX_REPORT_BYTES).decode(errors="replace").splitlines()
+    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")

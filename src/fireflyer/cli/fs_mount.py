@@ -1,0 +1,111 @@
+"""`ff fs mount` and `ff fs umount`: the files of a cluster for programs that know nothing of us."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import Busy, UsageError
+from fireflyer.cli.detached import report, run_detached
+from fireflyer.cli.fs_connect import Where, where_options
+
+if TYPE_CHECKING:
+    from fireflyer.fs.mount.daemon import MountOptions
+
+__all__ = ["mount_command", "umount_command"]
+
+MOUNT_LOG: Final = "mount.log"
+
+
+@click.command("mount", short_help="Mount the files of a cluster on a directory.")
+@where_options
+@click.option("--allow-other", is_flag=True, help="Let other users in: each acts as who he is here.")
+@click.option("--read-only", is_flag=True, help="Let nothing be changed through this mount.")
+@click.option("--log", "log_path", metavar="FILE", help="With --detach.  [default: mount.log in --dir, or none]")
+@click.option("-d", "--detach", is_flag=True, help="Return when it is mounted; end it with `ff fs umount`.")
+@click.option("--report-fd", type=int, hidden=True)
+@click.argument("place", metavar="PLACE")
+def mount_command(
+    *,
+    where: Where,
+    place: str,
+    allow_other: bool,
+    read_only: bool,
+    log_path: str | None,
+    detach: bool,
+    report_fd: int | None,
+) -> int:
+    """Mount the files of a cluster on PLACE, an empty directory, until Ctrl-C, SIGTERM or `ff fs umount PLACE`.
+
+    With the node secret (--secret-file, or --dir, a cluster of `ff fs up` on this machine) the mount is trusted: each
+    program acts as its own user. With a user's token, all act as that user.
+
+    What a program has written is stored, and seen by others who open the file afterwards, when it has closed the file
+    or called fsync.
+    """
+    from fireflyer.fs.mount.daemon import MountOptions, check_place
+    from fireflyer.identity import NodeCredential
+
+    trusted = bool(where.directory) or isinstance(where.credential, NodeCredential)
+    if allow_other and not trusted:
+        raise UsageError("--allow-other: with a token all would act as its user; mount with the node secret instead")
+    name = f"ff://{os.path.abspath(where.directory) if where.directory else ','.join(where.managers)}"
+    options = MountOptions(name=name, allow_other=allow_other, read_only=read_only, check_rights=trusted)
+    check_place(place, options)
+    if detach:
+        return run_detached(sys.argv[1:], log_path or _default_log(where))
+    return _run(where, place, options, trusted, report_fd)
+
+
+def _default_log(where: Where) -> str:
+    return os.path.join(where.directory, MOUNT_LOG) if where.directory else os.devnull
+
+
+def _run(where: Where, place: str, options: MountOptions, trusted: bool, report_fd: int | None) -> int:
+    from fireflyer.fs.client.connecting import connect_async
+    from fireflyer.fs.client.opening import FileOptions
+    from fireflyer.fs.mount.daemon import serve_mount
+    from fireflyer.fs.mount.files import MountedFiles
+    from fireflyer.runtime import run
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    credential = None if where.directory else where.credential  # a directory has one
+    # Who may set the kernel's readahead needs none of ours.
+    files_options = FileOptions(ahead_bytes=0) if os.geteuid() == 0 else FileOptions()
+
+    def on_ready() -> None:
+        report(report_fd, f"Mounted on {quote(place)}; unmount: ff fs umount {quote(place)}\n")
+
+    async def serve() -> None:
+        files = await connect_async(
+            options.name, credential=credential, name=f"mount of {place}"[:128], options=files_options
+        )
+        await serve_mount(place, MountedFiles(files, trusted=trusted), options, on_ready=on_ready)
+
+    run(serve())
+    return 0
+
+
+@click.command("umount", short_help="Unmount what `ff fs mount` has mounted.")
+@click.option("--lazy", is_flag=True, help="At once, although programs are in it: they get errors when it is gone.")
+@click.argument("place", metavar="PLACE")
+def umount_command(*, place: str, lazy: bool) -> int:
+    """Unmount PLACE. What programs have written is stored when it returns."""
+    from fireflyer.fs.mount.daemon import unmount
+
+    try:
+        unmount(os.path.abspath(place), lazy=lazy)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise Busy(f"{place} is in use; end the programs in it, or: ff fs umount --lazy {quote(place)}") from None
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            raise UsageError(f"nothing is mounted on {place}") from None
+        raise UsageError(f"{place} cannot be unmounted: {error.strerror}") from None
+    click.echo(f"{quote(place)} is unmounted.")
+    return 0

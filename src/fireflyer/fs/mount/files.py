@@ -1,0 +1,442 @@
+"""The mount's operations on a file client: names by the meta service, bytes by its `File`s.
+
+*Who.* A trusted mount names uid, gid and groups of the process that asks with each request; any other acts as the user
+whose token it has, whoever asks.
+
+*Close-to-open.* `flush`, which the kernel sends at each close, returns when the bytes are stored and the length is
+known to everybody. At an open the kernel drops the pages that it has, unless length, times and `cut` are what they were
+when it began to keep them, and nothing was written through this mount since. Between that, all descriptors of this
+mount see the same bytes.
+
+*Appending.* The place is the meta service's to give, so a file that is opened with O_APPEND has no pages in the kernel:
+what it believes about the place may be wrong.
+
+*Locks that wait* ask again and again: an attempt that is under way when its program is interrupted is waited for, and
+if it was granted, so the program is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import errno
+import fcntl
+import logging
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from fireflyer.base.errors import FireflyerError, InvariantViolation
+from fireflyer.base.units import MS
+from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.opened import File
+from fireflyer.fs.mount.operations import (
+    Attributes,
+    Caller,
+    Changes,
+    Listing,
+    Opened,
+    RangeLock,
+    Set,
+    Space,
+)
+from fireflyer.fs.schema import meta
+from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, Place, ValueFlag, Window
+
+__all__ = ["MountedFiles"]
+
+_log = logging.getLogger(__name__)
+_A = TypeVar("_A")
+_EXECUTED: Final = 0o40
+"""In the flags of an open by execve (__FMODE_EXEC of Linux)."""
+_LOCK_WAIT_NS: Final = 500 * MS
+_MAX_REMEMBERED: Final = 1 << 16
+"""Files whose pages may be kept over an open."""
+_BLOCK_BYTES: Final = 4096
+_HIDDEN: Final = b"trusted."
+_KINDS: Final = {
+    Kind.FILE: stat.S_IFREG,
+    Kind.DIRECTORY: stat.S_IFDIR,
+    Kind.SYMLINK: stat.S_IFLNK,
+    Kind.FIFO: stat.S_IFIFO,
+    Kind.SOCKET: stat.S_IFSOCK,
+    Kind.CHARACTER: stat.S_IFCHR,
+    Kind.BLOCK: stat.S_IFBLK,
+}
+_KIND_OF: Final = {mode: kind for kind, mode in _KINDS.items()}
+_ALLOCATE: Final = {
+    0: AllocateMode.DEFAULT,
+    0x01: AllocateMode.KEEP_SIZE,
+    0x03: AllocateMode.PUNCH_HOLE,
+    0x10: AllocateMode.ZERO_RANGE,
+}
+_LOCK_KINDS: Final = {fcntl.F_RDLCK: LockKind.READ, fcntl.F_WRLCK: LockKind.WRITE, fcntl.F_UNLCK: LockKind.NONE}
+_LOCK_TYPES: Final = {kind: number for number, kind in _LOCK_KINDS.items()}
+_WHOLE_KINDS: Final = {fcntl.LOCK_SH: LockKind.READ, fcntl.LOCK_EX: LockKind.WRITE, fcntl.LOCK_UN: LockKind.NONE}
+_State = tuple[int, int, int, int]
+
+
+def _expect(answer: object, kind: type[_A]) -> _A:
+    if not isinstance(answer, kind):
+        raise InvariantViolation(f"the meta service answered {type(answer).__name__}, not {kind.__name__}")
+    return answer
+
+
+def attributes_of(inode: Inode) -> Attributes:
+    body, links, device = inode.body, inode.links, 0
+    if isinstance(body, DirectoryBody):
+        links = 2 + body.subdirectories if links else 0
+    elif isinstance(body, DeviceBody):
+        device = body.device
+    return Attributes(
+        inode.id, _KINDS[inode.kind] | inode.mode, links, inode.uid, inode.gid, device, inode.length,
+        inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
+    )  # fmt: skip
+
+
+def _state_of(inode: Inode) -> _State:
+    cut = inode.body.cut if isinstance(inode.body, FileBody) else 0
+    return inode.length, inode.mtime_ns, inode.ctime_ns, cut
+
+
+@dataclass(slots=True)
+class _Handle:
+    """An open file. `dirty`: something was written that the next flush has to send on."""
+
+    file: File
+    inode: int
+    appends: bool
+    writes: bool
+    dirty: bool = False
+
+
+@dataclass(slots=True)
+class _Inode:
+    """That is open here. `owners`: of range locks, whom a close unlocks. `written_ns`: by this machine's clock."""
+
+    handles: dict[int, _Handle] = field(default_factory=dict)
+    written_ns: int = 0
+    owners: dict[int, None] = field(default_factory=dict)
+
+
+class MountedFiles:
+    """As `Mounted`, over one client; it is closed with `finish`."""
+
+    def __init__(self, files: Files, *, trusted: bool) -> None:
+        self._files = files
+        self._trusted = trusted
+        self._handles: dict[int, _Handle] = {}
+        self._inodes: dict[int, _Inode] = {}
+        self._next = 1
+        self._kept: collections.OrderedDict[int, _State] = collections.OrderedDict()
+
+    async def finish(self) -> None:
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            try:
+                await handle.file.close()
+            except (FireflyerError, OSError) as error:
+                _log.warning("what was written to inode=%d may be lost: %s", handle.inode, error)
+        await self._files.close()
+
+    # --- asking
+
+    def _actor(self, caller: Caller) -> meta.Actor | None:
+        return meta.Actor(caller.uid, caller.gid, caller.groups[: meta.MAX_GROUPS]) if self._trusted else None
+
+    async def _ask(self, caller: Caller, request: meta.Request) -> meta.Answer:
+        return await self._files.meta.call(request, actor=self._actor(caller))
+
+    async def _found(self, caller: Caller, request: meta.Request) -> Attributes:
+        return self._told(_expect(await self._ask(caller, request), meta.Found).inode)
+
+    def _told(self, inode: Inode) -> Attributes:
+        """With what was written here and is not known there yet."""
+        found, here = attributes_of(inode), self._inodes.get(inode.id)
+        if here is None or not isinstance(inode.body, FileBody):
+            return found
+        found = found._replace(size=self._files.known(inode))
+        if not any(one.dirty for one in here.handles.values()):
+            return found
+        changed_ns = here.written_ns
+        return found._replace(mtime_ns=max(found.mtime_ns, changed_ns), ctime_ns=max(found.ctime_ns, changed_ns))
+
+    # --- names
+
+    async def lookup(self, caller: Caller, parent: int, name: bytes) -> Attributes:
+        return await self._found(caller, meta.Stat(Place(parent, name), False))
+
+    async def get_attributes(self, caller: Caller, inode: int, handle: int) -> Attributes:  # noqa: ARG002
+        return await self._found(caller, meta.Stat(Place(inode), False))
+
+    async def set_attributes(self, caller: Caller, inode: int, handle: int, changes: Changes) -> Attributes:
+        which = Set(changes.which)
+        if Set.SIZE in which:
+            await self._truncate(caller, inode, handle, changes.size)
+        rest = which & ~Set.SIZE
+        if not rest:
+            return await self.get_attributes(caller, inode, handle)
+        now = Now(0)
+        if Set.ATIME_NOW in which:
+            now |= Now.ATIME
+        if Set.MTIME_NOW in which:
+            now |= Now.MTIME
+        change = meta.SetAttributes(
+            Place(inode),
+            False,
+            mode=changes.mode if Set.MODE in which else None,
+            uid=changes.uid if Set.UID in which else None,
+            gid=changes.gid if Set.GID in which else None,
+            atime_ns=changes.atime_ns if Set.ATIME in which and Now.ATIME not in now else None,
+            mtime_ns=changes.mtime_ns if Set.MTIME in which and Now.MTIME not in now else None,
+            now=now,
+        )
+        changed = await self._files.set_attributes(change, actor=self._actor(caller))
+        self._clean(inode)
+        return self._told(changed)
+
+    async def _truncate(self, caller: Caller, inode: int, handle: int, size: int) -> None:
+        self._kept.pop(inode, None)
+        opened = self._handles.get(handle)
+        if opened is not None and opened.writes:
+            await opened.file.truncate(size)
+            return
+        await self._files.truncate_at(Place(inode), size, actor=self._actor(caller))
+        self._clean(inode)
+
+    def _clean(self, inode: int) -> None:
+        """What was written here is known to the service."""
+        here = self._inodes.get(inode)
+        for handle in here.handles.values() if here is not None else ():
+            handle.dirty = False
+
+    async def read_link(self, caller: Caller, inode: int) -> bytes:
+        return _expect(await self._ask(caller, meta.ReadLink(Place(inode))), meta.Target).path
+
+    async def make_node(self, caller: Caller, parent: int, name: bytes, mode: int, device: int) -> Attributes:
+        kind = _KIND_OF.get(stat.S_IFMT(mode) or stat.S_IFREG)
+        if kind is None or kind in (Kind.DIRECTORY, Kind.SYMLINK):
+            raise file_error(errno.EINVAL)
+        device = device if kind in (Kind.CHARACTER, Kind.BLOCK) else 0
+        return await self._found(caller, meta.MakeNode(Place(parent, name), kind, stat.S_IMODE(mode), device))
+
+    async def make_directory(self, caller: Caller, parent: int, name: bytes, mode: int) -> Attributes:
+        return await self._found(caller, meta.MakeDirectory(Place(parent, name), mode))
+
+    async def make_symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Attributes:
+        return await self._found(caller, meta.Symlink(Place(parent, name), target))
+
+    async def make_link(self, caller: Caller, inode: int, parent: int, name: bytes) -> Attributes:
+        return await self._found(caller, meta.Link(Place(inode), Place(parent, name)))
+
+    async def remove(self, caller: Caller, parent: int, name: bytes) -> None:
+        await self._ask(caller, meta.Remove(Place(parent, name)))
+
+    async def remove_directory(self, caller: Caller, parent: int, name: bytes) -> None:
+        await self._ask(caller, meta.RemoveDirectory(Place(parent, name)))
+
+    async def rename(
+        self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> None:
+        if flags & ~(meta.RenameFlag.NO_REPLACE | meta.RenameFlag.EXCHANGE):
+            raise file_error(errno.EINVAL)
+        await self._ask(caller, meta.Rename(Place(parent, name), Place(new_parent, new_name), flags))
+
+    async def access(self, caller: Caller, inode: int, mask: int) -> None:
+        await self._ask(caller, meta.Access(Place(inode), mask, False))
+
+    # --- directories
+
+    async def open_directory(self, caller: Caller, inode: int) -> None:
+        """Each page is checked when it is asked for."""
+
+    async def list_directory(self, caller: Caller, inode: int, after: bytes, *, attributes: bool) -> Listing:
+        request = meta.ListDirectory(inode, after, meta.MAX_LISTED, attributes)
+        listing = _expect(await self._ask(caller, request), meta.Listing)
+        return Listing([(one.name, self._entry(one)) for one in listing.entries], listing.more, listing.parent)
+
+    def _entry(self, entry: meta.Entry) -> Attributes:
+        if entry.inode is not None:
+            return self._told(entry.inode)
+        return Attributes(entry.id, _KINDS[entry.kind], 1, 0, 0, 0, 0, 0, 0, 0)
+
+    async def space(self, caller: Caller, inode: int) -> Space:
+        found = _expect(await self._ask(caller, meta.GetSpace(inode)), meta.Space)
+        return Space(
+            _BLOCK_BYTES, found.capacity_bytes // _BLOCK_BYTES, found.free_bytes // _BLOCK_BYTES,
+            found.inodes + found.free_inodes, found.free_inodes,
+        )  # fmt: skip
+
+    # --- files
+
+    async def open(self, caller: Caller, inode: int, flags: int) -> Opened:
+        if flags & os.O_TRUNC:
+            self._kept.pop(inode, None)
+        try:
+            file = await self._files.open_at(Place(inode), _open_flags(flags), 0, actor=self._actor(caller))
+        except FileNotFoundError:
+            raise file_error(errno.ESTALE) from None  # the kernel looks for the name again, and tries that
+        return self._opened(file, flags)
+
+    async def create(
+        self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
+    ) -> tuple[Attributes, Opened]:
+        wanted = _open_flags(flags) | OpenFlag.CREATE | (OpenFlag.EXCLUSIVE if flags & os.O_EXCL else 0)
+        file = await self._files.open_at(Place(parent, name), wanted, mode, actor=self._actor(caller))
+        return attributes_of(file.attributes.inode), self._opened(file, flags)
+
+    def _opened(self, file: File, flags: int) -> Opened:
+        number, inode = self._next, file.inode_id
+        self._next += 1
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        appends = writes and bool(flags & os.O_APPEND)
+        handle = self._handles[number] = _Handle(file, inode, appends, writes)
+        self._inodes.setdefault(inode, _Inode()).handles[number] = handle
+        return Opened(number, keep_pages=not appends and self._may_keep(file), direct=appends)
+
+    def _may_keep(self, file: File) -> bool:
+        state = _state_of(file.attributes.inode)
+        kept = self._kept.get(file.inode_id)
+        self._kept[file.inode_id] = state
+        self._kept.move_to_end(file.inode_id)
+        if len(self._kept) > _MAX_REMEMBERED:
+            self._kept.popitem(last=False)
+        return kept == state
+
+    def _handle(self, number: int) -> _Handle:
+        handle = self._handles.get(number)
+        if handle is None:
+            raise file_error(errno.EBADF)
+        return handle
+
+    async def read(self, handle: int, offset: int, memory: memoryview) -> int:
+        return await self._handle(handle).file.pread_into(memory, offset)
+
+    async def write(self, handle: int, offset: int, memory: memoryview) -> int:
+        opened = self._handle(handle)
+        opened.dirty = True
+        self._inodes[opened.inode].written_ns = time.time_ns()
+        self._kept.pop(opened.inode, None)
+        if opened.appends:
+            await opened.file.append(memory)
+            return len(memory)
+        return await opened.file.pwrite(memory, offset)
+
+    async def flush(self, handle: int, owner: int) -> None:
+        opened = self._handle(handle)
+        state = self._inodes.get(opened.inode)
+        if state is not None and owner in state.owners:
+            del state.owners[owner]
+            await self._lock(None, meta.Lock(opened.inode, Window.RANGE, owner, LockKind.NONE))
+        if opened.dirty:
+            opened.dirty = False
+            await opened.file.fsync()
+
+    async def sync(self, handle: int, *, data_only: bool) -> None:  # noqa: ARG002
+        opened = self._handle(handle)
+        opened.dirty = False
+        await opened.file.fsync()
+
+    async def release(self, handle: int, owner: int, *, unlock: bool) -> None:
+        opened = self._handle(handle)
+        del self._handles[handle]
+        try:
+            if unlock:
+                await self._lock(None, meta.Lock(opened.inode, Window.WHOLE, owner, LockKind.NONE))
+            await opened.file.close()
+        finally:
+            state = self._inodes[opened.inode]
+            del state.handles[handle]
+            if not state.handles:
+                del self._inodes[opened.inode]
+
+    async def allocate(self, handle: int, mode: int, offset: int, size: int) -> None:
+        wanted = _ALLOCATE.get(mode)
+        if wanted is None:
+            raise file_error(errno.EOPNOTSUPP)
+        opened = self._handle(handle)
+        self._kept.pop(opened.inode, None)
+        await opened.file.allocate(wanted, offset, size)
+
+    # --- extended attributes
+
+    async def get_value(self, caller: Caller, inode: int, name: bytes) -> bytes:
+        return _expect(await self._ask(caller, meta.GetValue(Place(inode), name, False)), meta.Value).value
+
+    async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
+        if flags & ~3 or flags == 3:
+            raise file_error(errno.EINVAL)
+        if len(value) > meta.MAX_VALUE_BYTES:
+            raise file_error(errno.E2BIG, "argument list too long")
+        await self._ask(caller, meta.SetValue(Place(inode), name, value, ValueFlag(flags), False))
+
+    async def list_values(self, caller: Caller, inode: int) -> list[bytes]:
+        names = _expect(await self._ask(caller, meta.ListValues(Place(inode), False)), meta.Names).names
+        return [name for name in names if caller.uid == 0 or not name.startswith(_HIDDEN)]
+
+    async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:
+        await self._ask(caller, meta.RemoveValue(Place(inode), name, False))
+
+    # --- locks
+
+    async def find_lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock) -> RangeLock | None:
+        asked = meta.Lock(inode, Window.RANGE, owner, _LOCK_KINDS[lock.type], lock.start, lock.end)
+        found = _expect(await self._ask(caller, meta.GetLock(asked)), meta.LockState).lock
+        if found is None:
+            return None
+        return RangeLock(_LOCK_TYPES[found.kind], found.start, found.end, found.process)
+
+    async def lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock, *, wait: bool) -> None:
+        kind = _LOCK_KINDS.get(lock.type)
+        if kind is None:
+            raise file_error(errno.EINVAL)
+        state = self._inodes.get(inode)
+        if kind is not LockKind.NONE and state is not None:
+            state.owners[owner] = None
+        asked = meta.Lock(inode, Window.RANGE, owner, kind, lock.start, lock.end, 0, lock.process)
+        await self._lock(caller, asked, wait=wait)
+
+    async def lock_whole(self, caller: Caller, inode: int, owner: int, operation: int, *, wait: bool) -> None:
+        kind = _WHOLE_KINDS.get(operation)
+        if kind is None:
+            raise file_error(errno.EINVAL)
+        await self._lock(caller, meta.Lock(inode, Window.WHOLE, owner, kind, process=caller.pid), wait=wait)
+
+    async def _lock(self, caller: Caller | None, asked: meta.Lock, *, wait: bool = False) -> None:
+        actor = None if caller is None else self._actor(caller)
+        wait_ns = _LOCK_WAIT_NS if wait and asked.kind is not LockKind.NONE else 0
+        wanted = meta.Lock(
+            asked.inode, asked.window, asked.owner, asked.kind, asked.start, asked.end, wait_ns, asked.process
+        )
+        while True:
+            attempt = asyncio.ensure_future(self._files.meta.call(wanted, actor=actor))
+            interrupted = False
+            try:
+                await asyncio.shield(attempt)
+                return
+            except asyncio.CancelledError:
+                interrupted = True
+            except BlockingIOError:
+                if not wait:
+                    raise
+            if interrupted:
+                try:
+                    await attempt
+                except FileError:
+                    raise InterruptedError(errno.EINTR, "interrupted") from None
+                return
+
+
+def _open_flags(flags: int) -> OpenFlag:
+    wanted = {
+        os.O_RDONLY: OpenFlag.EXECUTE if flags & _EXECUTED else OpenFlag.READ,
+        os.O_WRONLY: OpenFlag.WRITE,
+        os.O_RDWR: OpenFlag.READ | OpenFlag.WRITE,
+    }.get(flags & os.O_ACCMODE)
+    if wanted is None:
+        raise file_error(errno.EINVAL)
+    return wanted | (OpenFlag.TRUNCATE if flags & os.O_TRUNC else OpenFlag(0))

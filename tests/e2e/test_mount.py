@@ -1,0 +1,269 @@
+"""Files of a cluster, mounted: programs that know nothing of us, several mounts at once, what is left when one ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.support.fs_local import LocalCluster
+from tests.support.mounting import Mount, mounted, needs_fuse
+
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
+FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
+MakeMount = Callable[..., Mount]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    cluster.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")
+    cluster.wait(cluster.whole)
+    yield cluster
+    cluster.close()
+
+
+def _mounts(stack: ExitStack, cluster: LocalCluster, directory: Path) -> MakeMount:
+    def make(name: str, *options: str) -> Mount:
+        place = directory / name
+        place.mkdir()
+        command = [*FF, "mount", str(place), "--dir", str(cluster.directory), *options]
+        return stack.enter_context(mounted(command, str(place)))
+
+    return make
+
+
+@pytest.fixture
+def make_mount(cluster: LocalCluster, tmp_path: Path) -> Iterator[MakeMount]:
+    with ExitStack() as stack:
+        yield _mounts(stack, cluster, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mount, Mount]]:
+    """Two mounts of the same files, for all tests that leave them as they are."""
+    with ExitStack() as stack:
+        make = _mounts(stack, cluster, tmp_path_factory.mktemp("pair"))
+        yield make("one", "--allow-other"), make("two")
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> str:
+    """A name of its own for each test: they share the cluster."""
+    return tmp_path.name
+
+
+@pytest.fixture
+def mount(pair: tuple[Mount, Mount], top: str) -> Mount:
+    """A directory of its own in one of them."""
+    one = pair[0]
+    os.mkdir(os.path.join(one.path, top))
+    return Mount(one.process, os.path.join(one.place, top))
+
+
+def test_git_works_in_it(mount: Mount) -> None:
+    who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    mount.run("git", "init", "-q", "first")
+    for number in range(8):
+        Path(mount.path, "first", f"file-{number}").write_text(f"{number}\n" * 1000)
+    mount.run("git", "-C", "first", "add", ".")
+    mount.run("git", "-C", "first", *who, "commit", "-q", "-m", "one")
+    mount.run("git", "clone", "-q", "first", "second")
+    Path(mount.path, "second", "file-3").write_text("other\n")
+    assert mount.run("git", "-C", "second", "status", "--short") == " M file-3\n"
+    mount.run("git", "-C", "second", *who, "commit", "-q", "-a", "-m", "two")
+    assert len(mount.run("git", "-C", "second", "log", "--oneline").splitlines()) == 2
+    mount.run("git", "-C", "second", "fsck", "--strict")
+
+
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="there is no sqlite3")
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_sqlite_works_in_it(mount: Mount, journal: str) -> None:
+    sql = f"pragma journal_mode={journal}; create table t(a, b);"
+    fill = "insert into t select value, hex(randomblob(200)) from generate_series(1, 3000);"
+    mount.run("sqlite3", "base", sql)
+    mount.run("sqlite3", "base", fill)
+    mount.run("sqlite3", "base", "delete from t where a % 3 = 0; vacuum;")
+    found = mount.run("sqlite3", "base", "select count(*), sum(a) from t; pragma integrity_check;")
+    assert found == f"2000|{sum(a for a in range(3001) if a % 3)}\nok\n"
+
+
+def test_archives_are_unpacked_and_programs_built_in_it(mount: Mount, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep" / "er").mkdir(parents=True)
+    (source / "deep" / "er" / "random").write_bytes(random.Random(1).randbytes(300_000))
+    (source / "link").symlink_to("deep/er/random")
+    (source / "main.c").write_text('#include <stdio.h>\nint main(void) { puts("built"); return 0; }\n')
+    os.utime(source / "main.c", ns=(1_000_000_001, 2_000_000_002))
+    archive = subprocess.run(["tar", "-C", str(source), "-cf", "-", "."], capture_output=True, check=True).stdout
+    unpacked = Path(mount.path, "unpacked")
+    unpacked.mkdir()
+    (unpacked / "archive").write_bytes(archive)
+    mount.run("tar", "-C", "unpacked", "-xpf", "unpacked/archive")
+    mount.run("diff", "-r", "--no-dereference", "--exclude=archive", str(source), "unpacked")
+    assert os.stat(unpacked / "main.c").st_mtime_ns // 10**9 == 2
+    if shutil.which("cc") is not None:
+        mount.run("cc", "-o", "unpacked/program", "unpacked/main.c")
+        assert mount.run("./unpacked/program") == "built\n"
+
+
+def test_who_opens_after_a_close_sees_all_of_it_through_another_mount(pair: tuple[Mount, Mount], top: str) -> None:
+    one, two = pair
+    os.mkdir(os.path.join(one.path, top))
+    paths = [os.path.join(mount.path, top, "shared") for mount in (one, two)]
+    chance = random.Random(2)
+    kept = bytearray()
+    for turn in range(20):
+        writer, reader = paths if turn % 2 else reversed(paths)
+        offset, data = chance.randrange(len(kept) + 1), chance.randbytes(chance.choice([1, 5000, 200_000]))
+        fd = os.open(writer, os.O_WRONLY | os.O_CREAT, 0o644)
+        if chance.random() < 0.2:
+            os.ftruncate(fd, offset)
+            del kept[offset:]
+        os.pwrite(fd, data, offset)
+        os.close(fd)
+        kept[offset : offset + len(data)] = data
+        fd = os.open(reader, os.O_RDONLY)
+        assert os.fstat(fd).st_size == len(kept)
+        assert os.pread(fd, len(kept) + 1, 0) == kept
+        os.close(fd)
+
+
+def test_appends_through_two_mounts_are_all_there_and_whole(pair: tuple[Mount, Mount], top: str) -> None:
+    one, two = pair
+    path = os.path.join(one.path, top)
+    Path(path).touch()
+    writers = [
+        subprocess.Popen(mount.command(["sh", "-c", f"for n in $(seq 15); do echo {name}-$n-end >> {top}; done"]))
+        for mount, name in ((one, "a"), (two, "b"), (one, "c"))
+    ]
+    assert [writer.wait(120) for writer in writers] == [0, 0, 0]
+    lines = Path(path).read_text().splitlines()
+    assert sorted(lines) == sorted(f"{name}-{n}-end" for name in "abc" for n in range(1, 16))
+    for name in "abc":
+        assert [line for line in lines if line[0] == name] == [f"{name}-{n}-end" for n in range(1, 16)]
+
+
+def test_locks_hold_between_mounts(pair: tuple[Mount, Mount], top: str) -> None:
+    one, two = pair
+    Path(one.path, top).write_bytes(b"0123456789")
+    mine, theirs = (os.open(os.path.join(mount.path, top), os.O_RDWR) for mount in (one, two))
+    fcntl.flock(mine, fcntl.LOCK_SH)
+    fcntl.flock(theirs, fcntl.LOCK_SH)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(mine, fcntl.LOCK_UN)
+    fcntl.flock(theirs, fcntl.LOCK_EX)
+    # Ranges do not see whole locks. This process is one owner at both mounts, but another one at each.
+    fcntl.lockf(mine, fcntl.LOCK_EX, 4, 2)
+    with pytest.raises(BlockingIOError):
+        fcntl.lockf(theirs, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 5)
+    fcntl.lockf(theirs, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 6)
+    os.close(mine)  # and its locks
+    fcntl.lockf(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 0)
+    os.close(theirs)
+
+
+def test_what_is_unlinked_is_there_until_it_is_closed(mount: Mount) -> None:
+    path = os.path.join(mount.path, "gone")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"before")
+    os.unlink(path)
+    os.pwrite(fd, b" and after", 6)
+    assert os.pread(fd, 100, 0) == b"before and after"
+    assert os.fstat(fd).st_nlink == 0
+    os.close(fd)
+    assert os.listdir(mount.path) == []
+
+
+def test_each_user_has_his_own_rights(mount: Mount) -> None:
+    os.chmod(mount.path, 0o1777)
+    as_ada = ["setpriv", "--reuid=1234", "--regid=1234", "--groups=77"]
+    as_bob = ["setpriv", "--reuid=4321", "--regid=4321", "--clear-groups"]
+    mount.run(*as_ada, "sh", "-c", "umask 077; echo secret > mine; echo all > ours; chmod 640 ours; chgrp 77 ours")
+    found = os.stat(os.path.join(mount.path, "mine"))
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (1234, 1234, 0o600)
+    for command in ("cat mine", "rm -f mine", "cat ours", "mv ours x"):
+        with pytest.raises(AssertionError, match=r"denied|permitted"):
+            mount.run(*as_bob, "sh", "-c", command)
+    assert mount.run("setpriv", "--reuid=555", "--regid=555", "--groups=77", "cat", "ours") == "all\n"
+
+
+def test_values_times_special_files_and_space(mount: Mount) -> None:
+    path = os.path.join(mount.path, "file")
+    Path(path).write_bytes(b"x" * 10)
+    os.setxattr(path, "user.colour", b"blue")
+    assert os.listxattr(path) == ["user.colour"]
+    assert os.getxattr(path, "user.colour") == b"blue"
+    os.utime(path, ns=(-1_000_000_001, 7))
+    assert (os.stat(path).st_atime_ns, os.stat(path).st_mtime_ns) == (-1_000_000_001, 7)
+    os.mkfifo(os.path.join(mount.path, "fifo"))
+    mount.run("sh", "-c", "echo through > fifo & cat fifo")
+    os.posix_fallocate(fd := os.open(path, os.O_RDWR), 0, 5000)
+    assert os.fstat(fd).st_size == 5000
+    os.close(fd)
+    assert os.statvfs(path).f_namemax == 255
+    with pytest.raises(OSError, match="too long") as caught:
+        os.stat(os.path.join(mount.path, "n" * 256))
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_after_its_process_was_killed_what_was_closed_is_there(make_mount: MakeMount, top: str) -> None:
+    one, two = (make_mount(name) for name in ("one", "two"))
+    Path(one.path, top).write_bytes(b"closed")
+    fd = os.open(os.path.join(one.path, top), os.O_RDONLY)
+    one.process.kill()
+    one.process.wait(60)
+    with pytest.raises(OSError, match="not connected") as caught:
+        os.pread(fd, 6, 0)
+    assert caught.value.errno == errno.ENOTCONN
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
+    assert Path(two.path, top).read_bytes() == b"closed"
+
+
+def test_asked_to_end_it_sends_on_what_was_written(make_mount: MakeMount, top: str) -> None:
+    one, two = (make_mount(name) for name in ("one", "two"))
+    fd = os.open(os.path.join(one.path, top), os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"not closed")
+    one.process.send_signal(signal.SIGTERM)
+    one.end()
+    assert one.process.returncode == 0
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
+    assert Path(two.path, top).read_bytes() == b"not closed"
+
+
+def test_detached_read_only_and_unmounted_by_command(cluster: LocalCluster, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    script = """
+        trap 'umount -l "$1" 2>/dev/null' EXIT
+        $FF mount "$1" --dir "$2" --read-only -d || exit 1
+        touch "$1/new" 2>&1
+        cd "$1" && $FF umount "$1" 2>&1
+        cd / && $FF umount "$1" && $FF umount "$1" 2>&1
+        touch "$1/in-the-way" && $FF mount "$1" --dir "$2" 2>&1
+    """
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+    done = subprocess.run(
+        [*command, str(place), str(cluster.directory)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "FF": " ".join(FF), "LC_ALL": "C"},
+    )  # fmt: skip
+    mounted_, read_only, busy, unmounted, nothing, not_empty = done.stdout.splitlines()
+    assert mounted_.startswith("Mounted on")
+    assert "Read-only file system" in read_only
+    assert busy.startswith("error: ")
+    assert "is in use" in busy
+    assert unmounted.endswith("is unmounted.")
+    assert "nothing is mounted" in nothing
+    assert "is not empty" in not_empty
