@@ -20,16 +20,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import lmdb
 import msgspec
 from tests.support.namespaces import Network
 
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.client import Options, Ring, open_ring
 from fireflyer.fs.control import ManagerClient
-from fireflyer.fs.schema.manager import AddChains, AddNode, AddTargets, GetStatus, NewChain, Status
+from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets, GetStatus, NewChain, Status
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret, new_secret, save_secret
@@ -85,7 +87,7 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, directory: Path, network: Network | None) -> None:
+    def __init__(self, directory: Path, network: Network | None, store: str = "") -> None:
         self.directory = directory
         self.network = network
         self.nodes: dict[int, Process] = {}
@@ -94,12 +96,23 @@ class Cluster:
         self.credential = NodeCredential(load_secret(self._secret_file), "bench")
         host = "127.0.0.1" if network is None else network.control.address
         config = ManagerConfig(
-            name="m1", cluster=CLUSTER, store=f"embedded:{directory}/store", listen=f"{host}:0",
-            secret_file=self._secret_file,
+            name="m1", cluster=CLUSTER, store=store or f"embedded:{directory}/store", listen=f"{host}:0",
+            secret_file=self._secret_file, files=MetaSettings(trusted_root=True),
         )  # fmt: skip
         prefix = () if network is None else network.control.command([])
         self.manager = Process("manager", config, directory / "manager.toml", prefix)
         self._asking: ManagerClient
+
+    async def add_table(self) -> None:
+        """Of all chains: files can be made then."""
+        chains = (await self.status()).chains
+        await self._asking.ask(AddTable(1, tuple(chain.id for chain in chains)))
+
+    def stored_bytes(self) -> int:
+        """Of the embedded store: pages that hold something, without those that are free."""
+        with lmdb.open(str(self.directory / "store"), max_dbs=2, readonly=True, lock=False) as env, env.begin() as txn:
+            stat = txn.stat(env.open_db(b"records", txn, create=False))
+            return int((stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) * stat["psize"])
 
     def ring(self, options: Options | None = None) -> Ring:
         return open_ring([self.manager.address], self.credential, options=options, timeout_ns=int(LIMIT_S * 1e9))
@@ -158,10 +171,16 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def running(
-    directory: Path, *, nodes: int, chains: Sequence[NewChain], network: Network | None = None, **storage: Any
+    directory: Path,
+    *,
+    nodes: int,
+    chains: Sequence[NewChain],
+    network: Network | None = None,
+    store: str = "",
+    **storage: Any,
 ) -> AsyncIterator[Cluster]:
-    """`storage`: of `StorageConfig`. All chains serve."""
-    cluster = Cluster(directory, network)
+    """`store`: of the manager, if not an embedded one. `storage`: of `StorageConfig`. All chains serve."""
+    cluster = Cluster(directory, network, store)
     try:
         await cluster.begin(nodes, chains, storage)
         yield cluster

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from tests.support import namespaces
@@ -78,7 +78,7 @@ def _measure(options: Options, nodes: int) -> list[Result]:
 
 async def _run_cluster(options: Options, nodes: int, network: Network, host: Host) -> dict[int, list[_Turn]]:
     """Called on the host of the bridge, where the manager is."""
-    few = {"io_threads": 1, "job_threads": 1}
+    few: dict[str, Any] = {"io_threads": 1, "job_threads": 1}
     with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory:
         async with running(Path(directory), nodes=nodes, chains=spread(nodes, 1), network=network, **few) as cluster:
             with _thread_of(host) as there:

@@ -1,4 +1,4 @@
-"""The chunk store over loopback, each figure beside its bound in the same rounds."""
+"""The chunk store and its files over loopback, each figure beside its bound or its peer in the same run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.fs import basics, crowd, growth, incast, recovery
+from bench.fs import basics, crowd, growth, incast, names, recovery
 from bench.report import Options, Result, Suite, results_path, write_results
 
 __all__ = ["run"]
@@ -18,6 +18,7 @@ _FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
     recovery.run,
     growth.run,
     crowd.run,
+    names.run,
 )
 
 
