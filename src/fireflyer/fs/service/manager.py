@@ -18,7 +18,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
@@ -29,6 +29,7 @@ from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.manager import (
     Answer,
+    FilesStatus,
     GetFilesStatus,
     GetMetaServices,
     GetMoves,
@@ -39,6 +40,7 @@ from fireflyer.fs.schema.manager import (
     NotPrimary,
     Register,
     Request,
+    Status,
 )
 from fireflyer.fs.schema.sessions import (
     CapabilityAnswer,
@@ -49,6 +51,7 @@ from fireflyer.fs.schema.sessions import (
     SessionKept,
 )
 from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.manager_figures import cluster_series, files_series
 from fireflyer.fs.service.manager_files import ManagerFiles
 from fireflyer.fs.service.meta_counts import Counter
 from fireflyer.fs.service.meta_registry import Heard
@@ -60,6 +63,7 @@ from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import Driver
+from fireflyer.runtime.metrics import Series, serving_metrics
 from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
 
 __all__ = ["MAX_WAITING", "check_role", "run_manager"]
@@ -133,8 +137,9 @@ async def run_manager(
         if files is not None:
             files.start(address)
         try:
-            on_ready(address)
-            await service.run(None if files is None else files.close)
+            async with serving_metrics(config.metrics_listen, service.metrics):
+                on_ready(address)
+                await service.run(None if files is None else files.close)
         finally:
             await server.close()
 
@@ -220,14 +225,30 @@ class _Service:
         if isinstance(request, GetMetaServices):
             return MetaServices(await self._meta_services())
         if isinstance(request, GetFilesStatus):
-            trouble = "" if self._files is None else self._files.service.trouble
-            return await self._counter.status(len(await self._meta_services()), trouble)
+            return await self._files_status()
         return await self._put(Asked(0, request, user, trusted))
 
     async def _meta_services(self) -> tuple[str, ...]:
         if not self._config.shared_store:
             return (self._address,) if self._config.serve_files else ()
         return tuple(row.address for row in await self._heard.services())
+
+    async def metrics(self) -> Sequence[Series]:
+        """For Prometheus. Of the cluster only as primary: else each manager would tell it."""
+        status = await self._put(Asked(0, GetStatus()))
+        more: list[Series] = []
+        if isinstance(status, Status):
+            more = cluster_series(status) + files_series(await self._files_status())
+        return [
+            Series.one("fireflyer_manager_primary", "gauge", "Whether it is primary", isinstance(status, Status)),
+            Series.one("fireflyer_manager_waiting", "gauge", "Requests that wait for an answer", len(self._waiting)),
+            *more,
+            *([] if self._files is None else self._files.service.metrics()),
+        ]
+
+    async def _files_status(self) -> FilesStatus:
+        trouble = "" if self._files is None else self._files.service.trouble
+        return await self._counter.status(len(await self._meta_services()), trouble)
 
     async def _mint(self, request: GetCapability, user: str) -> Answer:
         """Raises `UsageError` for a service: it needs none."""

@@ -40,6 +40,9 @@ class ManagerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The meta service runs in this process."""
     files: MetaSettings = MetaSettings()
 
+    metrics_listen: str = ""
+    """host:port of an HTTP endpoint for Prometheus, open to whoever reaches it; empty: none."""
+
     @property
     def shared_store(self) -> bool:
         """Other processes may have it open as well."""

@@ -52,11 +52,13 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.service.meta_callers import Callers
 from fireflyer.fs.service.meta_config import MetaSettings
+from fireflyer.fs.service.meta_figures import Figures
 from fireflyer.fs.service.meta_house import House
 from fireflyer.fs.service.meta_requests import Asked, RequestPorts, Step, carry_out_long, is_changing, refusal
 from fireflyer.fs.service.meta_surroundings import Surroundings
 from fireflyer.identity import Account, Secret
 from fireflyer.kvstore import Engine
+from fireflyer.runtime.metrics import Series
 from fireflyer.runtime.rpc import Caller
 
 __all__ = ["MAX_WEIGHT", "MetaService"]
@@ -118,8 +120,27 @@ class MetaService:
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._long: dict[tuple[ClientId, int], asyncio.Task[Answer]] = {}
         self._enrolled: dict[ClientId, None] = {}
+        self._figures = Figures()
         self._keeper = Keeper(os.urandom(8).hex())
         self._closed = False
+
+    def metrics(self) -> list[Series]:
+        """For Prometheus."""
+        house = self._house
+        gauges = {
+            "waiting": ("Requests that wait for the store", house.lanes.waiting),
+            "long_requests": ("Requests under way that take several transactions", len(self._long)),
+            "chunk_store_reached": ("Whether the chunk store can be used", house.has_chunks),
+            "collects": ("Whether this service collects what is unlinked", self._keeper.leads),
+            "in_trouble": ("Whether collecting or reaping failed last", bool(self.trouble)),
+        }
+        return [
+            *self._figures.series(),
+            Series.one(
+                "fireflyer_meta_transactions_total", "counter", "Transactions that write", house.lanes.transactions
+            ),
+            *(Series.one(f"fireflyer_meta_{name}", "gauge", text, value) for name, (text, value) in gauges.items()),
+        ]
 
     @property
     def trouble(self) -> str:
@@ -217,6 +238,7 @@ class MetaService:
             self._begin(calls, call, caller, asker, user, group, at)
         if group.left:
             await group.complete
+        self._figures.answered(calls.calls, group.answers)
         return Answers(tuple(group.answers))  # type: ignore[arg-type]
 
     def _begin(self, calls: Calls, call: Call, caller: Caller, asker: Asker, user: str, group: _Group, at: int) -> None:

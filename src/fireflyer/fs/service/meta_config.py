@@ -52,3 +52,5 @@ class MetaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     administrators: tuple[Annotated[str, msgspec.Meta(max_length=64)], ...] = ("admin",)
     """Users who act as uid 0."""
     files: MetaSettings = MetaSettings()
+    metrics_listen: str = ""
+    """host:port of an HTTP endpoint for Prometheus, open to whoever reaches it; empty: none."""

@@ -97,6 +97,8 @@ class Lanes:
         self._closed = False
         self.waiting = 0
         """Works that are not done."""
+        self.transactions = 0
+        """That were committed, or failed for good."""
 
     def put(self, key: Hashable, work: Work) -> None:
         """Raises `Busy` when too many wait, `Aborted` after `close`."""
@@ -133,6 +135,7 @@ class Lanes:
 
     async def _transact(self, batch: Sequence[Work]) -> Sequence[Work]:
         """Those that are still to be done."""
+        self.transactions += 1
         try:
             await self._prepare(len(batch))
             outcomes = await self._engine.transact(

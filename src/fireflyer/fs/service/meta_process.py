@@ -15,6 +15,7 @@ from fireflyer.fs.service.meta_surroundings import OpenChunks, Surroundings
 from fireflyer.identity import Accepts, NodeCredential, TokenStore, load_secret
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import parse_listen
+from fireflyer.runtime.metrics import Series, serving_metrics
 from fireflyer.runtime.rpc import RpcServer, ServerLimits
 
 __all__ = ["MAX_CONNECTIONS", "run_meta"]
@@ -51,13 +52,18 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
         limits = ServerLimits(connections=MAX_CONNECTIONS)
         server = RpcServer(Accepts(secret, find_user), identity=f"meta {config.name}", limits=limits)
         server.register(META, service.serve)
+
+        async def metrics() -> Sequence[Series]:
+            return service.metrics()
+
         try:
             await service.start()
             address = config.advertise or str(await server.start(host, port))
             registration = Registration(engine, config.name, address, manager=False)
             await registration.beat()
-            on_ready(address)
-            await registration.keep()
+            async with serving_metrics(config.metrics_listen, metrics):
+                on_ready(address)
+                await registration.keep()
         finally:
             await server.close()
             await asyncio.shield(service.close())

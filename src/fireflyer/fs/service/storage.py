@@ -24,7 +24,7 @@ import resource
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -59,6 +59,7 @@ from fireflyer.native import ChunkNode
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import Driver
+from fireflyer.runtime.metrics import Series, serving_metrics
 from fireflyer.runtime.raw_connections import RawListener
 
 __all__ = ["run_storage"]
@@ -154,8 +155,9 @@ class _Storage:
         try:
             for work in (self._tick(), self._sweep(), *(self._look_after(one) for one in self._targets.values())):
                 driver.spawn(work)
-            on_ready(address)
-            await asyncio.wait([running])
+            async with serving_metrics(self._config.metrics_listen, self._metrics):
+                on_ready(address)
+                await asyncio.wait([running])
         except asyncio.CancelledError:
             _log.info("node=%d is asked to end", self._config.node)
             self._post(Leave("its process is asked to end"))
@@ -167,6 +169,26 @@ class _Storage:
         running.result()
         if self._ended is not None:
             raise self._ended
+
+    async def _metrics(self) -> Sequence[Series]:
+        """What the native parts count, by their names."""
+        found = {target: one.engine.native.stats() for target, one in self._targets.items()}
+        names = dict.fromkeys(name for stats in found.values() for name in stats)
+        return [
+            *(
+                Series.one(f"fireflyer_storage_{name}", "gauge", f"Of the node: {name.replace('_', ' ')}", value)
+                for name, value in self._native.stats().items()
+            ),
+            *(
+                Series(
+                    f"fireflyer_target_{name}",
+                    "gauge",
+                    f"Of a target: {name.replace('_', ' ')}",
+                    [({"target": str(target)}, stats[name]) for target, stats in found.items()],
+                )
+                for name in names
+            ),
+        ]
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
         left = self._loop.create_task(self._left.wait())

@@ -55,3 +55,5 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Of each target; 0: no scrub."""
     scrub_rest_s: Annotated[int, msgspec.Meta(ge=1, le=30 * 24 * 3600)] = 600
     """Between two of its passes."""
+    metrics_listen: str = ""
+    """host:port of an HTTP endpoint for Prometheus, open to whoever reaches it; empty: none."""

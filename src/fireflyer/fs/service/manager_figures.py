@@ -1,0 +1,51 @@
+"""What a manager tells Prometheus, of itself and, while it is primary, of the cluster."""
+
+from __future__ import annotations
+
+from fireflyer.fs.core.space import space_of
+from fireflyer.fs.schema.manager import FilesStatus, Status
+from fireflyer.fs.schema.routing import TargetState
+from fireflyer.runtime.metrics import Series
+
+__all__ = ["cluster_series", "files_series"]
+
+
+def _gauges(values: dict[str, tuple[str, float]]) -> list[Series]:
+    return [Series.one(f"fireflyer_{name}", "gauge", text, value) for name, (text, value) in values.items()]
+
+
+def cluster_series(status: Status) -> list[Series]:
+    used_bytes, capacity_bytes = space_of(status, [node.id for node in status.nodes])
+    states = [[member.state for member in chain.members] for chain in status.chains]
+    return _gauges(
+        {
+            "nodes": ("Storage nodes", len(status.nodes)),
+            "nodes_alive": ("Storage nodes that are heard", sum(node.alive for node in status.nodes)),
+            "chains": ("Chains", len(states)),
+            "chains_readable": ("Chains that somebody serves", sum(TargetState.SERVING in one for one in states)),
+            "chains_whole": (
+                "Chains that all their targets serve",
+                sum(all(state is TargetState.SERVING for state in one) for one in states),
+            ),
+            "chains_syncing": (
+                "Chains with a target that is filled",
+                sum(TargetState.SYNCING in one for one in states),
+            ),
+            "disks_used_bytes": ("Bytes of chunks on disks, every replica counted", used_bytes),
+            "disks_capacity_bytes": ("Bytes that chunks can have on disks", capacity_bytes),
+            "sessions": ("Sessions of clients", status.sessions),
+            "routing_version": ("Version of the routing", status.version),
+        }
+    )
+
+
+def files_series(files: FilesStatus) -> list[Series]:
+    return _gauges(
+        {
+            "meta_services": ("Processes that serve files", files.services),
+            "inodes": ("Inodes; at least so many where they are over a million", files.inodes),
+            "open_for_writing": ("Files open for writing, once for each client", files.writing),
+            "unlinked_inodes": ("Removed and not collected yet", files.unlinked),
+            "unlinked_bytes": ("Bytes of those", files.unlinked_bytes),
+        }
+    )
