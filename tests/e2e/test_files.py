@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import random
@@ -220,6 +221,40 @@ def test_a_user_with_a_token_may_do_what_his_rights_say(fs: FileSystem, local: L
 def _came_back(local: LocalCluster, node: int, status: dict[str, Any]) -> bool:
     incarnation = next(one["incarnation"] for one in status["status"]["nodes"] if one["id"] == node)
     return bool(incarnation > 1 and local.whole(status))
+
+
+def test_names_wait_while_the_manager_is_killed(fs: FileSystem, local: LocalCluster) -> None:
+    fs.mkdir("/many")
+    file = fs.open("/many/file", "wb")
+    file.write(b"before")
+    os.kill(local.process("manager-1"), signal.SIGKILL)
+    for number in range(30):
+        fs.mkdir(f"/many/{number}")
+    file.write(b" and after")
+    file.close()
+    assert fs.stat("/many/file").st_size == 16
+    assert len(fs.listdir("/many")) == 31
+
+
+def test_when_the_session_is_ended_files_that_write_are_lost_and_all_else_goes_on(local: LocalCluster) -> None:
+    with opened(local) as fs:
+        with fs.open("/ended", "wb") as file:
+            file.write(b"x" * 100_000)
+        read, write = fs.open_file("/ended"), fs.open_file("/ended", "r+b")
+        write.pwrite(b"y", 200_000)
+        write.flush()
+        local.ff("admin", "end-session", str(fs.files.meta.client))
+        fs.mkdir("/after")
+        with pytest.raises(OSError, match="open it again") as caught:
+            write.fsync()
+        assert caught.value.errno == errno.ESTALE
+        with pytest.raises(OSError, match="open it again"):
+            write.close()
+        assert read.pread(0, 10) == b"x" * 10
+        assert fs.exists("/after")
+        with fs.open("/ended", "ab") as file:
+            file.write(b"z")
+        read.close()
 
 
 async def _written_and_read(local: LocalCluster) -> None:

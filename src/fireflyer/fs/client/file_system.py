@@ -24,9 +24,9 @@ from fireflyer.fs.client.attributes import Attributes, DirEntry, Statvfs
 from fireflyer.fs.client.engine import Engine
 from fireflyer.fs.client.file_objects import OpenFile, RawFile, wrapped
 from fireflyer.fs.client.files import Files, Path
+from fireflyer.fs.client.modes import flags_of, is_append
 from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.records import read_rows, read_together
-from fireflyer.fs.core.files.modes import flags_of, is_append
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
 from fireflyer.fs.schema.meta import Area, Place, ValueFlag

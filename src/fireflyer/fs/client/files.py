@@ -19,10 +19,10 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.client.attributes import Attributes, DirEntry, Statvfs, path_bytes, text_of
+from fireflyer.fs.client.modes import flags_of
 from fireflyer.fs.client.opened import File, as_file_error
 from fireflyer.fs.client.opening import FileOptions, Opening
 from fireflyer.fs.client.port import Port
-from fireflyer.fs.core.files.modes import flags_of
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import ROOT, Defaults, Inode, Kind
 from fireflyer.fs.schema.meta import (

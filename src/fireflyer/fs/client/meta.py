@@ -99,6 +99,11 @@ class MetaClient:
         self._control.spawn(self._beats())
         self._learn()
 
+    @property
+    def client(self) -> ClientId:
+        """The session's number, as it is now."""
+        return self._control.client
+
     def handle(self) -> int:
         """One that was never used."""
         return next(self._handles)

@@ -410,12 +410,16 @@ class File:
         """All that was written is at the storage nodes. Others may not know of the length yet."""
         self._check(open_=True)
         await self._body.flush()
+        if self.lost:
+            raise self._lost()
         self._raise_error()
 
     async def fsync(self) -> None:
         """And everybody who opens the file sees it."""
         self._check(open_=True)
         await self._body.flush()
+        if self.lost:
+            raise self._lost()
         if self.handle:
             try:
                 await self._body.report(self.handle)

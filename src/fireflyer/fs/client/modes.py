@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from fireflyer.base.errors import UsageError
@@ -9,14 +10,10 @@ from fireflyer.fs.schema.meta import OpenFlag
 
 __all__ = ["flags_of", "is_append"]
 
-# Of Linux on x86-64 and arm64, as `os` has them; numbers, because this is the same wherever it runs.
-_ACCESS: Final = 0o3
-_WRONLY: Final = 0o1
-_RDWR: Final = 0o2
-_CREAT: Final = 0o100
-_EXCL: Final = 0o200
-_TRUNC: Final = 0o1000
-_APPEND: Final = 0o2000
+_FLAGS: Final = (
+    (os.O_CREAT, OpenFlag.CREATE), (os.O_EXCL, OpenFlag.EXCLUSIVE), (os.O_TRUNC, OpenFlag.TRUNCATE),
+    (os.O_DIRECTORY, OpenFlag.DIRECTORY),
+)  # fmt: skip
 _MODES: Final = {
     "r": OpenFlag.READ,
     "w": OpenFlag.WRITE | OpenFlag.CREATE | OpenFlag.TRUNCATE,
@@ -29,12 +26,13 @@ def flags_of(mode: str | int, *, follow: bool = True) -> OpenFlag:
     """Raises `UsageError` for what the builtin `open` refuses."""
     flags = OpenFlag.FOLLOW if follow else OpenFlag(0)
     if isinstance(mode, int):
-        writes = mode & _ACCESS
-        flags |= OpenFlag.WRITE if writes == _WRONLY else OpenFlag.READ
-        flags |= OpenFlag.WRITE if writes == _RDWR else OpenFlag(0)
-        flags |= OpenFlag.CREATE if mode & _CREAT else OpenFlag(0)
-        flags |= OpenFlag.EXCLUSIVE if mode & _EXCL else OpenFlag(0)
-        return flags | (OpenFlag.TRUNCATE if mode & _TRUNC else OpenFlag(0))
+        flags = OpenFlag(0) if mode & os.O_NOFOLLOW else flags
+        writes = mode & os.O_ACCMODE
+        flags |= OpenFlag(0) if writes == os.O_WRONLY else OpenFlag.READ
+        flags |= OpenFlag(0) if writes == os.O_RDONLY else OpenFlag.WRITE
+        for theirs, ours in _FLAGS:
+            flags |= ours if mode & theirs else OpenFlag(0)
+        return flags
     first = [one for one in mode if one in _MODES]
     if len(first) != 1 or len(set(mode)) != len(mode) or set(mode) - set("rwxab+t") or {"b", "t"} <= set(mode):
         raise UsageError(f"mode {mode!r}: one of r, w, x and a, with + for both, and b or t")
@@ -43,4 +41,4 @@ def flags_of(mode: str | int, *, follow: bool = True) -> OpenFlag:
 
 
 def is_append(mode: str | int) -> bool:
-    return bool(mode & _APPEND) if isinstance(mode, int) else "a" in mode
+    return bool(mode & os.O_APPEND) if isinstance(mode, int) else "a" in mode
