@@ -52,8 +52,8 @@ class ChunkServer {
   // comes, once, and nothing of that link after it. `trusted`: as `trust` before the first byte is read.
   std::uint64_t connect(int fd, bool reads, bool trusted = false);
   void disconnect(std::uint64_t link);
-  // Reads of files [from, to) are answered until then. Of one file, or one range, the latest grant counts. Throws
-  // std::length_error above the bound of a link.
+  // Reads of files [from, to) are answered until then. Of one file, or one range, the latest grant counts. Above the
+  // bound of a link another single file's grant goes, and for one more range it throws std::length_error.
   void grant(std::uint64_t link, std::uint64_t file_from, std::uint64_t file_to, std::int64_t until_ns);
   // All files; and its payloads may use all memory, and are dropped with their messages if there is none for a while, so
   // that two nodes never wait for each other.

@@ -15,7 +15,8 @@ from typing import Final
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core import capability, reads
-from fireflyer.fs.core.capability import Capability, Rights
+from fireflyer.fs.core.capability import Rights
+from fireflyer.fs.core.presented import MAX_PRESENTED_RANGES
 from fireflyer.fs.core.replica_effects import ChunkIndex, TableEntry
 from fireflyer.fs.core.storage import ClientAsked
 from fireflyer.fs.schema import data
@@ -35,11 +36,9 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.clock import BootClock
 
-__all__ = ["MAX_CAPABILITIES", "MAX_WAITERS", "StorageAsks"]
+__all__ = ["MAX_WAITERS", "StorageAsks"]
 
 _log = logging.getLogger(__name__)
-MAX_CAPABILITIES: Final = 64
-"""That count for one connection."""
 MAX_WAITERS: Final = 1 << 16
 """Updates without an answer, of all connections."""
 FOR_EVER_NS: Final = 3600 * SECOND
@@ -140,28 +139,18 @@ class StorageAsks:
         except PermissionDenied as error:
             _log.warning("capability refused peer=%s reason=%s", link.peer, error)
             return Refused(Refusal.DENIED, error.message)
-        kept = [other for other in link.capabilities if now_s < other.expires_s and not _same(one, other)]
-        if len(kept) >= MAX_CAPABILITIES:
-            return Refused(Refusal.BUSY, f"{MAX_CAPABILITIES} capabilities count here already; open another connection")
-        link.capabilities = [*kept, one]
+        if not link.presented.add(one, now_s):
+            text = f"{MAX_PRESENTED_RANGES} ranges of files count here already; open another connection"
+            return Refused(Refusal.BUSY, text)
         left_ns = int((one.expires_s - now_s) * SECOND)
         if one.rights & Rights.READ:
             try:
                 self._native.grant(link.number, one.first_file, one.last_file + 1, self._clock.now_ns() + left_ns)
             except ValueError as error:
-                link.capabilities.remove(one)
+                link.presented.drop(one)
                 return Refused(Refusal.BUSY, f"{error}; open another connection")
         return data.Granted(left_ns)
 
 
 def _allows(link: Link, file: int, rights: Rights, client: int | None = None) -> bool:
-    if link.trusted:
-        return True
-    now_s = time.time()
-    return any(one.allows(file, rights, now_s) and client in (None, one.client) for one in link.capabilities)
-
-
-def _same(one: Capability, other: Capability) -> bool:
-    """The later one takes the earlier one's place: also that of a session which was exchanged for another one, since a
-    connection is one client's. Otherwise a few sessions in an hour would use up what counts here."""
-    return (one.first_file, one.last_file, one.rights) == (other.first_file, other.last_file, other.rights)
+    return link.trusted or link.presented.allows(file, rights, client, time.time())
