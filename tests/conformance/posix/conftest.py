@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from tests.support.fs_local import LocalCluster
 from tests.support.posix.both import Both
+from tests.support.posix.client import ClientPlace
 from tests.support.posix.core import CorePlace
 from tests.support.posix.local import LocalPlace, local_place
 from tests.support.posix.places import ALICE, BOB, CAROL, ROOT, Place, User
@@ -24,12 +26,47 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace | str
         yield found
 
 
-@pytest.fixture(params=["core"])
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Real processes."""
+    found = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        found.ff("up", "--detach", "--relaxed")
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def client(cluster: LocalCluster) -> Iterator[ClientPlace]:
+    place = ClientPlace(cluster)
+    yield place
+    place.close()
+
+
+REAL: Final = [pytest.mark.slow, pytest.mark.serial]
+
+
+@pytest.fixture(params=["core", pytest.param("client", marks=REAL)])
 def place(request: pytest.FixtureRequest, local: LocalPlace | str) -> Place:
-    subject = CorePlace()
+    subject: Place = CorePlace() if request.param == "core" else request.getfixturevalue(request.param)
     found = subject if isinstance(local, str) else Both(local, subject)
     found.renew(f"/top-{next(_tops)}")
     return found
+
+
+@pytest.fixture
+def coherent(request: pytest.FixtureRequest) -> None:
+    """For tests of what several users see of each other's open files: between clients that is from close to open."""
+    if request.node.callspec.params["place"] == "client":
+        pytest.skip("each user is a client of his own")
+
+
+@pytest.fixture
+def relative(request: pytest.FixtureRequest) -> None:
+    """For tests of paths as long as a path may be."""
+    if request.node.callspec.params["place"] == "client":
+        pytest.skip("the library has no working directory, so paths are longer")
 
 
 @pytest.fixture

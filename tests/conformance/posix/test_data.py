@@ -6,6 +6,7 @@ import os
 import stat
 from errno import EBADF, EFBIG, EINVAL, EISDIR, ENODEV, EOPNOTSUPP
 
+import pytest
 from tests.support.posix.places import User, errno_of
 
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 3, 16
@@ -66,6 +67,7 @@ def test_what_is_not_truncated(alice: User) -> None:
     alice.close(number)
 
 
+@pytest.mark.usefixtures("coherent")
 def test_all_descriptors_see_one_length(alice: User, bob: User) -> None:
     alice.create("file", b"abc", mode=0o666)
     hers, his = alice.open("file", os.O_RDWR), bob.open("file", os.O_RDWR)

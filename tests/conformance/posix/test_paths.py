@@ -145,6 +145,7 @@ def test_names_are_bytes(alice: User) -> None:
     assert alice.listdir(".") == sorted(names, key=os.fsencode)
 
 
+@pytest.mark.usefixtures("relative")
 def test_the_longest_path(alice: User) -> None:
     assert alice.stat("./" * 2047 + ".").kind == stat.S_IFDIR  # 4095 bytes
     assert errno_of(alice.stat, "./" * 2048) == ENAMETOOLONG
