@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.launching import wait_until
 from tests.support.mounting import Mount, local_mount, needs_fuse
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial]
@@ -133,8 +134,8 @@ fd = os.open(sys.argv[1], os.O_RDWR)
 def stop(*_):
     raise InterruptedError
 signal.signal(signal.SIGUSR1, stop)
-print("waits", flush=True)
 try:
+    print("waits", flush=True)
     fcntl.flock(fd, fcntl.LOCK_EX)
     print("has it", flush=True)
 except InterruptedError:
@@ -146,7 +147,13 @@ def _waiting(path: str) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", _WAITS, path], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "waits\n"
+    wait_until(lambda: _in_a_call(process.pid), 60, "it does not wait")
     return process
+
+
+def _in_a_call(pid: int) -> bool:
+    """Whether it sleeps in a system call."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] not in ("running", "-1")
 
 
 def test_who_waits_for_a_lock_gets_it_or_is_interrupted(plain: Mount) -> None:
@@ -157,13 +164,8 @@ def test_who_waits_for_a_lock_gets_it_or_is_interrupted(plain: Mount) -> None:
     with pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with _waiting(path) as interrupted, _waiting(path) as patient:
-        while interrupted.poll() is None:  # a signal that comes before it waits is lost on it
-            interrupted.send_signal(signal.SIGUSR1)
-            try:
-                interrupted.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-        out, _ = interrupted.communicate()
+        interrupted.send_signal(signal.SIGUSR1)
+        out, _ = interrupted.communicate(timeout=60)
         assert out == "interrupted\n"
         assert patient.poll() is None
         fcntl.flock(fd, fcntl.LOCK_UN)
