@@ -25,6 +25,8 @@ DEATH_LIMIT_S = 1.0
 HANG_LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7
 LAYOUTS = {"1x3": [0, 0, 0], "2x2": [0, 0, 1, 1]}
 KINDS = ("gather", "scatter", "reduce_scatter", "allgather", "broadcast", "reduce", "barrier", "all_to_all")
+AT_ONCE_NS = 60 * SECOND
+"""The timeout of groups in which something is to be told without waiting for it; nor may it pass on a busy machine."""
 FAST = {("gather", "2x2", signal.SIGKILL), ("reduce_scatter", "1x3", signal.SIGSTOP)}
 SLOW = pytest.mark.slow
 
@@ -97,7 +99,7 @@ def test_calls_that_differ_are_both_named_by_all_ranks(
     nodes = LAYOUTS[layout]
     usual = {"kind": kind, "count": 1000}
     with ranks_running(
-        tmp_path, nodes, "", timeout_ns=TIMEOUT_NS, module=MODULE, call=usual, other=other, odd=1, at=3
+        tmp_path, nodes, "", timeout_ns=AT_ONCE_NS, module=MODULE, call=usual, other=other, odd=1, at=3
     ) as ranks:
         for event in ranks.wait_for("failed", limit_s=HANG_LIMIT_S + 20).values():
             assert event["type"] == "UsageError", event
@@ -110,7 +112,7 @@ def test_calls_that_differ_are_both_named_by_all_ranks(
 def test_splits_that_differ_are_both_named_by_all_ranks(layout: str, tmp_path: Path) -> None:
     nodes, usual = LAYOUTS[layout], {"kind": "all_to_all", "count": 1000}
     with ranks_running(
-        tmp_path, nodes, "", timeout_ns=TIMEOUT_NS, module=MODULE, call=usual, other={"count": 1001}, odd=1, at=3
+        tmp_path, nodes, "", timeout_ns=AT_ONCE_NS, module=MODULE, call=usual, other={"count": 1001}, odd=1, at=3
     ) as ranks:
         for event in ranks.wait_for("failed", limit_s=HANG_LIMIT_S + 20).values():
             assert event["type"] == "UsageError", event

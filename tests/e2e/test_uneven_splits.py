@@ -9,12 +9,13 @@ import pytest
 from tests.support.patience import allowed_s
 from tests.support.rank_processes import ranks_running
 
-from fireflyer.base.units import MS, SECOND
+from fireflyer.base.units import SECOND
 
 pytestmark = pytest.mark.serial
 
-TIMEOUT_NS = 1000 * MS
-HANG_LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7
+TIMEOUT_NS = 60 * SECOND
+AT_ONCE_S = 2.0
+"""Nobody waits for the timeout; and the slack of a busy test machine."""
 LAYOUTS = {"1x3": [0, 0, 0], "2+1": [0, 0, 1]}
 SMALL, LARGE = 100, 300_000
 SIZES = {  # what is sent, and what is expected, in hundredths of the usual
@@ -57,11 +58,11 @@ def test_splits_that_do_not_match_are_told_to_all_ranks(
         **params,
     ) as ranks:
         since = ranks.wait_for("wrong", [1, 2])
-        for event in ranks.wait_for("failed", limit_s=HANG_LIMIT_S + 20).values():
+        for event in ranks.wait_for("failed", limit_s=AT_ONCE_S + 20).values():
             assert event["type"] == "UsageError", event
             assert f"rank 1 sends {4 * sent} bytes to rank 2 in all_to_all #4" in event["message"], event
             assert f"rank 2 expects {4 * expected} from it" in event["message"], event
-            assert event["at"] - max(each["at"] for each in since.values()) < allowed_s(HANG_LIMIT_S), event
+            assert event["at"] - max(each["at"] for each in since.values()) < allowed_s(AT_ONCE_S), event
         for process in ranks.processes:
             process.stdin.close()
         assert ranks.exit_codes() == [0] * len(LAYOUTS[layout])
