@@ -9,12 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.patience import notice_stalls
 from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
 
 # Whoever runs the tests in the background may have them ignore Ctrl-C, and what they start would inherit that: some
 # tests interrupt what they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+notice_stalls()
 
 # How long an example takes is a matter of the machine: benchmarks are for that. The examples of a commit are always the
 # same ones, so that what passed here passes there, too; FIREFLYER_TEST_EXAMPLES=new looks for others.

@@ -540,6 +540,7 @@ void all_at_once_and_then_the_end() {
     std::vector<std::thread> clients;
     for (std::uint64_t seed = 0; seed < 4; ++seed) clients.emplace_back([&, seed] { talk(node, seed, stop); });
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    while (node.stats().server.messages == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));  // nobody may have run yet
     stop = true;
     for (std::thread& client : clients) client.join();
     stop_owner = true;

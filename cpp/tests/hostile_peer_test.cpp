@@ -158,7 +158,7 @@ void silence_and_noise() {
 
 // A bug of ours, as seen from another node: the peer lives, is inside the operation, and never sends a frame.
 void a_frame_that_is_never_sent() {
-  const std::int64_t timeout_ns = second / 10;
+  const std::int64_t timeout_ns = second;  // in which this thread must have moved, too, under any sanitizer
   const ff::Failure failure = under_attack(
       [&](const Ends& ends) {
         const std::uint64_t words[] = {1, 0, 0, 1 << 1 | 1};  // inside; no frame on either connection; its rank is inside #0
@@ -181,7 +181,7 @@ void a_frame_that_is_never_sent() {
 
 // The same inside a node: the other rank has entered, moves its hands, and never says that its chunk is there.
 void a_chunk_that_is_never_copied() {
-  const std::int64_t timeout_ns = second / 10;
+  const std::int64_t timeout_ns = second;  // in which this thread must have moved, too, under any sanitizer
   ff::Config config;
   config.group = ff::Group{0, {0, 0}, {"rank 0", "rank 1"}, {{-1}, {-1}}, timeout_ns};
   const int fd = config.window_fd = ff::Window::create(2, 4, 4096);

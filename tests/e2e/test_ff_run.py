@@ -22,17 +22,20 @@ TIMEOUT_S = 90
 FF = (sys.executable, "-m", "fireflyer")
 
 TRAIN = """
-import sys, time
+import os, sys, time
 from fireflyer.base.events import CheckpointReport, ResumeReport, StepReport
 from fireflyer.cluster import Reporter
 from fireflyer.runtime import read_environment
 
 env = read_environment()
 steps = int(sys.argv[sys.argv.index("--steps") + 1])
+until = sys.argv[sys.argv.index("--until") + 1] if "--until" in sys.argv else "/"  # then the first attempt may end
 done = 10 if env.attempt else 0
 with Reporter.from_environment(env) as reporter:
     reporter.resume(ResumeReport(env.rank, env.attempt, done, "step-00000010" if done else None))
     for step in range(done + 1, steps + 1):
+        while step == steps and not env.attempt and not os.path.exists(until):
+            time.sleep(0.01)
         began_ns = time.monotonic_ns()
         time.sleep(0.02)
         took_ns = time.monotonic_ns() - began_ns
@@ -73,7 +76,7 @@ def test_a_fault_that_never_happened_is_told_with_what_to_do(here: Path) -> None
 def test_a_job_that_loses_a_node_is_shown_and_reported(here: Path) -> None:
     done = ff(
         here, "run", "--nodes", "2", "--ranks-per-node", "2", "--run-dir", "out", "--inject", "kill-node=1@25",
-        "train.py", "--", "--steps", "50",
+        "train.py", "--", "--steps", "50", "--until", "never",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -191,8 +194,11 @@ def test_ctrl_c_stops_the_job_and_still_reports(here: Path) -> None:
     assert "SIGINT" in err
 
 
-def read_terminal(master: int) -> str:
-    """Everything until the other side has closed."""
+STATUS = r"step \d+ · loss [\d.]+ · [\d,]+ tokens/s · allreduce ≥ [\d.]+ GB/s"
+
+
+def read_terminal(master: int, twice: Path) -> str:
+    """Everything until the other side has closed. Makes the file `twice` when the status has been there twice."""
     shown = bytearray()
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
@@ -205,6 +211,8 @@ def read_terminal(master: int) -> str:
         if not data:
             break
         shown += data
+        if len(re.findall(STATUS, shown.decode("utf-8", errors="replace"))) >= 2:
+            twice.touch()
     return shown.decode("utf-8", errors="replace")
 
 
@@ -213,14 +221,14 @@ def test_on_a_terminal_there_is_a_live_status(here: Path, no_color: bool) -> Non
     master, slave = pty.openpty()
     extra = {"COLUMNS": "100", "LINES": "40"} | ({"NO_COLOR": "1"} if no_color else {})
     process = subprocess.Popen(
-        [*FF, "run", "--run-dir", "out", "train.py", "--steps", "60"],
+        [*FF, "run", "--run-dir", "out", "train.py", "--", "--steps", "60", "--until", "twice"],
         cwd=here, env=environment(**extra), stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
     )  # fmt: skip
     os.close(slave)
-    shown = read_terminal(master)
+    shown = read_terminal(master, here / "twice")
     os.close(master)
     assert process.wait(TIMEOUT_S) == 0
-    assert len(re.findall(r"step \d+ · loss [\d.]+ · [\d,]+ tokens/s · allreduce ≥ [\d.]+ GB/s", shown)) >= 2
+    assert len(re.findall(STATUS, shown)) >= 2
     assert "rank 0 did 60 steps" in shown
     assert "Effective training time ratio" in shown
     assert bool(re.search(r"\x1b\[[0-9;]*3[0-7]m", shown)) is not no_color

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.fs_processes import CHAIN, Insisting, Running, running
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, UsageError
 from fireflyer.base.units import MIB, MS, SECOND
@@ -335,7 +336,7 @@ def test_nothing_acknowledged_is_lost_while_nodes_and_the_manager_are_killed(tmp
             print(f"{done} updates, {unknown} unknown, {sum(one.reads for one in workers)} reads, {longest_s:.1f} s")
             assert not [one for worker in workers for one in worker.failures if not one.startswith(("Busy", "Unreach"))]
             assert min(one.done for one in workers) >= 5  # how many more depends on the machine
-            assert longest_s < 15
+            assert longest_s < allowed_s(15)
 
     asyncio.run(main())
 

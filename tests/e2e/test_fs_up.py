@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.fs_local import LocalCluster, wait_gone
+from tests.support.launching import wait_until
 
 pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
 QUICK = ("--failure-timeout", "2")
@@ -110,6 +111,10 @@ def test_in_the_foreground_an_interrupt_ends_it_in_order(local: LocalCluster) ->
     command = [sys.executable, "-P", "-m", "fireflyer", "fs", "up", "--dir", str(local.directory), *QUICK]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    lock = local.directory / "up.lock"
+    wait_until(lambda: lock.exists() and lock.read_bytes(), 60, "it does not start")
+    local.process("manager-1")
+    process.send_signal(signal.SIGHUP)  # as who adds a node when the manager answers, though not all is up
     while not process.stdout.readline().startswith("Ctrl-C ends it"):
         assert process.poll() is None
     processes = local.processes()

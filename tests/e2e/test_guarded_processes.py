@@ -31,11 +31,11 @@ from fireflyer.runtime.processes import (
 pytestmark = pytest.mark.serial
 
 
-def guarded(tmp_path: Path, *command: str) -> tuple[Guarded, asyncio.Future[int]]:
+def guarded(tmp_path: Path, *command: str, token: str | None = None) -> tuple[Guarded, asyncio.Future[int]]:
     exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with open(tmp_path / "log", "ab") as log:
         guard = Guarded(
-            command, token=new_token(), environment=child_environment({}), log=log, on_exit=exited.set_result
+            command, token=token or new_token(), environment=child_environment({}), log=log, on_exit=exited.set_result
         )
     return guard, exited
 
@@ -45,6 +45,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def known(pid: int) -> bool:
+    """Also one that has ended, and that nobody has waited for."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def read_pids(path: Path, lines: int) -> list[int]:
@@ -130,7 +135,7 @@ async def test_a_guard_that_cannot_be_watched_leaves_nothing_running(
 ) -> None:
     """The last free descriptor was used up by its pipes."""
     started: list[int] = []
-    before = descendants(os.getpid())
+    token = new_token()
 
     def no_descriptor_left(pid: int) -> int:
         started.append(pid)
@@ -138,9 +143,9 @@ async def test_a_guard_that_cannot_be_watched_leaves_nothing_running(
 
     monkeypatch.setattr(os, "pidfd_open", no_descriptor_left)
     with pytest.raises(Busy, match="too many open files"):
-        guarded(tmp_path, "sleep", "1000")
-    assert not alive(started[0])
-    assert descendants(os.getpid()) == before
+        guarded(tmp_path, "sleep", "1000", token=token)
+    assert not known(started[0])
+    assert marked(token) == []
 
 
 @on_loop

@@ -24,16 +24,31 @@ def program(name: str) -> str:
     return next(block for block in blocks if block.startswith(f"# {name} "))
 
 
+STEPS = "STEPS, WEIGHTS = 3000"
+MORE_STEPS = "STEPS, WEIGHTS = 10_000"
+"""So that there is time for everything on a fast machine."""
+WAITING = """
+import runpy, sys
+import numpy, fireflyer.collectives, fireflyer.identity.secrets, fireflyer.runtime.store
+print("waiting", flush=True)
+sys.stdin.readline()
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program when it is given a line, and has imported before what takes long."""
+
+
 class Shell:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, name: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, name: str, *arguments: str, wait: bool = False) -> subprocess.Popen[str]:
         path = self.directory / name
         if not path.exists():  # written anew it is empty for a moment, and a rank that reads it then ends silently
-            path.write_text(program(name))
-        process = subprocess.Popen([sys.executable, str(path), *arguments], stdout=subprocess.PIPE, text=True)
+            path.write_text(program(name).replace(STEPS, MORE_STEPS))
+        command = [sys.executable, *(["-c", WAITING] if wait else []), str(path), *arguments]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.processes.append(process)
         return process
 
@@ -63,6 +78,9 @@ def test_a_loop_goes_on_without_a_killed_rank_and_with_a_new_one(shell: Shell, t
     server = shell.start("serve_store.py", secret_file)
     assert server.stdout is not None
     address = server.stdout.readline().strip()
+    assert STEPS in program("train.py")
+    late = shell.start("train.py", address, secret_file, "-1", "0", wait=True)
+    line(late, "waiting")
     ranks = [shell.start("train.py", address, secret_file, str(rank), "3") for rank in range(3)]
     for rank in ranks:
         line(rank, "step 0 ")
@@ -70,7 +88,9 @@ def test_a_loop_goes_on_without_a_killed_rank_and_with_a_new_one(shell: Shell, t
     for rank in (ranks[0], ranks[2]):
         assert "rank 1 (node 0" in line(rank, "lost:")
         assert line(rank, "step").split()[-1] == "2"
-    late = shell.start("train.py", address, secret_file, "-1", "0")
+    assert late.stdin is not None
+    late.stdin.write("\n")
+    late.stdin.flush()
     everybody = [ranks[0], ranks[2], late]
     assert [line(rank, "step").split()[-3] for rank in everybody] == ["0", "1", "2"]
     ends = {line(rank, "done") for rank in everybody}

@@ -274,7 +274,7 @@ async def test_a_deadline_during_the_commit_leaves_doubt(tmp_path: Path, monkeyp
     async with EmbeddedEngine(f"{tmp_path}/store") as kv:
         gate = _Gate(monkeypatch)
         with pytest.raises(CommitUnknown, match="may have happened"):
-            await kv.transact(_increment, timeout_ns=50 * MS)
+            await kv.transact(_increment, timeout_ns=500 * MS)
         cancelled = asyncio.create_task(kv.transact(_increment))
         await asyncio.sleep(0)
         cancelled.cancel()

@@ -17,7 +17,7 @@ from tests.support.postgres import PostgresServer, postgres_programs, running_po
 
 from fireflyer import kvstore
 from fireflyer.base.errors import NotFound, UsageError
-from fireflyer.base.units import MS, SECOND
+from fireflyer.base.units import SECOND
 from fireflyer.kvstore import CommitUnknown, Disconnected, KeyRange, Transaction, transact_once
 from fireflyer.kvstore.postgres import PostgresEngine, _Statements
 
@@ -42,13 +42,26 @@ def _counting(url: str, processes: int, count: int) -> Iterator[list[subprocess.
             process.communicate()
 
 
+_OURS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fireflyer'"
+
+
 @asynccontextmanager
 async def _administrator(server: PostgresServer) -> AsyncIterator[Any]:
+    """Comes when nobody else is connected any more: the server serves other tests, too, and who has left a connection
+    is listed until its process has ended."""
     connection = await asyncpg.connect(host=server.directory, user="fireflyer", database="postgres")
     try:
+        await _until_none(connection, _OURS)
         yield connection
     finally:
         await connection.close()
+
+
+async def _until_none(admin: Any, query: str) -> None:
+    """Until it finds nothing, or 0."""
+    async with asyncio.timeout(30):
+        while await admin.fetchval(query):
+            await admin.execute("SELECT pg_sleep(0.01)")
 
 
 async def _check_counted(url: str, acknowledged: list[str]) -> None:
@@ -130,18 +143,20 @@ async def test_the_table_is_made_once_however_many_come_first(postgres_server: P
 @on_loop
 async def test_connections_are_bounded_and_the_rest_waits(postgres_server: PostgresServer) -> None:
     url, _, table = postgres_server.url().partition("&table=")
-    async with await PostgresEngine.connect(url, table=table, max_connections=2) as kv:
+    async with (
+        _administrator(postgres_server) as admin,
+        await PostgresEngine.connect(url, table=table, max_connections=2) as kv,
+    ):
         await asyncio.gather(*(put(kv, **{f"k{number}": b"v"}) for number in range(40)))
         assert len(await values(kv)) == 40
-        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fireflyer'"
-        async with _administrator(postgres_server) as admin:
-            assert await admin.fetchval(query) <= 2
+        assert await admin.fetchval(_OURS) <= 2
 
 
 _TERMINATE = (
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+    "SELECT count(pg_terminate_backend(pid, 20000)) FROM pg_stat_activity "
     "WHERE pid <> pg_backend_pid() AND application_name = 'fireflyer'"
 )
+"""Waits until they are gone: those who were told of it may come again before."""
 
 
 @on_loop
@@ -172,17 +187,24 @@ async def test_a_connection_that_breaks_before_the_commit_is_replaced(postgres_s
             await side.commit()
 
 
-async def _slow_commits(admin: Any, table: str, seconds: float) -> None:
-    """Makes COMMIT wait, if the transaction wrote the key `slow`."""
+async def _slow_commits(admin: Any, table: str) -> None:
+    """Makes COMMIT wait until `_let_commit`, if the transaction wrote the key `slow`."""
     await admin.execute(f"""
+        SELECT pg_advisory_lock(1);
         CREATE FUNCTION wait_{table}() RETURNS trigger LANGUAGE plpgsql AS
-        $$ BEGIN PERFORM pg_sleep({seconds}); RETURN NULL; END $$;
+        $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$;
         CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW WHEN (new.key = 'slow') EXECUTE FUNCTION wait_{table}();
     """)
 
 
-_COMMITTING = "SELECT pid FROM pg_stat_activity WHERE query = 'COMMIT' AND state = 'active' AND wait_event = 'PgSleep'"
+async def _let_commit(admin: Any) -> None:
+    assert await admin.fetchval("SELECT pg_advisory_unlock(1)")
+
+
+_COMMITTING = "SELECT pid FROM pg_stat_activity WHERE query = 'COMMIT' AND state = 'active' AND wait_event = 'advisory'"
+_BEHIND = "SELECT 1 FROM pg_stat_activity WHERE query <> 'COMMIT' AND wait_event_type = 'Lock'"
+"""Somebody waits for a row that another transaction has written."""
 
 
 async def _committing(admin: Any) -> int:
@@ -196,11 +218,16 @@ async def _committing(admin: Any) -> int:
 async def test_a_deadline_during_commit_leaves_doubt_and_it_does_happen(postgres_server: PostgresServer) -> None:
     url = postgres_server.url()
     async with _administrator(postgres_server) as admin, await kvstore.open(url) as kv:
-        await _slow_commits(admin, url.partition("table=")[2], 0.5)
+        await _slow_commits(admin, url.partition("table=")[2])
         with pytest.raises(CommitUnknown, match="may have happened"):
-            await kv.transact(lambda tx: _set(tx, b"slow"), timeout_ns=300 * MS)
+            await kv.transact(lambda tx: _set(tx, b"slow"), timeout_ns=SECOND)
         assert await values(kv) == {}  # not yet
-        await _set_by_itself(kv)  # waits for the row, so for the straggler
+        setting = asyncio.create_task(_set_by_itself(kv))  # waits for the row, so for the straggler
+        async with asyncio.timeout(30):
+            while not await admin.fetchval(_BEHIND):
+                await admin.execute("SELECT pg_sleep(0.01)")
+        await _let_commit(admin)
+        await setting
         assert await values(kv) == {b"slow": b"2"}
 
 
@@ -221,7 +248,7 @@ async def test_a_server_process_killed_during_commit_leaves_doubt_that_a_marker_
 ) -> None:
     url = postgres_server.url()
     async with _administrator(postgres_server) as admin, await kvstore.open(url) as kv:
-        await _slow_commits(admin, url.partition("table=")[2], 3)
+        await _slow_commits(admin, url.partition("table=")[2])
 
         async def body(tx: Transaction) -> bytes:
             number = b"%d" % (int(await tx.get(b"counter") or b"0") + 1)

@@ -43,6 +43,8 @@ with Reporter.from_environment(read_environment()) as reporter:
     for step in range(start + 1, 41):
         reporter.step(StepReport(rank, attempt, step, 8, 64, 1.0 / step, 1000))
         time.sleep(0.05)
+    if attempt == 0:
+        time.sleep(600)  # what breaks the job may come late, and must not find it done
 """
 
 
@@ -98,7 +100,7 @@ def test_a_gang_is_restarted_as_often_as_allowed(tmp_path: Path) -> None:
 def test_a_restarted_gang_may_succeed_in_all_places(tmp_path: Path) -> None:
     """Each attempt has its own port and logs, and the agents of sound nodes are kept."""
     script = """
-print(os.environ['MASTER_PORT'], os.getppid())
+print(os.environ['MASTER_PORT'], os.getppid(), flush=True)
 open(sys.argv[1] + str(rank), 'w').close()
 while rank == 3 and not os.path.exists(sys.argv[1] + '0'):
     time.sleep(0.01)
@@ -115,11 +117,15 @@ sys.exit(attempt == 0 and rank == 3)
 def test_a_rank_killed_by_a_signal_is_blamed_before_those_that_fail_of_it(tmp_path: Path) -> None:
     script = """
 if rank == 2:
+    with open(sys.argv[1] + '.new', 'w') as file: file.write(str(os.getpid()))
+    os.rename(sys.argv[1] + '.new', sys.argv[1])
     os.kill(os.getpid(), signal.SIGKILL)
+while not os.path.exists(sys.argv[1]) or os.path.exists('/proc/' + open(sys.argv[1]).read()):
+    time.sleep(0.01)
 time.sleep(0.15)
 sys.exit(1)
 """
-    job = run(spec_of(tmp_path, script, nodes=2, ranks_per_node=2))
+    job = run(spec_of(tmp_path, script, args=(str(tmp_path / "pid"),), nodes=2, ranks_per_node=2))
     assert job.result.exit_code == 128 + 9
     assert job.result.reason == "rank 2 (node 1) was killed by SIGKILL"
 
@@ -149,7 +155,7 @@ def test_a_killed_rank_restarts_the_gang(tmp_path: Path) -> None:
     job = run(spec)
     assert (job.result.exit_code, job.result.attempts) == (0, 2)
     assert [(event.node, event.rank) for event in job.of(AttemptFailed)] == [(0, 0)]
-    assert job.at_ns(RankExited) - job.at_ns(FaultInjected) < SECOND
+    assert job.at_ns(RankExited) - job.at_ns(FaultInjected) < allowed_s(1) * SECOND
     assert job.at_ns(AttemptFailed) - job.at_ns(FaultInjected) < allowed_s(2) * SECOND
     assert job.of(NodeLost) == []
 

@@ -35,6 +35,7 @@ from fireflyer.runtime.rpc import (
     ServerLimits,
     UserCredential,
 )
+from fireflyer.runtime.rpc import client as client_module
 from fireflyer.runtime.rpc.messages import MAX_ERROR_CHARS
 from fireflyer.runtime.rpc.stream import MessageStream, accept_stream
 
@@ -280,13 +281,35 @@ async def test_users_are_let_in_by_their_token() -> None:
 
 
 @on_loop
+async def test_who_was_told_that_the_server_is_full_is_not_asked_whether_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time may be over in the middle of another try, as where this process got no processor in the pause."""
+    tries = 0
+
+    async def full_and_then_silent(*_: object) -> MessageStream:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise Busy("the server is full")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(client_module, "_open", full_and_then_silent)
+    with pytest.raises(Busy, match=r"connect to 127.0.0.1:1: the server is full"):
+        await RpcClient.connect("127.0.0.1:1", NodeCredential(new_secret(), "x"), 300 * MS)
+    assert tries == 2
+
+
+@on_loop
 async def test_a_silent_connection_is_closed_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(ServerLimits(handshake_ns=50 * MS, handshakes=2)) as service:
+    # The guest must have introduced itself within the same time, however busy the machine is.
+    async with serving(ServerLimits(handshake_ns=SECOND, handshakes=2)) as service:
         reader, writer = await asyncio.open_connection(*service.address)
         client = await service.client()
         assert await client.call(ADD, Add(1, 1), SECOND) == Number(2)
         assert await reader.read() == b""
-        assert "did not authenticate within 50 ms" in caplog.text
+        assert "did not authenticate within 1.0 s" in caplog.text
         writer.close()
         await writer.wait_closed()
         await client.close()

@@ -20,7 +20,7 @@ import pytest
 from tests.support.data_connection import FOUND, MESSAGE, MISSING, READS, STALE, DataConnection, frame
 from tests.support.loops import on_loop
 from tests.support.patience import allowed_s
-from tests.support.storage_cluster import FAILURE_TIMEOUT_MS, Node, Store, cluster
+from tests.support.storage_cluster import FAILURE_TIMEOUT_MS, PATIENT_MS, Node, Store, cluster
 
 from fireflyer.base.errors import FireflyerError, Unreachable, UsageError
 from fireflyer.base.units import KIB, MIB
@@ -87,7 +87,7 @@ def test_updates_pass_through_the_chain_and_are_read_at_every_replica(tmp_path: 
             assert await node.ask(Look(1, version, LookKind.STAT, SECOND)) == Missing()
         assert not any("has no answer" in node.log() for node in store.nodes.values())
 
-    in_cluster(work, tmp_path)
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_retry_is_answered_and_not_done_again(tmp_path: Path) -> None:
         assert again.id == first.id
         assert await store.read(FIRST, store.serving()[-1].node) == b"onetwo"
 
-    in_cluster(work, tmp_path, nodes=2, replicas=2)
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=2, replicas=2)
 
 
 async def write_all_the_time(store: Store, stop: asyncio.Event) -> int:
@@ -209,7 +209,7 @@ def test_a_full_disk_refuses_writes_and_goes_on_with_reads_and_removals(tmp_path
         await store.check(absent=(ChunkId(5, 0),))
         assert len(store.serving()) == 2
 
-    in_cluster(work, tmp_path, nodes=2, replicas=2, capacity_bytes=64 * MIB)
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=2, replicas=2, capacity_bytes=64 * MIB)
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_a_second_process_for_the_same_directories_is_refused(tmp_path: Path) ->
         assert await twin.ended() != 0
         await store.check()
 
-    in_cluster(work, tmp_path, nodes=1, replicas=1)
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1)
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_a_second_process_of_a_node_is_refused_whatever_directories_it_has(tmp_p
         await store.write(FIRST, 0, b"nothing has changed")
         assert store.chain.version == 1
 
-    in_cluster(work, tmp_path, nodes=1, replicas=1)
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1)
 
 
 @pytest.mark.slow
@@ -456,7 +456,9 @@ def test_flipped_bits_are_found_and_mended_from_another_replica(tmp_path: Path, 
         assert "is damaged" in store.nodes[member.node].log()
 
     rate = 64 * MIB if finder == "scrub" else 0
-    in_cluster(work, tmp_path, nodes=2, replicas=2, scrub_bytes_per_s=rate, scrub_rest_s=1)
+    in_cluster(
+        work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=2, replicas=2, scrub_bytes_per_s=rate, scrub_rest_s=1
+    )
 
 
 def user_of(store: Store, tokens: TokenStore, name: str) -> UserCredential:
@@ -505,7 +507,7 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         await ann.close()
         await bob.close()
 
-    in_cluster(work, tmp_path, nodes=2, replicas=2, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=2, replicas=2, tokens_file=str(tmp_path / "tokens"))
 
 
 def test_a_key_that_is_revoked_takes_what_it_allowed_with_it(tmp_path: Path) -> None:
@@ -537,7 +539,7 @@ def test_a_key_that_is_revoked_takes_what_it_allowed_with_it(tmp_path: Path) -> 
         for one in (connection, again):
             await one.close()
 
-    in_cluster(work, tmp_path, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
 
 
 async def granted(connection: DataConnection, present: data.Present) -> bool:
@@ -573,7 +575,7 @@ def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
             assert refused.refusal is Refusal.DENIED
         await connection.close()
 
-    in_cluster(work, tmp_path, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
 
 
 NONSENSE = {
@@ -612,7 +614,7 @@ def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path) -> None:
         await store.check()
         assert [one.state for one in store.chain.members] == [TargetState.SERVING]
 
-    in_cluster(work, tmp_path, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
 
 
 async def write_and_read(store: Store, number: int, stop: asyncio.Event) -> int:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 import uvloop
+from tests.support.patience import allowed_s
 
 from fireflyer.base.events import JobEvent, Logged, decode_log
 from fireflyer.cluster.launcher import run_job
@@ -105,7 +106,7 @@ def leftovers(run_dir: str) -> list[tuple[int, str]]:
 
 
 def nothing_left(run_dir: str, *, within_s: float = 5.0) -> None:
-    wait_until(lambda: not leftovers(run_dir), within_s, lambda: f"left behind: {leftovers(run_dir)}")
+    wait_until(lambda: not leftovers(run_dir), allowed_s(within_s), lambda: f"left behind: {leftovers(run_dir)}")
 
 
 def wait_until(condition: Callable[[], object], within_s: float, what: Callable[[], str] | str = "condition") -> None:

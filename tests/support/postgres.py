@@ -50,6 +50,7 @@ class PostgresServer:
         self._run([*arguments, "--no-sync"])
         unsafe = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
         settings = {"listen_addresses": "", "unix_socket_directories": self.directory, "max_connections": "64"}
+        settings |= {"autovacuum": "off"}  # its processes would come at any time
         settings |= {} if durable else unsafe
         lines = [f"{name} = '{value}'\n" for name, value in settings.items()]
         with open(os.path.join(self._data, "postgresql.conf"), "a") as file:

@@ -100,8 +100,8 @@ def main() -> None:
         comm = Communicator.create(rank=rank, world_size=arguments["world_size"], **common)
         gradient = comm.empty(COUNT)
     say("joined")
-    step = 0
-    while comm.world_size != arguments["last_size"] or step < 40:
+    step, changed = 0, rank < 0
+    while not changed or comm.world_size != arguments["last_size"] or step < 40:  # the first group does not end
         began_ns = time.monotonic_ns()
         try:
             if not others_wait(comm, store):
@@ -116,7 +116,7 @@ def main() -> None:
         store.calls_left = arguments.get("calls_left", -1)
         comm = comm.reform(store, grace_ns=GRACE_NS)
         tell(comm, gradient, began_ns)
-        step = 0
+        step, changed = 0, True
     comm.barrier()
     comm.close()
     store.close()

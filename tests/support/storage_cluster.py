@@ -48,9 +48,11 @@ from fireflyer.identity.handshake import NodeCredential
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.native import crc32c
 
-__all__ = ["FAILURE_TIMEOUT_MS", "Node", "Store", "cluster"]
+__all__ = ["FAILURE_TIMEOUT_MS", "PATIENT_MS", "Node", "Store", "cluster"]
 
 FAILURE_TIMEOUT_MS = 1500
+PATIENT_MS = 15_000
+"""Where nobody is to be taken for dead: a busy machine may well let a process stand still for a second."""
 CHAIN = 1
 ATTEMPT_S = 2.0
 DEADLINE_S = 40.0
@@ -271,7 +273,13 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    directory: Path, *, nodes: int, replicas: int, targets: int = 1, **options: Any
+    directory: Path,
+    *,
+    nodes: int,
+    replicas: int,
+    targets: int = 1,
+    failure_timeout_ms: int = FAILURE_TIMEOUT_MS,
+    **options: Any,
 ) -> AsyncIterator[Store]:
     """`options`: of `StorageConfig`, for all nodes, and `capacity_bytes` of their targets."""
     secret = new_secret()
@@ -285,7 +293,7 @@ async def cluster(
         store=f"embedded:{directory}/manager",
         listen="127.0.0.1:0",
         secret_file=secret_file,
-        failure_timeout_ms=FAILURE_TIMEOUT_MS,
+        failure_timeout_ms=failure_timeout_ms,
         lease_ms=400,
     )
     manager = loop.create_task(run_manager(config, on_ready=ready.set_result))

@@ -41,6 +41,7 @@ from fireflyer.checkpoint import (
     stored_job_plan,
     verify,
 )
+from fireflyer.checkpoint.background import BackgroundSave
 from fireflyer.checkpoint.core.manifest import TensorRecord, decode_manifest
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk, RealFile
@@ -756,9 +757,13 @@ def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp
     ranks.managers[0].wait()
     assert not first[1].done()
 
+    def go_on_when_given_up(stuck: BackgroundSave) -> None:
+        assert stuck._given_up.wait(30)
+        disk.go_on.set()
+
     def save(ours: CheckpointManager) -> str | None:
         if ours.rank == 1:
-            threading.Timer(0.05, disk.go_on.set).start()
+            threading.Thread(target=go_on_when_given_up, args=(ours._current,)).start()
         return ours.save(20, rank_state(ours.rank, 20)).result()
 
     assert ranks.together(save) == ["step-00000020"] * 2

@@ -254,15 +254,18 @@ def test_a_closed_communicator_says_so_and_a_peer_that_closed_is_named() -> None
 
 
 def test_a_message_that_nobody_waits_for_may_take_longer_than_the_timeout() -> None:
+    sent = threading.Event()
+
     def body(comm: Communicator) -> float:
         got = np.zeros(100_000)
         if comm.rank == 0:
             work = comm.recv(got, source=1, async_op=True)
-            time.sleep(0.9)  # the subject: three timeouts
+            assert sent.wait(30)  # who waited for the message itself would begin to count
             work.wait()
         else:
-            time.sleep(0.9)
+            time.sleep(0.9)  # the subject: three timeouts
             comm.send(got + 1, to=0)
+            sent.set()
         return float(got[-1])
 
     assert together([0, 0], body, timeout_ns=300 * MS) == [1, 0]

@@ -197,6 +197,7 @@ def test_names_of_one_file_are_one_file() -> None:
         assert names.stat("d/f") == names.stat("e/again")
         names.do(Remove(at("d/f")))
         assert names.stat("e/again").links == 1
+        assert names.stat("e/again").ctime_ns > inode.ctime_ns
         names.do(Link(at("d/l"), at("e/l")))
         assert names.stat("e/l").kind is Kind.SYMLINK
         names.do(Link(at("e/again"), at("d/f")), Link(at("d/l"), at("e/file"), follow=True))
@@ -285,6 +286,16 @@ def test_pages_of_a_directory_name_everything_once_whatever_comes_and_goes() -> 
         kept = [name for name in found if len(name) == 2]
         assert kept == [b"%02d" % number for number in range(0, 40, 2)]
         assert len(set(found)) == len(found)
+
+
+def test_who_may_list_and_not_search_gets_names_without_inodes() -> None:
+    with Names() as names:
+        begin(names)
+        names.do(SetAttributes(at("d"), mode=0o744))
+        for asker, whole in ((BOB, False), (ADMINISTRATOR, True)):
+            entries = names.ask(ListDirectory(names.stat("d").id, inodes=True), Listing, asker).entries
+            assert [entry.name for entry in entries] == [b"f", b"l", b"s"]
+            assert all((entry.inode is not None) is whole for entry in entries)
 
 
 def test_names_are_bytes_in_the_order_of_bytes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.units import SECOND
@@ -160,15 +161,29 @@ def test_each_area_has_its_own_and_a_full_one_can_still_be_emptied() -> None:
         names.check()
 
 
-def test_a_name_that_is_taken_is_left_alone() -> None:
+@pytest.mark.parametrize(("asker", "mode"), [(BOB, 0o755), (ADMINISTRATOR, 0o775)])
+def test_a_name_that_is_taken_is_left_alone(asker: Asker, mode: int) -> None:
     with Names() as names:
         begin(names, "f", "g")
-        names.do(MakeDirectory(at(".trash")), asker=BOB)
+        names.do(MakeDirectory(at(".trash"), mode), asker=asker)
         names.do(Remove(at("d/f")), asker=ALICE)
         assert listed(names, ".trash") == []
         assert len(listed(names, ".trash.1/1001")) == 1
         names.do(Remove(at("d/g")), asker=BOB)
         assert sorted(listed(names, ".trash.1")) == ["1001", "1002"]
+        names.check()
+
+
+def test_another_file_in_its_place_is_not_what_was_removed() -> None:
+    with Names() as names:
+        begin(names, "f")
+        names.do(Remove(at("d/f")), asker=ALICE)
+        [kept] = listed(names, ".trash/1001")
+        names.do(Rename(at(".trash/1001/" + kept), at("d/f")), asker=ALICE)
+        names.do(MakeNode(at(".trash/1001/" + kept), Kind.FILE), asker=ALICE)
+        names.now_ns += 61 * SECOND
+        names.expire()
+        assert listed(names, ".trash/1001") == [kept]
         names.check()
 
 

@@ -14,6 +14,7 @@ from typing import Final, Protocol, Self, TypeVar
 
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore.core.keys import MAX_PAGE_ITEMS, Page
+from fireflyer.kvstore.core.overlay import Mutations
 
 __all__ = ["DEFAULT_TIMEOUT_NS", "Engine", "Reader", "Transaction"]
 
@@ -54,6 +55,9 @@ class Transaction(Reader, Protocol):
 
     def clear_range(self, begin: bytes, end: bytes | None) -> None:
         """Clears all keys from `begin` up to but without `end` (None: to the last)."""
+
+    def apply(self, mutations: Mutations) -> None:
+        """All of them, whose keys and values have been checked: see `Part`."""
 
     def add_read_conflict(self, begin: bytes, end: bytes | None = None) -> None:
         """As if the key `begin` had been read, or with `end` the range: `Conflict` if another writes there."""

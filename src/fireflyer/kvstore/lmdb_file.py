@@ -196,8 +196,10 @@ class LmdbSnapshot:
         self.version = int.from_bytes(txn.get(b"version", b"", db=state), "big")
 
     def get(self, key: bytes) -> bytes | None:
-        with _translated("read the key-value store"):
+        try:  # not `_translated`, which costs more than the read
             stored = self._txn.get(key, db=self._records)
+        except lmdb.Error as error:
+            raise _translate(error, "read the key-value store") from error
         return None if stored is None else _verified(key, stored)
 
     def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:

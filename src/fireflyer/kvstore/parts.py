@@ -34,7 +34,7 @@ from fireflyer.kvstore.core.keys import (
     checked_range,
     checked_value,
 )
-from fireflyer.kvstore.core.overlay import Overlay, read_through
+from fireflyer.kvstore.core.overlay import Mutations, Overlay, read_through
 
 __all__ = ["Part", "Trunk"]
 
@@ -48,11 +48,7 @@ class Below(Protocol):
 
 
 class Writable(Below, Protocol):
-    def set(self, key: bytes, value: bytes) -> None: ...
-
-    def clear(self, key: bytes) -> None: ...
-
-    def clear_range(self, begin: bytes, end: bytes | None) -> None: ...
+    def apply(self, mutations: Mutations) -> None: ...
 
 
 class Trunk:
@@ -95,15 +91,10 @@ class Trunk:
         if writes is None:
             raise TypeError("parts of a transaction that only reads write nothing")
         mutations = overlay.mutations()
-        for begin, end in mutations.cleared:
+        if mutations.cleared:
             self._known.clear()
-            writes.clear_range(begin, end)
-        for key, value in mutations.writes:
-            self._known[key] = value
-            if value is None:
-                writes.clear(key)
-            else:
-                writes.set(key, value)
+        writes.apply(mutations)
+        self._known.update(mutations.writes)
         self.kept_entries += overlay.entries
         self.kept_bytes += overlay.bytes_counted
 

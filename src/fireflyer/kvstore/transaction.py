@@ -12,13 +12,14 @@ Failed is final even where the body swallows the error: a transaction that has l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from fireflyer.base.errors import Aborted, UsageError
 from fireflyer.base.units import format_bytes
 from fireflyer.kvstore.api import Reader, Transaction
 from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
 from fireflyer.kvstore.core.keys import (
+    ENTRY_OVERHEAD_BYTES,
     MAX_ENTRIES,
     MAX_PAGE_ITEMS,
     MAX_TRANSACTION_BYTES,
@@ -33,6 +34,10 @@ from fireflyer.kvstore.core.overlay import Mutations, Overlay, looked_at, read_t
 from fireflyer.kvstore.errors import TransactionTimeout
 
 __all__ = ["Attempt", "Source"]
+
+
+_SURELY_BYTES: Final = min(MAX_ENTRIES * ENTRY_OVERHEAD_BYTES, MAX_TRANSACTION_BYTES)
+"""With so many counted no limit is passed, since each entry counts `ENTRY_OVERHEAD_BYTES` at least."""
 
 
 class Source(Protocol):
@@ -100,6 +105,11 @@ class Attempt(Transaction):
         self._overlay.clear_range(checked_range(begin, end))
         self._check_size()
 
+    def apply(self, mutations: Mutations) -> None:
+        self._writable()
+        self._overlay.absorb(mutations)
+        self._check_size()
+
     def add_read_conflict(self, begin: bytes, end: bytes | None = None) -> None:
         self._writable()
         asked = KeyRange(checked_key(begin), key_after(begin)) if end is None else checked_range(begin, end)
@@ -133,12 +143,13 @@ class Attempt(Transaction):
 
     async def _get(self, key: bytes, *, conflict: bool) -> bytes | None:
         self._usable()
-        known, value = self._overlay.find(key)
-        if known:
-            return value
-        if conflict:
-            self._reads.add_point(key)
-            self._check_size()
+        if not self._read_only:
+            known, value = self._overlay.find(key)
+            if known:
+                return value
+            if conflict:
+                self._reads.add_point(key)
+                self._check_size()
         try:
             return await self._source.get(key)
         except BaseException as error:
@@ -162,7 +173,7 @@ class Attempt(Transaction):
         except BaseException as error:
             self._fail(error)
             raise
-        if conflict:
+        if conflict and not self._read_only:
             self._reads.add_range(looked_at(wanted, page, reverse=reverse))
             self._check_size()
         return page
@@ -186,6 +197,8 @@ class Attempt(Transaction):
             raise self._failure
 
     def _check_size(self) -> None:
+        if self._overlay.bytes_counted + self._reads.bytes_counted <= _SURELY_BYTES:
+            return
         entries = max(self._overlay.entries, self._reads.entries)
         counted = self._overlay.bytes_counted + self._reads.bytes_counted
         if entries > MAX_ENTRIES:

@@ -69,11 +69,14 @@ async def run_local(
     starts the nodes that are new in it and ends those that are not there any more. Raises `FireflyerError` when the
     cluster cannot be started or cannot go on. `lock`: of the directory, held."""
     runner = _Runner(layout, cluster, lock, say)
+    changed = asyncio.Event()
+    # Before a manager answers: whoever has told it of a node sends the signal, which would end us.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, changed.set)
     try:
         await runner.start_managers()
         status = await runner.start_nodes()
         on_up(runner.cluster, status)
-        await runner.follow()
+        await runner.follow(changed)
     finally:
         await runner.stop()
 
@@ -156,10 +159,7 @@ class _Runner:
                     self._say(f"{directory} was not there: it is made anew, empty, and filled from other replicas")
         self._nodes[node.id] = self._process(f"node-{node.id}", ["fs", "storage", config])
 
-    async def follow(self) -> None:
-        changed = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, changed.set)
+    async def follow(self, changed: asyncio.Event) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_S):

@@ -72,12 +72,21 @@ class Overlay:
 
     def write(self, key: bytes, value: bytes | None) -> None:
         """None clears."""
-        if key in self._writes:
-            self.bytes_counted -= self._cost(key)
+        writes = self._writes
+        cost = len(key) + ENTRY_OVERHEAD_BYTES if value is None else len(key) + len(value) + ENTRY_OVERHEAD_BYTES
+        if key in writes:
+            cost -= self._cost(key)
         else:
             bisect.insort(self._order, key)
-        self._writes[key] = value
-        self.bytes_counted += self._cost(key)
+        writes[key] = value
+        self.bytes_counted += cost
+
+    def absorb(self, mutations: Mutations) -> None:
+        """What lay above it."""
+        for cleared in mutations.cleared:
+            self.clear_range(cleared)
+        for key, value in mutations.writes:
+            self.write(key, value)
 
     def clear_range(self, cleared: KeyRange) -> None:
         if cleared.empty:
@@ -131,6 +140,8 @@ class Overlay:
         return Mutations(tuple(self._cleared), tuple((key, self._writes[key]) for key in self._order))
 
     def _is_cleared(self, key: bytes) -> bool:
+        if not self._cleared:
+            return False
         index = bisect.bisect_right(self._cleared, key, key=lambda each: each.begin) - 1
         return index >= 0 and key in self._cleared[index]
 

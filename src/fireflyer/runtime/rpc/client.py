@@ -204,13 +204,21 @@ class RpcClient:
 async def _open_until(until_s: float, address: Address, credential: Credential, max_frame_bytes: int) -> MessageStream:
     clock = asyncio.get_running_loop().time
     pause_s = _BUSY_PAUSE_S
+    busy: Busy | None = None
     while True:
         try:
             async with asyncio.timeout_at(until_s):
                 return await _open(address, credential, max_frame_bytes)
-        except Busy:
+        except Busy as error:
             if clock() + pause_s >= until_s:
                 raise
+            busy = error
+        except FireflyerError:
+            raise
+        except TimeoutError:
+            if busy is None:
+                raise
+            raise busy from None  # the time was over in another try: what the server has said is why
         await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
         pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
