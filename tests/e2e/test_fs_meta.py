@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.fs_local import LocalCluster
 from tests.support.fs_managers import ManagerProcess, Site
 from tests.support.fs_meta_clients import RawClient
 from tests.support.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied
+from fireflyer.fs.client.connecting import connect_async
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody
 from fireflyer.fs.schema.manager import GetMetaServices, MetaServices
@@ -197,3 +201,61 @@ def test_users_are_who_their_tokens_say_until_they_are_removed(tmp_path: Path) -
                     await ada.ask(Stat(at("d")))
 
     asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_files_outlive_who_serves_them_and_leave_nothing_behind(tmp_path: Path) -> None:
+    """The manager's process, which is the meta service, and a storage process are killed under clients that write."""
+    local = LocalCluster(tmp_path)
+    try:
+        local.ff("up", "-d", "--failure-timeout", "2")
+        asyncio.run(_write_and_remove(local))
+        local.wait(lambda status: status["files"]["inodes"] == 1 and status["files"]["unlinked"] == 0)
+        local.wait(lambda status: status["summary"]["used_bytes"] == 0)
+        assert "Files: 1 inode, 0 open for writing, 1 meta service." in local.ff("status")
+    finally:
+        local.close()
+
+
+async def _write_and_remove(local: LocalCluster) -> None:
+    files = await connect_async(f"ff://{local.directory}")
+    kept: dict[str, bytes] = {}
+    done = 0
+    progress = asyncio.Event()
+
+    async def work(worker: int) -> None:
+        nonlocal done
+        for number in range(12):
+            path, data = f"/d/w{worker}n{number}", os.urandom(50_000 * (number % 3) + 7)
+            file = await files.open(path, "xb")
+            await file.pwrite(data, 0)
+            await file.close()
+            await files.rename(path, f"{path}-moved")
+            if number % 3 == 0:
+                await files.unlink(f"{path}-moved")
+            else:
+                kept[f"{path}-moved"] = data
+            done += 1
+            progress.set()
+
+    async def kill(name: str, when: int) -> None:
+        while done < when:
+            progress.clear()
+            await progress.wait()
+        await asyncio.to_thread(lambda: os.kill(local.process(name), signal.SIGKILL))
+
+    try:
+        await files.mkdir("/d")
+        async with asyncio.TaskGroup() as group:
+            for worker in range(4):
+                group.create_task(work(worker))
+            group.create_task(kill("manager-1", 12))
+            group.create_task(kill("node-2", 24))
+        assert sorted(f"/d/{name}" for name in await files.listdir("/d")) == sorted(kept)
+        for path, data in kept.items():
+            file = await files.open(path, "rb")
+            assert await file.pread(0, len(data) + 1) == data
+            await file.close()
+        await files.rmtree("/d")
+    finally:
+        await files.close()
