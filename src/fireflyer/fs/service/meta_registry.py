@@ -13,6 +13,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -87,15 +88,16 @@ class Registration:
 class Heard:
     """What one process has seen of the rows."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._engine = engine
+        self._now_ns = now_ns
         self._seen: dict[bytes, tuple[ServiceRow, int]] = {}
         """The row, and when it was seen for the first time."""
 
     async def services(self) -> list[ServiceRow]:
         """Those that live, by address. Rows that nobody has seen yet count as new. Raises what the store raises."""
         found = await self._engine.read(_rows)
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         for key in [key for key in self._seen if key not in found]:
             del self._seen[key]
         for key, row in found.items():

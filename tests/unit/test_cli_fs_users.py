@@ -1,0 +1,78 @@
+"""`ff fs admin user`: users are made, shown and removed, and keep who they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fireflyer.cli import main
+from fireflyer.fs.service.local_layout import ADMIN, Layout, new_cluster
+from fireflyer.identity import Account, TokenStore
+from fireflyer.identity.tokens import FIRST_UID
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    layout = Layout(str(tmp_path / "fs"))
+    layout.make_directory()
+    layout.make_identity()
+    layout.save(
+        new_cluster(
+            nodes=3, replicas=2, targets_per_node=4, managers=1, store="", durable=True, failure_timeout_ms=6000
+        )
+    )
+    return layout.directory
+
+
+def user(*arguments: str) -> int:
+    return main(["fs", "admin", "user", *arguments])
+
+
+def test_users_are_added_listed_and_removed(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--dir", directory)
+    assert user("add", "ada", *where) == 0
+    assert capsys.readouterr().out == f"User ada has uid {FIRST_UID + 1} and gid {FIRST_UID + 1}.\n"
+    assert user("add", "alan", "--uid", "1000", "--gid", "100", "--group", "7", "--group", "5", "--token", *where) == 0
+    token = capsys.readouterr().out.strip()
+    store = TokenStore(Layout(directory).tokens_file)
+    assert store.verify(token, 0) == "alan"
+    assert user("list", "--json", *where) == 0
+    assert msgspec.json.decode(capsys.readouterr().out, type=list[Account]) == [
+        Account("ada", FIRST_UID + 1, FIRST_UID + 1),
+        Account(ADMIN, FIRST_UID, FIRST_UID),
+        Account("alan", 1000, 100, (5, 7)),
+    ]
+    assert user("list", *where) == 0
+    shown = " ".join(capsys.readouterr().out.splitlines()[2].split())
+    assert shown == "alan uid 1000 gid 100 tokens 1 groups 5,7"
+    assert user("rm", "ada", *where) == 0
+    assert store.users() == [ADMIN, "alan"]
+
+
+def test_a_file_of_users_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "tokens.json")
+    assert main(["fs", "admin", "issue-token", "--tokens-file", file, "ada"]) == 0
+    assert user("list", "--tokens-file", file) == 0
+    assert "ada" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("add", "admin"), 1, "user admin exists already"),
+        (("add", "ada", "--uid", f"{FIRST_UID}"), 1, f"user admin has uid {FIRST_UID} already"),
+        (("add", "no good"), 2, "user name 'no good' must be"),
+        (("rm", "ada"), 1, "there is no user 'ada'"),
+        (("rm", "admin"), 2, "user admin is needed by the commands of this cluster"),
+        (("list", "--tokens-file", "/tmp/x"), 2, "--dir and --tokens-file exclude each other"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    directory: str, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    assert user(*arguments, "--dir", directory) == code
+    text = capsys.readouterr().err
+    assert text.startswith(f"error: {message}")
+    assert text.count("\n") == 1
