@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -22,72 +22,73 @@ _Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 async def read_rows(engine: Engine, file: File, offsets: Any, into: Any) -> _Counts:
     """Row i of `into` becomes what is at `offsets[i]` of the file; how many bytes of each there were."""
-    memory, where = memory_of(into, writable=True), file.body.where
+    memory = memory_of(into, writable=True)
     wanted = np.ascontiguousarray(offsets, dtype=np.int64).reshape(-1)
     count = len(wanted)
     if not count:
         return np.zeros(0, dtype=np.int64)
     size, rest = divmod(memory.nbytes, count)
-    if rest or int(wanted.min()) < 0:
-        raise UsageError(
-            f"{memory.nbytes} bytes for {count} records at {int(wanted.min())} and up: not the same for each"
-        )
-    file.check_readable()
-    await file.body.refresh(int(wanted.max()) + size)
-    lengths = np.clip(file.body.length - wanted, 0, size)
-    chunks, within = np.divmod(wanted, where.chunk_bytes)
-    whole = (within + lengths <= where.chunk_bytes) & (lengths > 0)
-    if file.body.pending:
-        whole &= ~_pending(file, wanted, size)
-    which = np.flatnonzero(whole)
-    reads = np.zeros(len(which), READ)
-    reads["file"], reads["index"], reads["offset"] = file.inode_id, chunks[which], within[which]
-    reads["length"], reads["at"] = lengths[which], which * size
-    reads["chain"] = np.array(where.order, dtype=np.uint32)[chunks[which] % len(where.order)]
-    await _carry_out(engine, reads, memory, file, into)
-    for row in np.flatnonzero(~whole & (lengths > 0)).tolist():
+    if rest:
+        raise UsageError(f"{memory.nbytes} bytes for {count} records: not the same for each")
+    plan = await _plan(file, wanted, np.full(count, size), np.arange(count) * size)
+    await _carry_out(engine, plan.reads, memory, file, into)
+    for row in plan.odd:
         await file.body.read(memory[row * size : (row + 1) * size], int(wanted[row]), None)
-    return lengths
-
-
-def _pending(file: File, offsets: Any, size: int) -> Any:
-    """Which of them meet bytes that the storage nodes do not have yet."""
-    met = np.zeros(len(offsets), dtype=np.bool_)
-    for extent in file.body.pending.extents:
-        met |= (offsets < extent.end) & (offsets + size > extent.begin)
-    return met
+    return plan.counts
 
 
 async def read_together(engine: Engine, wanted: Sequence[tuple[File, int, Any]]) -> list[int]:
     """Of each (file, offset, buffer) how many bytes there were."""
-    views = [memory_of(buffer, writable=True) for _, _, buffer in wanted]
-    if not views:
+    if not wanted:
         return []
+    views = [memory_of(buffer, writable=True) for _, _, buffer in wanted]
+    sizes = np.array([view.nbytes for view in views])
+    offsets = np.array([offset for _, offset, _ in wanted], dtype=np.int64)
     lowest, memory, places = _spanning(views)
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    counts = []
-    for (file, offset, _), view, place in zip(wanted, views, places, strict=True):
-        if offset < 0:
-            raise UsageError(f"offset {offset} is negative")
-        file.check_readable()
-        body = file.body
-        await body.refresh(offset + view.nbytes)
-        size = max(0, min(view.nbytes, body.length - offset))
-        counts.append(size)
-        if body.pending and body.pending.overlaps(offset, size):
-            await body.read(view[:size], offset, None)
-            continue
-        at = place - lowest
-        rows += [
-            (body.id, one.chunk, one.offset, one.size, at + one.at, one.chain) for one in body.where.parts(offset, size)
-        ]
-    reads = np.zeros(len(rows), READ)
-    if rows:
-        columns = np.array(rows, dtype=np.int64).T
-        for name, column in zip(("file", "index", "offset", "length", "at", "chain"), columns, strict=True):
-            reads[name] = column
-        await _carry_out(engine, reads, memory, wanted[0][0], (wanted, views))
-    return counts
+    of_file: dict[File, list[int]] = {}
+    for at, (file, _, _) in enumerate(wanted):
+        of_file.setdefault(file, []).append(at)
+    counts, reads = np.zeros(len(wanted), dtype=np.int64), []
+    for file, some in of_file.items():
+        plan = await _plan(file, offsets[some], sizes[some], places[some] - lowest)
+        counts[some] = plan.counts
+        reads.append(plan.reads)
+        for row in plan.odd:
+            at = some[row]
+            await file.body.read(views[at], int(offsets[at]), None)
+    await _carry_out(engine, np.concatenate(reads), memory, wanted[0][0], (wanted, views))
+    return [int(one) for one in counts]
+
+
+class _Plan(NamedTuple):
+    reads: Reads
+    counts: _Counts
+    """Of each record the bytes that there are."""
+    odd: list[int]
+    """Records that are in several chunks, or not all at the storage nodes."""
+
+
+async def _plan(file: File, offsets: _Counts, sizes: _Counts, places: _Counts) -> _Plan:
+    """Of one file. `places`: where in the memory."""
+    file.check_readable()
+    if int(offsets.min()) < 0:
+        raise UsageError(f"offset {int(offsets.min())} is negative")
+    body, where = file.body, file.body.where
+    await body.refresh(int((offsets + sizes).max()))
+    counts = np.clip(body.length - offsets, 0, sizes)
+    chunks, within = np.divmod(offsets, where.chunk_bytes)
+    whole = (within + counts <= where.chunk_bytes) & (counts > 0)
+    for extent in body.pending.extents:
+        whole &= (offsets >= extent.end) | (offsets + counts <= extent.begin)
+    odd = np.flatnonzero(~whole & (counts > 0)).tolist()
+    lengths = counts
+    if not whole.all():
+        chunks, within, places, lengths = chunks[whole], within[whole], places[whole], counts[whole]
+    reads = np.zeros(len(chunks), READ)
+    reads["file"], reads["index"], reads["offset"] = file.inode_id, chunks, within
+    reads["length"], reads["at"] = lengths, places
+    reads["chain"] = np.array(where.order, dtype=np.uint32)[chunks % len(where.order)]
+    return _Plan(reads, counts, odd)
 
 
 async def _carry_out(engine: Engine, reads: Reads, memory: Any, file: File, keep: Any) -> None:
@@ -118,11 +119,16 @@ class _Span:
         self.__array_interface__ = {"data": (first, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
-def _spanning(views: Sequence[memoryview]) -> tuple[int, Any, list[int]]:
+def _spanning(views: Sequence[memoryview]) -> tuple[int, Any, _Counts]:
     """The lowest address, memory from there on that holds all of them, and where each is."""
-    places = [np.frombuffer(one, dtype=np.uint8).__array_interface__["data"][0] if one.nbytes else 0 for one in views]
-    real = [(place, place + one.nbytes) for place, one in zip(places, views, strict=True) if one.nbytes]
-    if not real:
-        return 0, np.zeros(0, dtype=np.uint8), places
-    lowest, highest = min(begin for begin, _ in real), max(end for _, end in real)
-    return lowest, np.asarray(_Span(lowest, highest - lowest)), places
+    begins = np.array([_address(one) for one in views], dtype=np.int64)
+    ends = begins + np.array([one.nbytes for one in views])
+    real = ends > begins
+    if not real.any():
+        return 0, np.zeros(0, dtype=np.uint8), begins
+    lowest, highest = int(begins[real].min()), int(ends[real].max())
+    return lowest, np.asarray(_Span(lowest, highest - lowest)), begins
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]) if view.nbytes else 0
