@@ -19,8 +19,10 @@ from fireflyer.kvstore import (
     MAX_PAGE_BYTES,
     MAX_PAGE_ITEMS,
     MAX_VALUE_BYTES,
+    Conflict,
     Reader,
     Transaction,
+    Trunk,
     key_after,
     prefix_range,
     transact_once,
@@ -352,3 +354,44 @@ async def test_a_closed_engine_refuses_and_closing_twice_is_harmless(place: Plac
     await kv.close()
     with pytest.raises(UsageError, match="closed"):
         await put(kv, a=b"2")
+
+
+@on_loop
+async def test_many_keys_are_read_as_one_by_one(place: Place) -> None:
+    async with await place.open() as kv:
+        await put(kv, a=b"1", b=b"2", d=b"4")
+        keys = [b"d", b"a", b"c", b"a", b"b"]
+        assert await kv.read(lambda tx: tx.get_many(keys)) == [b"4", b"1", None, b"1", b"2"]
+        assert await kv.read(lambda tx: tx.get_many([])) == []
+
+        async def body(tx: Transaction) -> None:
+            tx.set(b"c", b"3")
+            tx.clear(b"a")
+            tx.clear_range(b"d", None)
+            assert await tx.get_many(keys) == [None, None, b"3", None, b"2"]
+            assert await tx.snapshot.get_many(keys) == [None, None, b"3", None, b"2"]
+            with pytest.raises(UsageError, match="at most"):
+                await tx.get_many([b"a"] * (MAX_PAGE_ITEMS + 1))
+            part = Trunk(tx, tx).part()
+            part.set(b"b", b"5")
+            part.clear(b"c")
+            assert await part.get_many(keys) == [None, None, None, None, b"5"]
+
+        await kv.transact(body)
+
+
+@on_loop
+async def test_keys_that_were_read_together_conflict_each(place: Place) -> None:
+    async with await place.open() as kv:
+        await put(kv, a=b"1", b=b"2")
+        reading = Opened(kv)
+        tx = await reading.begin()
+        assert await tx.get_many([b"a", b"b", b"missing"]) == [b"1", b"2", None]
+        other = Opened(kv)
+        changing = await other.begin()
+        assert await changing.get(b"written") is None
+        changing.set(b"missing", b"3")
+        await other.commit()
+        tx.set(b"written", b"1")
+        with pytest.raises(Conflict):
+            await reading.commit()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections.abc import Sequence
 
 import pytest
 from tests.support.kvstores import Opened, put, values
@@ -297,6 +298,9 @@ class _SlowToEnd(Source):
         return Page([], False)
 
     async def conflict_with(self, conflicts: Conflicts) -> None: ...
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [None] * len(keys)
 
     async def commit(self, reads: Conflicts, mutations: Mutations) -> None: ...
 

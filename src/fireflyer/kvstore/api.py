@@ -8,7 +8,7 @@ is as if transactions had run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, Self, TypeVar
 
@@ -30,6 +30,10 @@ class Reader(Protocol):
 
     async def get(self, key: bytes) -> bytes | None:
         """None if there is no such key."""
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `get` of each, in this order; where the store is another process, with one question. At most
+        `MAX_PAGE_ITEMS` keys, of values that are small: their bytes are not bounded."""
 
     async def get_range(
         self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False

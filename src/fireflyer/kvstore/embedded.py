@@ -16,7 +16,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, NoSpace, PermanentError
@@ -127,6 +127,9 @@ class _EmbeddedSource(Source):
 
     async def get(self, key: bytes) -> bytes | None:
         return self._snapshot.get(key)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._snapshot.get(key) for key in keys]
 
     async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
         return self._snapshot.scan(wanted, limit, reverse=reverse)

@@ -7,7 +7,7 @@ that writes, and can make it end like a commit over a network that breaks.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import KeyRange, Page
@@ -66,6 +66,10 @@ class _MemorySource(Source):
     async def get(self, key: bytes) -> bytes | None:
         await self._waits.pause()
         return self._store.get(self._version, key)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        await self._waits.pause()
+        return [self._store.get(self._version, key) for key in keys]
 
     async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
         await self._waits.pause()

@@ -17,11 +17,13 @@ Why the result is serializable: the transaction is as if it were alone, by its e
 the other, and one that is dropped has only read. What a dropped part has read stays in the conflict set, because its
 caller is told something that follows from it.
 
-A key that was read once is not asked for again: all parts see one snapshot.
+A key that was read once is not asked for again: all parts see one snapshot. Who knows what the parts will read asks for
+it before they begin (`Trunk.get_many`): with one question instead of one for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from fireflyer.kvstore.core.keys import (
@@ -43,6 +45,8 @@ class Below(Protocol):
     """What a trunk stands on: a `Transaction`, or a `Reader` whose parts write nothing."""
 
     async def get(self, key: bytes) -> bytes | None: ...
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     async def get_range(self, begin: bytes, end: bytes | None, *, limit: int = ..., reverse: bool = ...) -> Page: ...
 
@@ -80,6 +84,14 @@ class Trunk:
         value = self._known[key] = await self._below.get(key)
         return value
 
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        known = self._known
+        asked = [key for key in dict.fromkeys(keys) if key not in known]
+        for first in range(0, len(asked), MAX_PAGE_ITEMS):
+            some = asked[first : first + MAX_PAGE_ITEMS]
+            known.update(zip(some, await self._below.get_many(some), strict=True))
+        return [known[key] for key in keys]
+
     async def get_range(
         self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False
     ) -> Page:
@@ -114,6 +126,14 @@ class Part:
             if known:
                 return value
         return await self._trunk.get(key)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if not self._overlay.entries:
+            return await self._trunk.get_many(keys)
+        found = {key: self._overlay.find(key) for key in keys}
+        asked = [key for key, (known, _) in found.items() if not known]
+        found.update((key, (True, value)) for key, value in zip(asked, await self._trunk.get_many(asked), strict=True))
+        return [found[key][1] for key in keys]
 
     async def get_range(
         self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -66,6 +66,7 @@ class _Statements:
         )
         self.check = f"SELECT key, value FROM {table} LIMIT 0"
         self.get = f"SELECT value FROM {table} WHERE key = $1"
+        self.get_many = f"SELECT key, value FROM {table} WHERE key = ANY($1::bytea[])"
         self.touch = f"SELECT count(*) FROM {table} WHERE key = ANY($1::bytea[])"
         self.write = (
             f"INSERT INTO {table} (key, value) SELECT * FROM unnest($1::bytea[], $2::bytea[]) "
@@ -190,6 +191,12 @@ class _PostgresSource(Source):
     async def get(self, key: bytes) -> bytes | None:
         value: bytes | None = await self._do("read", lambda: self._connection.fetchval(self._statements.get, key))
         return value
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        asked = list(dict.fromkeys(keys))
+        rows = await self._do("read", lambda: self._connection.fetch(self._statements.get_many, asked))
+        found: dict[bytes, bytes] = {row[0]: row[1] for row in rows}
+        return [found.get(key) for key in keys]
 
     async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
         query, bounds = self._statements.scan(wanted, reverse=reverse)

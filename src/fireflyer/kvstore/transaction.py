@@ -11,7 +11,7 @@ Failed is final even where the body swallows the error: a transaction that has l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from fireflyer.base.errors import Aborted, UsageError
@@ -44,6 +44,8 @@ class Source(Protocol):
     """A snapshot of the store. Its reads begin it at the latest."""
 
     async def get(self, key: bytes) -> bytes | None: ...
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     async def scan(self, wanted: KeyRange, limit: int, *, reverse: bool) -> Page:
         """Up to `limit` items and about `MAX_PAGE_BYTES`, but at least one if there is any."""
@@ -84,6 +86,9 @@ class Attempt(Transaction):
 
     async def get(self, key: bytes) -> bytes | None:
         return await self._get(checked_key(key), conflict=True)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._get_many(keys, conflict=True)
 
     async def get_range(
         self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False
@@ -156,6 +161,29 @@ class Attempt(Transaction):
             self._fail(error)
             raise
 
+    async def _get_many(self, keys: Sequence[bytes], *, conflict: bool) -> list[bytes | None]:
+        self._usable()
+        if len(keys) > MAX_PAGE_ITEMS:
+            raise UsageError(f"{len(keys)} keys at once; at most {MAX_PAGE_ITEMS} are allowed")
+        found: dict[bytes, bytes | None] = {}
+        asked: list[bytes] = []
+        for key in keys:
+            known, value = self._overlay.find(checked_key(key))
+            if known:
+                found[key] = value
+            else:
+                asked.append(key)
+                if conflict and not self._read_only:
+                    self._reads.add_point(key)
+        self._check_size()
+        if asked:
+            try:
+                found.update(zip(asked, await self._source.get_many(asked), strict=True))
+            except BaseException as error:
+                self._fail(error)
+                raise
+        return [found[key] for key in keys]
+
     async def _range(self, wanted: KeyRange, limit: int, *, reverse: bool, conflict: bool) -> Page:
         self._usable()
         if not 1 <= limit <= MAX_PAGE_ITEMS:
@@ -218,6 +246,9 @@ class _SnapshotReader(Reader):
 
     async def get(self, key: bytes) -> bytes | None:
         return await self._attempt._get(checked_key(key), conflict=False)  # noqa: SLF001
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._attempt._get_many(keys, conflict=False)  # noqa: SLF001
 
     async def get_range(
         self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False

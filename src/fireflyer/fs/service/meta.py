@@ -54,7 +54,15 @@ from fireflyer.fs.service.meta_callers import Callers
 from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.meta_figures import Figures
 from fireflyer.fs.service.meta_house import House
-from fireflyer.fs.service.meta_requests import Asked, RequestPorts, Step, carry_out_long, is_changing, refusal
+from fireflyer.fs.service.meta_requests import (
+    Asked,
+    RequestPorts,
+    Step,
+    carry_out_long,
+    foresee_all,
+    is_changing,
+    refusal,
+)
 from fireflyer.fs.service.meta_surroundings import Surroundings
 from fireflyer.identity import Account, Secret
 from fireflyer.kvstore import Engine
@@ -111,8 +119,14 @@ class MetaService:
         """`administrators`: users who act as uid 0. `surroundings`: without them, requests that need chunks are `Busy`.
         `shared_store`: other processes write there too."""
         self._settings = settings
-        lanes = LANES_OF_DATABASE if shared_store else 1
-        self._house = House(engine, settings, secret, surroundings, lanes=lanes)
+        self._house = House(
+            engine,
+            settings,
+            secret,
+            surroundings,
+            lanes=LANES_OF_DATABASE if shared_store else 1,
+            foresee=foresee_all if shared_store else None,
+        )
         self._callers = Callers(settings, administrators, accounts)
         self._surroundings = surroundings
         self._started = asyncio.Event()
@@ -123,6 +137,11 @@ class MetaService:
         self._figures = Figures()
         self._keeper = Keeper(os.urandom(8).hex())
         self._closed = False
+
+    @property
+    def house(self) -> House:
+        """What its requests share."""
+        return self._house
 
     def metrics(self) -> list[Series]:
         """For Prometheus."""

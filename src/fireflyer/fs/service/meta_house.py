@@ -19,7 +19,7 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.meta_ids import Ids
-from fireflyer.fs.service.meta_lanes import Lanes, Reads
+from fireflyer.fs.service.meta_lanes import Foresee, Lanes, Reads
 from fireflyer.fs.service.meta_surroundings import ChunkSession, Surroundings
 from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine, Reader
@@ -36,13 +36,20 @@ class House:
     """`secret`: the node secret, for capabilities."""
 
     def __init__(
-        self, engine: Engine, settings: MetaSettings, secret: Secret, surroundings: Surroundings | None, *, lanes: int
+        self,
+        engine: Engine,
+        settings: MetaSettings,
+        secret: Secret,
+        surroundings: Surroundings | None,
+        *,
+        lanes: int,
+        foresee: Foresee | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.ids = Ids(engine)
-        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare)
-        self.reads = Reads(engine)
+        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare, foresee=foresee)
+        self.reads = Reads(engine, foresee)
         self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
         self.settle_ns = DEFAULT_T_NS
         self.surroundings = surroundings

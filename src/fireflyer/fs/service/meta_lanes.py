@@ -21,13 +21,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, NoSpace, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Engine, Part, Reader, Transaction, Trunk
 
-__all__ = ["MAX_BATCH", "MAX_WAITING", "Lanes", "Reads", "Work"]
+__all__ = ["MAX_BATCH", "MAX_WAITING", "Foresee", "Lanes", "Reads", "Work"]
 
 _log = logging.getLogger(__name__)
 MAX_BATCH: Final = 256
@@ -55,6 +55,10 @@ class Work(abc.ABC):
     @abc.abstractmethod
     def done(self, outcome: Any) -> None:
         """Called once: with what `carry_out` returned when it was committed, or with the error."""
+
+
+Foresee: TypeAlias = Callable[[Trunk, Sequence[Work]], Awaitable[None]]
+"""Reads what the works are going to read, as far as that is known."""
 
 
 class _Tasks:
@@ -87,10 +91,19 @@ class _Lane:
 
 
 class Lanes:
-    """Lives in one loop. `prepare` is awaited before each transaction with the number of works that it may hold."""
+    """Lives in one loop. `prepare` is awaited before each transaction with the number of works that it may hold;
+    `foresee` at its begin, with the works."""
 
-    def __init__(self, engine: Engine, *, width: int, prepare: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        width: int,
+        prepare: Callable[[int], Awaitable[None]],
+        foresee: Foresee | None = None,
+    ) -> None:
         self._engine = engine
+        self._foresee = foresee
         self._prepare = prepare
         self._lanes = [_Lane() for _ in range(width)]
         self._tasks = _Tasks()
@@ -139,7 +152,9 @@ class Lanes:
         try:
             await self._prepare(len(batch))
             outcomes = await self._engine.transact(
-                lambda transaction: _carried_out(transaction, batch), timeout_ns=TIMEOUT_NS, idempotent=True
+                lambda transaction: _carried_out(transaction, batch, self._foresee),
+                timeout_ns=TIMEOUT_NS,
+                idempotent=True,
             )
         except (UsageError, NoSpace) as error:
             if len(batch) > 1:
@@ -159,10 +174,12 @@ class Lanes:
         return batch[len(outcomes) :]
 
 
-async def _carried_out(transaction: Transaction, batch: Sequence[Work]) -> list[Any]:
+async def _carried_out(transaction: Transaction, batch: Sequence[Work], foresee: Foresee | None) -> list[Any]:
     """Outcomes of the first ones, of one at least. Errors of the transaction itself are among them too: its commit
     raises them again."""
     trunk = Trunk(transaction, transaction)
+    if foresee is not None:
+        await foresee(trunk, batch)
     outcomes: list[Any] = []
     until_ns = time.monotonic_ns() + MAX_ATTEMPT_NS
     for work in batch:
@@ -182,8 +199,9 @@ async def _carried_out(transaction: Transaction, batch: Sequence[Work]) -> list[
 class Reads:
     """Lives in one loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, foresee: Foresee | None = None) -> None:
         self._engine = engine
+        self._foresee = foresee
         self._waiting: deque[Work] = deque()
         self._tasks = _Tasks()
         self._scheduled = False
@@ -209,7 +227,9 @@ class Reads:
 
     async def _read(self, batch: Sequence[Work]) -> None:
         try:
-            outcomes = await self._engine.read(lambda reader: _read_by(reader, batch), timeout_ns=TIMEOUT_NS)
+            outcomes = await self._engine.read(
+                lambda reader: _read_by(reader, batch, self._foresee), timeout_ns=TIMEOUT_NS
+            )
         except Exception as error:
             if not isinstance(error, FireflyerError):
                 _log.exception("reading for the meta service failed unexpectedly")
@@ -218,8 +238,10 @@ class Reads:
             work.done(outcome)
 
 
-async def _read_by(reader: Reader, batch: Sequence[Work]) -> list[Any]:
+async def _read_by(reader: Reader, batch: Sequence[Work], foresee: Foresee | None) -> list[Any]:
     trunk = Trunk(reader)
+    if foresee is not None:
+        await foresee(trunk, batch)
     outcomes: list[Any] = []
     for work in batch:
         try:

@@ -51,11 +51,22 @@ from fireflyer.fs.schema.meta import (
     Request,
     Reserve,
 )
+from fireflyer.fs.service.meta_foresight import foresee
 from fireflyer.fs.service.meta_house import House
 from fireflyer.fs.service.meta_lanes import Work
-from fireflyer.kvstore import Part
+from fireflyer.kvstore import Part, Trunk
 
-__all__ = ["LONG_S", "Asked", "RequestPorts", "Step", "carry_out_long", "is_changing", "lane_of", "refusal"]
+__all__ = [
+    "LONG_S",
+    "Asked",
+    "RequestPorts",
+    "Step",
+    "carry_out_long",
+    "foresee_all",
+    "is_changing",
+    "lane_of",
+    "refusal",
+]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -167,6 +178,11 @@ class Asked(Work):
     @property
     def lane(self) -> Hashable:
         return lane_of(self.request, self.asker.client)
+
+
+async def foresee_all(trunk: Trunk, works: Sequence[Work]) -> None:
+    """For `Lanes` and `Reads` over a database."""
+    await foresee(trunk, [(work.asker.client, work.number, work.request) for work in works if isinstance(work, Asked)])
 
 
 class Step(Work, Generic[T]):

@@ -91,15 +91,13 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
     rows = context.rows
     page = await rows.get_range(begin, entries_end(directory.id), limit=request.limit)
     with_inodes = request.inodes and permits(context.asker, directory, EXECUTE)
-    entries: list[Entry] = []
-    for key, value in page.items:
-        entry = decode_entry(key, value)
-        inode: Inode | None = None
-        if with_inodes:
-            row_key = inode_key(entry.id)
-            row = await rows.get(row_key)
-            inode = await context.known(entry.id) if row is None else decode_inode(row_key, row)
-        entries.append(Entry(key[ENTRY_PREFIX_BYTES:], entry.id, entry.kind, inode))
+    found = [(key[ENTRY_PREFIX_BYTES:], decode_entry(key, value)) for key, value in page.items]
+    inodes: list[Inode | None] = [None] * len(found)
+    if with_inodes:
+        keys = [inode_key(entry.id) for _, entry in found]
+        for at, (key, row) in enumerate(zip(keys, await rows.get_many(keys), strict=True)):
+            inodes[at] = await context.known(found[at][1].id) if row is None else decode_inode(key, row)
+    entries = [Entry(name, entry.id, entry.kind, inode) for (name, entry), inode in zip(found, inodes, strict=True)]
     return Listing(tuple(entries), page.more, body.parent)
 
 

@@ -94,6 +94,12 @@ async def store_answer(rows: Rows, client: ClientId, number: int, done_below: in
         rows.set(head, _FORMAT + done_below.to_bytes(8, "big"))
 
 
+def rows_of(client: ClientId, number: int) -> tuple[bytes, bytes, bytes]:
+    """Keys that `admit` and `store_answer` read."""
+    head = _floor_key(client)
+    return head, head + number.to_bytes(8, "big"), SESSIONS.key(client)
+
+
 def keep(rows: Rows, client: ClientId, number: int, answer: Answer) -> None:
     """The answer to a request that another one's has found unfinished, and has finished."""
     rows.set(_floor_key(client) + number.to_bytes(8, "big"), _FORMAT + _encoder.encode(answer))

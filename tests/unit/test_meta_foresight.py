@@ -1,0 +1,133 @@
+"""What is foreseen of requests: over a store that is far away, bodies find what they read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from tests.support.fs_meta import MetaRig, expect
+from tests.support.loops import on_loop
+
+from fireflyer.fs.core.meta.namespace import carry_out
+from fireflyer.fs.core.meta.tables import entry_key
+from fireflyer.fs.schema.inodes import ROOT, Kind
+from fireflyer.fs.schema.meta import (
+    Answer,
+    Found,
+    FoundMany,
+    MakeDirectory,
+    MakeNode,
+    Place,
+    Refused,
+    Remove,
+    Rename,
+    Request,
+    Stat,
+    StatMany,
+    Symlink,
+)
+from fireflyer.fs.service.meta_foresight import foresee
+from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, Trunk
+
+
+def at(path: str) -> Place:
+    return Place(ROOT, path.encode())
+
+
+class _Counting:
+    """A reader that counts its questions."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.single = self.many = 0
+
+    async def get(self, key: bytes) -> bytes | None:
+        self.single += 1
+        return await self._reader.get(key)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.many += 1
+        return await self._reader.get_many(keys)
+
+    get_range = property(lambda self: self._reader.get_range)
+
+
+@on_loop
+async def test_paths_are_read_a_step_at_a_time_for_all_requests_together() -> None:
+    async with MetaRig(MemoryEngine()) as rig:
+        await rig.open_session(5)
+        for path in ("a", "a/b", "a/b/c", "x"):
+            expect(await rig.ask(5, MakeDirectory(at(path))), Found)
+        requests: list[Request] = [Stat(at("a/b/c")), Stat(at("a/b/none")), StatMany((at("x"), at("y/z"), at("/a")))]
+
+        async def look(reader: Reader) -> None:
+            counting = _Counting(reader)
+            trunk = Trunk(counting)
+            await foresee(trunk, [(5, 0, one) for one in requests])
+            assert counting.many == 4
+            for one in requests:
+                try:
+                    await carry_out(one, rig.service.house.context(trunk.part()))
+                except OSError:
+                    pass
+            assert counting.single == 0
+
+        await rig.engine.read(look)
+
+
+@on_loop
+async def test_a_damaged_name_is_told_to_who_reads_it_and_to_nobody_else() -> None:
+    async with MetaRig(MemoryEngine(), shared_store=True) as rig:
+        await rig.open_session(5)
+        for path in ("a", "b"):
+            expect(await rig.ask(5, MakeDirectory(at(path))), Found)
+
+        async def damage(tx: Transaction) -> None:
+            tx.set(entry_key(ROOT, b"a"), b"\x01\xc1")
+
+        await rig.engine.transact(damage)
+        answers = await rig.ask_all(5, [Stat(at("a")), Stat(at("b"))])
+        assert isinstance(answers[0], Refused)
+        assert answers[0].code == "data_corruption"
+        expect(answers[1], Found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@on_loop
+async def test_answers_are_the_same_with_and_without(seed: int) -> None:
+    chance = random.Random(seed)
+    paths = ["a", "b", "a/b", "a/b/c", "b/a", "l", "l/b", "a/../b", "./a", "a/b/", "", "/a"]
+    async with MetaRig(MemoryEngine(MemoryStore())) as near, MetaRig(MemoryEngine(), shared_store=True) as far:
+        for rig in (near, far):
+            await rig.open_session(5)
+        for _ in range(60):
+            requests = [_request(chance, paths) for _ in range(4)]
+            # One at a time: lanes of a database take no order between each other.
+            found = [[_seen(await rig.ask(5, one)) for one in requests] for rig in (near, far)]
+            assert found[0] == found[1]
+
+
+def _request(chance: random.Random, paths: list[str]) -> Request:
+    one, other = at(chance.choice(paths)), at(chance.choice(paths))
+    possible: list[Request] = [
+        MakeDirectory(one),
+        MakeNode(one, Kind.FIFO),
+        Symlink(one, other.path or b"x"),
+        Remove(one),
+        Rename(one, other),
+        Stat(one),
+        StatMany((one, other)),
+    ]
+    return chance.choice(possible)
+
+
+def _seen(answer: Answer) -> object:
+    """Without times and numbers of inodes."""
+    if isinstance(answer, Refused):
+        return answer.errno
+    if isinstance(answer, Found):
+        return answer.inode.kind, answer.inode.links
+    if isinstance(answer, FoundMany):
+        return [one if isinstance(one, int) else (one.kind, one.links) for one in answer.inodes]
+    return answer
