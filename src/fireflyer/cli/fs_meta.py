@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from fireflyer.base.errors import Busy
 from fireflyer.cli.fs_processes import read_config, run_process
 
 if TYPE_CHECKING:
     from fireflyer.fs.client import Chunks
+    from fireflyer.fs.schema.chunks import Listed
     from fireflyer.runtime.rpc import Credential
 
 __all__ = ["ClientChunks", "meta_command", "open_chunks"]
@@ -36,11 +38,11 @@ class ClientChunks:
 
     async def last(self, file: int, chains: Sequence[int]) -> Sequence[tuple[int, int] | None]:
         found = await _all(self._chunks.last_chunk(chain, file) for chain in chains)
-        return [None if one is None or one.held is None else (one.chunk.index, one.held.length) for one in found]
+        return [None if one is None else _stored(one) for one in found]
 
     async def list(self, chain: int, file: int, start: int, limit: int) -> Sequence[tuple[int, int]]:
         found = await self._chunks.list(chain, file, start=start, limit=limit)
-        return [(one.chunk.index, one.held.length) for one in found if one.held is not None]
+        return [_stored(one) for one in found]
 
     async def remove(self, file: int, chunks: Sequence[tuple[int, int]]) -> None:
         from fireflyer.fs.schema.ids import ChunkId
@@ -61,6 +63,13 @@ class ClientChunks:
 
     async def close(self) -> None:
         await self._chunks.close()
+
+
+def _stored(one: Listed) -> tuple[int, int]:
+    """Raises `Busy` for a chunk that may be there and may not: nobody may decide anything by its length."""
+    if one.held is None:
+        raise Busy(f"chunk {one.chunk.index} of file {one.chunk.file} is being written; ask again")
+    return one.chunk.index, one.held.length
 
 
 async def _all(works: Iterable[Awaitable[T]]) -> Sequence[T]:
