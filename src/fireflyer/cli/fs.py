@@ -10,6 +10,7 @@ from fireflyer.cli.fs_files_copy import cp_command, get_command, put_command, sy
 from fireflyer.cli.fs_files_find import find_command
 from fireflyer.cli.fs_files_show import cat_command, ls_command, stat_command
 from fireflyer.cli.fs_files_space import df_command, du_command
+from fireflyer.cli.fs_fsck import fsck_command
 from fireflyer.cli.fs_machines import (
     add_chains_command,
     issue_token_command,
@@ -45,6 +46,7 @@ for verb in (manager_command, meta_command, storage_command):
     command.add_command(verb)
 for verb in (ls_command, cat_command, stat_command, du_command, df_command, find_command):
     command.add_command(verb)
+command.add_command(fsck_command)
 for verb in (mkdir_command, mv_command, rm_command, cp_command, put_command, get_command, sync_command):
     command.add_command(verb)
 for verb in (

@@ -23,6 +23,7 @@ from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY, Where, local
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
+    from fireflyer.fs.client.ring import Ring
     from fireflyer.fs.tools.plans import Step
     from fireflyer.fs.tools.trees import Tree
 
@@ -119,6 +120,19 @@ class Places:
         if self._directory is None and (target := os.environ.get(TARGET_VARIABLE)):
             return target
         return f"ff://{os.path.abspath(self._directory if self._directory is not None else DEFAULT_DIRECTORY)}"
+
+    def ring(self) -> Ring:
+        """To all chunks of the cluster that the options name. Raises `UsageError` without the node secret."""
+        from fireflyer.fs.client.local import open_ring_to
+        from fireflyer.fs.client.ring import open_ring
+        from fireflyer.identity import NodeCredential
+
+        where = self._where(self._default())
+        if where.directory:
+            return open_ring_to(where.directory)
+        if not isinstance(where.credential, NodeCredential):
+            raise UsageError("a user may not look at the chunks of everybody; give --secret-file, not --token-file")
+        return open_ring(where.managers, where.credential)
 
     def _where(self, target: str) -> Where:
         from fireflyer.cli.fs_connect import reach
@@ -287,9 +301,9 @@ class Bars:
         if self._progress is not None:
             self._progress.update(self._task, total=size)
 
-    def at(self, done: int, total: int | None = None) -> None:
+    def at(self, done: int, total: int | None = None, what: str | None = None) -> None:
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, total=total)
+            self._progress.update(self._task, completed=done, total=total, description=what)
 
     # --- `fireflyer.fs.tools.running.Observer` ---
 

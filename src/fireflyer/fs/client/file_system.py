@@ -67,6 +67,10 @@ class FileSystem:
         """In their order; an error in the place of what it is of."""
         return self.run(self.files.stat_many(paths, follow))
 
+    def stat_inodes(self, inodes: Iterable[int]) -> list[Attributes | FileError]:
+        """The same of inodes, whatever their names, and those that have none any more."""
+        return self.run(self.files.stat_inodes(inodes))
+
     def listdir(self, path: Path = "/") -> list[Any]:
         """Names, in the order of their bytes: str, or bytes where the path is bytes."""
         return self.run(self.files.listdir(path))

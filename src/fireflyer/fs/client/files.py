@@ -118,17 +118,25 @@ class Files:
     async def stat_many(self, paths: Iterable[Path], follow: bool = True) -> list[Attributes | FileError]:
         """In their order; an error in the place of what it is of."""
         asked = list(paths)
-        tickets = [
-            self._port.call(StatMany(tuple(_place(one) for one in asked[at : at + _STATS]), follow))
-            for at in range(0, len(asked), _STATS)
-        ]
-        found: list[Inode | int] = []
-        for ticket in tickets:
-            found += _as(FoundMany, await ticket).inodes
+        found = await self._stat_places([_place(one) for one in asked], follow)
         return [
             file_error(one, "", _shown(path)) if isinstance(one, int) else self._attributes(one)
             for path, one in zip(asked, found, strict=True)
         ]
+
+    async def stat_inodes(self, inodes: Iterable[int]) -> list[Attributes | FileError]:
+        """The same of inodes, whatever their names, and those that have none any more."""
+        found = await self._stat_places([Place(one) for one in inodes], False)
+        return [file_error(one) if isinstance(one, int) else self._attributes(one) for one in found]
+
+    async def _stat_places(self, places: list[Place], follow: bool) -> list[Inode | int]:
+        tickets = [
+            self._port.call(StatMany(tuple(places[at : at + _STATS]), follow)) for at in range(0, len(places), _STATS)
+        ]
+        found: list[Inode | int] = []
+        for ticket in tickets:
+            found += _as(FoundMany, await ticket).inodes
+        return found
 
     def known(self, inode: Inode) -> int:
         """Its length, with what was written by this client and is not reported yet."""

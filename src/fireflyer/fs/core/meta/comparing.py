@@ -1,0 +1,139 @@
+"""What must be true of a file system that is at rest: names against inodes, chunks against files, both ways.
+
+    Names     told of every directory with its entries; says then where they contradict the inodes, and which files
+              there are
+    chunks    `wrong_chunks` of one file: chunks that are where they do not belong, reach behind the file's end, or
+              cannot be read; what is not there is a hole, and no fault
+    unowned   what has chunks and is not among the files, which the caller finds and asks for once more
+
+Nothing here says what to do about it. A file system that is in use changes while it is looked at, so what is found once
+may have been between two steps of somebody: only what is found again, unchanged, is a fault (`lasting`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from fireflyer.fs.core.meta.layout import chain_of, end_at, order_of
+from fireflyer.fs.schema.chunks import Listed
+from fireflyer.fs.schema.ids import ChainId
+from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, FileBody, Inode, InodeId, Kind
+
+__all__ = ["Fault", "FaultKind", "Name", "Names", "lasting", "wrong_chunks"]
+
+
+class FaultKind(enum.StrEnum):
+    TREE = "tree"
+    """A directory has two names, or is in another one than it says."""
+    LINKS = "links"
+    COUNTS = "counts"
+    """Of a directory: its entries or subdirectories."""
+    AREA = "area"
+    MISPLACED = "misplaced"
+    """A chunk is on a chain on which the file's layout has no such chunk."""
+    BEHIND = "behind"
+    """Bytes behind the end of the file."""
+    DAMAGED = "damaged"
+    UNOWNED = "unowned"
+    """Chunks of a file that there is not."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    kind: FaultKind
+    inode: InodeId
+    path: str
+    text: str
+
+
+class Name(msgspec.Struct, frozen=True):
+    name: str
+    inode: Inode
+
+
+class Names:
+    """`directory` once for each, the root first, a directory before those in it; then `faults`."""
+
+    def __init__(self, root: Inode) -> None:
+        self._links: Counter[InodeId] = Counter()
+        self._counted: dict[InodeId, tuple[int, str]] = {}
+        """Files with several names: how many the inode says, and one of the names."""
+        self._parents: dict[InodeId, str] = {root.id: "/"}
+        self._faults: list[Fault] = []
+        self.known: set[InodeId] = {ROOT}
+        """Everything that has a name."""
+
+    def directory(self, path: str, inode: Inode, entries: Sequence[Name]) -> None:
+        """`path`: as it is to be shown."""
+        body = inode.body
+        assert isinstance(body, DirectoryBody)  # noqa: S101
+        below = sum(one.inode.kind is Kind.DIRECTORY for one in entries)
+        if (body.entries, body.subdirectories) != (len(entries), below):
+            says = f"says {body.entries} names, {body.subdirectories} directories; has {len(entries)}, {below}"
+            self._fault(FaultKind.COUNTS, inode.id, path, says)
+        for one in entries:
+            self._entry(path, inode, one)
+
+    def _entry(self, path: str, directory: Inode, one: Name) -> None:
+        inode, shown = one.inode, f"{path.rstrip('/')}/{one.name}"
+        again = inode.id in self.known
+        self.known.add(inode.id)
+        if inode.area not in (directory.area, inode.id if inode.kind is Kind.DIRECTORY else directory.area):
+            text = f"counts in quota area {inode.area}, its directory in {directory.area}"
+            self._fault(FaultKind.AREA, inode.id, shown, text)
+        if isinstance(inode.body, DirectoryBody):
+            if inode.id in self._parents:
+                self._fault(FaultKind.TREE, inode.id, shown, f"is {self._parents[inode.id]} too")
+            elif inode.body.parent != directory.id:
+                text = f"says that it is in inode {inode.body.parent}, not {directory.id}"
+                self._fault(FaultKind.TREE, inode.id, shown, text)
+            self._parents[inode.id] = shown
+        if inode.links != 1 or (again and inode.kind is not Kind.DIRECTORY):
+            # One that counts a single name is looked at only when it has another: nearly all have not.
+            self._links[inode.id] += 1 if inode.links != 1 or inode.id in self._counted else 2
+            self._counted.setdefault(inode.id, (inode.links, shown))
+
+    def _fault(self, kind: FaultKind, inode: InodeId, path: str, text: str) -> None:
+        self._faults.append(Fault(kind, inode, path, text))
+
+    def faults(self) -> list[Fault]:
+        found = list(self._faults)
+        for inode, (links, path) in self._counted.items():
+            if self._links[inode] != links:
+                found.append(Fault(FaultKind.LINKS, inode, path, f"says {links} names; has {self._links[inode]}"))
+        return found
+
+
+def wrong_chunks(
+    path: str, inode: Inode, chains: Sequence[ChainId], there: Mapping[ChainId, Iterable[Listed]]
+) -> list[Fault]:
+    """`chains`: of the layout's table, in its order. `there`: chunks of the file by the chain that they are on."""
+    body = inode.body
+    assert isinstance(body, FileBody)  # noqa: S101
+    order, found = order_of(body.layout, chains), []
+    for chain, chunks in there.items():
+        for one in chunks:
+            index, held = one.chunk.index, one.held
+            kind, text = None, ""
+            if chain not in order or chain_of(order, index) != chain:
+                kind, text = FaultKind.MISPLACED, f"chunk {index} is on chain {chain}, not {chain_of(order, index)}"
+            elif held is None:
+                kind, text = FaultKind.DAMAGED, f"chunk {index} on chain {chain} has no replica that can be read there"
+            elif held.length > body.layout.chunk_bytes or end_at(body.layout, index, held.length) > body.length:
+                end = end_at(body.layout, index, held.length)
+                kind, text = (
+                    FaultKind.BEHIND,
+                    f"chunk {index} on chain {chain} ends at {end}, the file at {body.length}",
+                )
+            if kind is not None:
+                found.append(Fault(kind, inode.id, path, text))
+    return found
+
+
+def lasting(before: Iterable[Fault], after: Iterable[Fault]) -> list[Fault]:
+    """What both looks found, word by word."""
+    seen = set(after)
+    return [fault for fault in before if fault in seen]
