@@ -53,6 +53,12 @@ def test_counts_of_a_directory() -> None:
     )
 
 
+def test_a_directory_that_changed_meanwhile_proves_nothing() -> None:
+    names = Names(directory(ROOT, ROOT, 2, 1))
+    names.directory("/", directory(ROOT, ROOT, 2, 1), [Name("a", file(3)), Name("b", file(3))], steady=False)
+    assert names.faults() == []
+
+
 @pytest.mark.parametrize(("links", "found"), [(1, 2), (3, 2), (0, 1), (2, 1)])
 def test_links_that_are_not_as_many_as_names(links: int, found: int) -> None:
     root = directory(ROOT, ROOT, found)

@@ -121,8 +121,8 @@ class Fsck:
             found = self._listed(path, inode)
             if found is None:
                 continue
-            inode, entries = found
-            names.directory(path, inode, entries)
+            inode, entries, steady = found
+            names.directory(path, inode, entries, steady=steady)
             summary.directories += 1
             for one in entries:
                 below = f"{path.rstrip('/')}/{one.name}"
@@ -139,18 +139,21 @@ class Fsck:
         self.summary.directories, self.summary.others = summary.directories, summary.others
         return names, wrong
 
-    def _listed(self, path: str, inode: Inode) -> tuple[Inode, list[Name]] | None:
-        """With the directory as it was just before or after: nothing of it changed in between. None: it is gone."""
+    def _listed(self, path: str, inode: Inode) -> tuple[Inode, list[Name], bool] | None:
+        """With the directory as it was before, and whether it is so still. None: it is gone."""
         tries = 0
         while True:
             try:
                 before = self._files.stat(path, False).inode
+                if before.id != inode.id:
+                    return None
                 entries = [Name(one.name, one.attributes.inode) for one in self._files.scandir(path)]
-                tries += 1
-                if tries == LOOKS or before.id != inode.id or self._files.stat(path, False).inode == before:
-                    return before, entries
+                steady = self._files.stat(path, False).inode == before
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            tries += 1
+            if steady or tries == LOOKS:
+                return before, entries, steady
 
     def _chunks_of(self, files: list[tuple[str, Inode]]) -> dict[InodeId, tuple[str, list[Fault]]]:
         wrong = {}

@@ -62,16 +62,19 @@ class Names:
         self._counted: dict[InodeId, tuple[int, str]] = {}
         """Files with several names: how many the inode says, and one of the names."""
         self._parents: dict[InodeId, str] = {root.id: "/"}
+        self._unsure: set[InodeId] = set()
         self._faults: list[Fault] = []
         self.known: set[InodeId] = {ROOT}
         """Everything that has a name."""
 
-    def directory(self, path: str, inode: Inode, entries: Sequence[Name]) -> None:
-        """`path`: as it is to be shown."""
+    def directory(self, path: str, inode: Inode, entries: Sequence[Name], *, steady: bool = True) -> None:
+        """`path`: as it is to be shown. Not `steady`: it changed while it was listed, so nothing is counted by it."""
         body = inode.body
         assert isinstance(body, DirectoryBody)  # noqa: S101
         below = sum(one.inode.kind is Kind.DIRECTORY for one in entries)
-        if (body.entries, body.subdirectories) != (len(entries), below):
+        if not steady:
+            self._unsure.update(one.inode.id for one in entries)
+        elif (body.entries, body.subdirectories) != (len(entries), below):
             says = f"says {body.entries} names, {body.subdirectories} directories; has {len(entries)}, {below}"
             self._fault(FaultKind.COUNTS, inode.id, path, says)
         for one in entries:
@@ -102,7 +105,7 @@ class Names:
     def faults(self) -> list[Fault]:
         found = list(self._faults)
         for inode, (links, path) in self._counted.items():
-            if self._links[inode] != links:
+            if self._links[inode] != links and inode not in self._unsure:
                 found.append(Fault(FaultKind.LINKS, inode, path, f"says {links} names; has {self._links[inode]}"))
         return found
 
