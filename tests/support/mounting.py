@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-__all__ = ["Mount", "local_mount", "mounted", "needs_fuse"]
+__all__ = ["Mount", "local_mount", "missing", "mounted", "needs_fuse"]
 
 MOUNT_S: Final = 60.0
 END_S: Final = 60.0
@@ -38,7 +38,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def _missing() -> str:
+def missing() -> str:
+    """What there is not, of what mounts need here."""
     if os.geteuid() != 0:
         return "only root makes mount namespaces"
     if not os.path.exists("/dev/fuse"):
@@ -52,7 +53,7 @@ def _missing() -> str:
     return "" if tried.returncode == 0 else "mount namespaces are not permitted"
 
 
-_MISSING: Final = _missing()
+_MISSING: Final = missing()
 needs_fuse: Final = pytest.mark.skipif(bool(_MISSING), reason=_MISSING)
 
 

@@ -23,7 +23,6 @@ from fireflyer.cli.fs_placement import placement_command
 from fireflyer.cli.fs_processes import manager_command, storage_command
 from fireflyer.cli.fs_rebalance import rebalance_command
 from fireflyer.cli.fs_status import status_command
-from fireflyer.cli.fs_store import STORE_COMMANDS
 from fireflyer.cli.fs_up import down_command, up_command
 from fireflyer.cli.fs_users import user_command
 
@@ -49,14 +48,7 @@ for verb in (ls_command, cat_command, stat_command, du_command, df_command, find
 command.add_command(fsck_command)
 for verb in (mkdir_command, mv_command, rm_command, cp_command, put_command, get_command, sync_command):
     command.add_command(verb)
-for verb in (
-    *COMMANDS,
-    *STORE_COMMANDS,
-    register_node_command,
-    add_chains_command,
-    retire_node_command,
-    issue_token_command,
-):
+for verb in (*COMMANDS, register_node_command, add_chains_command, retire_node_command, issue_token_command):
     admin.add_command(verb)
 admin.add_command(placement_command)
 admin.add_command(rebalance_command)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
 from tests.support.fs_local import LocalCluster
+from tests.support.mounting import missing, mounted
 from tests.support.posix.both import Both
 from tests.support.posix.client import ClientPlace
 from tests.support.posix.core import CorePlace
@@ -44,10 +46,22 @@ def client(cluster: LocalCluster) -> Iterator[ClientPlace]:
     place.close()
 
 
+@pytest.fixture(scope="session")
+def mount(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace]:
+    if missing():
+        pytest.skip(missing())
+    place = str(tmp_path_factory.mktemp("mount"))
+    ff = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", place]
+    with mounted([*ff, "--dir", str(cluster.directory), "--allow-other"], place) as found:
+        local = LocalPlace(found.path, "mount")
+        yield local
+        local.close()
+
+
 REAL: Final = [pytest.mark.slow, pytest.mark.serial]
 
 
-@pytest.fixture(params=["core", pytest.param("client", marks=REAL)])
+@pytest.fixture(params=["core", pytest.param("client", marks=REAL), pytest.param("mount", marks=REAL)])
 def place(request: pytest.FixtureRequest, local: LocalPlace | str) -> Place:
     subject: Place = CorePlace() if request.param == "core" else request.getfixturevalue(request.param)
     found = subject if isinstance(local, str) else Both(local, subject)

@@ -204,9 +204,11 @@ class Body:
         self.reporting_end, self.durable_end, self.unknown = end, 0, False
         self.oldest_cut = min((one.cut for one in self.pending.extents), default=None)
         self._reporting = Ticket(self.port.wait)
+        # A mount speaks for who wrote: set-id bits fall unless that was root.
+        actor = next((one.actor for one in self.files if one.handle == handle), None)
         request = (Close if closing else Report)(self.id, handle, end, UNKNOWN_CUT if unknown else cut, wrote)
         try:
-            answer = await self.port.call(request)
+            answer = await self.port.call(request, actor)
         except BaseException:
             self.durable_end, self.unknown = max(self.durable_end, end), self.unknown or unknown
             self.oldest_cut = cut if wrote else self.oldest_cut
