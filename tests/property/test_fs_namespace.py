@@ -4,6 +4,7 @@ store is a tree, all counted, areas exact."""
 from __future__ import annotations
 
 import errno
+import random
 from typing import Any
 
 import msgspec
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.fs_model import Model, Node, Refused
-from tests.support.fs_names import Names, at
+from tests.support.fs_names import Names, at, problems, violations
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import areas, tables
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.repairing import repair
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import Defaults, FileBody, Kind
+from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody, Inode, Kind
 from fireflyer.fs.schema.meta import (
     Area,
     Found,
@@ -207,6 +209,7 @@ def go(operations: list[tuple[Any, ...]]) -> None:
         for operation in operations:
             both.carry_out(*operation)
         both.compare()
+        assert problems(names) == []
 
 
 @given(st.lists(OPERATIONS, max_size=40))
@@ -220,3 +223,86 @@ def test_names_areas_and_trash_do_as_the_model_does(operations: list[tuple[Any, 
 @settings(max_examples=150, deadline=None)
 def test_many_operations_do_too(operations: list[tuple[Any, ...]]) -> None:
     go(operations)
+
+
+@given(st.lists(OPERATIONS, min_size=10, max_size=40), st.lists(st.integers(0, 1 << 30), min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_whatever_is_lost_of_a_store_the_rest_can_be_mended(
+    operations: list[tuple[Any, ...]], damage: list[int]
+) -> None:
+    with Names() as names:
+        both = Both(names)
+        for operation in operations:
+            both.carry_out(*operation)
+        lose(names, damage)
+        mend(names)
+        assert violations(names.rows()) == []
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 150))])
+def test_much_damage_to_a_full_store_can_be_mended(seed: int) -> None:
+    chance = random.Random(seed)
+    with Names() as names:
+        both = Both(names)
+        for _ in range(40):
+            both.carry_out(*operation(chance))
+        lose(names, [chance.randrange(1 << 30) for _ in range(chance.randrange(1, 8))])
+        mend(names)
+        assert violations(names.rows()) == []
+
+
+def operation(chance: random.Random) -> tuple[Any, ...]:
+    """More of them make something than Hypothesis likes to draw."""
+    paths = ["a", "b", "c", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b"]
+    one, other = (tuple(chance.choice(paths).split("/")) for _ in range(2))
+    several = [("make_directory", one)] * 4 + [("make_file", one)] * 3
+    return chance.choice(
+        [
+            *several,
+            ("link", one, other),
+            ("unlink", one),
+            ("rename", one, other, chance.random() < 0.3),
+            ("rename", one, other, False),
+            ("set_area", one, chance.random() < 0.8),
+            ("set_trash", one, 10),
+            ("remove_tree", one, 3),
+        ]
+    )
+
+
+def lose(names: Names, damage: list[int]) -> None:
+    """Rows are dropped, or get the value of another of their table, with its own number where it has one."""
+
+    async def body(context: Context) -> None:
+        for number in damage:
+            rows = [row for row in names.rows() if row[0] != tables.inode_key(ROOT) and row[0][:2] != b"FG"]
+            if not rows:
+                return
+            key, value = rows[number % len(rows)]
+            others = [each for each in rows if each[0][:2] == key[:2]]
+            other = others[number // 7 % len(others)][1]
+            if number % 3 == 0:
+                context.rows.clear(key)
+            elif key[:2] == tables.INODES:
+                inode = tables.decode_inode(key, value)
+                changed = msgspec.msgpack.decode(other[1:], type=Inode)
+                if number % 3 == 1 and changed.kind is inode.kind:
+                    context.put(msgspec.structs.replace(changed, id=inode.id))
+                else:
+                    context.put(msgspec.structs.replace(inode, links=number % 4, area=number % 5))
+            elif key[:2] == tables.AREAS:
+                area = tables.AREA_ROWS.decode(key, value)
+                context.rows.set(key, tables.AREA_ROWS.encode(msgspec.structs.replace(area, bytes=5, outer=number % 9)))
+            else:
+                context.rows.set(key, other)
+
+    names.run(body)
+
+
+def mend(names: Names) -> None:
+    for _ in range(10):
+        found = problems(names)
+        if not found:
+            return
+        assert names.run(lambda context, found=found: repair(found, context)) == len(found), found
+    raise AssertionError(problems(names))

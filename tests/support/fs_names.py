@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
 from fireflyer.fs.core.meta import expiring, tables
+from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
 from fireflyer.fs.core.meta.namespace import carry_out, make_root
 from fireflyer.fs.schema.errors import FileError
@@ -17,7 +18,7 @@ from fireflyer.fs.schema.meta import Found, Place, Request, Stat
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Transaction
 from fireflyer.kvstore.core.keys import EVERYTHING
 
-__all__ = ["ADMINISTRATOR", "Names", "at", "user", "violations"]
+__all__ = ["ADMINISTRATOR", "Names", "at", "problems", "user", "violations"]
 
 A = TypeVar("A")
 ADMINISTRATOR = Asker(1, 0, 0, (), unrestricted=True)
@@ -104,6 +105,14 @@ class Names:
     def _new_id(self) -> int:
         self._last_id += 1
         return self._last_id
+
+
+def problems(names: Names) -> list[Problem]:
+    """As `ff fs fsck` finds them."""
+    checker = Checker()
+    for row in names.rows():
+        checker.row(*row)
+    return checker.problems()
 
 
 def violations(items: Iterable[tuple[bytes, bytes]]) -> list[str]:

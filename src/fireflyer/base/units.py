@@ -30,7 +30,16 @@ SECOND = 1_000_000_000
 
 _BYTE_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
 _BYTE_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
-_TIME_UNITS = {"ns": 1, "us": US, "ms": MS, "s": SECOND, "m": 60 * SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
+_TIME_UNITS = {
+    "ns": 1,
+    "us": US,
+    "ms": MS,
+    "s": SECOND,
+    "m": 60 * SECOND,
+    "min": 60 * SECOND,
+    "h": 3600 * SECOND,
+    "d": 86400 * SECOND,
+}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 

@@ -8,6 +8,7 @@ from fireflyer.cli.fs_admin import COMMANDS
 from fireflyer.cli.fs_files_change import mkdir_command, mv_command, rm_command
 from fireflyer.cli.fs_files_copy import cp_command, get_command, put_command, sync_command
 from fireflyer.cli.fs_files_find import find_command
+from fireflyer.cli.fs_files_settings import defaults_command, quota_command
 from fireflyer.cli.fs_files_show import cat_command, ls_command, stat_command
 from fireflyer.cli.fs_files_space import df_command, du_command
 from fireflyer.cli.fs_fsck import fsck_command
@@ -23,6 +24,7 @@ from fireflyer.cli.fs_placement import placement_command
 from fireflyer.cli.fs_processes import manager_command, storage_command
 from fireflyer.cli.fs_rebalance import rebalance_command
 from fireflyer.cli.fs_status import status_command
+from fireflyer.cli.fs_store import STORE_COMMANDS
 from fireflyer.cli.fs_up import down_command, up_command
 from fireflyer.cli.fs_users import user_command
 
@@ -43,12 +45,28 @@ for verb in (up_command, status_command, down_command, mount_command, umount_com
     command.add_command(verb)
 for verb in (manager_command, meta_command, storage_command):
     command.add_command(verb)
-for verb in (ls_command, cat_command, stat_command, du_command, df_command, find_command):
+for verb in (
+    ls_command,
+    cat_command,
+    stat_command,
+    du_command,
+    df_command,
+    find_command,
+    quota_command,
+    defaults_command,
+):
     command.add_command(verb)
 command.add_command(fsck_command)
 for verb in (mkdir_command, mv_command, rm_command, cp_command, put_command, get_command, sync_command):
     command.add_command(verb)
-for verb in (*COMMANDS, register_node_command, add_chains_command, retire_node_command, issue_token_command):
+for verb in (
+    *COMMANDS,
+    *STORE_COMMANDS,
+    register_node_command,
+    add_chains_command,
+    retire_node_command,
+    issue_token_command,
+):
     admin.add_command(verb)
 admin.add_command(placement_command)
 admin.add_command(rebalance_command)

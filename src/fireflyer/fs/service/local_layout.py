@@ -196,6 +196,10 @@ class Layout:
     def log_file(self, name: str) -> str:
         return self._path(name, "log")
 
+    def store_url(self, cluster: LocalCluster, number: int = 1) -> str:
+        """Of a manager."""
+        return cluster.store or f"embedded:{self._path(f'manager-{number}', 'store')}"
+
     def write_manager(self, cluster: LocalCluster, number: int, listen: str) -> str:
         """Its configuration; the file's path."""
         name = f"manager-{number}"
@@ -203,7 +207,7 @@ class Layout:
         config = ManagerConfig(
             name=name,
             cluster=cluster.cluster,
-            store=cluster.store or f"embedded:{self._path(name, 'store')}",
+            store=self.store_url(cluster, number),
             listen=listen,
             secret_file=self.secret_file,
             tokens_file=self.tokens_file,

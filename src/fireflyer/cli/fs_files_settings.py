@@ -1,0 +1,119 @@
+"""`ff fs quota`, `defaults`: what a directory allows, and what it gives to the files made in it."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import counted, format_bytes, format_duration, parse_bytes, parse_duration
+from fireflyer.cli.fs_files import Places, files_options, say
+from fireflyer.cli.numbers import WholeNumber
+
+if TYPE_CHECKING:
+    from fireflyer.fs.schema.inodes import Defaults
+    from fireflyer.fs.schema.meta import Area
+
+__all__ = ["defaults_command", "quota_command"]
+
+MAX_INODES = (1 << 63) - 1
+MAX_STRIPE = 1024
+
+
+@click.command("quota", short_help="Show or set how much a directory may hold.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("--bytes", "max_bytes", metavar="SIZE", help="Lengths of all files, like 10GiB.")
+@click.option(
+    "--inodes", "max_inodes", metavar="N", type=WholeNumber(min=0, max=MAX_INODES), help="Files, directories and so on."
+)
+@click.option("--none", "ends", is_flag=True, help="No quota any more.")
+@files_options
+def quota_command(
+    *, paths: tuple[str, ...], max_bytes: str | None, max_inodes: int | None, ends: bool, places: Places
+) -> None:
+    """Show the quotas of directories, or set them (administrators). What is in a directory with a quota is counted
+    exactly, also by the quotas of the directories around it, and cannot be renamed or linked to the outside. A limit
+    that is not given stays.
+
+    A directory can get and lose a quota while there are not more than 4096 names in it."""
+    if ends and (max_bytes is not None or max_inodes is not None):
+        raise UsageError("--none stands alone; leave --bytes and --inodes out")
+    limit_bytes = None if max_bytes is None else parse_bytes(max_bytes)
+    for path in paths:
+        with places.each(path):
+            place = places.remote(path)
+            if ends:
+                place.tree.set_area(place.path)
+                continue
+            if limit_bytes is None and max_inodes is None:
+                say(f"{path}: {_quota_text(place.tree.get_area(place.path))}")
+                continue
+            before = _area(place.tree, place.path)
+            limits = {
+                "bytes": before.limit_bytes if before is not None and limit_bytes is None else limit_bytes,
+                "inodes": before.limit_inodes if before is not None and max_inodes is None else max_inodes,
+            }
+            say(f"{path}: {_quota_text(place.tree.set_area(place.path, **limits))}")
+
+
+def _area(tree: object, path: str) -> Area | None:
+    try:
+        found: Area = tree.get_area(path)  # type: ignore[attr-defined]
+    except OSError as error:
+        if error.errno != errno.ENODATA:
+            raise
+        return None
+    return found
+
+
+def _quota_text(area: Area) -> str:
+    of_bytes = "" if area.limit_bytes is None else f" of {format_bytes(area.limit_bytes)}"
+    of_inodes = "" if area.limit_inodes is None else f" of {area.limit_inodes}"
+    return f"{format_bytes(area.bytes)}{of_bytes}, {area.inodes}{of_inodes} inodes"
+
+
+@click.command("defaults", short_help="Show or set what a directory gives to new files.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("--chunk", metavar="SIZE", help="Of their chunks: a power of two from 64KiB. 0: the cluster's.")
+@click.option(
+    "--stripe", metavar="N", type=WholeNumber(min=0, max=MAX_STRIPE), help="Chains that each lies on. 0: the cluster's."
+)
+@click.option("--trash", metavar="TIME", help="Keep what is removed for so long, like 7d. 0: do not.")
+@files_options
+def defaults_command(
+    *, paths: tuple[str, ...], chunk: str | None, stripe: int | None, trash: str | None, places: Places
+) -> None:
+    """Show what directories give to the files and directories made in them from now on, or set it (their owners).
+
+    With --trash, what is removed moves to .trash/UID in the root, or in the directory whose quota counts it; move it
+    from there to get it back."""
+    from fireflyer.base.units import SECOND
+    from fireflyer.fs.schema.inodes import Defaults, DirectoryBody
+
+    changes = {
+        "chunk_bytes": None if chunk is None else parse_bytes(chunk),
+        "stripe": stripe,
+        "trash_s": None if trash is None else 0 if trash == "0" else -(-parse_duration(trash) // SECOND),
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    for path in paths:
+        with places.each(path):
+            place = places.remote(path)
+            body = place.tree.stat(place.path).inode.body
+            before = body.defaults if isinstance(body, DirectoryBody) else Defaults()
+            after = msgspec.structs.replace(before, **given)
+            if given or not isinstance(body, DirectoryBody):
+                place.tree.set_defaults(place.path, after)
+            say(f"{path}: {_defaults_text(after)}")
+
+
+def _defaults_text(defaults: Defaults) -> str:
+    from fireflyer.base.units import SECOND
+
+    chunk = f"chunks of {format_bytes(defaults.chunk_bytes)}" if defaults.chunk_bytes else "the cluster's chunks"
+    stripe = counted(defaults.stripe, "chain") if defaults.stripe else "the cluster's stripe"
+    trash = f"trash for {format_duration(defaults.trash_s * SECOND)}" if defaults.trash_s else "no trash"
+    return f"{chunk}, {stripe}, {trash}"

@@ -1,0 +1,164 @@
+"""`ff fs admin fsck`, `dump`, `load`: the metadata of a cluster that is down."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import IO, TYPE_CHECKING, Final, TypeVar
+
+import click
+
+from fireflyer.base.errors import PermanentError, UsageError
+from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
+
+if TYPE_CHECKING:
+    from fireflyer.fs.core.meta.checking import Problem
+    from fireflyer.kvstore import Engine
+
+__all__ = ["STORE_COMMANDS"]
+
+MAX_ROUNDS: Final = 20
+"""Of mending. Each finds what hung on what the last one mended."""
+SHOWN: Final = 20
+T = TypeVar("T")
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def store_options(function: _F) -> _F:
+    """`--dir` or `--store`; the command gets the URL as `store` and holds the lock of a local cluster while it runs."""
+
+    @functools.wraps(function)
+    def call(*args: object, directory: str | None, store: str | None, **options: object) -> object:
+        with _found(directory, store) as url:
+            return function(*args, store=url, **options)
+
+    for option in (
+        click.option("--store", metavar="URL", help="embedded:/absolute/path or postgresql://user@host/database."),
+        click.option("--dir", "directory", metavar="DIR", help="Of a cluster that `ff fs up` made.  [default: ./fs]"),
+    ):
+        call = option(call)
+    return call  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _found(directory: str | None, store: str | None) -> Iterator[str]:
+    from fireflyer.fs.control.local_lock import RunLock
+    from fireflyer.fs.service.local_layout import Layout
+
+    if store is not None:
+        if directory is not None:
+            raise UsageError("--dir and --store exclude each other; give one of them")
+        yield store
+        return
+    layout = Layout(directory if directory is not None else DEFAULT_DIRECTORY)
+    cluster = layout.load()
+    with RunLock(layout.lock_file):
+        yield layout.store_url(cluster)
+
+
+def _on(store: str, work: Callable[[Engine], Awaitable[T]]) -> T:
+    from fireflyer import kvstore
+    from fireflyer.runtime import run
+
+    async def whole() -> T:
+        async with await kvstore.open(store) as engine:
+            return await work(engine)
+
+    return run(whole())
+
+
+@click.command("fsck", short_help="Check the metadata of a cluster that is down, and mend it.")
+@store_options
+@click.option("--repair", "mends", is_flag=True, help="Mend what can be mended, after asking.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def fsck_command(*, store: str, mends: bool, yes: bool) -> int:
+    """Check that names, inodes, link counts, directories and quotas fit together. What nothing leads to any more goes
+    to /lost+found. Chunks are not looked at.
+
+    Exit code: 0 when nothing is wrong (any more), 1 when something is."""
+    from fireflyer.fs.service.meta_store import check_store, mend_store
+
+    problems = _on(store, check_store)
+    _show(problems)
+    if not problems or not mends:
+        return 1 if problems else 0
+    if any(each.repair is None for each in problems):
+        raise PermanentError("rows that cannot be read are not mended, nor what hangs on them; load a dump")
+    if not yes:
+        click.confirm("Mend them?", abort=True)
+    for _ in range(MAX_ROUNDS):
+        mended = _on(store, functools.partial(mend_store, problems=problems, now_ns=time.time_ns()))
+        problems = _on(store, check_store)
+        click.echo(f"mended {mended}; {len(problems)} left")
+        if not problems:
+            return 0
+    _show(problems)
+    return 1
+
+
+def _show(problems: list[Problem]) -> None:
+    for each in problems[:SHOWN]:
+        click.echo(f"{each.kind.value}: {each.text}{'' if each.repair is not None else ' (cannot be mended)'}")
+    if len(problems) > SHOWN:
+        click.echo(f"... and {len(problems) - SHOWN} more")
+    kinds = Counter(each.kind.value for each in problems)
+    click.echo(", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "nothing is wrong")
+
+
+@click.command("dump", short_help="Write the metadata of a cluster that is down to a file.")
+@store_options
+@click.argument("file", metavar="FILE")
+def dump_command(*, store: str, file: str) -> int:
+    """Write all metadata to FILE, which must not be there: names and inodes of files, and where chunks lie. Not the
+    chunks themselves."""
+    from fireflyer.fs.service.meta_store import dump_store
+
+    with _new_file(file) as out:
+        rows = _on(store, functools.partial(dump_store, file=out))
+    click.echo(f"{rows} rows in {file}")
+    return 0
+
+
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[IO[bytes]]:
+    """It has its name when all is in it and on the disk. Only its owner may read it."""
+    if os.path.lexists(path):
+        raise UsageError(f"{path} is there already; give another FILE")
+    try:
+        out = tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".ff-dump-")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    with out:
+        yield out
+        try:
+            out.flush()
+            os.fsync(out.fileno())
+            os.link(out.name, path)
+        except OSError as error:
+            raise PermanentError(f"cannot write {path}: {error.strerror}") from error
+
+
+@click.command("load", short_help="Read metadata from a file into an empty store.")
+@store_options
+@click.argument("file", metavar="FILE")
+def load_command(*, store: str, file: str) -> int:
+    """Read what `ff fs admin dump` wrote into a store that is new. FILE is looked at as a whole before anything is
+    loaded."""
+    from fireflyer.fs.service.meta_store import load_store
+
+    try:
+        source = open(file, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    with source:
+        rows = _on(store, functools.partial(load_store, file=source))
+    click.echo(f"{rows} rows loaded")
+    return 0
+
+
+STORE_COMMANDS: Final = (fsck_command, dump_command, load_command)

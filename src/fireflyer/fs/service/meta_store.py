@@ -1,0 +1,166 @@
+"""The store of the meta service while the service is down: checked, mended, written to a file, and read from one.
+
+A dump is a line with its format, then every row of the store (the manager's too: chains are where the chunks of files
+are found) as a MessagePack array of key and value, then an array of the number of rows and their CRC-32. It is whole or
+it is refused.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import IO, Final
+
+import msgspec
+
+from fireflyer.base.errors import Busy, DataCorruption, UsageError
+from fireflyer.fs.core.meta.checking import Checker, Problem
+from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
+from fireflyer.fs.core.meta.repairing import repair
+from fireflyer.fs.core.rows import LEASE_KEY
+from fireflyer.fs.service.meta_ids import Ids
+from fireflyer.kvstore import Engine, Page, Reader, Transaction
+
+__all__ = ["check_store", "dump_store", "load_store", "mend_store"]
+
+FIRST_LINE: Final = b"fireflyer metadata 1\n"
+PAGE_ROWS: Final = 5000
+MENDED_AT_ONCE: Final = 500
+"""Problems in one transaction."""
+LOADED_BYTES_AT_ONCE: Final = 4 << 20
+LOADED_ROWS_AT_ONCE: Final = 2000
+MAX_ROW_BYTES: Final = 4 << 20
+_LENGTH_BYTES: Final = 4
+
+Row = tuple[bytes, bytes]
+Progress = Callable[[int], None]
+"""Told of rows so far, now and then."""
+
+
+def _silent(rows: int) -> None:
+    """Nobody looks."""
+
+
+async def check_store(engine: Engine, progress: Progress = _silent) -> list[Problem]:
+    """Raises `Busy` where managers run on it."""
+    checker, rows = Checker(), 0
+    async for page in _pages(engine):
+        for key, value in page:
+            checker.row(key, value)
+        rows += len(page)
+        progress(rows)
+    return checker.problems()
+
+
+async def mend_store(engine: Engine, problems: Sequence[Problem], now_ns: int) -> int:
+    """How many of them were mended. Check again: what hung on them is found then."""
+    ids = Ids(engine)
+    mended = 0
+    for first in range(0, len(problems), MENDED_AT_ONCE):
+        await ids.prepare(1)
+
+        async def body(rows: Transaction, first: int = first) -> int:
+            context = Context(rows=rows, asker=SYSTEM, now_ns=now_ns, new_id=ids.take, cluster=ClusterDefaults())
+            return await repair(problems[first : first + MENDED_AT_ONCE], context)
+
+        mended += await engine.transact(body)
+    return mended
+
+
+async def dump_store(engine: Engine, file: IO[bytes], progress: Progress = _silent) -> int:
+    """Rows written. Raises `Busy` where managers run on it."""
+    encoder = msgspec.msgpack.Encoder()
+    file.write(FIRST_LINE)
+    rows = crc = 0
+    async for page in _pages(engine):
+        for row in page:
+            encoded = encoder.encode(row)
+            crc = zlib.crc32(encoded, crc)
+            file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
+        rows += len(page)
+        progress(rows)
+    file.write(bytes(_LENGTH_BYTES) + encoder.encode((rows, crc)))
+    return rows
+
+
+async def load_store(engine: Engine, file: IO[bytes], progress: Progress = _silent) -> int:
+    """Into an empty store; rows read. `file` is read twice. Raises `UsageError` where the store is not empty,
+    `DataCorruption` for what is no whole dump: then nothing is in the store."""
+    if (await engine.read(lambda rows: rows.get_range(b"", None, limit=1))).items:
+        raise UsageError("the store is not empty; load into a new one")
+    for _ in _read_rows(file):
+        """The whole file, before the first row of it counts."""
+    file.seek(0)
+    done = 0
+    for batch in _batches(_read_rows(file)):
+        await engine.transact(lambda rows, batch=batch: _put(rows, batch), idempotent=True)  # type: ignore[misc]
+        done += len(batch)
+        progress(done)
+    return done
+
+
+async def _put(rows: Transaction, batch: Sequence[Row]) -> None:
+    for key, value in batch:
+        rows.set(key, value)
+
+
+def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += len(row[0]) + len(row[1])
+        if size >= LOADED_BYTES_AT_ONCE or len(batch) == LOADED_ROWS_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _read_rows(file: IO[bytes]) -> Iterator[Row]:
+    """Raises `DataCorruption`, at the end at the latest."""
+    if file.read(len(FIRST_LINE)) != FIRST_LINE:
+        raise DataCorruption("this is no dump of metadata, or one of a newer release")
+    rows, crc = 0, 0
+    decoder = msgspec.msgpack.Decoder(Row)
+    while length := int.from_bytes(_exactly(file, _LENGTH_BYTES), "big"):
+        if length > MAX_ROW_BYTES:
+            raise DataCorruption(f"row {rows} of the dump has {length} bytes: it is damaged; take another one")
+        encoded = _exactly(file, length)
+        crc = zlib.crc32(encoded, crc)
+        try:
+            yield decoder.decode(encoded)
+        except msgspec.DecodeError as error:
+            raise DataCorruption(f"row {rows} of the dump is damaged: {error}; take another one") from error
+        rows += 1
+    if file.read() != msgspec.msgpack.encode((rows, crc)):
+        raise DataCorruption(f"the dump is damaged somewhere in its {rows} rows; take another one")
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise DataCorruption("the dump ends too early; take another one")
+    return data
+
+
+async def _pages(engine: Engine) -> AsyncIterator[Sequence[Row]]:
+    """All rows. A lease that is renewed meanwhile is a manager's that lives."""
+    lease = await engine.read(_lease)
+    begin = b""
+    while True:
+        page = await engine.read(lambda rows, begin=begin: _page(rows, begin))  # type: ignore[misc]
+        yield page.items
+        if not page.more:
+            break
+        begin = page.items[-1][0] + b"\0"
+    if await engine.read(_lease) != lease:
+        raise Busy("managers run on this store; stop them first, or what is read does not fit together")
+
+
+async def _lease(rows: Reader) -> bytes | None:
+    return await rows.get(LEASE_KEY)
+
+
+async def _page(rows: Reader, begin: bytes) -> Page:
+    return await rows.get_range(begin, None, limit=PAGE_ROWS)

@@ -1,0 +1,53 @@
+"""Quotas, defaults, the trash and the metadata of a cluster of this machine, by the commands of administrators."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.fs_local import LocalCluster
+
+pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    found = LocalCluster(tmp_path)
+    try:
+        found.ff("up", "--detach", "--relaxed")
+        yield found
+    finally:
+        found.close()
+
+
+def test_what_administrators_set_holds_and_metadata_comes_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(70_000))
+    cluster.ff("mkdir", "/d", "/d/in")
+    assert cluster.ff("quota", "/d", code=1) == "error: /d: the directory is not the head of a quota area\n"
+    assert cluster.ff("quota", "--bytes", "100KiB", "/d") == "/d: 0 B of 100.0 KiB, 2 inodes\n"
+    assert cluster.ff("quota", "--inodes", "4", "/d") == "/d: 0 B of 100.0 KiB, 2 of 4 inodes\n"
+    cluster.ff("put", str(tmp_path / "file"), "/d/in/first")
+    assert "over the quota" in cluster.ff("put", str(tmp_path / "file"), "/d/second", code=1)
+    assert cluster.ff("quota", "/d").startswith("/d: 68.4 KiB of 100.0 KiB, ")
+    cluster.ff("mkdir", "/t")
+    kept = cluster.ff("defaults", "--trash", "7d", "--chunk", "64KiB", "/t")
+    assert kept == "/t: chunks of 64.0 KiB, the cluster's stripe, trash for 168 h 00 min\n"
+    cluster.ff("put", str(tmp_path / "file"), "/t/f")
+    cluster.ff("rm", "/t/f")
+    [name] = cluster.ff("ls", f"/.trash/{os.getuid()}").split()
+    cluster.ff("mv", f"/.trash/{os.getuid()}/{name}", "/t/f")
+    assert len(cluster.ff("cat", "/t/f")) == 70_000
+    listed = cluster.ff("find", "/")
+
+    assert "runs already" in cluster.ff("admin", "fsck", code=1)
+    cluster.ff("down")
+    assert cluster.ff("admin", "fsck") == "nothing is wrong\n"
+    dump, store = tmp_path / "dump", cluster.directory / "manager-1" / "store"
+    assert cluster.ff("admin", "dump", str(dump)).endswith(f" rows in {dump}\n")
+    store.rename(tmp_path / "lost")
+    cluster.ff("admin", "load", str(dump))
+    cluster.ff("up", "--detach", "--relaxed")
+    assert cluster.ff("find", "/") == listed
+    assert len(cluster.ff("cat", "/d/in/first")) == 70_000
