@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
+from typing import Final
 
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row
 from fireflyer.fs.service.manager_config import ManagerConfig
@@ -14,6 +16,10 @@ from fireflyer.identity import NodeCredential, Secret, TokenStore
 from fireflyer.kvstore import Engine
 
 __all__ = ["ManagerFiles"]
+
+_log = logging.getLogger(__name__)
+CLOSE_S: Final = 4.0
+"""Of the ten seconds that a service manager gives a process; the lease is to be given up too."""
 
 
 class ManagerFiles:
@@ -49,10 +55,16 @@ class ManagerFiles:
             self._registering = asyncio.get_running_loop().create_task(registration.keep())
 
     async def close(self) -> None:
+        """Clients are told to ask elsewhere. What hangs is left to the end of the process: nobody has been told that it
+        was done."""
         if self._registering is not None:
             self._registering.cancel()
             await asyncio.wait([self._registering])
-        await self.service.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.service.close()
+        except TimeoutError:
+            _log.warning("requests about files did not end within %.0f s", CLOSE_S)
 
     async def _managers(self) -> Sequence[str]:
         if not self._config.shared_store:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, Final, TypeAlias
 
-from fireflyer.base.errors import Aborted, Busy, FireflyerError, NoSpace, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, NoSpace, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Engine, Part, Reader, Transaction, Trunk
 
@@ -114,9 +114,9 @@ class Lanes:
         """That were committed, or failed for good."""
 
     def put(self, key: Hashable, work: Work) -> None:
-        """Raises `Busy` when too many wait, `Aborted` after `close`."""
+        """Raises `Busy` when too many wait, also after `close`."""
         if self._closed:
-            raise Aborted("the meta service ends; ask another one")
+            raise Busy("the meta service ends; ask another one")
         if self.waiting >= MAX_WAITING:
             raise Busy(f"{self.waiting} requests wait for the store already; ask again later")
         lane = self._lanes[hash(key) % len(self._lanes)]
@@ -131,7 +131,7 @@ class Lanes:
         self._closed = True
         for lane in self._lanes:
             while lane.waiting:
-                self._finish(lane.waiting.popleft(), Aborted("the meta service ends; ask another one"))
+                self._finish(lane.waiting.popleft(), Busy("the meta service ends; ask another one"))
         await self._tasks.wait()
 
     async def _run(self, lane: _Lane) -> None:
