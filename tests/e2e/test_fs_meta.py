@@ -39,7 +39,7 @@ from fireflyer.fs.service.meta_config import MetaConfig, MetaSettings
 
 pytestmark = pytest.mark.serial
 WORKERS = 8
-ROUNDS = 24
+ROUNDS = 16
 
 
 def at(path: str) -> Place:

@@ -74,6 +74,7 @@ class Attempt(Transaction):
         self._overlay = Overlay()
         self._reads = Gathering()
         self._asked = Gathering()
+        self._makes_room = False
         self._failure: Exception | None = None
         self._ended = False
         self.committed = False
@@ -110,6 +111,10 @@ class Attempt(Transaction):
         self._overlay.clear_range(checked_range(begin, end))
         self._check_size()
 
+    def makes_room(self) -> None:
+        self._writable()
+        self._makes_room = True
+
     def apply(self, mutations: Mutations) -> None:
         self._writable()
         self._overlay.absorb(mutations)
@@ -129,6 +134,8 @@ class Attempt(Transaction):
         """Once; after it nothing but `end`."""
         self._usable()
         mutations = self._overlay.mutations()
+        if self._makes_room:
+            mutations = mutations._replace(makes_room=True)
         try:
             if not mutations.empty and self._asked.entries:
                 await self._source.conflict_with(self._asked.normal())

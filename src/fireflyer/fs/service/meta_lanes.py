@@ -47,6 +47,11 @@ class Work(abc.ABC):
 
     __slots__ = ()
 
+    @property
+    def makes_room(self) -> bool:
+        """By it, or by what follows from it, there is more room in the store."""
+        return False
+
     @abc.abstractmethod
     async def carry_out(self, rows: Part) -> Any:
         """In a part of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect but
@@ -146,20 +151,21 @@ class Lanes:
         self.waiting -= 1
         work.done(outcome)
 
-    async def _transact(self, batch: Sequence[Work]) -> Sequence[Work]:
-        """Those that are still to be done."""
+    async def _transact(self, batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
+        """Those that are still to be done. `again`: one that found the disk full, or a transaction too large."""
+        makes_room = again and batch[0].makes_room
         self.transactions += 1
         try:
             await self._prepare(len(batch))
             outcomes = await self._engine.transact(
-                lambda transaction: _carried_out(transaction, batch, self._foresee),
+                lambda transaction: _carried_out(transaction, batch, self._foresee, makes_room=makes_room),
                 timeout_ns=TIMEOUT_NS,
                 idempotent=True,
             )
         except (UsageError, NoSpace) as error:
-            if len(batch) > 1:
+            if len(batch) > 1 or (batch[0].makes_room and not again):
                 for work in batch:
-                    await self._transact([work])
+                    await self._transact([work], again=True)
             else:
                 self._finish(batch[0], error)
             return ()
@@ -174,9 +180,13 @@ class Lanes:
         return batch[len(outcomes) :]
 
 
-async def _carried_out(transaction: Transaction, batch: Sequence[Work], foresee: Foresee | None) -> list[Any]:
+async def _carried_out(
+    transaction: Transaction, batch: Sequence[Work], foresee: Foresee | None, *, makes_room: bool
+) -> list[Any]:
     """Outcomes of the first ones, of one at least. Errors of the transaction itself are among them too: its commit
     raises them again."""
+    if makes_room:
+        transaction.makes_room()
     trunk = Trunk(transaction, transaction)
     if foresee is not None:
         await foresee(trunk, batch)

@@ -45,11 +45,15 @@ from fireflyer.fs.schema.meta import (
     OpenFlag,
     Reading,
     Refused,
+    Remove,
+    RemoveDirectory,
+    RemoveTree,
     Rename,
     Renew,
     Report,
     Request,
     Reserve,
+    Truncate,
 )
 from fireflyer.fs.service.meta_foresight import foresee
 from fireflyer.fs.service.meta_house import House
@@ -76,6 +80,8 @@ MAX_MESSAGE_CHARS: Final = 1000
 
 _READING: Final = Reading.__args__
 _OPEN_CHANGES: Final = OpenFlag.WRITE | OpenFlag.CREATE | OpenFlag.TRUNCATE
+_MAKING_ROOM: Final = (Remove, RemoveDirectory, RemoveTree, Truncate, Close, Report, Beat)
+"""Without `Close`, `Report` and `Beat` nothing that is removed could be collected."""
 _OF_INODE: Final = (Report, Close, Reserve, Allocate, Lock)
 
 
@@ -172,6 +178,10 @@ class Asked(Work):
         await store_answer(rows, asker.client, number, self.done_below, answer)
         return answer
 
+    @property
+    def makes_room(self) -> bool:
+        return type(self.request) in _MAKING_ROOM
+
     def done(self, outcome: Any) -> None:
         self.reply(self, outcome)
 
@@ -198,6 +208,10 @@ class Step(Work, Generic[T]):
         self._asked = asked
         self._owner = owner
         self.outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    @property
+    def makes_room(self) -> bool:
+        return self._asked is None or self._asked.makes_room
 
     async def carry_out(self, rows: Part) -> T:
         asked = self._asked

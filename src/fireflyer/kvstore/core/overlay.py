@@ -36,6 +36,8 @@ class Mutations(NamedTuple):
     cleared: tuple[KeyRange, ...] = ()
     writes: tuple[tuple[bytes, bytes | None], ...] = ()
     """None: cleared."""
+    makes_room: bool = False
+    """It may use the room that is kept for clearing keys."""
 
     @property
     def empty(self) -> bool:
