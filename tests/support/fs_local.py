@@ -29,23 +29,25 @@ class LocalCluster:
 
     def ff(self, *arguments: str, code: int = 0) -> str:
         """What `ff fs ...` printed; on standard error where it failed as it should."""
-        command = [sys.executable, "-P", "-m", "fireflyer", "fs", *arguments, "--dir", str(self.directory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+        done = self._run(*arguments)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr, self.logs())
         return done.stderr if code else done.stdout
 
-    def insist(self, *arguments: str) -> None:
-        """Until it succeeds: whoever is asked may have been killed."""
-        command = [sys.executable, "-P", "-m", "fireflyer", "fs", *arguments, "--dir", str(self.directory)]
+    def insist(self, *arguments: str) -> str:
+        """What it printed when it succeeded: until then whoever is asked may have been killed."""
         until_s = time.monotonic() + LIMIT_S
         while True:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+            done = self._run(*arguments)
             if not done.returncode:
-                return
+                return done.stdout
             assert time.monotonic() < until_s, (done.returncode, done.stdout, done.stderr, self.logs())
 
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "fireflyer", "fs", *arguments, "--dir", str(self.directory)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+
     def status(self) -> dict[str, Any]:
-        found = msgspec.json.decode(self.ff("status", "--json"))
+        found = msgspec.json.decode(self.insist("status", "--json"))
         assert isinstance(found, dict)
         return found
 
