@@ -61,6 +61,7 @@ def test_a_tree_goes_there_and_comes_back(cluster: LocalCluster, tmp_path: Path)
     assert found.splitlines() == [f"/tree/many/{number}" for number in range(93, 100)]
     cluster.ff("rm", "-r", "/tree", "/third")
     assert cluster.ff("ls", "/") == ""
+    assert cluster.ff("gc", "--wait", "120") == "Everything that was removed is collected.\n"
     assert cluster.ff("cat", "/tree/large", code=1) == "error: /tree/large: no such file or directory\n"
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.fs_files import Shell, content_of, shell_over
 
@@ -322,6 +323,20 @@ def test_sync_removes_nothing_when_it_could_not_read_everything(
     assert "permission denied" in ff("sync", "--delete", "here/a", "ff:///mirror", code=1)
     assert (ff.root / "mirror/extra").exists()
     assert (ff.root / "mirror/deep/er/three").exists()
+
+
+def test_bench_measures_both_and_leaves_nothing(ff: Shell, tmp_path: Path) -> None:
+    here = tmp_path / "beside"
+    here.mkdir()
+    options = ("--size", "8MiB", "--files", "5", "--small", "1KiB", "--beside", str(here))
+    text = ff("bench", *options)
+    assert [line.split("  ")[0] for line in text.splitlines()][1:3] == ["write, one file", "read, one file"]
+    found = msgspec.json.decode(ff("bench", "--json", *options))
+    assert [one["what"] for one in found["cluster"]] == [one["what"] for one in found["here"]]
+    assert all(one["per_s"] > 0 for one in found["cluster"] + found["here"])
+    assert not list(ff.root.iterdir())
+    assert not list(here.iterdir())
+    assert "size" in ff("bench", "--size", "much", code=2)
 
 
 def test_what_is_wrong_is_said_in_one_line(ff: Shell) -> None:

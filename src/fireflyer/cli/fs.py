@@ -11,6 +11,7 @@ from fireflyer.cli.fs_files_find import find_command
 from fireflyer.cli.fs_files_settings import defaults_command, quota_command
 from fireflyer.cli.fs_files_show import cat_command, ls_command, stat_command
 from fireflyer.cli.fs_files_space import df_command, du_command
+from fireflyer.cli.fs_files_tend import bench_command, gc_command
 from fireflyer.cli.fs_fsck import fsck_command
 from fireflyer.cli.fs_machines import (
     add_chains_command,
@@ -56,7 +57,8 @@ for verb in (
     defaults_command,
 ):
     command.add_command(verb)
-command.add_command(fsck_command)
+for verb in (fsck_command, gc_command, bench_command):
+    command.add_command(verb)
 for verb in (mkdir_command, mv_command, rm_command, cp_command, put_command, get_command, sync_command):
     command.add_command(verb)
 for verb in (

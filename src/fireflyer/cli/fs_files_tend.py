@@ -1,0 +1,87 @@
+"""`ff fs bench` and `gc`: how fast files are, and what is removed and not collected yet."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import Final
+
+import click
+import msgspec
+
+from fireflyer.base.errors import PermanentError, UsageError
+from fireflyer.cli.fs_connect import Where, ask_one, expect, where_options
+from fireflyer.cli.fs_files import Bars, Places, files_options, jobs_option, say
+from fireflyer.cli.fs_files_show import print_rows
+from fireflyer.cli.numbers import WholeNumber
+
+__all__ = ["bench_command", "gc_command"]
+
+LOOK_S: Final = 1.0
+
+
+@click.command("bench", short_help="Measure files, beside a directory of this machine.")
+@click.argument("path", default="/")
+@click.option("--size", default="256MiB", show_default=True, help="Of the large file.")
+@click.option("--files", type=WholeNumber(min=1, max=10_000_000), default=1000, show_default=True, help="Small ones.")
+@click.option("--small", default="160KB", show_default=True, help="Bytes of each.")
+@click.option("--beside", metavar="DIR", help="A directory of this machine, measured too.  [default: a temporary one]")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@jobs_option
+@files_options
+def bench_command(
+    *, path: str, size: str, files: int, small: str, beside: str | None, as_json: bool, jobs: int, places: Places
+) -> None:
+    """Write, read, list and remove files in a directory that is made in PATH, and the same in a directory of this
+    machine through Python. What was written is read back, so this machine reads from its cache."""
+    from fireflyer.base.units import format_rate, parse_bytes
+    from fireflyer.fs.tools.measuring import Figure, Load, measure
+    from fireflyer.fs.tools.trees import LocalTree
+
+    load = Load(parse_bytes(size), files, parse_bytes(small), jobs)
+    name = f"ff-bench-{os.getpid()}-{time.time_ns()}"
+    place = places.remote(path)
+    with Bars(places, "Measuring", counts="done") as bars:
+        found = measure(
+            place.tree, place.below(name).path, load, doing=lambda what: bars.at(0, None, f"Cluster: {what}")
+        )
+        with tempfile.TemporaryDirectory(dir=beside) as here:
+            local = measure(
+                LocalTree(), os.path.join(here, name), load, doing=lambda what: bars.at(0, None, f"Here: {what}")
+            )
+    if as_json:
+        say(msgspec.json.encode({"load": load, "cluster": found, "here": local}).decode())
+        return
+
+    def shown(figure: Figure) -> str:
+        return format_rate(figure.per_s) if figure.unit == "B" else f"{figure.per_s:,.0f} {figure.unit}/s"
+
+    rows = [["", "cluster", "here", "share"]]
+    for one, other in zip(found, local, strict=True):
+        rows.append([one.what, shown(one), shown(other), f"{one.per_s / other.per_s:.2f}"])
+    print_rows(rows, right=(1, 2))
+
+
+@click.command("gc", short_help="Show, or wait for, what is removed and not collected yet.")
+@click.option("--wait", "wait_s", metavar="SECONDS", type=float, help="Until nothing is left; else end with 1.")
+@where_options
+def gc_command(*, where: Where, wait_s: float | None) -> int:
+    """Show files that are removed and whose chunks are still there: open somewhere, or the collector has not come to
+    them. The collector needs no help; this is for who has to know when space is free."""
+    from fireflyer.base.units import counted, format_bytes
+    from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus
+
+    if wait_s is not None and not wait_s >= 0:
+        raise UsageError(f"--wait {wait_s} is no time")
+    until_s = time.monotonic() + (wait_s or 0)
+    while True:
+        found = expect(ask_one(where, GetFilesStatus()), FilesStatus)
+        if found.trouble:
+            raise PermanentError(f"the collector is in trouble: {found.trouble}")
+        if not found.unlinked or time.monotonic() >= until_s:
+            break
+        time.sleep(LOOK_S)
+    waiting = f"{counted(found.unlinked, 'file')} ({format_bytes(found.unlinked_bytes)})"
+    say(f"{waiting} removed and not collected yet." if found.unlinked else "Everything that was removed is collected.")
+    return 1 if found.unlinked and wait_s is not None else 0
