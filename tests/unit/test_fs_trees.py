@@ -56,6 +56,14 @@ def test_a_large_directory_and_a_deep_one() -> None:
         names.check()
 
 
+def test_names_of_one_file_in_one_directory_all_go() -> None:
+    with Names() as names:
+        make(names, "t/", "t/a")
+        names.do(Link(at("t/a"), at("t/b")), Link(at("t/a"), at("t/c")))
+        assert names.ask(RemoveTree(at("t")), Removed) == Removed(4, more=False)
+        names.check()
+
+
 def test_what_may_not_be_removed_ends_it_after_what_may() -> None:
     with Names() as names:
         make(names, "t/", "t/a/", "t/a/f", "t/b/", "t/b/g", "t/c")

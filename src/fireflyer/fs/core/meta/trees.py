@@ -17,7 +17,7 @@ from fireflyer.fs.core.meta.access import EXECUTE, READ, WRITE, require, require
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.directories import changed_directory, directory_body
 from fireflyer.fs.core.meta.entries import drop_name, spot_to_remove
-from fireflyer.fs.core.meta.tables import decode_entry, entries_end, entry_key
+from fireflyer.fs.core.meta.tables import decode_entry, decode_inode, entries_end, entry_key, inode_key
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import Inode, Kind
 from fireflyer.fs.schema.meta import Removed, RemoveTree
@@ -96,9 +96,12 @@ async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int
     removed = 0
     while removed < limit:
         page = await rows.get_range(level.after, end, limit=min(_PAGE_ROWS, limit - removed))
-        for key, value in page.items:
-            entry = decode_entry(key, value)
-            inode = await context.known(entry.id)
+        entries = [(key, decode_entry(key, value)) for key, value in page.items]
+        found = await rows.get_many([inode_key(entry.id) for _, entry in entries])
+        for (key, entry), row in zip(entries, found, strict=True):
+            inode = await context.known(entry.id) if row is None else decode_inode(inode_key(entry.id), row)
+            if inode.links > 1:  # one of its other names may have gone just now
+                inode = await context.known(entry.id)
             require_removal(asker, directory, inode)
             if entry.kind is Kind.DIRECTORY and directory_body(inode).entries:
                 require(asker, inode, READ | WRITE | EXECUTE)
