@@ -150,6 +150,19 @@ def test_a_tree_with_what_others_own_is_not_removed_with_more_rights_than_its_re
         names.check()
 
 
+def test_what_cannot_be_removed_in_a_tree_ends_with_all_counted() -> None:
+    with Names() as names:
+        begin(names, "t/", "t/a", "t/b/", "t/b/f", "t/c/", "t/c/bobs/", "t/d")
+        names.do(MakeNode(at("d/t/c/bobs/f"), Kind.FILE), SetAttributes(at("d/t/c/bobs"), uid=1002, mode=0o700))
+        names.do(RemoveTree(at("d/t")), asker=ALICE)
+        names.now_ns += 61 * SECOND
+        while names.expire():
+            names.check()
+        names.check()
+        [kept] = listed(names, ".trash/1001")
+        assert listed(names, f".trash/1001/{kept}") == ["c", "d"]
+
+
 def test_each_area_has_its_own_and_a_full_one_can_still_be_emptied() -> None:
     with Names() as names:
         begin(names)

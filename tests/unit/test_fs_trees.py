@@ -7,6 +7,7 @@ import errno
 import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
+from fireflyer.fs.core.meta import trees
 from fireflyer.fs.schema.inodes import Kind
 from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, Removed, RemoveTree, SetAttributes, Stat, Symlink
 
@@ -64,12 +65,24 @@ def test_names_of_one_file_in_one_directory_all_go() -> None:
         names.check()
 
 
+def test_what_is_too_deep_is_left_with_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "_MAX_DEPTH", 3)
+    with Names() as names:
+        make(names, "t/", "t/a", "t/d/", "t/d/b", "t/d/d/", "t/d/d/c", "t/d/d/d/", "t/d/d/d/e", "t/z")
+        assert names.ask(RemoveTree(at("t")), Removed) == Removed(3, more=True)
+        names.check()
+        assert names.errno(RemoveTree(at("t"))) == errno.ENAMETOOLONG
+        names.do(RemoveTree(at("t/d/d")))
+        assert names.ask(RemoveTree(at("t")), Removed) == Removed(3, more=False)
+        names.check()
+
+
 def test_what_may_not_be_removed_ends_it_after_what_may() -> None:
     with Names() as names:
         make(names, "t/", "t/a/", "t/a/f", "t/b/", "t/b/g", "t/c")
         names.do(SetAttributes(at("t"), mode=0o777, uid=1001), SetAttributes(at("t/b"), mode=0o755))
         names.do(SetAttributes(at("t/a"), mode=0o777))
-        assert names.errno(RemoveTree(at("t")), BOB) == 0
+        assert names.ask(RemoveTree(at("t")), Removed, BOB) == Removed(2, more=True)
         names.check()
         assert names.errno(Stat(at("t/a"))) == errno.ENOENT
         assert names.stat("t/b/g").links == 1

@@ -6,8 +6,6 @@ it: that, and what the user has moved away from there, is left alone.
 
 from __future__ import annotations
 
-import errno
-
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.directories import changed_directory, directory_body
 from fireflyer.fs.core.meta.entries import drop_name
@@ -54,10 +52,8 @@ async def _remove(context: Context, key: bytes, value: bytes, limit: int) -> tup
     if is_directory:
         try:
             names, inode = await empty_directory(context, inode, limit)
-        except FileError as error:
-            if error.errno in (errno.EACCES, errno.EPERM):
-                return 0, True
-            raise
+        except FileError:
+            return 0, True
         if directory_body(inode).entries:
             return names, False
     context.rows.clear(there)

@@ -59,7 +59,8 @@ class _Level:
 
 
 async def empty_directory(context: Context, top: Inode, limit: int) -> tuple[int, Inode]:
-    """Removes up to `limit` names below `top`; how many, and `top` as it is then."""
+    """Removes up to `limit` names below `top`; how many, and `top` as it is then. Raises `FileError` only when it has
+    removed nothing: then it has written nothing either."""
     if not directory_body(top).entries:
         return 0, top
     require(context.asker, top, READ | WRITE | EXECUTE)
@@ -67,17 +68,19 @@ async def empty_directory(context: Context, top: Inode, limit: int) -> tuple[int
     names = 0
     while names < limit:
         level = levels[-1]
+        before = level.names
         try:
             removed, deeper = await _empty_level(context, level, limit - names)
+            if deeper is not None and len(levels) == _MAX_DEPTH:
+                raise file_error(errno.ENAMETOOLONG, f"deeper than {_MAX_DEPTH} directories; begin further down")
         except FileError:
-            if not names + level.names:
+            names += level.names - before
+            if not names:
                 raise
             break
         names += removed
         if deeper is not None:
             levels.append(deeper)
-            if len(levels) > _MAX_DEPTH:
-                raise file_error(errno.ENAMETOOLONG, f"deeper than {_MAX_DEPTH} directories; begin further down")
         elif len(levels) > 1 and names < limit:
             await _drop_level(context, levels.pop(), levels[-1])
             names += 1
