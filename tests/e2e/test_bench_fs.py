@@ -28,9 +28,9 @@ def test_every_family_of_cases_runs_beside_its_bounds(tmp_path: Path) -> None:
     results = [msgspec.json.decode(line, type=Result) for line in lines]
     incast = [] if namespaces.missing() else ["incast"]
     families = list(dict.fromkeys(result.case.split("/")[0] for result in results))
-    assert families == ["read", "delay", "write", *incast, "recovery", "growth", "names"]
+    assert families == ["read", "delay", "write", *incast, "recovery", "growth", "names", "files"]
     for result in results:
         assert result.ours.median > 0, result
-        beside_peers = result.case.startswith("names/") or result.case.endswith("/memory of a chunk")
+        beside_peers = result.case.startswith(("names/", "files/")) or result.case.endswith("/memory of a chunk")
         assert beside_peers or (result.bound is not None and result.bound.value > 0)
     assert not namespaces.missing() or namespaces.missing() in run.stdout

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.file_rig import FileRig, no_space
 
-from fireflyer.base.errors import Timeout, Unreachable
+from fireflyer.base.errors import Aborted, Timeout, Unreachable
 from fireflyer.base.units import MS
 from fireflyer.fs.core.files.asking import service_for
 from fireflyer.fs.schema.errors import FileError
@@ -106,6 +106,29 @@ def test_not_now_is_asked_again_and_never_in_time_is_a_timeout() -> None:
         left = 1 << 30
         with pytest.raises(Timeout, match="not now"):
             await files.meta.call(Stat(Place(ROOT)), timeout_ns=300 * MS)
+
+    run(test)
+
+
+def test_a_service_that_ends_is_no_end() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        before, left = rig.sends, 2
+
+        async def ends(calls: Calls) -> Answers:
+            nonlocal left
+            left -= 1
+            if left == 1:
+                raise Aborted("the manager ends; ask another one")
+            answers = await before(calls)
+            return (
+                answers if left < 0 else Answers(tuple(Refused(errno.EIO, "it ends", "aborted") for _ in calls.calls))
+            )
+
+        rig.sends = ends
+        await files.mkdir("/once")
+        assert left < 0
+        assert await files.listdir() == ["once"]
 
     run(test)
 

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _LONGEST_NS: Final = 200 * MS
 """In one poll."""
+_ALONE_NS: Final = 2 * MS
+"""In one wait of the ring, with the lock: where no other thread is there, which costs least."""
 _IDLE_S: Final = 0.002
 """After so long without a call the thread of the engine takes what comes."""
 LOOK_S: Final = 5.0
@@ -64,6 +66,8 @@ class Engine(Port):
         """A thread polls."""
         self._owner = 0
         """The thread that has the lock, and does not wait."""
+        self._inside: dict[int, None] = {}
+        """Threads that are in `run`, or about to be."""
         self._records: list[Records] = []
         self._next_tag = 0
         self._last_s = 0.0
@@ -86,12 +90,17 @@ class Engine(Port):
             raise UsageError(
                 "a file was closed by the garbage collector in the middle of another call; close it before"
             )
-        with self._turn:
-            self._owner = threading.get_ident()
-            try:
-                return self._run(work)
-            finally:
-                self._owner = 0
+        me = threading.get_ident()
+        self._inside[me] = None
+        try:
+            with self._turn:
+                self._owner = me
+                try:
+                    return self._run(work)
+                finally:
+                    self._owner = 0
+        finally:
+            del self._inside[me]
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         error: BaseException | None = None
@@ -120,6 +129,9 @@ class Engine(Port):
     def _drive(self, ticket: Ticket[Any]) -> None:
         self.ring.send()
         while not ticket.done:
+            if len(self._inside) == 1 and not self._leading and not ticket.remote:
+                self._take(next((one.left for one in self._records if one.ticket is ticket), 1), _ALONE_NS)
+                continue
             self._owner = 0
             try:
                 if self._leading:
@@ -143,8 +155,8 @@ class Engine(Port):
             self._leading = False
             self._turn.notify_all()
 
-    def _take(self) -> None:
-        over = self.ring.take()
+    def _take(self, least: int = 0, limit_ns: int = 0) -> None:
+        over = self.ring.take(least, limit_ns)
         if over is not None:
             self._of_records(over)
         self._turn.notify_all()
@@ -193,6 +205,7 @@ class Engine(Port):
 
     def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
         ticket: Ticket[Any] = Ticket(self.wait)
+        ticket.remote = True
 
         def ended(result: Any, error: BaseException | None) -> None:
             if error is not None:

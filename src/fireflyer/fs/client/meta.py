@@ -91,6 +91,7 @@ class MetaClient:
         self._holding, self._holding_lock = Holding(), threading.Lock()
         self._learning: asyncio.Task[None] | None = None
         self._exchanged: asyncio.Future[None] | None = None
+        self._closed = False
         self.on_lost: list[Callable[[], None]] = []
         """Called in the loop when the session is over, and what it held with it."""
 
@@ -122,6 +123,7 @@ class MetaClient:
 
     async def close(self) -> None:
         """Calls under way raise `Aborted`. The control is its owner's."""
+        self._closed = True
         if self._another_session in self._control.on_exchange:
             self._control.on_exchange.remove(self._another_session)
         await self._lines.close()
@@ -182,7 +184,7 @@ class MetaClient:
                 break
 
     async def _answered(self, item: _Item, limit_ns: int) -> Answer:
-        attempt, unknown, reason = 0, False, "no service is known"
+        attempt, reason = 0, "no service is known"
         lane = lane_of(item.request)
         while time.monotonic() < item.until_s:
             if self._control.exchanging:
@@ -191,20 +193,21 @@ class MetaClient:
             address = self._choose(lane)
             try:
                 answer = await self._asked(address, item)
-            except TransientError as error:
-                reason, unknown = f"{address}: {error}", item.number != 0
+            except (TransientError, Aborted) as error:  # Aborted: it was ending; another one goes on
+                if self._closed:
+                    raise
+                reason = f"{address}: {error}"
                 self._avoid(address)
             else:
                 if not isinstance(answer, Refused):
                     return answer
                 if answer.code == SESSION_OVER:
-                    await self._elsewhere(item, unknown)
-                    unknown = False
+                    await self._elsewhere(item)
                     continue
-                if answer.errno:
+                if answer.errno and answer.code != Aborted.code:
                     raise file_error(answer.errno, answer.message)
                 refused = error_from_wire(answer.code, answer.message)
-                if not isinstance(refused, TransientError):
+                if not isinstance(refused, TransientError | Aborted):
                     raise refused
                 reason = str(refused)
             attempt += 1
@@ -213,17 +216,14 @@ class MetaClient:
         what = type(item.request).__name__
         raise Timeout(f"{what} was not answered within {format_duration(limit_ns)}; {reason}")
 
-    async def _elsewhere(self, item: _Item, unknown: bool) -> None:
-        """The session is over in which it was to be done."""
+    async def _elsewhere(self, item: _Item) -> None:
+        """The session is over in which it was to be done, and it was not done, nor will be: what was done before the
+        end gets its answer, also when it is asked again after it."""
         if of_handle(item.request):
             raise file_error(
                 errno.ESTALE, "the session of this client is over, and what it held open is lost; open it again"
             )
         await self._next_session(item)
-        if unknown:
-            raise file_error(
-                errno.ESTALE, "the session of this client has ended before the answer; nobody knows if it was done"
-            )
         if item.number:
             self._over(item)
             item.number = await self._number()

@@ -347,10 +347,11 @@ class Ring(Hearing, OfOneProcess):
             poll.register(fd, select.POLLIN)
         poll.poll(limit_ns / MS)
 
-    def take(self) -> Completed | None:
-        """What has come, without waiting; None: nothing that has a tag."""
+    def take(self, least: int = 0, limit_ns: int = 0) -> Completed | None:
+        """What has come; with `least`, waits about so long for so many. None: nothing that has a tag."""
         self._deliver()
-        self._turn(0, 0, None)
+        now_ns = time.monotonic_ns()
+        self._turn(least, now_ns, now_ns + limit_ns)
         self._check_times(time.monotonic_ns())
         return self._collect() if self._count else None
 

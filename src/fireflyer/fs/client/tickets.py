@@ -20,10 +20,12 @@ Waits: TypeAlias = "Callable[[Ticket[Any]], Generator[Any, None, None]]"
 class Ticket(Generic[T]):
     """Awaited by any number, any time: each gets the result, or its error."""
 
-    __slots__ = ("_error", "_give_up", "_then", "_value", "_waits", "done")
+    __slots__ = ("_error", "_give_up", "_then", "_value", "_waits", "done", "remote")
 
     def __init__(self, waits: Waits) -> None:
         self.done = False
+        self.remote = False
+        """It is ended by another thread's work."""
         self._waits = waits
         self._value: Any = None
         self._error: BaseException | None = None
