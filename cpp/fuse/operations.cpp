@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "session.hpp"
 
@@ -35,12 +37,17 @@ void init(void*, fuse_conn_info* connection) {
   connection->congestion_threshold = 48;
 }
 
+// What changes nothing: who waits for it may be told to wait no more.
+void look(fuse_req_t request, const char* kind, std::uint64_t inode, std::vector<FuseArgument> arguments, std::size_t size = 0, std::uint64_t handle = 0) {
+  of(request).ask(request, kind, inode, std::move(arguments), size, handle, true);
+}
+
 // --- names
 
-void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) { of(request).ask(request, "lookup", parent, {std::string(name)}); }
+void lookup(fuse_req_t request, fuse_ino_t parent, const char* name) { look(request, "lookup", parent, {std::string(name)}); }
 void forget(fuse_req_t request, fuse_ino_t, std::uint64_t) { fuse_reply_none(request); }
 void forget_multi(fuse_req_t request, std::size_t, fuse_forget_data*) { fuse_reply_none(request); }
-void readlink(fuse_req_t request, fuse_ino_t inode) { of(request).ask(request, "readlink", inode, {}); }
+void readlink(fuse_req_t request, fuse_ino_t inode) { look(request, "readlink", inode, {}); }
 void mknod(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
   of(request).ask(request, "mknod", parent, {std::string(name), number(mode), number(device)});
 }
@@ -61,7 +68,7 @@ void link(fuse_req_t request, fuse_ino_t inode, fuse_ino_t parent, const char* n
 
 // --- attributes
 
-void getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) { of(request).ask(request, "getattr", inode, {handle_of(file)}); }
+void getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info* file) { look(request, "getattr", inode, {handle_of(file)}); }
 
 void setattr(fuse_req_t request, fuse_ino_t inode, struct stat* to, int which, fuse_file_info* file) {
   of(request).ask(request, "setattr", inode,
@@ -69,9 +76,9 @@ void setattr(fuse_req_t request, fuse_ino_t inode, struct stat* to, int which, f
                    signed_number(to->st_size), nanoseconds(to->st_atim), nanoseconds(to->st_mtim)});
 }
 
-void access(fuse_req_t request, fuse_ino_t inode, int mask) { of(request).ask(request, "access", inode, {number(static_cast<unsigned>(mask))}); }
+void access(fuse_req_t request, fuse_ino_t inode, int mask) { look(request, "access", inode, {number(static_cast<unsigned>(mask))}); }
 
-void statfs(fuse_req_t request, fuse_ino_t inode) { of(request).ask(request, "statfs", inode, {}); }
+void statfs(fuse_req_t request, fuse_ino_t inode) { look(request, "statfs", inode, {}); }
 
 // The kernel asks for these with each write, or with each look at rights; there are none.
 bool of_the_kernel(std::string_view name) { return name.starts_with("security.") || name.starts_with("system."); }
@@ -81,9 +88,9 @@ void getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_
     fuse_reply_err(request, ENODATA);
     return;
   }
-  of(request).ask(request, "getxattr", inode, {std::string(name), number(size)}, size);
+  look(request, "getxattr", inode, {std::string(name), number(size)}, size);
 }
-void listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) { of(request).ask(request, "listxattr", inode, {number(size)}, size); }
+void listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) { look(request, "listxattr", inode, {number(size)}, size); }
 void setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const char* value, std::size_t size, int flags) {
   if (of_the_kernel(name)) {
     fuse_reply_err(request, EOPNOTSUPP);
@@ -115,7 +122,7 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
     fuse_reply_buf(request, reinterpret_cast<const char*>(memory.data), static_cast<std::size_t>(count));
     return;
   }
-  session.ask(request, "read", inode, {number(file->fh), number(static_cast<std::uint64_t>(offset)), session.pool().take(size)}, size, file->fh);
+  look(request, "read", inode, {number(file->fh), number(static_cast<std::uint64_t>(offset)), session.pool().take(size)}, size, file->fh);
 }
 
 void write(fuse_req_t request, fuse_ino_t inode, const char* data, std::size_t size, off_t offset, fuse_file_info* file) {
@@ -156,7 +163,7 @@ void fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t offset, off
 
 void opendir(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) { of(request).ask(request, "opendir", inode, {}); }
 void list(fuse_req_t request, const char* kind, fuse_ino_t inode, std::size_t size, off_t offset, const fuse_file_info* file) {
-  of(request).ask(request, kind, inode, {number(file->fh), number(static_cast<std::uint64_t>(offset))}, size, file->fh);
+  look(request, kind, inode, {number(file->fh), number(static_cast<std::uint64_t>(offset))}, size, file->fh);
 }
 void readdir(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info* file) {
   list(request, "readdir", inode, size, offset, file);

@@ -4,16 +4,21 @@
     kernel <── reply by number <────────────────────────── result, or errno
 
 Each event is answered exactly once, whatever its operation does: with its result, the errno of an `OSError`, EINTR when
-who asked was interrupted, EIO for everything else. The descriptor of the events is watched by the event loop, and all
-that wait are begun in one turn of it, so that a client that collects the requests of a turn sends them together.
+who asked was interrupted, EIO for everything else. Interrupted by any signal is who waits for a lock; who waits for
+something else, that changes nothing, only by one that ends him: programs do not expect EINTR there.
+
+The descriptor of the events is watched by the event loop, and all that wait are begun in one turn of it, so that a
+client that collects the requests of a turn sends them together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import logging
+import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +39,7 @@ VALID_S: Final = 1.0
 """How long the kernel may keep names and attributes."""
 _EVENTS: Final = 256
 _UNLOCKED: Final = fcntl.F_UNLCK
+_LOCKS: Final = frozenset(["setlk", "flock"])
 _Event = tuple[str, int, int, tuple[int, int, int, tuple[int, ...]], tuple[Any, ...]]
 
 
@@ -45,6 +51,19 @@ def errno_of(error: BaseException) -> int:
     return (isinstance(error, OSError) and error.errno) or errno.EIO
 
 
+def _ends_for(event: _Event) -> bool:
+    """A signal has come for who asked this: he is not to wait any more."""
+    return event[0] in _LOCKS or _is_ending(event[3][2])
+
+
+def _is_ending(process: int) -> bool:
+    """The kernel makes SIGKILL of any signal that ends a process."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{process}/status", "rb") as file:
+        pending = next((line.split()[1] for line in file if line.startswith(b"SigPnd:")), b"0")
+        return bool(int(pending, 16) >> (signal.SIGKILL - 1) & 1)
+    return False
+
+
 class Serving:
     """Of one session, in the running event loop."""
 
@@ -54,6 +73,8 @@ class Serving:
         self._valid_s = valid_s
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asked: dict[int, _Event] = {}
+        """What they are about."""
         self._interrupted: set[int] = set()
         self._last = 0
         self._directories: dict[int, Directory] = {}
@@ -90,13 +111,15 @@ class Serving:
                 self.ended.set()
             else:
                 self._last = max(self._last, number)
+                self._asked[number] = event
                 self._tasks[number] = self._loop.create_task(self._answer(event))
 
     def _interrupt(self, number: int) -> None:
         """It may come before what it is about."""
         task = self._tasks.get(number)
         if task is not None:
-            task.cancel()
+            if _ends_for(self._asked[number]):
+                task.cancel()
         elif number > self._last:
             self._interrupted.add(number)
 
@@ -105,14 +128,15 @@ class Serving:
         try:
             if number in self._interrupted:
                 self._interrupted.discard(number)
-                raise InterruptedError(errno.EINTR, "interrupted")
+                if _ends_for(event):
+                    raise InterruptedError(errno.EINTR, "interrupted")
             await self._kinds[kind](number, inode, Caller(*caller), *arguments)
         except asyncio.CancelledError:
             self._refuse(number, errno.EINTR)
         except Exception as error:
             self._failed(kind, number, inode, error)
         finally:
-            del self._tasks[number]
+            del self._tasks[number], self._asked[number]
 
     def _failed(self, kind: str, number: int, inode: int, error: Exception) -> None:
         refused = errno_of(error)
