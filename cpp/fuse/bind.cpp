@@ -146,9 +146,7 @@ void reply_data(ff::FuseSession& self, std::uint64_t number, const ff::Memory& m
   if (count > memory.size) throw std::invalid_argument("the memory has " + std::to_string(memory.size) + " bytes");
   const auto asked = self.answer(number);
   self.counts().read_bytes += count;
-  const ff::Memory held = memory;
-  const nb::gil_scoped_release released;
-  fuse_reply_buf(asked.request, reinterpret_cast<const char*>(held.data), count);
+  self.send(asked, memory, count);
 }
 
 // Entries (name, attributes) from place `first` on, as many as fit. The offset of each is `offset` and one more with each.

@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::size_t max_staged_bytes = std::size_t{256} << 20;
 constexpr std::size_t least_adopted_bytes = std::size_t{128} << 10;  // less is copied
+constexpr std::size_t least_sent_bytes = std::size_t{64} << 10;   // by a thread of its own
+constexpr int answering_threads = 2;
 constexpr int wake_signal = SIGURG;  // ignored where nobody handles it: a late one does no harm
 
 std::mutex log_mutex;
@@ -51,6 +53,14 @@ void prepare_wake() {
     return true;
   }();
   (void)once;
+}
+
+// Signals are for the threads of Python.
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  sigdelset(&all, wake_signal);
+  pthread_sigmask(SIG_SETMASK, &all, nullptr);
 }
 
 struct Receiving {
@@ -117,6 +127,7 @@ FuseSession::~FuseSession() { close(); }
 
 void FuseSession::start(int threads) {
   const std::lock_guard lock(threads_mutex_);
+  for (int i = 0; i < answering_threads; ++i) answering_.emplace_back([this] { answer_with_data(); });
   for (int i = 0; i < threads; ++i) {
     ++running_;
     threads_.emplace_back([this] { work(); });
@@ -124,10 +135,7 @@ void FuseSession::start(int threads) {
 }
 
 void FuseSession::work() {
-  sigset_t all;
-  sigfillset(&all);
-  sigdelset(&all, wake_signal);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);
+  block_signals();
   Receiving mine;
   receiving = &mine;
   while (!fuse_session_exited(session_)) {
@@ -164,6 +172,12 @@ void FuseSession::close() {
   if (closed_) return;
   stop();
   closed_ = true;
+  {
+    const std::lock_guard lock(answers_mutex_);
+    answers_end_ = true;
+    answers_wait_.notify_all();
+  }
+  for (std::thread& thread : answering_) thread.join();
   fuse_session_unmount(session_);
   std::unordered_map<std::uint64_t, Asked> open;
   {
@@ -173,6 +187,32 @@ void FuseSession::close() {
   for (auto& [number, asked] : open) fuse_reply_err(asked.request, ENOTCONN);
   fuse_session_destroy(session_);
   session_ = nullptr;
+}
+
+void FuseSession::send(const Asked& asked, Memory memory, std::size_t count) {
+  if (count >= least_sent_bytes) {
+    const std::lock_guard lock(answers_mutex_);
+    if (!answers_end_) {
+      answers_.push_back({asked.request, std::move(memory), count});
+      answers_wait_.notify_one();
+      return;
+    }
+  }
+  fuse_reply_buf(asked.request, reinterpret_cast<const char*>(memory.data), count);
+}
+
+void FuseSession::answer_with_data() {
+  block_signals();
+  std::unique_lock lock(answers_mutex_);
+  while (true) {
+    answers_wait_.wait(lock, [&] { return answers_end_ || !answers_.empty(); });
+    if (answers_.empty()) return;
+    const Answer next = std::move(answers_.front());
+    answers_.pop_front();
+    lock.unlock();
+    fuse_reply_buf(next.request, reinterpret_cast<const char*>(next.memory.data), next.count);
+    lock.lock();
+  }
 }
 
 // ---------------------------------------------------------------------------------------------- requests

@@ -105,6 +105,8 @@ class FuseSession {
   // Who has the request answers it. Throws std::invalid_argument: there is none with this number, or it was answered.
   Asked answer(std::uint64_t number);
   std::optional<Asked> peek(std::uint64_t number);
+  // Large ones by a thread of ours: the copy into the kernel takes long. `asked` is of `answer`.
+  void send(const Asked& asked, Memory memory, std::size_t count);
   void keep(std::uint64_t handle, int fd);
   void forget_attributes(std::uint64_t inode);
   void forget_pages(std::uint64_t inode);
@@ -119,6 +121,7 @@ class FuseSession {
 
  private:
   void work();
+  void answer_with_data();
   static void interrupted(fuse_req_t request, void* given);
 
   std::shared_ptr<MemoryPool> pool_;
@@ -135,6 +138,17 @@ class FuseSession {
   std::mutex asked_mutex_;
   std::uint64_t next_ = 1;
   std::unordered_map<std::uint64_t, Asked> asked_;
+
+  struct Answer {
+    fuse_req_t request;
+    Memory memory;
+    std::size_t count;
+  };
+  std::mutex answers_mutex_;
+  std::condition_variable answers_wait_;
+  std::deque<Answer> answers_;
+  std::vector<std::thread> answering_;
+  bool answers_end_ = false;
 
   std::shared_mutex files_mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<LocalFile>> files_;

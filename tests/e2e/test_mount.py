@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import random
 import shutil
@@ -196,6 +197,12 @@ def test_each_user_has_his_own_rights(mount: Mount) -> None:
         with pytest.raises(AssertionError, match=r"denied|permitted"):
             mount.run(*as_bob, "sh", "-c", command)
     assert mount.run("setpriv", "--reuid=555", "--regid=555", "--groups=77", "cat", "ours") == "all\n"
+    mount.run(*as_ada, "sh", "-c", "echo > ours; chmod 4777 ours; chmod 4755 mine")
+    with pytest.raises(AssertionError, match="not permitted"):
+        mount.run(*as_bob, "chmod", "755", "mine")
+    mount.run(*as_bob, "sh", "-c", "echo changed > ours")
+    modes = [os.stat(os.path.join(mount.path, name)).st_mode & 0o7777 for name in ("mine", "ours")]
+    assert modes == [0o4755, 0o777]  # who writes to a file takes its privilege from it
 
 
 def test_values_times_special_files_and_space(mount: Mount) -> None:
@@ -229,6 +236,79 @@ def test_after_its_process_was_killed_what_was_closed_is_there(make_mount: MakeM
     with pytest.raises(OSError, match="not connected"):
         os.close(fd)
     assert Path(two.path, top).read_bytes() == b"closed"
+
+
+def test_who_is_killed_while_the_cluster_does_not_answer_waits_no_more(
+    cluster: LocalCluster, make_mount: MakeMount, top: str
+) -> None:
+    if not os.path.exists("/proc/self/stack"):
+        pytest.skip("the kernel does not say what a process waits for")
+    mount = make_mount("one")
+    Path(mount.path, top).touch()
+    manager = cluster.process("manager-1")
+    os.kill(manager, signal.SIGSTOP)
+    try:
+        waiting = subprocess.Popen(mount.command(["stat", f"{top}-that-is-not-there"]), stderr=subprocess.DEVNULL)
+        while not _waits_in_the_kernel(waiting.pid):
+            assert waiting.poll() is None
+        waiting.terminate()
+        assert waiting.wait(60) == -signal.SIGTERM
+    finally:
+        os.kill(manager, signal.SIGCONT)
+    assert os.listdir(mount.path).count(top) == 1
+
+
+def _waits_in_the_kernel(process: int) -> bool:
+    """For what a mount answers."""
+    return "fuse" in Path(f"/proc/{process}/stack").read_text()
+
+
+_OPERATIONS = 250
+
+
+def test_random_operations_of_several_descriptors_are_those_of_a_local_file(mount: Mount, tmp_path: Path) -> None:
+    chance = random.Random(11)
+    paths = [os.path.join(mount.path, "twin"), str(tmp_path / "twin")]
+    opened: list[list[int]] = []
+    for step in range(_OPERATIONS):
+        if len(opened) < 3:
+            opened.append([os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in paths])
+        twins = chance.choice(opened)
+        offset, size = chance.randrange(3 << 20), chance.choice([1, 4095, 4096, 66_000, 1 << 20])
+        turn = chance.randrange(12)
+        results: list[object] = [None, None]
+        if turn < 4:
+            data = chance.randbytes(size)
+            results = [os.pwrite(fd, data, offset) for fd in twins]
+        elif turn < 8:
+            results = [os.pread(fd, size, offset) for fd in twins]
+        elif turn == 8:
+            for fd in twins:
+                os.ftruncate(fd, offset)
+        elif turn == 9:
+            results = [os.fstat(fd).st_size for fd in twins]
+        elif turn == 10:
+            results = [_change_mapped(fd, step) for fd in twins]
+        else:
+            for fd in twins:
+                os.close(fd)
+            opened.remove(twins)
+        assert results[0] == results[1], (step, turn, offset, size)
+    for fd in (fd for twins in opened for fd in twins):
+        os.close(fd)
+    assert Path(paths[0]).read_bytes() == Path(paths[1]).read_bytes()
+
+
+def _change_mapped(fd: int, step: int) -> bytes:
+    """Through shared memory, without telling when it is to be written."""
+    size = os.fstat(fd).st_size
+    if not size:
+        return b""
+    with mmap.mmap(fd, size) as memory:
+        place = step * 7919 % size
+        before = memory[place : place + 10]
+        memory[place : place + len(before)] = bytes([step % 256]) * len(before)
+    return before
 
 
 def test_asked_to_end_it_sends_on_what_was_written(make_mount: MakeMount, top: str) -> None:
