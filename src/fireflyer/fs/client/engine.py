@@ -184,12 +184,16 @@ class Engine(Port):
                 return
             if not self.ring.under_way:
                 self._wanted.clear()
-            elif not self._leading:
-                self._owner = threading.get_ident()
-                try:
-                    self._take()
-                finally:
-                    self._owner = 0
+            else:
+                self._take_for_others()
+
+    def _take_for_others(self) -> None:
+        if not self._leading:
+            self._owner = threading.get_ident()
+            try:
+                self._take()
+            finally:
+                self._owner = 0
 
     def _look_after(self) -> None:
         try:
@@ -197,6 +201,9 @@ class Engine(Port):
                 self.run(self._look())
         except FireflyerError as error:
             _log.info("what was written is not looked after reason=%s", error)
+        with self._turn:  # rights that were renewed, and routing, while nothing was under way
+            if not self._stop.is_set():
+                self._take_for_others()
 
     # --- as a port ---
 

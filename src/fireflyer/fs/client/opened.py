@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import msgspec
+
 from fireflyer.base.errors import (
     DataCorruption,
     FireflyerError,
@@ -128,8 +130,14 @@ class Body:
         return next((one for one in self.files if one.handle and not one.lost), None)
 
     def learn(self, inode: Inode, *, writing: bool) -> None:
-        if _file(inode).cut != _file(self.inode).cut:
+        """An answer; perhaps to what was asked before others. Under one cut a length only grows."""
+        new, old = _file(inode), _file(self.inode)
+        if new.cut < old.cut:
+            return
+        if new.cut > old.cut:
             self.forget(0, END_OF_FILE)
+        elif new.length < old.length:
+            inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(new, length=old.length))
         self.inode, self.asked_ns = inode, time.monotonic_ns()
         if writing:
             self.cut = _file(inode).cut
