@@ -11,6 +11,7 @@ import pytest
 from tests.support.fs_files import Shell, content_of, shell_over
 
 from fireflyer.cli.fs_files_show import size_text
+from fireflyer.fs.tools.partial import Partial, me
 
 
 @pytest.fixture
@@ -290,6 +291,17 @@ def test_sync_makes_one_directory_as_another(ff: Shell, tmp_path: Path) -> None:
     ff("sync", "--delete", "here/a", "ff:///mirror")
     assert "extra" not in os.listdir(ff.root / "mirror")
     assert (tmp_path / "third/extra/x").is_dir()
+
+
+def test_sync_leaves_what_another_copy_is_writing(ff: Shell, tmp_path: Path) -> None:
+    fill(tmp_path / "here")
+    ff("sync", "here/a", "ff:///mirror")
+    partial = Partial("0" * 24, me(1), 5).name
+    (ff.root / "mirror" / partial).touch()
+    (tmp_path / "here/a" / partial).touch()
+    (tmp_path / "here/a/one").unlink()
+    assert "1 removed" in ff("sync", "--delete", "here/a", "ff:///mirror")
+    assert (ff.root / "mirror" / partial).exists()
 
 
 def test_sync_by_checksum_sees_what_times_do_not_say(ff: Shell, tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ def test_bytes_that_a_crash_left_are_used_only_as_far_as_they_are_sure(copied: C
     with open(copied.place.parent / name, "r+b") as file:
         file.seek(70 * KIB)
         file.write(b"\0" * 50 * KIB)
+        file.seek(300 * KIB)
+        file.write(b"longer than the source")
     copied.run()
     assert copied.advances[0] == 64 * KIB
     assert copied.place.read_bytes() == DATA
