@@ -1,0 +1,331 @@
+"""Open files at the meta service under faults: lengths, truncations, locks, what is unlinked and what dies.
+
+What must be is said in `tests.support.fs_meta_chaos` (at the end) and `fs_meta_truth` (all the time).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.support.fs_meta_chaos import begin, chaos, check_store, quiet
+from tests.support.fs_meta_chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
+from tests.support.fs_meta_people import MetaClient
+from tests.support.fs_meta_planted import PLANTED
+from tests.support.fs_meta_steps import drive
+from tests.support.fs_meta_world import MetaWorld
+from tests.support.seeds import more_seeds
+
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.meta.layout import chain_of, order_of
+from fireflyer.fs.core.meta.lengths import UNKNOWN_CUT
+from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
+from fireflyer.fs.schema.meta import (
+    Allocate,
+    AllocateMode,
+    Answer,
+    Close,
+    Done,
+    Found,
+    Lock,
+    LockKind,
+    Open,
+    Opened,
+    OpenFlag,
+    Place,
+    Refused,
+    Remove,
+    Report,
+    Request,
+    Reserve,
+    Reserved,
+    Stat,
+    Truncate,
+    Window,
+)
+
+SEEDS = range(8)
+WRITING = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
+PATH = Place(ROOT, b"d/a")
+
+
+@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(8, 88, blocks=4, wide=2000)])
+def test_whatever_fails_files_are_what_clients_were_told_and_nothing_is_left(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            chaos(seed)
+        except AssertionError as error:
+            raise AssertionError(f"chaos({seed}) of tests.support.fs_meta_chaos: {error}") from error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.campaign] if PLANTED[one].rare else []) for one in PLANTED]
+)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PLANTED[name].found(monkeypatch), f"{name}: no seed below {PLANTED[name].within} finds it"
+
+
+def history(seed: int) -> str:
+    return hashlib.sha256(chaos(seed).sim.trace.to_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_a_seed_has_one_history_whatever_the_hashes_of_python() -> None:
+    code = "from tests.sim.test_fs_meta import history; print(history(2), history(3))"
+    outputs = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1] == f"{history(2)} {history(3)}\n"
+
+
+# --- single stories ---
+
+
+class Story:
+    """Clients that do only what they are told, one request after the other."""
+
+    def __init__(self, *, clients: int = 2) -> None:
+        self.world = MetaWorld(1)
+        begin(self.world)
+        self.clients = [MetaClient(self.world, f"c{at}", busy=False) for at in range(clients)]
+
+    def run(self, work: Callable[[], Awaitable[None]], by: int = 0, *, limit_ns: int = 30 * SECOND) -> None:
+        over: list[bool] = []
+
+        async def all_of_it() -> None:
+            await work()
+            over.append(True)
+
+        drive(self.clients[by].node, all_of_it)
+        until_ns = self.world.sim.now_ns + limit_ns
+        self.world.sim.run(until_ns=until_ns, stop=lambda: bool(over))
+        assert over, "it did not come to an end"
+
+    def ask(self, *requests: Request, by: int = 0, limit_ns: int = 30 * SECOND) -> list[Answer]:
+        answers: list[Answer] = []
+
+        async def work() -> None:
+            answers.extend([await self.clients[by].ask(one) for one in requests])
+
+        self.run(work, by, limit_ns=limit_ns)
+        return answers
+
+    def open(self, handle: int, *, by: int = 0, flags: int = WRITING, place: Place = PATH) -> Inode:
+        (answer,) = self.ask(Open(place, flags, handle), by=by)
+        assert isinstance(answer, Opened), answer
+        return answer.inode
+
+    def write(self, inode: Inode, first: int, tags: list[int], *, by: int = 0) -> None:
+        async def work() -> None:
+            for at, tag in enumerate(tags, first):
+                index, within = divmod(at * CELL_BYTES, CHUNK_BYTES)
+                chain = chain_of(order_of(body_of(inode).layout, CHAINS), index)
+                await self.clients[by].chunks.write(inode.id, chain, index, within // CELL_BYTES, [tag])
+
+        self.run(work, by)
+
+    def length(self, inode: Inode, *, by: int = 0) -> int:
+        (answer,) = self.ask(Stat(Place(inode.id)), by=by)
+        assert isinstance(answer, Found), answer
+        assert body_of(answer.inode).length % CELL_BYTES == 0
+        return body_of(answer.inode).length // CELL_BYTES
+
+    def end(self) -> None:
+        for one in self.clients:
+            one.crash()
+            one.stay_away = True
+        quiet(self.world, [])
+        check_store(self.world)
+
+
+def body_of(inode: Inode) -> FileBody:
+    assert isinstance(inode.body, FileBody)
+    return inode.body
+
+
+def test_a_report_makes_the_file_longer_for_everybody_and_never_shorter() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1, 2, 3])
+    assert story.length(file) == 0
+    story.ask(Report(file.id, 1, 3 * CELL_BYTES, 0), Report(file.id, 1, CELL_BYTES, 0))
+    assert story.length(file, by=1) == 3
+    story.end()
+
+
+def test_a_report_from_before_a_truncation_does_not_bring_back_what_was_cut_off() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 9)
+    story.ask(Truncate(PATH, 0), by=1)
+    story.ask(Report(file.id, 1, 9 * CELL_BYTES, 0))
+    assert story.length(file) == 0
+    story.end()
+
+
+def test_a_report_from_before_a_truncation_does_not_lose_what_was_written_after_it() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 9)
+    story.ask(Truncate(PATH, 0), by=1)
+    story.write(file, 2, [5])
+    story.ask(Close(file.id, 1, 9 * CELL_BYTES, 0))
+    assert story.length(file) == 3
+    story.end()
+
+
+def test_who_does_not_know_what_his_writes_did_has_the_chains_asked() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 5)
+    story.ask(Close(file.id, 1, 0, UNKNOWN_CUT))
+    assert story.length(file) == 5
+    story.end()
+
+
+def test_the_length_of_a_file_whose_writer_died_is_found_in_its_chunks() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 6)
+    story.clients[0].crash()
+    story.world.sim.run(until_ns=story.world.sim.now_ns + 20 * SECOND)
+    assert story.length(file, by=1) == 6
+    story.end()
+
+
+def test_opening_to_truncate_cuts_what_a_dead_writer_had_not_reported() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 6)
+    story.clients[0].crash()
+    story.open(1, by=1, flags=WRITING | OpenFlag.TRUNCATE)
+    story.write(file, 0, [2], by=1)
+    story.ask(Close(file.id, 1, CELL_BYTES, UNKNOWN_CUT), by=1)
+    story.world.sim.run(until_ns=story.world.sim.now_ns + 20 * SECOND)
+    assert story.length(file, by=1) == 1
+    assert story.world.chunks.of(file.id) == {0: [2]}
+    story.end()
+
+
+def test_a_truncation_is_finished_when_its_service_is_no_more() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 9)
+    story.ask(Report(file.id, 1, 9 * CELL_BYTES, 0))
+    story.world.crashes = 0.08
+    (answer,) = story.ask(Truncate(PATH, 2 * CELL_BYTES), by=1, limit_ns=200 * SECOND)
+    story.world.crashes = 0.0
+    assert isinstance(answer, Found)
+    assert story.length(file) == 2
+    assert story.world.chunks.of(file.id) == {0: [1, 1]}
+    story.end()
+
+
+def test_reserved_ranges_do_not_overlap_and_read_as_zeros() -> None:
+    story = Story()
+    file = story.open(1)
+    story.open(1, by=1)
+    first = story.ask(Reserve(file.id, 1, CELL_BYTES), Reserve(file.id, 1, CELL_BYTES))
+    second = story.ask(Reserve(file.id, 1, CELL_BYTES), by=1)
+    offsets = [one.offset for one in [*first, *second] if isinstance(one, Reserved)]
+    assert offsets == [0, CELL_BYTES, 2 * CELL_BYTES]
+    assert story.length(file) == 3
+    story.end()
+
+
+@pytest.mark.parametrize(
+    ("mode", "cells", "length"),
+    [
+        (AllocateMode.DEFAULT, [1] * 9, 14),
+        (AllocateMode.KEEP_SIZE, [1] * 9, 9),
+        (AllocateMode.PUNCH_HOLE, [1, 1, 1, 0, 0, 0, 0, 0, 0], 9),
+        (AllocateMode.ZERO_RANGE, [1, 1, 1, 0, 0, 0, 0, 0, 0], 14),
+    ],
+)
+def test_allocation(mode: AllocateMode, cells: list[int], length: int) -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 9)
+    story.ask(Report(file.id, 1, 9 * CELL_BYTES, 0))
+    story.ask(Allocate(file.id, 1, mode, 3 * CELL_BYTES, 11 * CELL_BYTES))
+    assert story.length(file) == length
+    chunks = story.world.chunks.of(file.id)
+    found = [chunks.get(at // 4, [])[at % 4 : at % 4 + 1] or [0] for at in range(9)]
+    assert [one for (one,) in found] == cells
+    story.end()
+
+
+def test_over_the_quota_a_report_is_refused_and_its_bytes_are_cut_off() -> None:
+    story = Story()
+    place = Place(ROOT, b"q/a")
+    file = story.open(1, place=place)
+    story.write(file, 0, [1] * 70)
+    answers = story.ask(
+        Report(file.id, 1, 50 * CELL_BYTES, 0), Close(file.id, 1, 70 * CELL_BYTES, 0), Report(file.id, 1, 0, 0)
+    )
+    assert [one.errno for one in answers if isinstance(one, Refused)] == [errno.EDQUOT, errno.EBADF]
+    story.world.sim.run(until_ns=story.world.sim.now_ns + 20 * SECOND)
+    assert story.length(file) == 50
+    assert sum(map(len, story.world.chunks.of(file.id).values())) == 50
+    story.end()
+
+
+def test_what_is_unlinked_while_it_is_written_stays_until_the_last_close() -> None:
+    story = Story()
+    file = story.open(1)
+    story.write(file, 0, [1] * 3)
+    story.ask(Remove(PATH), by=1)
+    story.world.sim.run(until_ns=story.world.sim.now_ns + 30 * SECOND)
+    assert len(story.world.chunks.of(file.id)) == 1
+    story.ask(Close(file.id, 1, 3 * CELL_BYTES, 0))
+    story.world.sim.run(until_ns=story.world.sim.now_ns + 30 * SECOND)
+    assert not story.world.chunks.of(file.id)
+    story.end()
+
+
+def locked(story: Story, start: int, end: int, kind: LockKind = LockKind.WRITE, wait_ns: int = 0) -> Lock:
+    return Lock(story.world.lock_inode, Window.RANGE, 7, kind, start, end, wait_ns)
+
+
+def test_a_lock_of_a_client_that_died_is_in_nobodys_way() -> None:
+    story = Story()
+    assert story.ask(locked(story, 0, 10)) == [Done()]
+    (refused,) = story.ask(locked(story, 5, 6), by=1)
+    assert isinstance(refused, Refused)
+    assert refused.errno == errno.EAGAIN
+    story.clients[0].crash()
+    assert story.ask(locked(story, 5, 6, wait_ns=10 * SECOND), by=1) == [Done()]
+    story.end()
+
+
+def test_who_would_close_a_circle_of_waiting_owners_is_told_so() -> None:
+    story = Story(clients=3)
+    for at in range(3):
+        assert story.ask(locked(story, at, at + 1), by=at) == [Done()]
+    waiting: list[Answer] = []
+
+    def wait(by: int) -> Callable[[], Awaitable[None]]:
+        async def work() -> None:
+            waiting.append(await story.clients[by].ask(locked(story, by + 1, by + 2, wait_ns=8 * SECOND)))
+
+        return work
+
+    for by in range(2):
+        drive(story.clients[by].node, wait(by))
+    story.world.sim.run(until_ns=story.world.sim.now_ns + SECOND)
+    (refused,) = story.ask(locked(story, 0, 1, wait_ns=8 * SECOND), by=2)
+    assert isinstance(refused, Refused)
+    assert refused.errno == errno.EDEADLK
+    assert story.ask(locked(story, 2, 3, LockKind.NONE), by=2) == [Done()]
+    story.world.sim.run(until_ns=story.world.sim.now_ns + SECOND)
+    assert waiting == [Done()]
+    story.end()

@@ -1,0 +1,317 @@
+"""Bugs of the state of open files, each planted into the real code, which the simulation must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from tests.support.fs_meta_chaos import chaos
+from tests.support.fs_meta_world import RequestPorts
+
+from fireflyer.fs.core.meta import areas, collecting, cutting, lengths, lock_table, locks, namespace, reaping, replies
+from fireflyer.fs.core.meta.collecting import Collector
+from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.layout import chain_of, pieces
+from fireflyer.fs.core.meta.lengths import Measured, file_of
+from fireflyer.fs.core.meta.open_rows import CutRow, Held, WriterRow, pair_of
+from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
+from fireflyer.fs.core.meta.ports import Ports
+from fireflyer.fs.core.meta.reaping import Reaper
+from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
+from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.meta import Close, LockKind, Report, Reserve, Reserved
+
+__all__ = ["PLANTED", "Planted"]
+
+Patch = pytest.MonkeyPatch
+
+
+# --- lengths ---
+
+
+def reports_of_another_cut_are_believed(patch: Patch) -> None:
+    original = lengths._reported
+
+    async def reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
+        _, body = file_of(await context.inode(request.inode))
+        return await original(request, context, Measured(body.cut, request.end))
+
+    patch.setattr(lengths, "_reported", reported)
+    patch.setattr(lengths, "_end_of", lambda request, _inode, _measured: min(request.end, 40 * 16384))
+
+
+def reports_of_another_cut_are_ignored(patch: Patch) -> None:
+    original = lengths._reported
+
+    async def reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
+        _, body = file_of(await context.inode(request.inode))
+        return await original(request, context, Measured(body.cut, 0) if measured is None else measured)
+
+    patch.setattr(lengths, "_reported", reported)
+
+
+def reservations_do_not_grow_the_file(patch: Patch) -> None:
+    async def reserve(request: Reserve, context: Context) -> Reserved:
+        inode, body = file_of(await context.inode(request.inode))
+        await lengths.writer_of(context, inode.id, request.handle)
+        return Reserved(body.length, inode)
+
+    patch.setitem(namespace._BODIES, Reserve, reserve)
+
+
+def leaves_what_is_over_the_quota(patch: Patch) -> None:
+    original = lengths.drop_writer
+
+    async def drop(context: Context, inode: Inode, client: int, *, excess: bool) -> Inode:
+        return await original(context, inode, client, excess=False)
+
+    patch.setattr(lengths, "drop_writer", drop)
+    patch.setattr(reaping, "drop_writer", drop)
+
+
+# --- cuts ---
+
+
+def answers_before_the_chunks_are_cut(patch: Patch) -> None:
+    async def cut_off(*_: Any) -> None:
+        return
+
+    patch.setattr(cutting, "_cut_off", cut_off)
+
+
+def leaves_the_last_chunk_whole(patch: Patch) -> None:
+    async def shorten(*_: Any) -> None:
+        return
+
+    patch.setattr(cutting, "_shorten", shorten)
+
+
+def keeps_no_answer_for_others(patch: Patch) -> None:
+    def keep(*_: Any) -> None:
+        return
+
+    original = cutting._end
+
+    async def end(context: Context, inode_id: int, row: CutRow) -> None:
+        mine = (row.client, row.number) == (context.asker.client, context.number)
+        with pytest.MonkeyPatch.context() as inner:
+            if not mine:
+                inner.setattr(replies, "keep", keep)
+            await original(context, inode_id, row)
+
+    patch.setattr(cutting, "_end", end)
+
+
+def takes_over_from_the_living(patch: Patch) -> None:
+    async def lives(*_: Any) -> bool:
+        return False
+
+    patch.setattr(cutting, "lives", lives)
+    takes_over_at_once(patch)
+
+
+def takes_over_at_once(patch: Patch) -> None:
+    patch.setattr(RequestPorts, "settle_ns", property(lambda _: 0, lambda *_: None), raising=False)
+
+
+def two_tasks_cut_at_once(patch: Patch) -> None:
+    patch.setattr(RequestPorts, "claim", lambda *_: True)
+
+
+def holes_make_chunks_longer(patch: Patch) -> None:
+    original = cutting._make_hole
+
+    async def make_hole(inode_id: int, body: FileBody, order: Sequence[int], row: CutRow, ports: Ports) -> None:
+        await original(inode_id, body, order, row, ports)
+        for piece in pieces(body.layout, row.start, row.end - row.start):
+            if piece.size < body.layout.chunk_bytes:
+                chain = chain_of(order, piece.chunk)
+                await ports.chunks.write_zeros(inode_id, chain, piece.chunk, piece.offset, piece.size)
+
+    patch.setattr(cutting, "_make_hole", make_hole)
+
+
+# --- what clients leave ---
+
+
+def dead_writers_are_not_asked_for(patch: Patch) -> None:
+    async def measure(inode_id: int, ports: Ports, **_: Any) -> Measured:
+        async def look(context: Context) -> Measured:
+            return Measured(file_of(await context.inode(inode_id))[1].cut, 0)
+
+        return await ports.transact(look)
+
+    patch.setattr("fireflyer.fs.core.meta.reaping.cutting.measure", measure)
+
+
+def reaps_before_the_last_writes_arrive(patch: Patch) -> None:
+    original = Reaper.step
+
+    async def step(self: Reaper, ports: Ports) -> bool:
+        class Hasty:
+            settle_ns = 0
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(ports, name)
+
+        return await original(self, Hasty())
+
+    patch.setattr(Reaper, "step", step)
+
+
+def locks_outlive_their_clients(patch: Patch) -> None:
+    async def release_all(*_: Any) -> None:
+        return
+
+    patch.setattr(locks, "release_all", release_all)
+
+
+def an_unlock_takes_the_whole_lock(patch: Patch) -> None:
+    """The wrong half: what remains on the right side of a change is forgotten, and of others' what it overlaps."""
+
+    def changed(held: tuple[Held, ...], wanted: Held) -> tuple[Held, ...]:
+        others = tuple(one for one in held if one.start < wanted.start or one.window is not wanted.window)
+        return original(others, wanted)
+
+    original = lock_table.changed
+    patch.setattr(lock_table, "changed", changed)
+
+
+def readers_do_not_stop_writers(patch: Patch) -> None:
+    original = lock_table.in_the_way
+
+    def in_the_way(held: tuple[Held, ...], wanted: Held) -> list[Held]:
+        return [one for one in original(held, wanted) if one.kind is LockKind.WRITE]
+
+    patch.setattr(lock_table, "in_the_way", in_the_way)
+
+
+# --- collecting ---
+
+
+def collects_what_is_held(patch: Patch) -> None:
+    async def holds_of(*_: Any) -> bool:
+        return False
+
+    patch.setattr(collecting, "holds_of", holds_of)
+
+
+def one_beat_is_enough(patch: Patch) -> None:
+    patch.setattr(collecting, "BEATS_AFTER", 1)
+
+
+def two_beats_are_enough(patch: Patch) -> None:
+    patch.setattr(collecting, "BEATS_AFTER", 2)
+
+
+def looks_at_beats_without_a_generation(patch: Patch) -> None:
+    """What is unlinked after the look is taken for unlinked before."""
+    patch.setattr(collecting, "set_generation", lambda *_: None)
+
+
+def collects_what_is_written(patch: Patch) -> None:
+    async def any_in(rows: Any, begin: bytes, end: bytes) -> bool:
+        return begin[:2] == UNLINKED and await original(rows, begin, end)
+
+    original = any_in_rows
+    patch.setattr(collecting, "any_in", any_in)
+
+
+def the_inode_goes_before_its_chunks(patch: Patch) -> None:
+    async def choose(context: Context, key: bytes) -> Inode | None:
+        inode = await original(context, key)
+        if inode is not None:
+            await collecting._clear(context, key, inode)
+        return inode
+
+    original = collecting._doomed
+    patch.setattr(collecting, "_doomed", choose)
+
+
+def collected_bytes_stay_in_use(patch: Patch) -> None:
+    async def clear(context: Context, key: bytes, inode: Inode) -> None:
+        if await context.rows.get(key) is not None:
+            await areas.charge(context, inode.area, inode.length, 0, checked=False)
+            await original(context, key, inode)
+
+    original = collecting._clear
+    patch.setattr(collecting, "_clear", clear)
+
+
+def chunks_are_forgotten(patch: Patch) -> None:
+    """Only those of the first chain are removed."""
+
+    async def remove_all(inode_id: int, order: Sequence[int], ports: Ports) -> None:
+        await original(inode_id, order[:1], ports)
+
+    original = cutting.remove_all
+    patch.setattr(collecting, "remove_all", remove_all)
+
+
+def unlinked_files_are_forgotten(patch: Patch) -> None:
+    original = Collector._collect
+
+    async def collect(self: Collector, ports: Ports) -> bool:
+        async def drop(context: Context) -> None:
+            page = await context.rows.get_range(UNLINKED, UNLINKED + b"\xff", limit=1)
+            for key, _ in page.items:
+                context.rows.clear(inode_key(pair_of(key)[1]))
+                context.rows.clear(key)
+
+        await ports.transact(drop)
+        return await original(self, ports)
+
+    patch.setattr(Collector, "_collect", collect)
+
+
+class Planted(NamedTuple):
+    """`within`: so many seeds find it, from the first; several times as many as it took."""
+
+    plant: Callable[[Patch], None]
+    within: int
+    rare: bool
+    """It takes too many for every day."""
+    plan: str
+    """Of the faults."""
+
+    def found(self, patch: Patch) -> str:
+        """What the simulation said of it, or nothing."""
+        self.plant(patch)
+        for seed in range(self.within):
+            try:
+                chaos(seed, plan=self.plan)
+            except AssertionError as error:
+                return f"seed {seed}: {error}"
+        return ""
+
+
+PLANTED: dict[str, Planted] = {}
+for _plant, _within, _plan in [
+    (reports_of_another_cut_are_believed, 50, "cuts"),
+    (reports_of_another_cut_are_ignored, 50, "cuts"),
+    (reservations_do_not_grow_the_file, 50, ""),
+    (leaves_what_is_over_the_quota, 50, ""),
+    (answers_before_the_chunks_are_cut, 50, "cuts"),
+    (leaves_the_last_chunk_whole, 50, "cuts"),
+    (keeps_no_answer_for_others, 50, "cuts"),
+    (takes_over_from_the_living, 300, "cuts"),
+    (takes_over_at_once, 1500, "cuts"),
+    (two_tasks_cut_at_once, 300, "cuts"),
+    (holes_make_chunks_longer, 1000, "cuts"),
+    (dead_writers_are_not_asked_for, 50, ""),
+    (reaps_before_the_last_writes_arrive, 1000, ""),
+    (locks_outlive_their_clients, 50, ""),
+    (an_unlock_takes_the_whole_lock, 50, ""),
+    (readers_do_not_stop_writers, 50, ""),
+    (collects_what_is_held, 60, "holds"),
+    (one_beat_is_enough, 80, "holds"),
+    (two_beats_are_enough, 600, "holds"),
+    (looks_at_beats_without_a_generation, 100, "holds"),
+    (collects_what_is_written, 50, ""),
+    (the_inode_goes_before_its_chunks, 400, ""),
+    (collected_bytes_stay_in_use, 50, ""),
+    (chunks_are_forgotten, 50, ""),
+    (unlinked_files_are_forgotten, 50, ""),
+]:  # fmt: skip
+    PLANTED[_plant.__name__.replace("_", " ")] = Planted(_plant, _within, _within > 120, _plan)
