@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.fs import basics, crowd, growth, incast, names, recovery, streams
+from bench.fs import basics, crowd, growth, incast, mounted, names, recovery, streams
 from bench.report import Options, Result, Suite, results_path, write_results
 
 __all__ = ["run"]
@@ -20,6 +20,7 @@ _FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
     crowd.run,
     names.run,
     streams.run,
+    mounted.run,
 )
 
 

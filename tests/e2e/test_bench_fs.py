@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench.report import Result
-from tests.support import namespaces
+from tests.support import mounting, namespaces
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -26,11 +26,14 @@ def test_every_family_of_cases_runs_beside_its_bounds(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     lines = (tmp_path / "build/bench/fs.jsonl").read_bytes().splitlines()
     results = [msgspec.json.decode(line, type=Result) for line in lines]
+    mount = [] if mounting.missing() else ["mount"]
     incast = [] if namespaces.missing() else ["incast"]
     families = list(dict.fromkeys(result.case.split("/")[0] for result in results))
-    assert families == ["read", "delay", "write", *incast, "recovery", "growth", "names", "files"]
+    assert families == ["read", "delay", "write", *incast, "recovery", "growth", "names", "files", *mount]
     for result in results:
         assert result.ours.median > 0, result
-        beside_peers = result.case.startswith(("names/", "files/")) or result.case.endswith("/memory of a chunk")
+        beside_peers = result.case.startswith(("names/", "files/", "mount/")) or result.case.endswith(
+            "/memory of a chunk"
+        )
         assert beside_peers or (result.bound is not None and result.bound.value > 0)
     assert not namespaces.missing() or namespaces.missing() in run.stdout
