@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from tests.support.posix.both import Both
+from tests.support.posix.client import ClientPlace
 from tests.support.posix.core import CorePlace
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.machine import FileMachine
@@ -17,10 +18,19 @@ from tests.support.posix.places import Place
 _tops: Final = itertools.count(1)
 
 
-def run(model: LocalPlace, subject: Place, examples: int, steps: int, *, times: bool = False) -> None:
+def run(
+    model: LocalPlace,
+    subject: Place,
+    examples: int,
+    steps: int,
+    *,
+    times: bool = False,
+    close_to_open: bool = False,
+) -> None:
     class Machine(FileMachine):
         def __init__(self) -> None:
-            super().__init__(Both(model, subject, times=times), f"/random-{next(_tops)}")
+            both = Both(model, subject, times=times)
+            super().__init__(both, f"/random-{next(_tops)}", close_to_open=close_to_open)
 
     limits = settings(max_examples=examples, stateful_step_count=steps, deadline=None, print_blob=False)
     run_state_machine_as_test(Machine, settings=limits)
@@ -46,3 +56,16 @@ def test_many(model: LocalPlace) -> None:
 def test_times(model: LocalPlace) -> None:
     """With every change of a time looked at."""
     run(model, CorePlace(), examples=20, steps=60, times=True)
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_on_a_mount(model: LocalPlace, mount: LocalPlace) -> None:
+    run(model, mount, examples=30, steps=50)
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_through_several_clients(model: LocalPlace, client: ClientPlace) -> None:
+    """What one has closed, the others find when they open it."""
+    run(model, client, examples=20, steps=50, close_to_open=True)

@@ -37,6 +37,7 @@ OPENINGS: Final = (
     os.O_NOFOLLOW,
     os.O_DIRECTORY,
 )
+PLACES: Final = {"allocate": 0, "keep": 1, "punch": 3, "zero": 16}
 BIG: Final = 1 << 20
 
 users = st.sampled_from([ROOT, ALICE, ALICE, ALICE._replace(process=1), BOB, CAROL])
@@ -44,6 +45,7 @@ names = st.sampled_from(NAMES)
 modes = st.sampled_from(MODES)
 offsets = st.sampled_from(OFFSETS)
 sizes = st.sampled_from(SIZES)
+acts = st.sampled_from(["pread", "pwrite", "pwrite", "ftruncate", "fstat", *PLACES])
 owners = st.sampled_from([-1, ALICE.uid, BOB.uid, CAROL.uid])
 groups = st.sampled_from([-1, ALICE.gid, BOB.gid, TEAM])
 times = st.sampled_from([None, NOW, 0, 5, 10**18 + 7])
@@ -67,10 +69,11 @@ flags = st.builds(
 class FileMachine(RuleBasedStateMachine):
     opened = Bundle("opened")
 
-    def __init__(self, place: Both, top: str, *, locks: bool = True) -> None:
+    def __init__(self, place: Both, top: str, *, close_to_open: bool = False) -> None:
+        """`close_to_open`: users are clients of their own, so no file stays open while another one works."""
         super().__init__()
         self._place = place
-        self._locks = locks
+        self._close_to_open = close_to_open
         place.renew(top)
         self._root = User(place, ROOT)
         self._root.mkdir(WORKING)
@@ -165,8 +168,45 @@ class FileMachine(RuleBasedStateMachine):
             return multiple()
         finally:
             self._look(path)
+        if self._close_to_open:
+            user.close(number)
+            return multiple()
         self._left[number] = user
         return user, number, how
+
+    @rule(who=users, path=paths, how=flags, acts=st.lists(st.tuples(acts, offsets, sizes), min_size=1, max_size=6))
+    def use(self, who: Any, path: str, how: int, acts: list[tuple[str, int, int]]) -> None:
+        """From open to close."""
+        if self._kind(path, follow=not how & os.O_NOFOLLOW)[0] in (stat.S_IFIFO, stat.S_IFSOCK):
+            return
+        user = User(self._place, who)
+        try:
+            number = user.open(path, how)
+        except OSError:
+            return
+        file = user, number, how
+        for act, offset, size in acts:
+            if act == "pread":
+                errno_of(user.pread, number, size, offset)
+            elif act == "pwrite" and not how & os.O_APPEND:
+                errno_of(user.pwrite, number, self._data(size), offset)
+            elif act == "ftruncate":
+                errno_of(user.ftruncate, number, offset)
+            elif act in PLACES:
+                self._allocate(file, PLACES[act], offset, size)
+            else:
+                user.fstat(number)
+        user.close(number)
+        self._look(path)
+
+    def _data(self, size: int) -> bytes:
+        self._written += 1
+        return bytes([1 + self._written % 255]) * size
+
+    def _allocate(self, file: Any, mode: int, offset: int, size: int) -> None:
+        user, number, how = file
+        if how & os.O_ACCMODE != os.O_RDONLY:
+            errno_of(user.fallocate, number, mode, offset, size)
 
     @rule(file=consumes(opened))
     def close(self, file: Any) -> None:
@@ -183,8 +223,7 @@ class FileMachine(RuleBasedStateMachine):
     @rule(file=opened, offset=offsets, size=sizes)
     def write(self, file: Any, offset: int, size: int) -> None:
         user, number, how = file
-        self._written += 1
-        data = bytes([1 + self._written % 255]) * size
+        data = self._data(size)
         if not how & os.O_APPEND:
             errno_of(user.pwrite, number, data, offset)
         elif data and how & os.O_ACCMODE != os.O_RDONLY:
@@ -200,9 +239,8 @@ class FileMachine(RuleBasedStateMachine):
 
     @rule(file=opened, mode=st.sampled_from([0, 1, 3, 16]), offset=offsets, size=sizes)
     def fallocate(self, file: Any, mode: int, offset: int, size: int) -> None:
-        user, number, how = file
-        if how & os.O_ACCMODE != os.O_RDONLY:
-            errno_of(user.fallocate, number, mode, offset, size)
+        user, number, _ = file
+        self._allocate(file, mode, offset, size)
         user.fstat(number)
 
     @rule(file=opened, mode=modes)
@@ -221,13 +259,13 @@ class FileMachine(RuleBasedStateMachine):
     @rule(file=opened, kind=st.sampled_from([fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN]))
     def flock(self, file: Any, kind: int) -> None:
         user, number, _ = file
-        if self._locks and stat.S_ISREG(user.fstat(number).mode):
+        if stat.S_ISREG(user.fstat(number).mode):
             errno_of(user.flock, number, kind | fcntl.LOCK_NB)
 
     @rule(file=opened, kind=st.sampled_from(["read", "write", "none"]), start=offsets, size=sizes)
     def lock(self, file: Any, kind: str, start: int, size: int) -> None:
         user, number, _ = file
-        if self._locks and stat.S_ISREG(user.fstat(number).mode):
+        if stat.S_ISREG(user.fstat(number).mode):
             errno_of(user.lock, number, kind, start, size)
 
     # --- comparing ---
