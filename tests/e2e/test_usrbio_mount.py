@@ -1,0 +1,77 @@
+"""A program that was written for 3FS rings runs in a mount of ours, and mount and rings see the same files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.fs_local import LocalCluster
+from tests.support.mounting import mounted, needs_fuse
+
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
+
+_PROGRAM = """
+import datetime, os, sys
+import fireflyer.fs.usrbio
+fireflyer.fs.usrbio.register()
+from multiprocessing.shared_memory import SharedMemory
+from hf3fs_fuse.io import deregister_fd, extract_mount_point, make_ioring, make_iovec, read_file, register_fd
+
+PAGE, PAGES = 65536, 32
+path = os.path.join(os.getcwd(), "directory", "pages")
+os.mkdir("directory")
+fd = os.open(path, os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, PAGE * PAGES)
+register_fd(fd)
+place = extract_mount_point(path)
+assert place == os.getcwd(), place
+os.rename(path, path + ".renamed")  # a descriptor stays what it is
+memory = SharedMemory(create=True, size=PAGE * PAGES)
+vector = make_iovec(memory, place)
+memory.unlink()
+data = os.urandom(PAGE * PAGES)
+vector[:] = data
+writes = make_ioring(place, PAGES, for_read=False, timeout=1, numa=-1)
+for number in range(PAGES):
+    writes.prepare(vector[number * PAGE:(number + 1) * PAGE], False, fd, number * PAGE)
+done = writes.submit().wait(min_results=PAGES, timeout=datetime.timedelta(seconds=60))
+assert [one.result for one in done] == [PAGE] * PAGES, done
+vector[:] = bytes(len(vector))
+reads = make_ioring(place, PAGES, for_read=True, timeout=1)
+for number in range(PAGES):
+    reads.prepare(vector[number * PAGE:(number + 1) * PAGE], True, fd, number * PAGE, userdata=number)
+done = reads.submit().wait(min_results=PAGES)
+assert sorted(one.userdata for one in done) == list(range(PAGES))
+assert bytes(vector[:]) == data
+deregister_fd(fd)
+os.close(fd)
+with open(path + ".renamed", "rb") as file:
+    assert file.read() == data
+with open("plain", "wb") as file:
+    file.write(data[:100000])
+assert bytes(read_file("plain")) == data[:100000]
+del vector, reads, writes, done
+memory.close()
+print("the same")
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    found = LocalCluster(tmp_path)
+    try:
+        found.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")
+        found.wait(found.whole)
+        yield found
+    finally:
+        found.close()
+
+
+def test_rings_and_mount_see_the_same_files(cluster: LocalCluster, tmp_path: Path) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", str(place), "--dir", str(cluster.directory)]
+    with mounted(command, str(place)) as mount:
+        assert mount.run(sys.executable, "-P", "-c", _PROGRAM) == "the same\n"
