@@ -235,6 +235,19 @@ async def _raw_requests(scene: Scene) -> None:
             meta.SetDefaults(Place(scene.directory), Defaults()),
             meta.MakeDirectory(Place(scene.directory, b"mine")),
         ]
+        # Open to all by their own modes, behind a directory that is not.
+        diary, inner = [await ada.ask(meta.Stat(Place(scene.directory, name))) for name in (b"diary", b"inner")]
+        assert isinstance(diary, meta.Found)
+        assert isinstance(inner, meta.Found)
+        attempts += [
+            meta.Stat(Place(diary.inode.id)),
+            meta.Open(Place(diary.inode.id), read),
+            meta.Open(Place(diary.inode.id), write, 4),
+            meta.Renew(diary.inode.id, int(Rights.READ), 0),
+            meta.ListDirectory(inner.inode.id),
+            meta.MakeDirectory(Place(inner.inode.id, b"mine")),
+            meta.Rename(Place(ROOT, b"common/eves"), Place(inner.inode.id, b"mine")),
+        ]
         for request in attempts:
             answer = await eve.ask(request)
             assert isinstance(answer, Refused), request

@@ -12,6 +12,7 @@ from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.renewing import renew
 from fireflyer.fs.schema.inodes import MAX_LINKS, ROOT, Defaults, Kind
 from fireflyer.fs.schema.meta import (
     Access,
@@ -23,6 +24,8 @@ from fireflyer.fs.schema.meta import (
     Link,
     ListDirectory,
     ListValues,
+    Lock,
+    LockKind,
     MakeDirectory,
     MakeNode,
     Now,
@@ -36,6 +39,7 @@ from fireflyer.fs.schema.meta import (
     RemoveValue,
     Rename,
     RenameFlag,
+    Renew,
     Request,
     SetArea,
     SetAttributes,
@@ -46,6 +50,7 @@ from fireflyer.fs.schema.meta import (
     Symlink,
     Truncate,
     ValueFlag,
+    Window,
 )
 
 ALICE, BOB, CAROL = user(1001, 1001, 500), user(1002, 1002, 500), user(1003)
@@ -490,3 +495,58 @@ def test_rows_that_cannot_be_are_told_apart_from_refusals() -> None:
                 names.stat("f")
             with pytest.raises(DataCorruption, match=key.hex()):
                 names.do(Remove(at("f")))
+
+
+def lock(inode: int) -> Request:
+    return Lock(inode, Window.RANGE, 1, LockKind.READ)
+
+
+def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
+    """They are given one after the other, so anybody can guess them."""
+    eve = Asker(7, 1002, 1002, by_path=True)
+    walked = Asker(8, 1002, 1002)
+    with Names() as names:
+        names.do(MakeDirectory(at("ada"), 0o700), MakeDirectory(at("ada/in"), 0o777), asker=ALICE)
+        names.do(MakeNode(at("ada/file"), Kind.FILE, 0o666), MakeNode(at("ada/in/f"), Kind.FILE, 0o666), asker=ALICE)
+        names.do(MakeNode(at("moved"), Kind.FILE, 0o666), MakeNode(at("linked"), Kind.FILE, 0o666), asker=ALICE)
+        names.do(Rename(at("moved"), at("ada/in/moved")), Link(at("linked"), at("ada/in/linked")), asker=ALICE)
+        directory, private = names.stat("ada/in").id, names.stat("ada").id
+        asked: list[Request] = [
+            ListDirectory(directory),
+            Stat(Place(directory)),
+            Stat(at("f", directory)),
+            Stat(at("..", directory)),
+            Remove(at("f", directory)),
+            MakeDirectory(at("new", directory)),
+            RemoveTree(at("in", private)),
+            Rename(at("f", directory), at("stolen")),
+            Rename(at("ada"), at("new", directory)),
+            Link(at("f", directory), at("stolen")),
+            SetValue(at("f", directory), b"user.x", b""),
+        ]
+        for path in ("ada/file", "ada/in/f", "ada/in/moved", "ada/in/linked"):
+            place = Place(names.stat(path).id)
+            asked += [
+                Stat(place),
+                Open(place, READ),
+                Open(place, WRITE, 1),
+                Access(place, 4),
+                GetValue(place, b"user.x"),
+            ]
+            asked += [Truncate(place, 0), Link(place, at("stolen")), lock(place.base)]
+            with pytest.raises(PermissionError):
+                names.run(lambda context, place=place: renew(Renew(place.base, 1), context), eve)
+        for request in asked:
+            assert names.errno(request, eve) == errno.EACCES, request
+        found = names.ask(StatMany((at("f", directory), Place(directory))), FoundMany, eve).inodes
+        assert found == (errno.EACCES, errno.EACCES)
+        assert names.errno(Stat(at("f", directory)), walked) == 0
+        assert names.errno(Stat(at("f", directory)), ALICE) == 0
+        names.do(SetAttributes(at("ada"), mode=0o711))
+        for request in (
+            ListDirectory(directory),
+            Stat(at("f", directory)),
+            Open(Place(names.stat("ada/file").id), READ),
+        ):
+            assert names.errno(request, eve) == 0, request
+        names.check()

@@ -131,6 +131,8 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
     """The innermost quota area that it is in: the inode of that directory; 0: none. A directory that is the head of an
     area is in it."""
     body: FileBody | DirectoryBody | SymlinkBody | DeviceBody
+    home: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """Of what is no directory: the one in which it got its last name. 0: not known."""
 
     @property
     def length(self) -> int:

@@ -48,7 +48,7 @@ class Callers:
         account = self._accounts(caller.identity)
         if account is None:
             raise PermissionDenied(f"user {caller.identity} is not known any more; ask an administrator")
-        return Asker(client, account.uid, account.gid, account.groups, unrestricted=account.uid == 0)
+        return Asker(client, account.uid, account.gid, account.groups, unrestricted=account.uid == 0, by_path=True)
 
     def named(self, caller: Caller, client: ClientId, actor: Actor) -> Asker:
         """Raises `FileError` (EPERM) where the caller may not name anybody."""

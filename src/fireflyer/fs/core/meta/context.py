@@ -53,6 +53,9 @@ class Asker:
     gid: int
     groups: tuple[int, ...] = ()
     unrestricted: bool = False
+    by_path: bool = False
+    """Names things by paths: numbers of inodes prove nothing, since they can be guessed. Trusted mounts have walked the
+    path to a number before they use it."""
 
     def has_group(self, gid: int) -> bool:
         return gid == self.gid or gid in self.groups

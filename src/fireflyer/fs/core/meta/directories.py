@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 
+from fireflyer.fs.core.meta.access import EXECUTE, require
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, InodeId
 
-__all__ = ["changed_directory", "directory_body", "is_in", "parent_of"]
+__all__ = ["changed_directory", "directory_body", "is_in", "parent_of", "require_reach"]
 
 
 def directory_body(inode: Inode) -> DirectoryBody:
@@ -20,6 +21,21 @@ def directory_body(inode: Inode) -> DirectoryBody:
 
 async def parent_of(context: Context, directory: Inode) -> Inode:
     return directory if directory.id == ROOT else await context.known(directory_body(directory).parent)
+
+
+async def require_reach(context: Context, inode: Inode) -> None:
+    """That who asks may know of an inode whose number he gives: his own, or one above which he may search everything.
+    Raises EACCES. What is above a removed directory is not looked at: he may have been there before."""
+    asker = context.asker
+    if not asker.by_path or asker.unrestricted or asker.uid == inode.uid or inode.id == ROOT:
+        return
+    above = inode.body.parent if isinstance(inode.body, DirectoryBody) else inode.home
+    while above:
+        directory = await context.inode(above)
+        if directory is None or directory.links == 0:
+            return
+        require(asker, directory, EXECUTE)
+        above = 0 if above == ROOT else directory_body(directory).parent
 
 
 async def is_in(context: Context, directory: Inode, above: InodeId) -> bool:

@@ -187,7 +187,7 @@ async def link(request: Link, context: Context) -> Found:
         raise file_error(errno.EMLINK)
     if inode.area != directory.area:
         raise file_error(errno.EXDEV, "a quota area lies between them")
-    inode = msgspec.structs.replace(inode, links=inode.links + 1, ctime_ns=context.now_ns)
+    inode = msgspec.structs.replace(inode, links=inode.links + 1, ctime_ns=context.now_ns, home=directory.id)
     context.put(inode)
     context.rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode.id, inode.kind)))
     context.put(changed_directory(directory, context.now_ns, 1, 0))
@@ -288,7 +288,8 @@ async def _make(
     area = directory.area
     if area:
         await areas.charge(context, area, 0, 1)
-    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body)
+    home = 0 if kind is Kind.DIRECTORY else directory.id
+    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body, home)
     rows = context.rows
     rows.set(inode_key(inode_id), encode_inode(inode))
     rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode_id, kind)))

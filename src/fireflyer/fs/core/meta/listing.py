@@ -6,7 +6,7 @@ import errno
 
 from fireflyer.fs.core.meta.access import EXECUTE, READ, permits, require
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import directory_body
+from fireflyer.fs.core.meta.directories import directory_body, require_reach
 from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.tables import (
     ENTRY_PREFIX_BYTES,
@@ -17,7 +17,7 @@ from fireflyer.fs.core.meta.tables import (
     inode_key,
 )
 from fireflyer.fs.schema.errors import FileError, file_error
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, Inode, InodeId, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, Inode, InodeId, Kind, SymlinkBody
 from fireflyer.fs.schema.meta import (
     Access,
     Done,
@@ -69,7 +69,9 @@ async def stat_many(request: StatMany, context: Context) -> FoundMany:
 
 async def _may_search(context: Context, directory: InodeId) -> bool:
     inode = await context.inode(directory)
-    return inode is not None and inode.kind is Kind.DIRECTORY and permits(context.asker, inode, EXECUTE)
+    if inode is None or inode.kind is not Kind.DIRECTORY or (context.asker.by_path and directory != ROOT):
+        return False  # the slow way says why, or finds it
+    return permits(context.asker, inode, EXECUTE)
 
 
 async def _errno_or_inode(context: Context, place: Place, *, follow: bool) -> Inode | int:
@@ -84,6 +86,7 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
     if directory is None:
         raise file_error(errno.ESTALE)
     body = directory_body(directory)
+    await require_reach(context, directory)
     require(context.asker, directory, READ)
     if directory.links == 0:
         raise file_error(errno.ENOENT, "the directory is removed")

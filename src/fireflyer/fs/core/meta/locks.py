@@ -20,6 +20,7 @@ from typing import Final
 from fireflyer.fs.core.meta import lock_table
 from fireflyer.fs.core.meta.access import READ, WRITE, permits
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.directories import require_reach
 from fireflyer.fs.core.meta.open_rows import (
     LOCKS_ROWS,
     WAIT_ROWS,
@@ -127,6 +128,8 @@ async def _checked(request: Lock, context: Context) -> Held:
     if inode is None:
         raise file_error(errno.ESTALE)
     asker = context.asker
+    if request.kind is not LockKind.NONE:
+        await require_reach(context, inode)
     allowed = request.kind is LockKind.NONE or permits(asker, inode, READ) or permits(asker, inode, WRITE)
     # It may have opened the file before its rights were taken.
     if not allowed and asker.client not in [client for client, _ in await writers_of(context, inode.id)]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fireflyer.fs.core.meta.access import EXECUTE, permits
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import parent_of
+from fireflyer.fs.core.meta.directories import parent_of, require_reach
 from fireflyer.fs.core.meta.tables import EntryRow, corrupt, decode_entry, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (
@@ -117,6 +117,8 @@ class Walker:
             if base == ROOT:
                 raise corrupt(inode_key(ROOT), "is missing: there is no root directory")
             raise file_error(errno.ESTALE, "the directory that the path begins at is gone")
+        if base != ROOT and self._context.asker.by_path:
+            await require_reach(self._context, inode)
         return inode
 
     async def _jump(self, directory: Inode, target: bytes) -> Inode:

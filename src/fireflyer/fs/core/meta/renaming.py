@@ -150,8 +150,8 @@ def _set(context: Context, directory: InodeId, name: bytes, inode: Inode) -> Non
 def _moved(inode: Inode, directory: InodeId, now_ns: int) -> Inode:
     body = inode.body
     if isinstance(body, DirectoryBody):
-        body = msgspec.structs.replace(body, parent=directory)
-    return msgspec.structs.replace(inode, ctime_ns=now_ns, body=body)
+        return msgspec.structs.replace(inode, ctime_ns=now_ns, body=msgspec.structs.replace(body, parent=directory))
+    return msgspec.structs.replace(inode, ctime_ns=now_ns, home=directory)
 
 
 def _directories(inode: Inode) -> int:

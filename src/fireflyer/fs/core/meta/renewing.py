@@ -12,6 +12,7 @@ import errno
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.meta.access import READ, owns, require
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.directories import require_reach
 from fireflyer.fs.core.meta.open_rows import WRITER_ROWS
 from fireflyer.fs.core.meta.tables import WRITERS, pair_key
 from fireflyer.fs.schema.errors import file_error
@@ -34,5 +35,6 @@ async def renew(request: Renew, context: Context) -> Opened:
         if row is None or request.handle not in WRITER_ROWS.decode(key, row).handles:
             raise file_error(errno.EBADF, "the file is not open for writing by this handle")
     if request.rights & Rights.READ and not owns(context.asker, inode):
+        await require_reach(context, inode)
         require(context.asker, inode, READ)
     return Opened(inode)

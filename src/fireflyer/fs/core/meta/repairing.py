@@ -66,7 +66,8 @@ def _changed(inode: Inode, to: SetInode) -> Inode:
             body.defaults,
         )
     links, area = (inode.links if to.links is None else to.links), (inode.area if to.area is None else to.area)
-    return msgspec.structs.replace(inode, links=links, area=area, body=body)
+    home = inode.home if to.parent is None else to.parent
+    return msgspec.structs.replace(inode, links=links, area=area, body=body, home=home)
 
 
 async def _adopt(each: Adopt, inode: Inode, context: Context) -> None:

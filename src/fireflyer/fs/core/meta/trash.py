@@ -102,7 +102,7 @@ async def _add(context: Context, own: Inode, name: bytes, inode: Inode, seconds:
     context.put(changed_directory(own, now_ns, 1, 1 if isinstance(body, DirectoryBody) else 0))
     if isinstance(body, DirectoryBody):
         body = msgspec.structs.replace(body, parent=own.id)
-    context.put(msgspec.structs.replace(inode, ctime_ns=now_ns, body=body))
+    context.put(msgspec.structs.replace(inode, ctime_ns=now_ns, body=body, home=own.id))
     row = TrashRow(inode.id, own.id, kept_as, asker.uid, asker.gid, asker.groups)
     context.rows.set(pair_key(TRASH, now_ns + seconds * SECOND, inode.id), TRASH_ROWS.encode(row))
 
