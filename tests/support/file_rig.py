@@ -70,6 +70,7 @@ class PlayedClient:
         self.failing: Callable[[ChunkId], FireflyerError | None] = lambda _: None
         self.held = False
         """Updates wait."""
+        self.unreadable = False
         self.reads = 0
         self._queues: dict[ChunkId, list[Callable[[], None]]] = {}
         self._given_up: set[int] = set()
@@ -104,6 +105,9 @@ class PlayedClient:
             if operation in self._given_up:
                 return
             self.reads += 1
+            if self.unreadable:
+                done(Failed("timeout", "no replica answered in time"))
+                return
             found = self.rig.store.bytes.get(key)
             if found is None:
                 done(Missing())

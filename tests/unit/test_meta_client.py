@@ -272,6 +272,30 @@ def test_what_another_client_has_cut_is_not_read_from_what_was_fetched_ahead() -
     run(test)
 
 
+def test_what_could_not_be_fetched_ahead_is_read_when_it_is_wanted() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"x" * 3_000_000, 0)
+        read = await files.open("/a")
+        played.unreadable = True
+        with pytest.raises(FileError):
+            await read.pread(0, 200_000)
+        played.unreadable = False
+        await read.pread(200_000, 200_000)
+        await read.pread(400_000, 1)
+        played.unreadable = True
+        await read.pread(400_001, 200_000)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        played.unreadable = False
+        for at in range(600_001, 2_600_000, 200_000):
+            assert await read.pread(at, 200_000) == b"x" * 200_000
+        await read.close()
+
+    run(test)
+
+
 def test_what_waits_is_not_fetched_ahead_from_below() -> None:
     async def test(rig: FileRig) -> None:
         files, _ = await rig.client()

@@ -273,19 +273,19 @@ class Body:
         end, at = offset + len(into), offset
         direct: list[tuple[Ticket[int], memoryview]] = []
         blocks: list[tuple[Block, int, int]] = []
-        while at < end:
-            block = ahead.find(at, passed) if ahead is not None else None
-            if block is not None and block.ticket is not None:
-                until = min(end, block.end)
-                blocks.append((block, at, until))
-                block.users += 1
-            else:
-                until = end if ahead is None else min(end, (at // ahead.block + 1) * ahead.block)
-                direct += self._ask(into[at - offset : until - offset], at)
-            at = until
-        if ahead is not None:
-            self._fetch(ahead, fetch)
         try:
+            while at < end:
+                block = ahead.find(at, passed) if ahead is not None else None
+                if block is not None and block.ticket is not None:
+                    until = min(end, block.end)
+                    blocks.append((block, at, until))
+                    block.users += 1
+                else:
+                    until = end if ahead is None else min(end, (at // ahead.block + 1) * ahead.block)
+                    direct += self._ask(into[at - offset : until - offset], at)
+                at = until
+            if ahead is not None:
+                self._fetch(ahead, fetch)
             for ticket, view in direct:
                 zero_behind(view, await ticket)
             for block, begin, until in blocks:
@@ -319,10 +319,12 @@ class Body:
         memory, ticket = block.memory, block.ticket
         try:
             await ticket
-        except FireflyerError:
+        except FireflyerError:  # perhaps long ago
             if ahead is not None:
                 self.opening.give_back(ahead.forget(block.begin, block.end))
-            raise
+            for other, view in self._ask(into, begin):
+                zero_behind(view, await other)
+            return
         into[:] = memory[begin - block.begin : begin - block.begin + len(into)]
 
 

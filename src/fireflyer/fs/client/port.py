@@ -86,7 +86,11 @@ class Port:
             else:
                 ticket.finish(MISSING)
 
-        operation = self._store.begin(chain, chunk, Glance(LookKind.READ, offset, len(into)), into, done)
+        try:
+            operation = self._store.begin(chain, chunk, Glance(LookKind.READ, offset, len(into)), into, done)
+        except FireflyerError as error:
+            ticket.fail(error)
+            return ticket
         ticket.on_give_up(lambda: self._store.give_up(operation))
         return ticket
 
@@ -100,7 +104,10 @@ class Port:
             else:
                 ticket.finish(None)
 
-        self._store.begin(chain, chunk, change_of(data, offset), data, done)
+        try:
+            self._store.begin(chain, chunk, change_of(data, offset), data, done)
+        except FireflyerError as error:
+            ticket.fail(error)
         return ticket
 
     def send(self) -> None:
