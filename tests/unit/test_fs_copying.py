@@ -239,6 +239,18 @@ def test_a_copy_is_nobody_elses_to_read_before_it_has_its_mode(copied: Copied) -
     assert copied.place.stat().st_mode & 0o777 == 0o600
 
 
+def test_who_may_not_give_files_away_keeps_them_without_set_user_id(copied: Copied) -> None:
+    class Mine(LocalTree):
+        def chown(self, path: str, uid: int, gid: int, follow: bool = True) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    copied.source.chmod(0o4755)
+    copied.run(Mine(), CopyOptions(mode=True, owner=True))
+    assert copied.place.stat().st_mode & 0o7777 == 0o755
+    copied.run(options=CopyOptions(mode=True, owner=True))
+    assert copied.place.stat().st_mode & 0o7777 == 0o4755
+
+
 class Watching:
     def __init__(self) -> None:
         self.failures: list[tuple[str, Exception]] = []

@@ -7,7 +7,6 @@ the target, and the same command goes on with them (`fireflyer.fs.tools.copying`
 from __future__ import annotations
 
 import errno
-import os
 import posixpath
 import stat
 import sys
@@ -29,7 +28,9 @@ __all__ = ["cp_command", "get_command", "put_command", "sync_command"]
 STDIN_BLOCK_BYTES: Final = 4 << 20
 _OPTIONS = (
     click.option("-r", "-R", "--recursive", "recursive", is_flag=True, help="Directories, with all that is in them."),
-    click.option("-p", "--preserve", is_flag=True, help="Keep permissions and times; as uid 0 owners too."),
+    click.option(
+        "-p", "--preserve", is_flag=True, help="Keep permissions and times, and owners where that is permitted."
+    ),
     click.option("-n", "--no-clobber", "keep", is_flag=True, help="Leave files alone that are there."),
     click.option("-v", "--verbose", is_flag=True, help="Say what is copied."),
     click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
@@ -119,7 +120,7 @@ def _copy(
                 options = CopyOptions(
                     mode=preserve,
                     times=preserve,
-                    owner=preserve and os.getuid() == 0,
+                    owner=preserve,
                     source_name="" if source.remote else "local:",
                 )
                 Runner(source.tree, place.tree, options, bars, workers=jobs).run(steps)

@@ -42,6 +42,7 @@ class CopyOptions(msgspec.Struct, frozen=True):
     """Keep the permission bits; else those of the target that is replaced, or of the source less the umask."""
     times: bool = False
     owner: bool = False
+    """Where that is permitted; where not, set-user-id and set-group-id are not kept either."""
     source_name: str = ""
     """Tells sources of different trees apart, for what is taken up again."""
     resume_bytes: int = RESUME_BYTES
@@ -214,10 +215,14 @@ def place_attributes(
     target: Tree, place: str, attributes: Attributes, options: CopyOptions, *, mode: int | None = None
 ) -> None:
     """`mode`: of what was there, used where the options do not say that the source's is kept."""
+    owned = True
     if options.owner:
-        target.chown(place, attributes.st_uid, attributes.st_gid, False)
+        try:
+            target.chown(place, attributes.st_uid, attributes.st_gid, False)
+        except PermissionError:
+            owned = False  # who may not give files away keeps them, and nobody acts as him by them
     if options.mode:
-        mode = stat.S_IMODE(attributes.st_mode)
+        mode = stat.S_IMODE(attributes.st_mode) & (0o7777 if owned else 0o1777)
     elif mode is None:
         mode = stat.S_IMODE(attributes.st_mode) & 0o777 & ~umask()
     target.chmod(place, mode)
