@@ -140,6 +140,8 @@ try:
     print("has it", flush=True)
 except InterruptedError:
     print("interrupted", flush=True)
+except OSError as error:
+    print(error, flush=True)
 """
 
 
@@ -216,6 +218,19 @@ def test_asked_to_end_while_a_file_is_open_it_ends_all_the_same(plain: Mount, tm
     with pytest.raises(OSError, match="not connected"):
         os.close(fd)
     assert (tmp_path / "source" / "file").read_bytes() == b"written"
+
+
+def test_asked_to_end_it_does_not_wait_for_who_waits_for_a_lock(plain: Mount) -> None:
+    path = os.path.join(plain.path, "locked")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with _waiting(path) as patient:
+        plain.process.send_signal(signal.SIGTERM)
+        assert "finished" in plain.end()
+        out, _ = patient.communicate(timeout=60)
+        assert "not connected" in out
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
 
 
 def test_many_programs_at_once(plain: Mount) -> None:

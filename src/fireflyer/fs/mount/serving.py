@@ -77,6 +77,7 @@ class Serving:
         """What they are about."""
         self._interrupted: set[int] = set()
         self._last = 0
+        self._draining = False
         self._directories: dict[int, Directory] = {}
         self._next_directory = 1
         self.ended = asyncio.Event()
@@ -90,9 +91,13 @@ class Serving:
         self._session.start(threads)
 
     async def drain(self) -> None:
-        """Until all that was asked is answered."""
+        """Until all that was asked is answered. Who waits for a lock waits no more."""
+        self._draining = True
         self._take()
         while self._tasks:
+            for number, task in self._tasks.items():
+                if self._asked[number][0] in _LOCKS:
+                    task.cancel()
             await asyncio.wait(list(self._tasks.values()))
             self._take()
 
@@ -147,6 +152,8 @@ class Serving:
         self._refuse(number, refused)
 
     def _refuse(self, number: int, error: int) -> None:
+        if error == errno.EINTR and self._draining:
+            error = errno.ENOTCONN  # no signal has come for him, so the kernel would tell him a number of its own
         try:
             self._session.reply_error(number, error)
         except ValueError:
