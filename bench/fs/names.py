@@ -56,7 +56,7 @@ def run(options: Options) -> Iterator[Result]:
     if options.selects("names/embedded"):
         yield from asyncio.run(_measure(options, "embedded", ""))
     programs = postgres_programs()
-    if options.selects("names/postgresql") and programs is not None:
+    if options.scale != "tiny" and options.selects("names/postgresql") and programs is not None:
         with running_postgres(programs, durable=True) as server:
             yield from asyncio.run(_measure(options, "postgresql", server.url()))
 

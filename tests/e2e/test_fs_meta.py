@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -75,11 +75,9 @@ class Load:
             await self.progress.wait()
 
 
-async def under_load(
-    clients: Sequence[RawClient], faults: Sequence[Callable[[], object]], load: Load | None = None
-) -> Load:
+async def under_load(clients: Sequence[RawClient], faults: Sequence[Callable[[], Awaitable[object]]]) -> Load:
     """Each fault at its share of the work."""
-    load = load or Load()
+    load = Load()
     assert isinstance(await clients[0].ask(MakeDirectory(at("d"))), Found)
     total = len(clients) * WORKERS * ROUNDS
     async with asyncio.TaskGroup() as group:
@@ -88,7 +86,7 @@ async def under_load(
                 group.create_task(load.work(client, worker))
         for at_fault, fault in enumerate(faults, 1):
             await load.reached(total * at_fault // (len(faults) + 1))
-            await asyncio.to_thread(fault)
+            await fault()
     return load
 
 
@@ -114,9 +112,9 @@ def test_the_only_service_is_killed_with_requests_in_flight_and_comes_back(tmp_p
     async def story() -> None:
         with ManagerProcess(site.manager("m1", lease_ms=2000, serve_files=True)) as manager:
 
-            def kill() -> None:
-                manager.kill()
-                manager.start()
+            async def kill() -> None:
+                manager.kill()  # in the loop, so that requests are in flight
+                await asyncio.to_thread(manager.start)
 
             async with (
                 RawClient([manager.address], [manager.address], site.service) as one,
@@ -143,13 +141,17 @@ def test_of_two_services_over_postgresql_one_is_killed_and_clients_go_on_with_th
                 for name in ("one", "two")
             ]
             addresses = [one.address for one in services]
+
+            async def kill() -> None:
+                services[0].kill()
+
             async with ManagerClient([manager.address], site.service) as asking:
                 await served_by(asking, addresses)
                 async with (
                     RawClient([manager.address], addresses, site.service) as one,
                     RawClient([manager.address], addresses, site.service) as other,
                 ):
-                    load = await under_load([one, other], [services[0].kill])
+                    load = await under_load([one, other], [kill])
                     assert one.again + other.again > 0
                     await check(other, load)
                 await served_by(asking, addresses[1:])
