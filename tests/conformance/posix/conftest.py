@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
 from tests.support.fs_local import LocalCluster
-from tests.support.mounting import missing, mounted
 from tests.support.posix.both import Both
 from tests.support.posix.client import ClientPlace
 from tests.support.posix.core import CorePlace
 from tests.support.posix.local import LocalPlace, local_place
 from tests.support.posix.places import ALICE, BOB, CAROL, ROOT, Place, User
+from tests.support.posix.real import mounted_place
 
 _tops: Final = itertools.count(1)
 
@@ -48,14 +47,8 @@ def client(cluster: LocalCluster) -> Iterator[ClientPlace]:
 
 @pytest.fixture(scope="session")
 def mount(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace]:
-    if missing():
-        pytest.skip(missing())
-    place = str(tmp_path_factory.mktemp("mount"))
-    ff = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", place]
-    with mounted([*ff, "--dir", str(cluster.directory), "--allow-other"], place) as found:
-        local = LocalPlace(found.path, "mount")
-        yield local
-        local.close()
+    with mounted_place(cluster, str(tmp_path_factory.mktemp("mount"))) as place:
+        yield place
 
 
 REAL: Final = [pytest.mark.slow, pytest.mark.serial]

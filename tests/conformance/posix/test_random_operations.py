@@ -49,7 +49,7 @@ def test_a_few(model: LocalPlace) -> None:
 
 @pytest.mark.slow
 def test_many(model: LocalPlace) -> None:
-    run(model, CorePlace(), examples=120, steps=80)
+    run(model, CorePlace(), examples=60, steps=80)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import marshal
+import mmap
 import os
 import socket
 import stat
@@ -140,6 +141,16 @@ def _get_lock(number: int, kind: str, start: int, size: int) -> tuple[str, int, 
     return None if found == fcntl.F_UNLCK else (names[found], begin, length)
 
 
+def _map_read(number: int, size: int, offset: int) -> bytes:
+    with mmap.mmap(_descriptors[number], offset + size, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        return mapped[offset : offset + size]
+
+
+def _map_write(number: int, data: bytes, offset: int) -> None:
+    with mmap.mmap(_descriptors[number], offset + len(data), mmap.MAP_SHARED) as mapped:
+        mapped[offset : offset + len(data)] = data
+
+
 def _space(path: bytes) -> int:
     return os.statvfs(path).f_namemax
 
@@ -154,6 +165,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "pread": lambda number, size, offset: os.pread(_descriptors[number], size, offset),
     "pwrite": lambda number, data, offset: os.pwrite(_descriptors[number], data, offset),
     "write": lambda number, data: os.write(_descriptors[number], data),
+    "map_read": _map_read,
+    "map_write": _map_write,
     "fstat": lambda number: _status(os.fstat(_descriptors[number])),
     "ftruncate": lambda number, size: os.ftruncate(_descriptors[number], size),
     "fallocate": _fallocate,

@@ -205,6 +205,14 @@ class User:
         """At the end, with O_APPEND; the calls here keep no other position."""
         return cast("int", self._do("write", number, data))
 
+    def map_read(self, number: int, size: int, offset: int) -> bytes:
+        """Through mapped memory; of places with a kernel."""
+        return cast("bytes", self._do("map_read", number, size, offset))
+
+    def map_write(self, number: int, data: bytes, offset: int) -> None:
+        """Into bytes that the file has."""
+        self._do("map_write", number, data, offset)
+
     def fstat(self, number: int) -> Stat:
         return self._stat("fstat", number)
 
