@@ -266,7 +266,9 @@ class MountedFiles:
     # --- directories
 
     async def open_directory(self, caller: Caller, inode: int) -> None:
-        """Each page is checked when it is asked for."""
+        """Each page is checked when it is asked for; where the kernel does not check rights, this too."""
+        if not self._trusted:
+            await self._ask(caller, meta.Access(Place(inode), 4, False))
 
     async def list_directory(self, caller: Caller, inode: int, after: bytes, *, attributes: bool) -> Listing:
         request = meta.ListDirectory(inode, after, meta.MAX_LISTED, attributes)
