@@ -61,7 +61,8 @@ class Engine(Port):
         super().__init__(ring, meta)
         self.ring = ring
         self._background = background
-        self._turn = threading.Condition(threading.Lock())
+        self._mutex = threading.Lock()
+        self._turn = threading.Condition(self._mutex)
         self._leading = False
         """A thread polls."""
         self._owner = 0
@@ -93,7 +94,7 @@ class Engine(Port):
         me = threading.get_ident()
         self._inside[me] = None
         try:
-            with self._turn:
+            with self._mutex:
                 self._owner = me
                 try:
                     return self._run(work)
@@ -146,12 +147,17 @@ class Engine(Port):
 
     def _lead(self) -> None:
         """Waits without the lock until something has come."""
-        self._leading = True
-        self._turn.release()
+        released = False
         try:
+            self._leading = True
+            try:
+                self._mutex.release()
+            finally:
+                released = True  # also where a handler of a signal raises just then
             self.ring.until_ready(_LONGEST_NS)
         finally:
-            self._turn.acquire()
+            if released:
+                self._mutex.acquire()
             self._leading = False
             self._turn.notify_all()
 
@@ -179,7 +185,7 @@ class Engine(Port):
 
     def _take_idle(self) -> None:
         self.ring.until_ready(20 * MS)
-        with self._turn:
+        with self._mutex:
             if self._stop.is_set():
                 return
             if not self.ring.under_way:
@@ -201,7 +207,7 @@ class Engine(Port):
                 self.run(self._look())
         except FireflyerError as error:
             _log.info("what was written is not looked after reason=%s", error)
-        with self._turn:  # rights that were renewed, and routing, while nothing was under way
+        with self._mutex:  # rights that were renewed, and routing, while nothing was under way
             if not self._stop.is_set():
                 self._take_for_others()
 
@@ -264,7 +270,7 @@ class Engine(Port):
 
     def close(self) -> None:
         """The ring is its owner's."""
-        with self._turn:
+        with self._mutex:
             self._stop.set()
         self._wanted.set()
         self._thread.join(_STOP_S)
