@@ -42,8 +42,10 @@ def missing() -> str:
     """What there is not, of what mounts need here."""
     if os.geteuid() != 0:
         return "only root makes mount namespaces"
-    if not os.path.exists("/dev/fuse"):
-        return "there is no /dev/fuse"
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        return f"/dev/fuse cannot be opened: {error.strerror}"
     if importlib.util.find_spec("fireflyer.native._fuse") is None:
         return "the extension of the mount was not built"
     tools = [name for name in ("unshare", "nsenter", "setpriv") if shutil.which(name) is None]
