@@ -103,6 +103,11 @@ def keeps_no_answer_for_others(patch: Patch) -> None:
     patch.setattr(cutting, "_end", end)
 
 
+def forgets_what_was_given_up(patch: Patch) -> None:
+    """That a chunk is not there is taken to mean that nothing is on its way to it."""
+    patch.setattr(RequestPorts, "doubts", lambda *_: {})
+
+
 def takes_over_from_the_living(patch: Patch) -> None:
     async def lives(*_: Any) -> bool:
         return False
@@ -295,6 +300,7 @@ for _plant, _within, _plan in [
     (answers_before_the_chunks_are_cut, 50, "cuts"),
     (leaves_the_last_chunk_whole, 50, "cuts"),
     (keeps_no_answer_for_others, 50, "cuts"),
+    (forgets_what_was_given_up, 1500, "cuts"),
     (takes_over_from_the_living, 300, "cuts"),
     (takes_over_at_once, 1500, "cuts"),
     (two_tasks_cut_at_once, 300, "cuts"),

@@ -8,7 +8,7 @@ to another service.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from tests.support.fs_meta_chunks import CHAINS, CHUNK_BYTES, ChunkClient, ChunkStore
@@ -173,6 +173,7 @@ class MetaService:
         self.world, self.name = world, name
         self.session: ClientId = 0
         self.claimed: dict[int, None] = {}
+        self.doubts: dict[int, dict[Any, Any]] = {}
         self.node = world.sim.node(name, self._boot)
 
     def crash(self) -> None:
@@ -195,7 +196,7 @@ class MetaService:
 
     def _boot(self, node: SimNode) -> None:
         self.session = self.world.open_session(self.name)
-        self.claimed = {}
+        self.claimed, self.doubts = {}, {}
         self.chunks = ChunkClient(self.world.chunks, lambda: self.session)
         node.on_message(self._hear)
         keeper = Keeper(f"{self.name}/{node.incarnation}")
@@ -326,3 +327,6 @@ class RequestPorts:
 
     def release(self, inode: int) -> None:
         self._service.claimed.pop(inode, None)
+
+    def doubts(self, inode: int) -> dict[Any, Any]:
+        return self._service.doubts.setdefault(inode, {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from typing import Any, Final
 
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import SECOND
@@ -55,6 +55,8 @@ class House:
         self.surroundings = surroundings
         self.claimed: dict[InodeId, None] = {}
         """Inodes of which a procedure of this process changes chunks."""
+        self.doubts: dict[InodeId, dict[Any, Any]] = {}
+        """Of `core.meta.cutting`: updates of chunks whose outcome is not known."""
         self._secret = secret
         self._key_ids: tuple[int, ...] = ()
         self._keys: dict[int, bytes] = {}

@@ -291,6 +291,11 @@ class RequestPorts:
 
     def release(self, inode: InodeId) -> None:
         self._house.claimed.pop(inode, None)
+        if not self._house.doubts.get(inode):
+            self._house.doubts.pop(inode, None)
+
+    def doubts(self, inode: InodeId) -> dict[Any, Any]:
+        return self._house.doubts.setdefault(inode, {})
 
 
 async def carry_out_long(house: House, asked: Asked) -> Answer:

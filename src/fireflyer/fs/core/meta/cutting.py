@@ -11,6 +11,10 @@ Its removals may come late, after a connection broke: so nobody else may end the
 removal would hit what is written afterwards. When the session is over, and has been for `settle_ns`, whoever meets the
 cut makes it his own and goes on. He changes all chunks again, which is harmless before the end.
 
+*No update is left under way at the end.* One that was given up may be done later, and the one after it too; that the
+chunk is not there, or is short, says nothing. So each update is a *doubt* from before it is sent until it was answered,
+and who goes on with the cut in the same process does what is in doubt again before all else.
+
 *Again is once*: the end keeps the answer for the client that asked, whoever ends it. A repeated request then finds its
 answer and does not cut what was written since.
 """
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -36,10 +40,12 @@ from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Opened, Refused, Truncate
 
 __all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "go_on", "measure", "remove_all"]
-__all__ += ["remove_from", "truncate"]
+__all__ += ["truncate"]
 
 REMOVED_AT_ONCE: Final = 256
 """Chunks in one call of the chunk port."""
+_Change: TypeAlias = int | tuple[int, int] | None
+"""Of a chunk: to this length; zeros at this offset, so many; it is removed."""
 CUT_PAUSE_NS: Final = 50_000_000
 """Until a cut of another service is looked at again."""
 
@@ -195,8 +201,9 @@ async def _carry_through(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
     if body is None:
         return
     order = order_of(body.layout, ports.chunks.chains(body.layout.table))
+    await _resolve(inode_id, row, ports)
     if row.kind is CutKind.TRUNCATE:
-        await _cut_off(inode_id, body, order, row.start, ports)
+        await _cut_off(inode_id, body, order, row, ports)
     else:
         await _make_hole(inode_id, body, order, row, ports)
 
@@ -206,26 +213,54 @@ async def _carry_through(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
     await ports.transact(end)
 
 
-async def _cut_off(inode_id: InodeId, body: FileBody, order: Sequence[ChainId], length: int, ports: Ports) -> None:
-    index, within = divmod(length, body.layout.chunk_bytes)
+async def _resolve(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
+    """Doubts of another cut count no more: it was ended by who took it over, when nothing of it could arrive."""
+    doubts = ports.doubts(inode_id)
+    for (of, chain, index), change in list(doubts.items()):
+        if of == row:
+            await _change(inode_id, row, [(chain, index)], change, ports)
+        else:
+            del doubts[of, chain, index]
+
+
+async def _change(
+    inode_id: InodeId, row: CutRow, chunks: Sequence[tuple[ChainId, int]], change: _Change, ports: Ports
+) -> None:  # fmt: skip
+    doubts = ports.doubts(inode_id)
+    keys = [(row, chain, index) for chain, index in chunks]
+    doubts.update(dict.fromkeys(keys, change))
+    if change is None:
+        await ports.chunks.remove(inode_id, chunks)
+    else:
+        for chain, index in chunks:
+            if isinstance(change, int):
+                await ports.chunks.truncate(inode_id, chain, index, change)
+            else:
+                await ports.chunks.write_zeros(inode_id, chain, index, *change)
+    for key in keys:
+        doubts.pop(key, None)
+
+
+async def _cut_off(inode_id: InodeId, body: FileBody, order: Sequence[ChainId], row: CutRow, ports: Ports) -> None:
+    index, within = divmod(row.start, body.layout.chunk_bytes)
     if within:
-        await _shorten(inode_id, chain_of(order, index), index, within, ports)
+        await _shorten(inode_id, row, (chain_of(order, index), index), within, ports)
     first = index + (within > 0)
-    while await remove_from(inode_id, order, first, MAX_CHUNKS, ports):
-        pass
+    while found := await _some(inode_id, order, first, MAX_CHUNKS, ports):
+        await _change(inode_id, row, found, None, ports)
 
 
-async def remove_from(inode_id: InodeId, order: Sequence[ChainId], first: int, end: int, ports: Ports) -> int:
-    """Removes chunks [first, end) of the file, at most `REMOVED_AT_ONCE`; how many. 0: there are none."""
+async def _some(
+    inode_id: InodeId, order: Sequence[ChainId], first: int, end: int, ports: Ports
+) -> Sequence[tuple[ChainId, int]]:  # fmt: skip
+    """Chunks [first, end) of the file that are there, at most `REMOVED_AT_ONCE`."""
     found: list[tuple[ChainId, int]] = []
     for chain in order:
         listed = await ports.chunks.list(chain, inode_id, first, REMOVED_AT_ONCE - len(found))
         found += [(chain, index) for index, _ in listed if index < end]
         if len(found) >= REMOVED_AT_ONCE:
             break
-    if found:
-        await ports.chunks.remove(inode_id, found)
-    return len(found)
+    return found
 
 
 async def remove_all(inode_id: InodeId, order: Sequence[ChainId], ports: Ports) -> None:
@@ -237,14 +272,15 @@ async def remove_all(inode_id: InodeId, order: Sequence[ChainId], ports: Ports) 
         if some:
             await ports.chunks.remove(inode_id, some)
         return
-    while await remove_from(inode_id, order, 0, MAX_CHUNKS, ports):
-        pass
+    while found := await _some(inode_id, order, 0, MAX_CHUNKS, ports):
+        await ports.chunks.remove(inode_id, found)
 
 
-async def _shorten(inode_id: InodeId, chain: ChainId, index: int, length: int, ports: Ports) -> None:
+async def _shorten(inode_id: InodeId, row: CutRow, chunk: tuple[ChainId, int], length: int, ports: Ports) -> None:
+    chain, index = chunk
     listed = await ports.chunks.list(chain, inode_id, index, 1)
     if listed and listed[0][0] == index and listed[0][1] > length:
-        await ports.chunks.truncate(inode_id, chain, index, length)
+        await _change(inode_id, row, [chunk], length, ports)
 
 
 async def _make_hole(
@@ -253,8 +289,8 @@ async def _make_hole(
     """Bytes of a chunk that has no more of them are zeros already: it must not become longer by this."""
     chunk_bytes = body.layout.chunk_bytes
     first, end = -(-row.start // chunk_bytes), row.end // chunk_bytes
-    while first < end and await remove_from(inode_id, order, first, end, ports):
-        pass
+    while first < end and (found := await _some(inode_id, order, first, end, ports)):
+        await _change(inode_id, row, found, None, ports)
     edges = [*pieces(body.layout, row.start, min(row.end, first * chunk_bytes) - row.start)]
     if end >= first:
         edges += pieces(body.layout, end * chunk_bytes, row.end - end * chunk_bytes)
@@ -263,7 +299,7 @@ async def _make_hole(
         listed = await ports.chunks.list(chain, inode_id, piece.chunk, 1)
         if listed and listed[0][0] == piece.chunk and listed[0][1] > piece.offset:
             size = min(piece.size, listed[0][1] - piece.offset)
-            await ports.chunks.write_zeros(inode_id, chain, piece.chunk, piece.offset, size)
+            await _change(inode_id, row, [(chain, piece.chunk)], (piece.offset, size), ports)
 
 
 async def _end(context: Context, inode_id: InodeId, row: CutRow) -> None:

@@ -8,7 +8,7 @@ The service and the simulation hand in their own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.schema.ids import ChainId, ClientId, TableId
@@ -96,3 +96,7 @@ class Ports(Protocol):
         False: somebody does."""
 
     def release(self, inode: InodeId) -> None: ...
+
+    def doubts(self, inode: InodeId) -> dict[Any, Any]:
+        """What `cutting` remembers in this process of updates of the inode's chunks whose outcome it does not know. The
+        same dictionary each time."""
