@@ -142,8 +142,10 @@ class RpcClient:
 
     async def close(self) -> None:
         """Calls in flight raise `Aborted`."""
+        ending = self._lost.done()
         self._lose(Aborted(f"the client of {self.address} was closed"))
-        self._receiver.cancel()
+        if not ending:  # else it closes the stream, for a second at most: cancelled there, it would take the rest along
+            self._receiver.cancel()
         await asyncio.wait([self._receiver])
         await self._stream.close()
 
