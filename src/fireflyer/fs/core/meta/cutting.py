@@ -86,6 +86,8 @@ async def allocate(request: Allocate, context: Context) -> Found:
         raise file_error(errno.EFBIG)
     await _undisturbed(context, inode)
     if request.mode is AllocateMode.KEEP_SIZE:
+        inode = _stamped(unprivileged(context, inode), context.now_ns)
+        context.put(inode)
         return Found(inode)
     if request.mode is AllocateMode.DEFAULT:
         return Found(await _extended(context, inode, max(end, body.length)))
