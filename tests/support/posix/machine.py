@@ -259,14 +259,23 @@ class FileMachine(RuleBasedStateMachine):
     @rule(file=opened, kind=st.sampled_from([fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN]))
     def flock(self, file: Any, kind: int) -> None:
         user, number, _ = file
-        if stat.S_ISREG(user.fstat(number).mode):
+        if self._may_lock(file):
             errno_of(user.flock, number, kind | fcntl.LOCK_NB)
 
     @rule(file=opened, kind=st.sampled_from(["read", "write", "none"]), start=offsets, size=sizes)
     def lock(self, file: Any, kind: str, start: int, size: int) -> None:
         user, number, _ = file
-        if stat.S_ISREG(user.fstat(number).mode):
+        if self._may_lock(file):
             errno_of(user.lock, number, kind, start, size)
+
+    def _may_lock(self, file: Any) -> bool:
+        """The service does not know of who only reads, so it asks whether he may: also of a file that was opened
+        before that was taken from him, or made with no rights. Linux asks nobody."""
+        user, number, how = file
+        found, who = user.fstat(number), user.who
+        shift = 6 if who.uid == found.uid else 3 if found.gid in (who.gid, *who.groups) else 0
+        may = who.uid == 0 or found.mode >> shift & 6 or how & os.O_ACCMODE != os.O_RDONLY
+        return stat.S_ISREG(found.mode) and bool(may)
 
     # --- comparing ---
 
