@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -82,6 +83,19 @@ def test_a_cache_of_pages_as_inference_servers_keep_it(mount: str, io: Any) -> N
     gc.collect()
     written.close()
     read.close()
+
+
+def test_what_was_given_back_is_kept_by_nobody_while_the_ring_waits_for_more(mount: str, fd: int) -> None:
+    class Page: ...
+
+    ring, page = usrbio.make_ioring(mount, 4), Page()
+    kept = weakref.ref(page)
+    memory = bytearray(PAGE)
+    ring.prepare(memory, True, fd, 0, userdata=page)
+    del page
+    assert [one.result for one in ring.submit().wait(min_results=1)] == [PAGE]
+    assert kept() is None
+    memory.clear()  # BufferError while there is a view of it
 
 
 def test_the_end_of_a_file_gives_fewer_bytes_and_errors_are_numbers_below_zero(mount: str, fd: int) -> None:

@@ -90,6 +90,7 @@ class _Work:
             batch = None  # the memory is the caller's again before he hears of it
             with self.changed:
                 self.over += results
+                results = []  # or this thread would keep what the caller has been given back, until the next batch
                 self.changed.notify_all()
 
     def _next(self) -> list[_Operation] | None:
