@@ -358,6 +358,22 @@ async def test_an_answer_that_is_told_again_has_a_capability_too() -> None:
             assert right.first_file == opened.inode.id
 
 
+@on_loop
+async def test_under_the_number_of_another_request_nobody_gets_more_than_that_one_was_granted() -> None:
+    """Opening for nothing is allowed to anybody; its stored answer is no way to the right to read."""
+    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
+        await two_users(rig)
+        closed = expect(await rig.ask(7, Open(at("closed"), CREATE, 2, 0o600), user("ada")), Opened).inode
+        theirs = Open(Place(closed.id), OpenFlag.READ | OpenFlag.WRITE, 3)
+        assert expect(await rig.ask(8, theirs, user("eve")), Refused).errno == errno.EACCES
+        for number, request in ((40, theirs), (41, Open(at("closed"), OpenFlag.READ | OpenFlag.WRITE, 3))):
+            nothing = expect(await rig.ask(8, Open(at("closed"), OpenFlag.CREATE), user("eve"), number=number), Opened)
+            assert not nothing.rights
+            again = expect(await rig.ask(8, request, user("eve"), number=number), Opened)
+            assert not again.capability
+            assert not again.rights
+
+
 # --- what takes several transactions ---
 
 

@@ -31,9 +31,21 @@ from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.fs.schema.data import MAX_CAPABILITY_BYTES
 from fireflyer.fs.schema.ids import ClientId
 
-__all__ = ["MAX_FILES", "MAX_LIFETIME_S", "MAX_SKEW_S", "Capability", "Rights", "derive_key", "sign", "verify"]
+__all__ = [
+    "LIFETIME_S",
+    "MAX_FILES",
+    "MAX_LIFETIME_S",
+    "MAX_SKEW_S",
+    "Capability",
+    "Rights",
+    "derive_key",
+    "sign",
+    "verify",
+]
 
 MAX_LIFETIME_S: Final = 3600
+LIFETIME_S: Final = 900
+"""Of those that are given out."""
 MAX_SKEW_S: Final = 60
 """Between the clocks of two services."""
 MAX_FILES: Final = 65536

@@ -485,12 +485,14 @@ class Space(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """`capability`: for the storage nodes, to be presented before the first read or write (see `schema.sessions`);
-    empty for clients with the node secret, which need none."""
+    empty for clients with the node secret, which need none, and where the answer comes again after `expires_unix_s`."""
 
     inode: Inode
     created: bool = False
     capability: bytes = b""
     expires_unix_s: _U63 = 0
+    rights: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    """What was granted, as in `core.capability`, until `expires_unix_s`."""
 
 
 class Reserved(msgspec.Struct, frozen=True, array_like=True, tag=11):

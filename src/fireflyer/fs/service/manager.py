@@ -24,7 +24,7 @@ from typing import Final
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ASK, META
-from fireflyer.fs.core.capability import Capability, derive_key, sign
+from fireflyer.fs.core.capability import LIFETIME_S, Capability, derive_key, sign
 from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
 from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.manager import (
@@ -69,8 +69,6 @@ from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
 __all__ = ["MAX_WAITING", "check_role", "run_manager"]
 
 _log = logging.getLogger(__name__)
-CAPABILITY_S: Final = 900
-"""How long a capability is good for."""
 MAX_CONNECTIONS: Final = 16384
 """One of each client and storage process."""
 MAX_WAITING: Final = 4096
@@ -258,7 +256,7 @@ class _Service:
         key_ids = self._manager.key_ids
         if not isinstance(kept, SessionKept) or not key_ids:
             return kept if not isinstance(kept, SessionKept) else NotPrimary("")
-        expires_s = int(time.time()) + CAPABILITY_S
+        expires_s = int(time.time()) + LIFETIME_S
         capability = Capability(
             key_ids[0], user, request.client, request.first_file, request.last_file, request.rights, expires_s
         )

@@ -22,11 +22,13 @@ import asyncio
 import errno
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final
 
+import msgspec
+
 from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageError
-from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.meta import holds, namespace
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.keeping import Keeper
@@ -46,8 +48,6 @@ from fireflyer.fs.schema.meta import (
     Lock,
     Open,
     Opened,
-    OpenFlag,
-    Renew,
     StatMany,
 )
 from fireflyer.fs.service.meta_callers import Callers
@@ -292,21 +292,15 @@ class MetaService:
         return answer
 
     def _with_capability(self, asked: Asked, opened: Opened) -> Answer:
-        request = asked.request
-        if type(request) is Renew:
-            rights = request.rights
-        elif type(request) is Open:
-            rights = Rights.READ if request.flags & (OpenFlag.READ | OpenFlag.EXECUTE) else Rights(0)
-            rights |= Rights.WRITE if request.flags & OpenFlag.WRITE else Rights(0)
-        else:
-            rights = Rights(0)
-        if not rights:
+        """By what was granted when it was done, and for as long: the answer may be a stored one, to another request
+        under the same number."""
+        if not opened.rights or opened.expires_unix_s <= time.time():
             return opened
         try:
-            token, expires_s = self._house.capability(asked.user, asked.asker.client, opened.inode.id, rights)
+            token = self._house.capability(asked.user, asked.asker.client, opened)
         except FireflyerError as error:
             return refusal(error)
-        return Opened(opened.inode, opened.created, token, expires_s)
+        return msgspec.structs.replace(opened, capability=token)
 
     def _go_on(self, asked: Asked, tell: Callable[[Answer], None]) -> None:
         """By a procedure. The same request once more hears what the first one hears."""

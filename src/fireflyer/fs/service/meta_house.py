@@ -17,6 +17,7 @@ from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Conte
 from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow, decode_row
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.schema.meta import Opened
 from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.meta_ids import Ids
 from fireflyer.fs.service.meta_lanes import Foresee, Lanes, Reads
@@ -24,10 +25,8 @@ from fireflyer.fs.service.meta_surroundings import ChunkSession, Surroundings
 from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine, Reader
 
-__all__ = ["CAPABILITY_S", "House"]
+__all__ = ["House"]
 
-CAPABILITY_S: Final = 900
-"""How long a capability is good for."""
 DEFAULT_T_NS: Final = 6 * SECOND
 """Before the manager has written down what T is."""
 
@@ -113,16 +112,16 @@ class House:
             None if state is None else decode_row(STATE_KEY, state, StateRow),
         )
 
-    def capability(self, user: str, client: ClientId, inode: InodeId, rights: int) -> tuple[bytes, int]:
-        """Signed, and the Unix time of its end. Raises `Busy` before the first key is known."""
+    def capability(self, user: str, client: ClientId, opened: Opened) -> bytes:
+        """Signed. Raises `Busy` before the first key is known."""
         if not self._key_ids:
             raise Busy("no key for capabilities is known yet; ask again later")
         key_id = self._key_ids[0]
         key = self._keys.get(key_id)
         if key is None:
             key = self._keys[key_id] = derive_key(self._secret.reveal(), key_id)
-        expires_s = int(time.time()) + CAPABILITY_S
-        return sign(Capability(key_id, user, client, inode, inode, rights, expires_s), key), expires_s
+        file = opened.inode.id
+        return sign(Capability(key_id, user, client, file, file, opened.rights, opened.expires_unix_s), key)
 
     # --- waiting for an inode ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from fireflyer.base.errors import DataCorruption, InvariantViolation
+from fireflyer.base.errors import Busy, DataCorruption
 from fireflyer.fs.schema.inodes import ROOT, InodeId
 from fireflyer.kvstore import Engine, Transaction
 
@@ -30,7 +30,7 @@ class Ids:
         return self._end - self._next + sum(end - first for first, end in self._reserve)
 
     async def prepare(self, works: int) -> None:
-        """So many requests may be carried out then."""
+        """So many requests may be carried out then, unless others take the ids first."""
         while self.left < (works + 1) * PER_WORK:
             async with self._lock:
                 if self.left < (works + 1) * PER_WORK:
@@ -38,10 +38,11 @@ class Ids:
                     self._reserve.append((first, first + BATCH))
 
     def take(self) -> InodeId:
-        """Also for work that is dropped: then it is nobody's."""
+        """Also for work that is dropped: then it is nobody's. Raises `Busy`: the request is to come again."""
         if self._next == self._end:
             if not self._reserve:
-                raise InvariantViolation("a request took more ids than were prepared for it")
+                # Lanes that run at the same time, and attempts after a conflict, take what others were promised.
+                raise Busy("the numbers for new inodes are used up for a moment; ask again")
             self._next, self._end = self._reserve.pop(0)
         self._next += 1
         return self._next - 1

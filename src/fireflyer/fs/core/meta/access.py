@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 from typing import Final
 
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.capability import LIFETIME_S, Rights
 from fireflyer.fs.core.meta.context import Asker
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Inode, Kind
+from fireflyer.fs.schema.meta import Opened, OpenFlag
 
 __all__ = ["EXECUTE", "GROUP_EXECUTE", "READ", "SET_GID", "SET_UID", "STICKY", "WRITE", "may_remove", "owns", "permits"]
-__all__ += ["require", "require_removal"]
+__all__ += ["granted", "require", "require_removal"]
 
 READ: Final = 4
 WRITE: Final = 2
@@ -42,6 +45,14 @@ def require(asker: Asker, inode: Inode, mask: int) -> None:
     """Raises EACCES."""
     if not permits(asker, inode, mask):
         raise file_error(errno.EACCES)
+
+
+def granted(inode: Inode, flags: int, now_ns: int, *, created: bool = False) -> Opened:
+    """The answer to an `Open` with these flags. It is stored with the rights that were looked at, and for how long they
+    count: whoever signs the capability goes by that, whatever is asked under the same number later."""
+    rights = Rights.READ if flags & (OpenFlag.READ | OpenFlag.EXECUTE) else Rights(0)
+    rights |= Rights.WRITE if flags & OpenFlag.WRITE else Rights(0)
+    return Opened(inode, created, expires_unix_s=now_ns // SECOND + LIFETIME_S, rights=int(rights))
 
 
 def owns(asker: Asker, inode: Inode) -> bool:

@@ -28,6 +28,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from fireflyer.fs.core.meta import areas, replies
+from fireflyer.fs.core.meta.access import granted
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.layout import MAX_CHUNKS, chain_of, max_bytes, order_of, pieces
 from fireflyer.fs.core.meta.lengths import Measured, file_of, grown, start_cut, unprivileged, writer_of
@@ -37,7 +38,7 @@ from fireflyer.fs.core.meta.tables import number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ChainId, ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId, Kind
-from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Opened, Refused, Truncate
+from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Refused, Truncate
 
 __all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "go_on", "measure", "remove_all"]
 __all__ += ["truncate"]
@@ -324,5 +325,5 @@ async def _end(context: Context, inode_id: InodeId, row: CutRow) -> None:
         inode = _stamped(inode, context.now_ns)
     context.put(inode)
     if row.client and row.number:
-        answer: Answer = Opened(inode) if row.opens else Found(inode)
+        answer: Answer = granted(inode, row.opens, context.now_ns) if row.opens else Found(inode)
         replies.keep(context.rows, row.client, row.number, refused or answer)

@@ -91,7 +91,7 @@ async def opened(request: Open, context: Context, inode: Inode, *, created: bool
         _add_handle(context, inode.id, request.handle, dict(writers).get(context.asker.client))
     if cuts:
         row = CutRow(
-            CutKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=True
+            CutKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=request.flags
         )  # fmt: skip
         return start_cut(context, unprivileged(context, inode), row)
     if truncates:

@@ -24,7 +24,7 @@ from fireflyer.fs.core.meta import (
     trees,
     values,
 )
-from fireflyer.fs.core.meta.access import WRITE, require
+from fireflyer.fs.core.meta.access import WRITE, granted, require
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.entries import make_root
 from fireflyer.fs.core.meta.paths import find
@@ -52,7 +52,7 @@ async def _open(request: Open, context: Context) -> Opened:
     inode, created = await entries.open_place(request, context)
     if inode.kind is Kind.FILE and request.flags & _CHANGES:
         inode = await lengths.opened(request, context, inode, created=created)
-    return Opened(inode, created)
+    return granted(inode, request.flags, context.now_ns, created=created)
 
 
 async def _truncate(request: Truncate, context: Context) -> Found:

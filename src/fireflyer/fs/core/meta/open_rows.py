@@ -99,8 +99,8 @@ class CutRow(msgspec.Struct, frozen=True, array_like=True):
     client: ClientId
     """Who asked, and the number of the request; 0: nobody waits for it."""
     number: _U63
-    opens: bool = False
-    """It was an `Open`."""
+    opens: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    """It was an `Open`: its flags. 0: it was not."""
 
 
 class UnlinkedRow(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 
-from fireflyer.fs.core.capability import Rights
+from fireflyer.base.units import SECOND
+from fireflyer.fs.core.capability import LIFETIME_S, Rights
 from fireflyer.fs.core.meta.access import READ, owns, require
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.directories import require_reach
@@ -37,4 +38,4 @@ async def renew(request: Renew, context: Context) -> Opened:
     if request.rights & Rights.READ and not owns(context.asker, inode):
         await require_reach(context, inode)
         require(context.asker, inode, READ)
-    return Opened(inode)
+    return Opened(inode, expires_unix_s=context.now_ns // SECOND + LIFETIME_S, rights=request.rights)
