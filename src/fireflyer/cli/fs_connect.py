@@ -24,7 +24,6 @@ DEFAULT_DIRECTORY: Final = "fs"
 ENDED_S: Final = 1.0
 """For an answer of a cluster whose `ff fs up` is not there: its managers may still be, run by hand."""
 T = TypeVar("T")
-_F = TypeVar("_F", bound=Callable[..., object])
 
 
 class Where:
@@ -37,7 +36,7 @@ class Where:
         self.directory = directory
 
 
-def where_options(function: _F) -> _F:
+def where_options(function: Callable[..., object]) -> Callable[..., object]:
     """`--dir`, or `--manager` with `--token-file` or `--secret-file`; the command gets them as `where`."""
 
     @functools.wraps(function)
@@ -51,14 +50,21 @@ def where_options(function: _F) -> _F:
     ) -> object:
         return function(*args, where=_find(directory, managers, token_file, secret_file), **options)
 
+    return cluster_options(
+        call, where_help="Of a cluster that `ff fs up` made.  [default: ./fs]", who_help="needed with --manager"
+    )
+
+
+def cluster_options(function: Callable[..., object], *, where_help: str, who_help: str) -> Callable[..., object]:
+    """The options themselves: `directory`, `managers`, `token_file`, `secret_file`."""
     for option in (
         click.option("--secret-file", metavar="FILE", help="Node secret, instead of a token."),
-        click.option("--token-file", metavar="FILE", help="A user's token; needed with --manager."),
+        click.option("--token-file", metavar="FILE", help=f"A user's token; {who_help}."),
         click.option("--manager", "managers", metavar="HOST:PORT", multiple=True, help="A manager of the cluster."),
-        click.option("--dir", "directory", metavar="DIR", help="Of a cluster that `ff fs up` made.  [default: ./fs]"),
+        click.option("--dir", "directory", metavar="DIR", help=where_help),
     ):
-        call = option(call)
-    return call  # type: ignore[return-value]
+        function = option(function)
+    return function
 
 
 def _find(directory: str | None, managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:

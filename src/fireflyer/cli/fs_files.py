@@ -13,19 +13,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY, Where, local
+from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY, Where, cluster_options, local
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
+    from fireflyer.fs.client.file_system import FileSystem
     from fireflyer.fs.client.ring import Ring
     from fireflyer.fs.tools.plans import Step
-    from fireflyer.fs.tools.trees import Tree
 
 __all__ = ["TARGET_VARIABLE", "Bars", "Place", "Places", "clean", "files_options", "jobs_option", "reason", "say"]
 
@@ -34,7 +34,6 @@ DEFAULT_JOBS: Final = 8
 MAX_JOBS: Final = 256
 SETTINGS: Final = {"help_option_names": ["--help"]}
 """Of commands whose -h is "human-readable"."""
-_F = TypeVar("_F", bound=Callable[..., object])
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -65,7 +64,7 @@ class Places:
     ) -> None:
         self._directory, self._managers = directory, managers
         self._token_file, self._secret_file = token_file, secret_file
-        self._trees: dict[str, Any] = {}
+        self._trees: dict[str, FileSystem] = {}
         self._lock = threading.Lock()
         self.bars: Bars | None = None
         self.failures = 0
@@ -105,12 +104,12 @@ class Places:
 
         return self.remote(text) if text.startswith(SCHEME) else self.local(text)
 
-    def _tree(self, target: str) -> Tree:
+    def _tree(self, target: str) -> FileSystem:
         target = target or self._default()
         tree = self._trees.get(target)
         if tree is None:
             tree = self._trees[target] = connect(self._where(target))
-        return tree  # type: ignore[no-any-return]
+        return tree
 
     def _default(self) -> str:
         if self._managers and self._directory is not None:
@@ -173,7 +172,7 @@ class Places:
         return 1 if self.failures else 0
 
 
-def connect(where: Where) -> Any:
+def connect(where: Where) -> FileSystem:
     """The blocking file system of a cluster."""
     from fireflyer.fs import connect as connect_files
 
@@ -182,7 +181,7 @@ def connect(where: Where) -> Any:
     return connect_files(f"ff://{','.join(where.managers)}", credential=where.credential)
 
 
-def files_options(function: _F) -> _F:
+def files_options(function: Callable[..., object]) -> Callable[..., object]:
     """Which cluster; the command gets it as `places`, and returns its exit code or None for that of `places`."""
 
     @functools.wraps(function)
@@ -198,16 +197,11 @@ def files_options(function: _F) -> _F:
             code = function(*args, places=places, **options)
             return places.code if code is None else code
 
-    for option in (
-        click.option("--secret-file", metavar="FILE", help="Node secret, instead of a token."),
-        click.option("--token-file", metavar="FILE", help="A user's token; needed with --manager and ff://HOST:PORT."),
-        click.option("--manager", "managers", metavar="HOST:PORT", multiple=True, help="A manager of the cluster."),
-        click.option(
-            "--dir", "directory", metavar="DIR", help=f"Of `ff fs up`.  [default: ${TARGET_VARIABLE}, or ./fs]"
-        ),
-    ):
-        call = option(call)
-    return call  # type: ignore[return-value]
+    return cluster_options(
+        call,
+        where_help=f"Of `ff fs up`.  [default: ${TARGET_VARIABLE}, or ./fs]",
+        who_help="needed with --manager and ff://HOST:PORT",
+    )
 
 
 jobs_option = click.option(

@@ -11,7 +11,7 @@ import posixpath
 import stat
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 import click
 
@@ -21,6 +21,7 @@ from fireflyer.cli.fs_files import Bars, Place, Places, files_options, jobs_opti
 from fireflyer.cli.fs_files_change import into
 
 if TYPE_CHECKING:
+    from fireflyer.fs.tools.plans import Step
     from fireflyer.fs.tools.trees import Attributes
 
 __all__ = ["cp_command", "get_command", "put_command", "sync_command"]
@@ -38,6 +39,15 @@ _OPTIONS = (
 )
 
 
+class _Flags(TypedDict):
+    recursive: bool
+    preserve: bool
+    keep: bool
+    verbose: bool
+    quiet: bool
+    jobs: int
+
+
 def _copy_options(function: Callable[..., object]) -> Callable[..., object]:
     for option in reversed(_OPTIONS):
         function = option(function)
@@ -48,32 +58,32 @@ def _copy_options(function: Callable[..., object]) -> Callable[..., object]:
 @click.argument("paths", metavar="SOURCE... TARGET", nargs=-1, required=True)
 @_copy_options
 @files_options
-def cp_command(*, paths: tuple[str, ...], places: Places, **options: bool | int) -> None:
+def cp_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flags]) -> None:
     """Copy SOURCE to TARGET, or into TARGET where that is a directory; both in clusters. The bytes go through this
     machine."""
-    _copy(places, paths, places.remote, places.remote, "Copying", **options)  # type: ignore[arg-type]
+    _copy(places, paths, places.remote, places.remote, "Copying", **flags)
 
 
 @click.command("put", short_help="Copy from this machine into the cluster.")
 @click.argument("paths", metavar="LOCAL... TARGET", nargs=-1, required=True)
 @_copy_options
 @files_options
-def put_command(*, paths: tuple[str, ...], places: Places, **options: bool | int) -> None:
+def put_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flags]) -> None:
     """Copy files of this machine to TARGET in the cluster, or into it where it is a directory. LOCAL - is standard
     input."""
     if len(paths) == 2 and paths[0] == "-":
         _from_stdin(places.remote(paths[1]))
         return
-    _copy(places, paths, places.local, places.remote, "Putting", **options)  # type: ignore[arg-type]
+    _copy(places, paths, places.local, places.remote, "Putting", **flags)
 
 
 @click.command("get", short_help="Copy from the cluster to this machine.")
 @click.argument("paths", metavar="SOURCE... LOCAL", nargs=-1, required=True)
 @_copy_options
 @files_options
-def get_command(*, paths: tuple[str, ...], places: Places, **options: bool | int) -> None:
+def get_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flags]) -> None:
     """Copy SOURCE to LOCAL on this machine, or into it where it is a directory. For standard output: `cat`."""
-    _copy(places, paths, places.remote, places.local, "Getting", **options)  # type: ignore[arg-type]
+    _copy(places, paths, places.remote, places.local, "Getting", **flags)
 
 
 def _copy(
@@ -91,7 +101,7 @@ def _copy(
     jobs: int,
 ) -> None:
     from fireflyer.fs.tools.copying import CopyOptions
-    from fireflyer.fs.tools.plans import CopyFile, CopyLink, Step, plan_copy
+    from fireflyer.fs.tools.plans import CopyFile, CopyLink, plan_copy
     from fireflyer.fs.tools.running import Runner
 
     if len(paths) < 2:
@@ -126,9 +136,9 @@ def _copy(
                 Runner(source.tree, place.tree, options, bars, workers=jobs).run(steps)
 
 
-def _there(place: Place, step: object) -> bool:
+def _there(place: Place, step: Step) -> bool:
     try:
-        place.tree.stat(step.place, False)  # type: ignore[attr-defined]
+        place.tree.stat(step.place, False)
     except OSError:
         return False
     return True

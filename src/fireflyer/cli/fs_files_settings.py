@@ -14,6 +14,7 @@ from fireflyer.cli.fs_files import Places, files_options, say
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
+    from fireflyer.fs.client.file_system import FileSystem
     from fireflyer.fs.schema.inodes import Defaults
     from fireflyer.fs.schema.meta import Area
 
@@ -59,14 +60,13 @@ def quota_command(
             say(f"{path}: {_quota_text(place.tree.set_area(place.path, **limits))}")
 
 
-def _area(tree: object, path: str) -> Area | None:
+def _area(tree: FileSystem, path: str) -> Area | None:
     try:
-        found: Area = tree.get_area(path)  # type: ignore[attr-defined]
+        return tree.get_area(path)
     except OSError as error:
         if error.errno != errno.ENODATA:
             raise
         return None
-    return found
 
 
 def _quota_text(area: Area) -> str:

@@ -78,7 +78,7 @@ async def _all(works: Iterable[Awaitable[T]]) -> Sequence[T]:
     for one in outcomes:
         if isinstance(one, BaseException):
             raise one
-    return outcomes  # type: ignore[return-value]
+    return [one for one in outcomes if not isinstance(one, BaseException)]
 
 
 async def open_chunks(managers: Sequence[str], credential: Credential) -> ClientChunks:

@@ -26,10 +26,9 @@ MAX_ROUNDS: Final = 20
 """Of mending. Each finds what hung on what the last one mended."""
 SHOWN: Final = 20
 T = TypeVar("T")
-_F = TypeVar("_F", bound=Callable[..., object])
 
 
-def store_options(function: _F) -> _F:
+def store_options(function: Callable[..., object]) -> Callable[..., object]:
     """`--dir` or `--store`; the command gets the URL as `store` and holds the lock of a local cluster while it runs."""
 
     @functools.wraps(function)
@@ -37,12 +36,13 @@ def store_options(function: _F) -> _F:
         with _found(directory, store) as url:
             return function(*args, store=url, **options)
 
+    command: Callable[..., object] = call
     for option in (
         click.option("--store", metavar="URL", help="embedded:/absolute/path or postgresql://user@host/database."),
         click.option("--dir", "directory", metavar="DIR", help="Of a cluster that `ff fs up` made.  [default: ./fs]"),
     ):
-        call = option(call)
-    return call  # type: ignore[return-value]
+        command = option(command)
+    return command
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ event loop, `client.engine.Engine` for threads."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Protocol
@@ -41,7 +42,7 @@ class _Store(Protocol):
     def forget(self, right: Right) -> None: ...
 
 
-class Port:
+class Port(abc.ABC):
     """Tickets are for one driver, which `wait` belongs to."""
 
     def __init__(self, store: _Store, meta: MetaClient) -> None:
@@ -49,24 +50,27 @@ class Port:
         self._store = store
         self._chains: dict[TableId, tuple[ChainId, ...]] = {}
 
+    @abc.abstractmethod
     def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
-        raise NotImplementedError
+        """Until it is over."""
 
     def call(self, request: Request, actor: Actor | None = None) -> Ticket[Answer]:
         """As `MetaClient.call`."""
         return self.ticket_of(self.meta.call(request, actor=actor))
 
+    @abc.abstractmethod
     def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
         """Of work in the loop of the meta client."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def renew(
         self, right: Right, expires_unix_s: int, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]
     ) -> None:
-        raise NotImplementedError
+        """From now on, by asking anew before it expires."""
 
+    @abc.abstractmethod
     def drop(self, right: Right) -> None:
-        raise NotImplementedError
+        """It is not wanted any more."""
 
     def chains(self, table: TableId) -> tuple[ChainId, ...]:
         """Raises `NotFound`."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.meta.layout import chain_of, end_at, order_of
 from fireflyer.fs.schema.chunks import Listed
 from fireflyer.fs.schema.ids import ChainId
@@ -70,7 +71,8 @@ class Names:
     def directory(self, path: str, inode: Inode, entries: Sequence[Name], *, steady: bool = True) -> None:
         """`path`: as it is to be shown. Not `steady`: it changed while it was listed, so nothing is counted by it."""
         body = inode.body
-        assert isinstance(body, DirectoryBody)  # noqa: S101
+        if not isinstance(body, DirectoryBody):
+            raise InvariantViolation(f"inode {inode.id} is no directory, and was listed as one")
         below = sum(one.inode.kind is Kind.DIRECTORY for one in entries)
         if not steady:
             self._unsure.update(one.inode.id for one in entries)
@@ -115,7 +117,8 @@ def wrong_chunks(
 ) -> list[Fault]:
     """`chains`: of the layout's table, in its order. `there`: chunks of the file by the chain that they are on."""
     body = inode.body
-    assert isinstance(body, FileBody)  # noqa: S101
+    if not isinstance(body, FileBody):
+        raise InvariantViolation(f"inode {inode.id} is no file, and its chunks were compared")
     order, found = order_of(body.layout, chains), []
     for chain, chunks in there.items():
         for one in chunks:
