@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 # Everything that the build and the tests need of the system; the one list.
-SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3
+SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3 rsync sqlite3
 
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt) \
@@ -57,8 +57,9 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 
 test-slow: setup  ## Longer campaigns: wider simulations, sanitizers, many kills
 	scripts/native-tests
-	$(BIN)/pytest -q -n $(WORKERS) -m "slow and not serial and not campaign and not gpu" --timeout 900
-	$(BIN)/pytest -q -m "slow and serial and not campaign and not gpu" --timeout 900
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "slow and not serial and not campaign and not gpu" --timeout 900
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "slow and serial and patient and not campaign and not gpu" --timeout 900
+	$(BIN)/pytest -q -m "slow and serial and not patient and not campaign and not gpu" --timeout 900
 
 test-campaigns: setup  ## What takes many minutes more: wide simulations, every small table beside an integer programming solver
 	FIREFLYER_TEST_EXAMPLES=new $(BIN)/pytest -q -n $(WORKERS) -m "not slow and not serial and not gpu" tests/property

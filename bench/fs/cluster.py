@@ -36,7 +36,7 @@ from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret, new_secret, save_secret
 
-__all__ = ["CLUSTER", "Cluster", "Process", "all_serve", "running", "spread", "target_directory"]
+__all__ = ["CLUSTER", "Cluster", "Process", "all_serve", "processor_s", "running", "spread", "target_directory"]
 
 CLUSTER: Final = "bench"
 LIMIT_S: Final = 120.0
@@ -160,7 +160,7 @@ class Cluster:
 
     def processor_s(self) -> float:
         """What the storage processes have used so far."""
-        return sum(_processor_s(process.pid) for process in self.nodes.values())
+        return sum(processor_s(process.pid) for process in self.nodes.values())
 
     async def end(self) -> None:
         with contextlib.suppress(AttributeError):
@@ -202,7 +202,8 @@ def all_serve(status: Status) -> bool:
     return all(one.state is TargetState.SERVING for chain in status.chains for one in chain.members)
 
 
-def _processor_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
+    """That a process has used so far; 0 of one that is gone."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

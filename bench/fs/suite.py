@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.fs import basics, crowd, growth, incast, mounted, names, recovery, streams
+from bench.fs import basics, crowd, growth, incast, loading, many_names, mounted, names, recovery, streams
 from bench.report import Options, Result, Suite, results_path, write_results
 
 __all__ = ["run"]
@@ -19,7 +19,9 @@ _FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
     growth.run,
     crowd.run,
     names.run,
+    many_names.run,
     streams.run,
+    loading.run,
     mounted.run,
 )
 

@@ -45,8 +45,8 @@ def since(began: tuple[float, float], storage_s: Callable[[], float], done: int,
 
 
 def keep_reading(ring: Ring, memory: Memory, choose: Callable[[Slots], Reads], duration_s: float) -> tuple[int, float]:
-    """How many reads were done in how many seconds, one under way for each row of `memory`. `choose` says what to read
-    into rows; when it returns, each row has what it chose last."""
+    """How many reads were done in how many seconds, one under way for each row of `memory`, and some were: it
+    goes on until then. `choose` says what to read into rows; when it returns, each row has what it chose last."""
     depth, size_bytes = memory.shape
     slot_of = np.zeros(_TAGS, dtype=np.int64)
     first = 0
@@ -61,7 +61,7 @@ def keep_reading(ring: Ring, memory: Memory, choose: Callable[[Slots], Reads], d
 
     prepare(np.arange(depth))
     began_s, count = time.perf_counter(), 0
-    while (elapsed_s := time.perf_counter() - began_s) < duration_s:
+    while (elapsed_s := time.perf_counter() - began_s) < duration_s or not count:
         over = ring.wait(max(1, depth // 2))
         if len(over.errors) or (over.counts != size_bytes).any():
             raise DataCorruption(f"reads came back with {over.errors or over.counts}")
@@ -135,7 +135,7 @@ class Chunks:
         """Chunk i of the file becomes `contents[i]`; returns how many were done."""
         ring, begun, ended = self._ring, 0, 0
         while True:
-            more = begun < count if count is not None else time.perf_counter() < until_s
+            more = begun < count if count is not None else not begun or time.perf_counter() < until_s
             while more and begun - ended < depth:
                 index = begun % self._count
                 ring.prepare_write(

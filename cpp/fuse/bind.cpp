@@ -250,6 +250,8 @@ NB_MODULE(_fuse, m) {
       .def_prop_ro("event_fd", [](ff::FuseSession& self) { return self.events().descriptor(); })
       .def("start", &ff::FuseSession::start, nb::arg("threads"), Released())
       .def("take", &take, nb::arg("limit"))
+      .def(
+          "is_open", [](ff::FuseSession& self, std::uint64_t number) { return self.peek(number).has_value(); }, nb::arg("number"))
       .def("forget_attributes", &ff::FuseSession::forget_attributes, nb::arg("inode"), Released())
       .def("forget_pages", &ff::FuseSession::forget_pages, nb::arg("inode"), Released())
       .def(
@@ -262,7 +264,13 @@ NB_MODULE(_fuse, m) {
           nb::arg("parent"), nb::arg("name"))
       .def("stats", &stats)
       .def("stop", &ff::FuseSession::stop, Released())
-      .def("close", &ff::FuseSession::close, Released());
+      .def("close", [](ff::FuseSession& self) {
+        {
+          const nb::gil_scoped_release released;
+          self.end();
+        }
+        self.close();  // answers are given under the lock of the interpreter, so none is under way
+      });
   bind_answers(session);
   m.def("detach", &detach, nb::arg("directory"), nb::kw_only(), nb::arg("lazy") = false);
 }

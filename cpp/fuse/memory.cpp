@@ -10,6 +10,8 @@ constexpr std::size_t block_bytes = std::size_t{1} << 20, page_bytes = 4096;
 constexpr std::size_t least_block_bytes = block_bytes / 16;  // smaller ones are allocated for what they are
 constexpr std::size_t most_spare = 32;
 
+bool is_pooled(std::size_t size) { return size >= least_block_bytes && size <= block_bytes; }
+
 std::byte* allocate(std::size_t size) {
   void* const made = std::aligned_alloc(page_bytes, (size + page_bytes - 1) / page_bytes * page_bytes);
   if (made == nullptr) throw std::bad_alloc();
@@ -25,7 +27,7 @@ MemoryPool::~MemoryPool() {
 
 void MemoryPool::wait_for_room(std::size_t size) {
   std::unique_lock lock(mutex_);
-  room_.wait(lock, [&] { return ended_ || out_bytes_ == 0 || out_bytes_ + size <= limit_bytes_; });
+  room_.wait(lock, [&] { return has_room(size); });
   out_bytes_ += size;
 }
 
@@ -34,10 +36,26 @@ void MemoryPool::left(std::size_t size) {
   room_.notify_all();
 }
 
+std::size_t MemoryPool::cost_of(std::size_t size) { return is_pooled(size) ? block_bytes : size; }
+
 Memory MemoryPool::take(std::size_t size) {
-  const bool pooled = size >= least_block_bytes && size <= block_bytes;
-  const std::size_t taken = pooled ? block_bytes : size;
-  wait_for_room(taken);
+  wait_for_room(cost_of(size));
+  return taken(size);
+}
+
+std::optional<Memory> MemoryPool::try_take(std::size_t size) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!has_room(cost_of(size))) return std::nullopt;
+    out_bytes_ += cost_of(size);
+  }
+  return taken(size);
+}
+
+// Its room is counted already.
+Memory MemoryPool::taken(std::size_t size) {
+  const bool pooled = is_pooled(size);
+  const std::size_t taken = cost_of(size);
   std::byte* block = nullptr;
   if (pooled) {
     const std::lock_guard lock(mutex_);
@@ -45,10 +63,13 @@ Memory MemoryPool::take(std::size_t size) {
   }
   if (block == nullptr) block = allocate(taken > 0 ? taken : 1);
   const auto give_back = [pool = shared_from_this(), pooled, taken](std::byte* gone) {
-    const std::lock_guard lock(pool->mutex_);
-    pool->left(taken);
-    if (pooled && pool->spare_blocks_.size() < most_spare) pool->spare_blocks_.push_back(gone);
-    else std::free(gone);
+    {
+      const std::lock_guard lock(pool->mutex_);
+      pool->left(taken);
+      if (pooled && pool->spare_blocks_.size() < most_spare) pool->spare_blocks_.push_back(gone);
+      else std::free(gone);
+    }
+    pool->tell_room();
   };
   return {std::shared_ptr<std::byte>(block, give_back), block, size};
 }
@@ -57,10 +78,23 @@ Memory MemoryPool::adopt(void* buffer, std::byte* data, std::size_t size) {
   wait_for_room(block_bytes);
   const auto give_back = [pool = shared_from_this()](std::byte* gone) {
     pool->give_buffer(gone);
-    const std::lock_guard lock(pool->mutex_);
-    pool->left(block_bytes);
+    {
+      const std::lock_guard lock(pool->mutex_);
+      pool->left(block_bytes);
+    }
+    pool->tell_room();
   };
   return {std::shared_ptr<std::byte>(static_cast<std::byte*>(buffer), give_back), data, size};
+}
+
+void MemoryPool::on_room(std::function<void()> call) {
+  const std::unique_lock lock(tell_mutex_);
+  tell_ = std::move(call);
+}
+
+void MemoryPool::tell_room() {
+  const std::shared_lock lock(tell_mutex_);
+  if (tell_) tell_();
 }
 
 void* MemoryPool::request_buffer() {

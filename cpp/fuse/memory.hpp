@@ -3,8 +3,11 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <shared_mutex>
 #include <vector>
 
 namespace ff {
@@ -25,6 +28,11 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
 
   // Waits while more than the limit is out, but for whoever comes when nothing is.
   Memory take(std::size_t size);
+  // The same without waiting, when there is room.
+  std::optional<Memory> try_take(std::size_t size);
+  // Called whenever there is more room, by whoever gave memory back; it gives none back itself. When this returns, what
+  // was to be called before is not called any more.
+  void on_room(std::function<void()> call);
   // A buffer that libfuse received a request into: `request_buffer` gives it again. `data` lies within it.
   Memory adopt(void* buffer, std::byte* data, std::size_t size);
   void* request_buffer();  // nullptr: none is spare
@@ -32,9 +40,15 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   void end();  // nobody waits any more
 
  private:
+  bool has_room(std::size_t size) const { return ended_ || out_bytes_ == 0 || out_bytes_ + size <= limit_bytes_; }
   void wait_for_room(std::size_t size);
   void left(std::size_t size);
+  void tell_room();
+  static std::size_t cost_of(std::size_t size);
+  Memory taken(std::size_t size);
 
+  std::shared_mutex tell_mutex_;
+  std::function<void()> tell_;
   const std::size_t limit_bytes_;
   std::mutex mutex_;
   std::condition_variable room_;

@@ -19,7 +19,13 @@ FuseSession& of(fuse_req_t request) { return *static_cast<FuseSession*>(fuse_req
 std::uint64_t handle_of(const fuse_file_info* file) { return file == nullptr ? 0 : file->fh; }
 std::uint64_t number(std::uint64_t value) { return value; }
 std::int64_t signed_number(std::int64_t value) { return value; }
-std::int64_t nanoseconds(const timespec& time) { return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+// Times that 64 bits of nanoseconds cannot say (before 1677, behind 2262) become the nearest that they can.
+std::int64_t nanoseconds(const timespec& time) {
+  constexpr std::int64_t second_ns = 1'000'000'000, most_seconds = INT64_MAX / second_ns - 1;
+  if (time.tv_sec > most_seconds) return most_seconds * second_ns;
+  if (time.tv_sec < -most_seconds) return -most_seconds * second_ns;
+  return std::int64_t{time.tv_sec} * second_ns + time.tv_nsec;
+}
 // Owners of locks are 63 bits wide for those that keep them.
 std::uint64_t owner_of(std::uint64_t given) { return given & ~(std::uint64_t{1} << 63); }
 
@@ -122,7 +128,7 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
     fuse_reply_buf(request, reinterpret_cast<const char*>(memory.data), static_cast<std::size_t>(count));
     return;
   }
-  look(request, "read", inode, {number(file->fh), number(static_cast<std::uint64_t>(offset)), session.pool().take(size)}, size, file->fh);
+  session.ask_to_read({request, inode, file->fh, static_cast<std::uint64_t>(offset), size});
 }
 
 void write(fuse_req_t request, fuse_ino_t inode, const char* data, std::size_t size, off_t offset, fuse_file_info* file) {
@@ -163,7 +169,7 @@ void fallocate(fuse_req_t request, fuse_ino_t inode, int mode, off_t offset, off
 
 void opendir(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) { of(request).ask(request, "opendir", inode, {}); }
 void list(fuse_req_t request, const char* kind, fuse_ino_t inode, std::size_t size, off_t offset, const fuse_file_info* file) {
-  look(request, kind, inode, {number(file->fh), number(static_cast<std::uint64_t>(offset))}, size, file->fh);
+  look(request, kind, inode, {number(file->fh), number(static_cast<std::uint64_t>(offset)), number(size)}, size, file->fh);
 }
 void readdir(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info* file) {
   list(request, "readdir", inode, size, offset, file);

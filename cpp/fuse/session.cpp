@@ -1,5 +1,6 @@
 #include "session.hpp"
 
+#include <chrono>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
@@ -16,10 +17,14 @@
 namespace ff {
 namespace {
 
-constexpr std::size_t max_staged_bytes = std::size_t{256} << 20;
+// Of reads under way; others wait in a queue. The kernel has no more than `max_background` of them.
+constexpr std::size_t max_read_bytes = std::size_t{48} << 20;
+// Of writes that were received. Whoever receives waits then, so it is more than files that do not go on should fill.
+constexpr std::size_t max_written_bytes = std::size_t{1} << 30;
 constexpr std::size_t least_adopted_bytes = std::size_t{128} << 10;  // less is copied
 constexpr std::size_t least_sent_bytes = std::size_t{64} << 10;   // by a thread of its own
 constexpr int answering_threads = 2;
+constexpr std::chrono::seconds forget_wait{2};
 constexpr int wake_signal = SIGURG;  // ignored where nobody handles it: a late one does no harm
 
 std::mutex log_mutex;
@@ -104,7 +109,8 @@ LocalFile::~LocalFile() { ::close(fd_); }
 
 // ---------------------------------------------------------------------------------------------- life
 
-FuseSession::FuseSession(const std::string& directory, const std::vector<std::string>& options) : pool_(std::make_shared<MemoryPool>(max_staged_bytes)) {
+FuseSession::FuseSession(const std::string& directory, const std::vector<std::string>& options)
+    : pool_(std::make_shared<MemoryPool>(max_read_bytes)), incoming_(std::make_shared<MemoryPool>(max_written_bytes)) {
   prepare_wake();
   fuse_set_log_func(&remember);
   take_last_words("");
@@ -117,6 +123,7 @@ FuseSession::FuseSession(const std::string& directory, const std::vector<std::st
   if (session_ == nullptr) throw std::runtime_error(take_last_words("libfuse makes no session"));
   if (fuse_session_mount(session_, directory.c_str()) == 0) {
     ::fcntl(fuse_session_fd(session_), F_SETFD, FD_CLOEXEC);
+    pool_->on_room([this] { ask_waiting_reads(); });
     return;
   }
   fuse_session_destroy(session_);
@@ -139,7 +146,7 @@ void FuseSession::work() {
   Receiving mine;
   receiving = &mine;
   while (!fuse_session_exited(session_)) {
-    if (mine.buffer.mem == nullptr) mine.buffer.mem = pool_->request_buffer();
+    if (mine.buffer.mem == nullptr) mine.buffer.mem = incoming_->request_buffer();
     const int received = fuse_session_receive_buf(session_, &mine.buffer);
     if (received == -EINTR) continue;
     if (received <= 0) break;
@@ -155,9 +162,10 @@ void FuseSession::work() {
 }
 
 void FuseSession::stop() {
-  if (closed_) return;
+  if (ended_all_) return;
   fuse_session_exit(session_);
   pool_->end();
+  incoming_->end();
   std::unique_lock lock(threads_mutex_);
   while (running_ > 0) {
     for (std::thread& thread : threads_) pthread_kill(thread.native_handle(), wake_signal);
@@ -168,23 +176,35 @@ void FuseSession::stop() {
   threads_.clear();
 }
 
-void FuseSession::close() {
-  if (closed_) return;
+void FuseSession::end() {
+  if (ended_all_) return;
   stop();
-  closed_ = true;
+  ended_all_ = true;
   {
     const std::lock_guard lock(answers_mutex_);
     answers_end_ = true;
     answers_wait_.notify_all();
   }
   for (std::thread& thread : answering_) thread.join();
-  fuse_session_unmount(session_);
+  pool_->on_room(nullptr);
+  for (const Read& read : reads_) fuse_reply_err(read.request, ENOTCONN);
+  reads_.clear();
   std::unordered_map<std::uint64_t, Asked> open;
   {
     const std::lock_guard lock(asked_mutex_);
     open.swap(asked_);
   }
   for (auto& [number, asked] : open) fuse_reply_err(asked.request, ENOTCONN);
+  fuse_session_unmount(session_);
+}
+
+void FuseSession::close() {
+  if (closed_) return;
+  end();
+  closed_ = true;
+  // Who makes the kernel forget pages may wait for it as long as there is this process: then its end frees the session.
+  const std::unique_lock lock(life_mutex_, forget_wait);
+  if (!lock.owns_lock()) return;
   fuse_session_destroy(session_);
   session_ = nullptr;
 }
@@ -243,6 +263,36 @@ void FuseSession::ask(fuse_req_t request, const char* kind, std::uint64_t inode,
   events_.put(std::move(event));
 }
 
+void FuseSession::ask_to_read(const Read& read) {
+  std::optional<Memory> memory;
+  {
+    const std::lock_guard lock(reads_mutex_);
+    if (reads_.empty()) memory = pool_->try_take(read.size);
+    if (!memory) reads_.push_back(read);
+  }
+  if (memory) ask_with(read, std::move(*memory));
+  else ask_waiting_reads();  // something may have been given back meanwhile
+}
+
+void FuseSession::ask_waiting_reads() {
+  const std::lock_guard lock(reads_mutex_);
+  while (!reads_.empty()) {
+    const Read read = reads_.front();
+    std::optional<Memory> memory = pool_->try_take(read.size);
+    if (!memory) return;
+    reads_.pop_front();
+    ask_with(read, std::move(*memory));
+  }
+}
+
+void FuseSession::ask_with(const Read& read, Memory memory) {
+  std::vector<FuseArgument> arguments;
+  arguments.emplace_back(read.handle);
+  arguments.emplace_back(read.offset);
+  arguments.emplace_back(std::move(memory));
+  ask(read.request, "read", read.inode, std::move(arguments), read.size, read.handle, true);
+}
+
 FuseSession::Asked FuseSession::answer(std::uint64_t number) {
   const std::lock_guard lock(asked_mutex_);
   const auto found = asked_.find(number);
@@ -260,8 +310,8 @@ std::optional<FuseSession::Asked> FuseSession::peek(std::uint64_t number) {
 
 Memory FuseSession::received(const char* data, std::size_t size) {
   std::byte* const from = reinterpret_cast<std::byte*>(const_cast<char*>(data));
-  if (size >= least_adopted_bytes && receiving != nullptr) return pool_->adopt(std::exchange(receiving->buffer.mem, nullptr), from, size);
-  Memory copy = pool_->take(size);
+  if (size >= least_adopted_bytes && receiving != nullptr) return incoming_->adopt(std::exchange(receiving->buffer.mem, nullptr), from, size);
+  Memory copy = incoming_->take(size);
   std::memcpy(copy.data, from, size);
   return copy;
 }
@@ -288,14 +338,17 @@ void FuseSession::drop(std::uint64_t handle) {
 }
 
 void FuseSession::forget_attributes(std::uint64_t inode) {
+  const std::shared_lock lock(life_mutex_);
   if (!closed_) fuse_lowlevel_notify_inval_inode(session_, inode, -1, 0);
 }
 
 void FuseSession::forget_pages(std::uint64_t inode) {
+  const std::shared_lock lock(life_mutex_);
   if (!closed_) fuse_lowlevel_notify_inval_inode(session_, inode, 0, 0);
 }
 
 void FuseSession::forget_entry(std::uint64_t parent, const std::string& name) {
+  const std::shared_lock lock(life_mutex_);
   if (!closed_) fuse_lowlevel_notify_inval_entry(session_, parent, name.c_str(), name.size());
 }
 

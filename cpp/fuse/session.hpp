@@ -91,10 +91,13 @@ class FuseSession {
   // No more requests are received; those that were can still be answered. Whoever asks meanwhile waits.
   void stop();
   // Stops, unmounts it if that was not done, and answers what is open with an error. Idempotent.
+  void end();
+  // Ends it, if that was not done. Nobody may be answering. Idempotent.
   void close();
 
   FuseEvents& events() { return events_; }
   FuseCounts& counts() { return counts_; }
+  // For what is read.
   MemoryPool& pool() { return *pool_; }
 
   struct Asked {
@@ -115,6 +118,13 @@ class FuseSession {
   // --- called by the threads of the session
   void ask(fuse_req_t request, const char* kind, std::uint64_t inode, std::vector<FuseArgument> arguments, std::size_t size = 0, std::uint64_t handle = 0,
            bool interruptible = false);
+  struct Read {
+    fuse_req_t request;
+    std::uint64_t inode, handle, offset;
+    std::size_t size;
+  };
+  // When there is memory for it; whoever receives does not wait for that.
+  void ask_to_read(const Read& read);
   std::shared_ptr<LocalFile> local(std::uint64_t handle);
   void drop(std::uint64_t handle);
   Memory received(const char* data, std::size_t size);
@@ -122,13 +132,17 @@ class FuseSession {
  private:
   void work();
   void answer_with_data();
+  void ask_waiting_reads();
+  void ask_with(const Read& read, Memory memory);
   static void interrupted(fuse_req_t request, void* given);
 
-  std::shared_ptr<MemoryPool> pool_;
+  std::shared_ptr<MemoryPool> pool_, incoming_;
   FuseEvents events_;
   FuseCounts counts_;
   fuse_session* session_ = nullptr;
-  bool closed_ = false;
+  bool ended_all_ = false;
+  std::shared_timed_mutex life_mutex_;  // held shared by who tells the kernel to forget
+  std::atomic<bool> closed_ = false;
 
   std::mutex threads_mutex_;
   std::condition_variable ended_;
@@ -138,6 +152,9 @@ class FuseSession {
   std::mutex asked_mutex_;
   std::uint64_t next_ = 1;
   std::unordered_map<std::uint64_t, Asked> asked_;
+
+  std::mutex reads_mutex_;
+  std::deque<Read> reads_;  // that wait for memory, in their order
 
   struct Answer {
     fuse_req_t request;

@@ -465,6 +465,40 @@ void many_records_are_found_in_order() {
   }
 }
 
+// Every third chunk stays, the others come and go in two threads; pages tell what stays once, in order.
+void pages_tell_what_stays_once() {
+  ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
+  constexpr std::uint32_t chunks = 600, rounds = 20;
+  const auto id = [](std::uint32_t i) { return ChunkId{1 + i / 200, i % 200}; };
+  ff::Ticket ticket = 0;
+  for (std::uint32_t i = 0; i < chunks; i += 3) engine.stage(id(i), update(UpdateKind::remove, 1, 0, {}), ticket);
+  std::atomic<std::uint32_t> left = 2;
+  std::vector<std::thread> all;
+  for (std::uint32_t first = 1; first < 3; ++first)
+    all.emplace_back([&, first] {
+      ff::Ticket mine = 0;
+      for (std::uint64_t round = 1; round <= rounds; ++round) {
+        for (std::uint32_t i = first; i < chunks; i += 3) engine.stage(id(i), update(UpdateKind::remove, 1, 0, {}), mine);
+        for (std::uint32_t i = first; i < chunks; i += 3) engine.drop(id(i), {1, 1});
+      }
+      --left;
+    });
+  do {
+    std::vector<ChunkId> told;
+    ChunkId from{};
+    for (bool more = true; more;) {
+      const auto page = engine.list(from, {UINT64_MAX, UINT32_MAX}, 7);
+      for (const auto& [chunk, stat] : page) told.push_back(chunk);
+      more = page.size() == 7;
+      if (more) from = {told.back().file, told.back().index + 1};
+    }
+    CHECK(std::is_sorted(told.begin(), told.end()) && std::adjacent_find(told.begin(), told.end()) == told.end());
+    for (std::uint32_t i = 0; i < chunks; i += 3) CHECK(std::binary_search(told.begin(), told.end(), id(i)));
+  } while (left > 0);
+  for (auto& thread : all) thread.join();
+  CHECK(engine.list({}, {UINT64_MAX, UINT32_MAX}, SIZE_MAX).size() == chunks / 3);
+}
+
 // What is read for a look at the disk does not stay in memory, and what was there is not pushed out.
 void looks_at_the_disk_leave_memory_alone() {
   std::string path = (std::filesystem::temp_directory_path() / "ff-disk-XXXXXX").string();
@@ -510,5 +544,6 @@ int main() {
   damage_is_found();
   another_content_of_the_block_is_damage();
   many_records_are_found_in_order();
+  pages_tell_what_stays_once();
   threads();
 }

@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.timeout(400)
 def test_every_family_of_cases_runs_beside_its_bounds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "fs", "--tiny"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -29,10 +30,10 @@ def test_every_family_of_cases_runs_beside_its_bounds(tmp_path: Path) -> None:
     mount = [] if mounting.missing() else ["mount"]
     incast = [] if namespaces.missing() else ["incast"]
     families = list(dict.fromkeys(result.case.split("/")[0] for result in results))
-    assert families == ["read", "delay", "write", *incast, "recovery", "growth", "names", "files", *mount]
+    assert families == ["read", "delay", "write", *incast, "recovery", "growth", "names", "files", "loading", *mount]
     for result in results:
         assert result.ours.median > 0, result
-        beside_peers = result.case.startswith(("names/", "files/", "mount/")) or result.case.endswith(
+        beside_peers = result.case.startswith(("names/", "files/", "loading/")) or result.case.endswith(
             "/memory of a chunk"
         )
         assert beside_peers or (result.bound is not None and result.bound.value > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import io
 import os
 import random
@@ -28,7 +29,7 @@ from fireflyer.fs.client.files import Files
 from fireflyer.fs.schema.inodes import Defaults
 from fireflyer.fs.schema.meta import LockKind
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,20 @@ def test_batches_go_straight_into_arrays(fs: FileSystem) -> None:
         assert bytes(buffers[2]) == content[-4:].tobytes() + bytes(6)
 
 
+def test_a_writer_whose_last_reference_goes_in_the_middle_of_another_call_writes_all(fs: FileSystem) -> None:
+    for mode in ("wb", "ab"):
+        held = [fs.open("/left", mode)]
+        held[0].write(b"0123456789")
+
+        async def work(held: list[Any] = held) -> None:
+            held.clear()
+            gc.collect()
+
+        fs.run(work())
+    with fs.open("/left") as file:
+        assert file.read() == b"0123456789" * 2
+
+
 def test_many_threads_use_one_client(fs: FileSystem) -> None:
     def one(number: int) -> None:
         chance, path = random.Random(number), f"/thread{number}"
@@ -196,7 +211,7 @@ def test_a_forked_child_may_not_use_it(fs: FileSystem) -> None:
 
 def test_both_faces_have_the_same_names() -> None:
     coroutines = {name for name in vars(Files) if not name.startswith("_")}
-    assert coroutines - {"start", "known", "set_attributes", "truncate_at", "open_at"} <= set(vars(FileSystem))
+    assert coroutines - {"start", "known", "told", "set_attributes", "truncate_at", "open_at"} <= set(vars(FileSystem))
 
 
 def test_a_user_with_a_token_may_do_what_his_rights_say(fs: FileSystem, local: LocalCluster) -> None:

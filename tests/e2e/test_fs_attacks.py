@@ -7,12 +7,16 @@ inodes, handles, sessions, requests, chunks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +24,9 @@ import pytest
 from tests.support.data_connection import DataConnection
 from tests.support.fs_local import LocalCluster
 from tests.support.fs_meta_clients import RawClient
+from tests.support.mounting import mounted, needs_fuse
+from tests.support.posix.local import LocalPlace
+from tests.support.posix.places import NOW, Identity, User, errno_of
 
 import fireflyer.fs
 from fireflyer.base.errors import FireflyerError, PermissionDenied
@@ -31,7 +38,7 @@ from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.meta.layout import order_of
 from fireflyer.fs.schema import data, meta
-from fireflyer.fs.schema.chunks import Change, Look, LookKind, Operation, Refusal, Update
+from fireflyer.fs.schema.chunks import Change, Found, Look, LookKind, Operation, Refusal, Update
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody
@@ -40,13 +47,14 @@ from fireflyer.fs.schema.sessions import GetCapability
 from fireflyer.identity import NodeCredential
 from fireflyer.identity.handshake import Credential, UserCredential
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ADA, EVE = 1001, 1002
 SECRET_TEXT = b"what only Ada knows"
 HERS = 7001
 """The handle that Ada has open."""
 REFUSALS = (errno.EACCES, errno.EPERM)
+_NOTES = "/ada-public/notes"
 FOUND, DENIED = 1, 6
 """Of reads of chunks."""
 
@@ -106,7 +114,12 @@ def scene(cluster: LocalCluster) -> Scene:
             root.chown(path, ADA, ADA)
     with fireflyer.fs.connect(where, token=tokens["ada"], options=FileOptions(umask=0)) as ada:
         ada.mkdir("/ada/inner", 0o777)
-        for path, mode in (("/ada/diary", 0o666), ("/ada-public/notes", 0o600), ("/common/hers", 0o600)):
+        for path, mode in (
+            ("/ada/diary", 0o666),
+            ("/ada-public/notes", 0o600),
+            ("/ada-public/readable", 0o644),
+            ("/common/hers", 0o600),
+        ):
             with ada.open(path, "wb", permissions=mode) as file:
                 file.write(SECRET_TEXT)
         ada.setxattr("/ada-public/notes", "user.mood", b"well")
@@ -119,7 +132,15 @@ def unharmed(scene: Scene) -> Iterator[None]:
     """After each attempt all is as before."""
 
     def state(ada: FileSystem) -> list[Any]:
-        paths = ("/ada", "/ada/inner", "/ada/diary", "/ada-public", "/ada-public/notes", "/common/hers")
+        paths = (
+            "/ada",
+            "/ada/inner",
+            "/ada/diary",
+            "/ada-public",
+            "/ada-public/notes",
+            "/ada-public/readable",
+            "/common/hers",
+        )
         found: list[Any] = []
         for path in paths:
             status = ada.stat(path)
@@ -182,6 +203,72 @@ def test_through_the_library(scene: Scene) -> None:
         with pytest.raises(PermissionError):
             eve.open("/common/trick", "rb")
         eve.unlink("/common/trick")
+
+
+@needs_fuse
+@pytest.mark.parametrize("trusted", [True, False], ids=["that is trusted", "with her token"])
+def test_through_a_mount(scene: Scene, tmp_path: Path, trusted: bool) -> None:
+    """Of the machine, as herself; or of her own, where all act as she does."""
+    place, token = tmp_path / "mount", tmp_path / "token"
+    place.mkdir()
+    token.write_text(scene.tokens["eve"])
+    token.chmod(0o600)
+    how = ["--dir", str(scene.cluster.directory), "--allow-other"]
+    if not trusted:
+        how = ["--manager", scene.managers[0], "--token-file", str(token)]
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", str(place), *how]
+    with mounted(command, str(place)) as mount, contextlib.closing(LocalPlace(mount.path)) as calls:
+        eve = User(calls, Identity(EVE, EVE) if trusted else Identity(0, 0))
+        notes, diary = "/ada-public/notes", "/ada/diary"
+        attempts: list[Callable[[], object]] = [
+            lambda: eve.listdir("/ada"),
+            lambda: eve.scandir("/ada"),
+            lambda: eve.stat(diary),
+            lambda: eve.stat("/ada/none"),
+            lambda: eve.open(diary),
+            lambda: eve.open(diary, os.O_WRONLY),
+            lambda: eve.open("/ada/new", os.O_WRONLY | os.O_CREAT),
+            lambda: eve.open(notes),
+            lambda: eve.open(notes, os.O_RDWR),
+            lambda: eve.open(notes, os.O_RDONLY | os.O_TRUNC),
+            lambda: eve.truncate(notes, 0),
+            lambda: eve.truncate(diary, 0),
+            lambda: eve.chmod(notes, 0o777),
+            lambda: eve.chmod("/ada", 0o777),
+            lambda: eve.chown(notes, EVE, EVE),
+            lambda: eve.utimens(notes, 1, 2),
+            lambda: eve.utimens(notes, NOW, NOW),
+            lambda: eve.getxattr(notes, "user.mood"),
+            lambda: eve.setxattr(notes, "user.mood", b"bad"),
+            lambda: eve.removexattr(notes, "user.mood"),
+            lambda: eve.access(notes, os.R_OK),
+            lambda: eve.access(diary, os.F_OK),
+            lambda: eve.unlink(notes),
+            lambda: eve.unlink(diary),
+            lambda: eve.unlink("/common/hers"),
+            lambda: eve.rmdir("/ada/inner"),
+            lambda: eve.rename(notes, "/common/mine"),
+            lambda: eve.rename("/common/hers", "/common/mine"),
+            lambda: eve.rename("/ada", "/common/ada"),
+            lambda: eve.mkdir("/ada-public/mine"),
+            lambda: eve.mkdir("/ada/inner/mine"),
+            lambda: eve.symlink("x", "/ada-public/link"),
+            lambda: eve.link(diary, "/common/diary"),
+            lambda: eve.mknod("/ada-public/fifo", stat.S_IFIFO | 0o600),
+        ]
+        for number, attempt in enumerate(attempts):
+            assert errno_of(attempt) in REFUSALS, number
+        eve.symlink(diary, "/common/trick")
+        assert errno_of(eve.open, "/common/trick") == errno.EACCES
+        eve.unlink("/common/trick")
+        # What Ada opens through the same mount is of no use to Eve, nor is what is kept of it in memory.
+        if trusted:
+            ada = User(calls, Identity(ADA, ADA))
+            assert ada.read(notes) == ada.read(diary) == SECRET_TEXT
+            assert errno_of(eve.open, notes) == errno_of(eve.open, diary) == errno.EACCES
+            root = User(calls, Identity(0, 0))
+            assert root.read(diary) == SECRET_TEXT  # `ff fs up` says that root is root
+        assert eve.listdir("/common") == ["hers"]
 
 
 def test_by_raw_requests(scene: Scene) -> None:
@@ -312,7 +399,8 @@ class Chunk:
         change = Change(Operation.TRUNCATE, 0, 1)
         update = Update(self.chain, self.version, client, 3, 1, self.id, change)
         removal = msgspec.structs.replace(update, change=Change(Operation.REMOVE), channel=4)
-        looks = [Look(self.chain, self.version, kind, self.id) for kind in (LookKind.STAT, LookKind.LIST)]
+        kinds = LookKind.STAT, LookKind.LIST, LookKind.CHAIN
+        looks = [Look(self.chain, self.version, kind, self.id) for kind in kinds]
         through = [await self.read(connection) != DENIED]
         for body in (update, removal, *looks):
             reply = await connection.ask(body)
@@ -345,6 +433,10 @@ async def _raw_chunks(scene: Scene) -> None:
         assert isinstance(await connection.ask(data.Present(hers.capability)), data.Granted)
         assert not any(await chunk.attempts(connection, eve.client))
         assert not any(await chunk.attempts(connection, ada.client))
+        readable = await _first_chunk(scene, managers, service, "/ada-public/readable")
+        reading = await DataConnection.connect(readable.address, eve_user)
+        stack.push_async_callback(reading.close)
+        await _with_the_right_to_read(reading, readable, eve)
         asking = ManagerClient(managers, eve_user)
         stack.push_async_callback(asking.close)
         for client in (eve.client, ada.client):
@@ -356,13 +448,36 @@ async def _raw_chunks(scene: Scene) -> None:
         assert await chunk.read(own) == DENIED
         assert isinstance(await own.ask(data.Present(opened.capability)), data.Granted)
         assert await chunk.read(own) == FOUND
+        # What the chain has of all files is for nobody's token, whatever he may read.
+        every = await own.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))
+        assert isinstance(every, ChunkRefused)
+        assert every.refusal is Refusal.DENIED
+        trusted = await DataConnection.connect(chunk.address, service)
+        stack.push_async_callback(trusted.close)
+        every = await trusted.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))
+        assert isinstance(every, Found)
+        assert every.entries[0].chunk == chunk.id
         await eve.ask(meta.Remove(Place(ROOT, b"common/eve")))
 
 
-async def _first_chunk(scene: Scene, managers: tuple[str, ...], service: Credential) -> Chunk:
+async def _with_the_right_to_read(connection: DataConnection, chunk: Chunk, eve: RawClient) -> None:
+    """That file she may read, and writes nothing by that."""
+    itself = Place(chunk.id.file)
+    opened = await eve.ask(meta.Open(itself, OpenFlag.READ | OpenFlag.FOLLOW))
+    assert isinstance(opened, Opened)
+    assert isinstance(await eve.ask(meta.Open(itself, OpenFlag.WRITE, 9)), Refused)
+    assert isinstance(await eve.ask(meta.Renew(chunk.id.file, int(Rights.READ | Rights.WRITE), 0)), Refused)
+    assert isinstance(await connection.ask(data.Present(opened.capability)), data.Granted)
+    read, update, removal, *_ = await chunk.attempts(connection, eve.client)
+    assert (read, update, removal) == (True, False, False)
+    assert await chunk.read(connection) == FOUND
+
+
+async def _first_chunk(scene: Scene, managers: tuple[str, ...], service: Credential, path: str = _NOTES) -> Chunk:
     with ExitStack() as closing:
         root = closing.enter_context(fireflyer.fs.connect(scene.where))
-        body = root.stat("/ada-public/notes").inode.body
+        inode = root.stat(path).inode
+    body = inode.body
     assert isinstance(body, FileBody)
     async with await connect_chunks(managers, service) as chunks:
         routing = chunks.routing
@@ -370,7 +485,7 @@ async def _first_chunk(scene: Scene, managers: tuple[str, ...], service: Credent
     chain = next(one for one in routing.chains if one.id == chain_id)
     tail = [member for member in chain.members if member.state == "serving"][-1]
     address = next(node.address for node in routing.nodes if node.id == tail.node)
-    return Chunk(chain.id, chain.version, ChunkId(scene.open_file, 0), address)
+    return Chunk(chain.id, chain.version, ChunkId(inode.id, 0), address)
 
 
 def _tokens(scene: Scene, adas: bytes, client: int) -> dict[str, bytes]:

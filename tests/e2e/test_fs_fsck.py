@@ -14,11 +14,14 @@ from tests.support.fs_local import LocalCluster
 import fireflyer.fs
 from fireflyer.fs import usrbio
 from fireflyer.fs.client import ChunkId, open_ring_to
+from fireflyer.fs.client.ring import Ring
 from fireflyer.fs.core.meta.layout import order_of
-from fireflyer.fs.schema.inodes import FileBody
+from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
+from fireflyer.fs.schema.ids import ChainId
+from fireflyer.fs.schema.inodes import Defaults, FileBody
 from fireflyer.fs.tools.fsck import Fsck
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
 MIB = 1 << 20
 
 
@@ -48,7 +51,8 @@ def test_what_is_planted_is_found_and_what_nobody_owns_is_removed(cluster: Local
             ring.prepare_write(1, chain, ChunkId(inode.id, 9), b"behind")
             ring.prepare_write(2, chain, ChunkId(inode.id + 100, 0), b"nobody's")
             ring.prepare_write(3, chain, ChunkId(inode.id + 100, 7), b"nobody's")
-            left = 3
+            ring.prepare_write(4, chain, ChunkId(files.stat("/a/b").inode.id, 0), b"a directory's")
+            left = 4
             while left:
                 over = ring.wait(1)
                 assert not over.errors
@@ -60,7 +64,98 @@ def test_what_is_planted_is_found_and_what_nobody_owns_is_removed(cluster: Local
         assert [(fault.kind, fault.path) for fault in found.faults] == [("behind", "/a/y")]
         files.truncate("/a/y", 20 * MIB)
         files.unlink("/a/y")
-        assert "0 faults" in cluster.ff("fsck", "--no-sweep")
+        assert "0 faults" in cluster.ff("fsck", "--names-only")
+
+
+def test_asks_are_as_many_as_chunks_need_however_many_files_there_were(cluster: LocalCluster) -> None:
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as files, open_ring_to(str(cluster.directory)) as ring:
+
+        def asks() -> tuple[int, int]:
+            found = Fsck(files, ring, progress=lambda what, done, total: None).run(settle_s=0)
+            assert not found.faults
+            return found.asks, found.chunks
+
+        cluster.ff("gc", "--wait", "60")
+        files.makedirs("/many")
+        before, chunks = asks()
+        assert before <= len(ring.chains()) + chunks // MAX_PAGE
+        first = files.open_file("/many/first", "xb").inode_id
+        for number in range(500):
+            files.mkdir(f"/many/{number}")
+        files.rmtree("/many")
+        files.mkdir("/many")
+        files.set_defaults("/many", Defaults(stripe=1))
+        assert files.open_file("/many/last", "xb").inode_id >= first + 500
+        assert asks()[0] == before
+        with files.open_file("/many/large", "xb") as file:
+            for at in range(MAX_PAGE + 1):
+                file.pwrite(b"chunk", at * MIB)
+        after, chunks = asks()
+        assert chunks > MAX_PAGE
+        assert after == before + 1
+        files.unlink("/many/large")
+
+
+class Passing:
+    """Chunks on a chain that are made and removed all the time, and pages of that chain between them."""
+
+    def __init__(self, ring: Ring, chain: ChainId, chunks: list[ChunkId]) -> None:
+        self._ring, self._chain = ring, chain
+        self._chunks = dict(enumerate(chunks, 1))
+        self._there = dict.fromkeys(self._chunks, False)
+        for number in self._chunks:
+            self._change(number)
+
+    def _change(self, number: int) -> None:
+        if self._there[number]:
+            self._ring.prepare_remove(number, self._chain, self._chunks[number])
+        else:
+            self._ring.prepare_write(number, self._chain, self._chunks[number], b"goes")
+
+    def hear(self, *, goes_on: bool = True) -> tuple[Listed, ...] | None:
+        """The page, if it came."""
+        over = self._ring.wait(1)
+        assert not over.errors
+        for number in over.tags.tolist():
+            if number:
+                self._there[number] = not self._there[number]
+                if goes_on or self._there[number]:
+                    self._change(number)
+        page = over.values.get(0)
+        assert page is None or isinstance(page, tuple)
+        return page
+
+    def every(self, start: ChunkId, *, page_chunks: int) -> list[ChunkId]:
+        told: list[ChunkId] = []
+        while True:
+            self._ring.prepare_list_all(0, self._chain, start, limit=page_chunks)
+            while (page := self.hear()) is None:
+                pass
+            told += [one.chunk for one in page]
+            if len(page) < page_chunks:
+                return told
+            start = ChunkId(told[-1].file, told[-1].index + 1)
+
+
+def test_the_chunks_of_a_chain_are_told_once_while_others_come_and_go(cluster: LocalCluster) -> None:
+    base = 1 << 40
+    lasting = [ChunkId(base + number, number % 3) for number in range(100)]
+    with open_ring_to(str(cluster.directory)) as ring:
+        chain = ring.chains()[0]
+        for number, one in enumerate(lasting):
+            ring.prepare_write(number, chain, one, b"stays")
+        assert not ring.wait(len(lasting)).errors
+        passing = [ChunkId(base + number % 100, 10 + number // 100) for number in range(200)]
+        changes = Passing(ring, chain, passing)
+        for _ in range(20):
+            told = changes.every(ChunkId(base, 0), page_chunks=7)
+            assert told == sorted(set(told))
+            assert set(lasting) <= set(told) <= {*lasting, *passing}
+        while ring.under_way:
+            changes.hear(goes_on=False)
+        for number, one in enumerate(lasting):
+            ring.prepare_remove(number, chain, one)
+        assert not ring.wait(len(lasting)).errors
 
 
 def test_a_busy_file_system_has_no_faults(cluster: LocalCluster) -> None:

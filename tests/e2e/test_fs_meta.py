@@ -37,7 +37,7 @@ from fireflyer.fs.schema.meta import (
 from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.meta_config import MetaConfig, MetaSettings
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.patient]
 WORKERS = 8
 ROUNDS = 16
 WAIT_S = 150.0
@@ -217,6 +217,19 @@ def test_files_outlive_who_serves_them_and_leave_nothing_behind(tmp_path: Path) 
         local.wait(lambda status: status["files"]["inodes"] == 1 and status["files"]["unlinked"] == 0, WAIT_S)
         local.wait(lambda status: status["summary"]["used_bytes"] == 0, WAIT_S)
         assert "Files: 1 inode, 0 open for writing, 1 meta service." in local.ff("status")
+    finally:
+        local.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_files_outlive_one_of_two_services_over_postgresql(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    """What was written and acknowledged through either is there with all its bytes."""
+    local = LocalCluster(tmp_path)
+    try:
+        local.ff("up", "-d", "--managers", "2", "--store", postgres_server.url())
+        asyncio.run(_write_and_remove(local))
+        local.wait(lambda _: "0 open for writing, 2 meta services." in local.ff("status"), WAIT_S)
     finally:
         local.close()
 

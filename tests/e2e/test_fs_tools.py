@@ -16,7 +16,7 @@ from tests.support.fs_local import LocalCluster
 
 import fireflyer.fs
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
 MIB = 1 << 20
 
 
@@ -63,6 +63,40 @@ def test_a_tree_goes_there_and_comes_back(cluster: LocalCluster, tmp_path: Path)
     assert cluster.ff("ls", "/") == ""
     assert cluster.ff("gc", "--wait", "120") == "Everything that was removed is collected.\n"
     assert cluster.ff("cat", "/tree/large", code=1) == "error: /tree/large: no such file or directory\n"
+
+
+def test_status_and_gc_say_what_is_so_when_they_are_asked(cluster: LocalCluster) -> None:
+    def said() -> tuple[int, int, int, int, int]:
+        found = cluster.status()
+        files = found["files"]
+        names = "inodes", "writing", "unlinked", "unlinked_bytes"
+        counts = [files[name] for name in names]
+        return found["summary"]["sessions"], counts[0], counts[1], counts[2], counts[3]
+
+    cluster.wait(lambda status: status["summary"]["sessions"] == 1)  # of the service itself
+    sessions, inodes, writing, unlinked, size = said()
+    assert (writing, unlinked, size) == (0, 0, 0)
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
+        for name in ("a", "b"):
+            with files.open(f"/{name}", "wb") as file:
+                file.write(bytes(MIB))
+        reading = files.open_file("/a", "rb")
+        appending = files.open_file("/b", "ab")
+        cluster.wait(lambda status: (status["files"]["inodes"], status["files"]["writing"]) == (inodes + 2, 1))
+        assert said() == (sessions + 1, inodes + 2, 1, 0, 0)
+        files.unlink("/a")
+        files.unlink("/b")
+        assert said()[2:] == (1, 2, 2 * MIB)
+        assert cluster.ff("gc") == "2 files (2.0 MiB) removed and not collected yet.\n"
+        cluster.ff("gc", "--wait", "0", code=1)
+        assert "1 open for writing" in cluster.ff("status")
+        assert "; 2 removed and not collected yet (2.0 MiB)." in cluster.ff("status")
+        reading.close()
+        appending.close()
+        assert cluster.ff("gc", "--wait", "120") == "Everything that was removed is collected.\n"
+        cluster.wait(lambda status: status["files"]["inodes"] == inodes)
+    cluster.wait(lambda status: status["summary"]["sessions"] == sessions)
+    assert said() == (sessions, inodes, 0, 0, 0)
 
 
 def test_an_address_names_its_cluster(cluster: LocalCluster) -> None:

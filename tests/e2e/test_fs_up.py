@@ -16,7 +16,7 @@ import pytest
 from tests.support.fs_local import LocalCluster, wait_gone
 from tests.support.launching import wait_until
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
 QUICK = ("--failure-timeout", "2")
 
 
@@ -40,7 +40,7 @@ def test_one_command_starts_it_and_the_same_command_finds_it_again(local: LocalC
     assert local.whole(first)
     for name in ("node-secret", "tokens.json", "admin-token"):
         assert stat.S_IMODE((local.directory / name).stat().st_mode) == 0o600
-    assert "runs already, under process" in local.ff("up", "--detach", code=1)
+    assert "the cluster runs, under process" in local.ff("up", "--detach", code=1)
     processes = local.processes()
     assert len(processes) == 5
     local.ff("down")

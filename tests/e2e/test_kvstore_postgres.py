@@ -19,7 +19,7 @@ from fireflyer import kvstore
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import CommitUnknown, Disconnected, KeyRange, Transaction, transact_once
-from fireflyer.kvstore.postgres import PostgresEngine, _Statements
+from fireflyer.kvstore.postgres import PostgresEngine, _Statements, coarse_locks
 
 pytestmark = pytest.mark.serial
 
@@ -297,3 +297,29 @@ async def test_every_statement_is_planned_over_the_index(postgres_server: Postgr
                 assert "Seq Scan" not in plan, plan
                 assert "Bitmap" not in plan, plan
                 assert "Sort" not in plan, plan
+
+
+@on_loop
+async def test_limits_of_predicate_locks_that_are_too_low_are_said_once(
+    postgres_server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await kvstore.open(postgres_server.url()) as engine:
+        await put(engine, a=b"1")
+    (record,) = [one for one in caplog.records if one.name == "fireflyer.kvstore.postgres"]
+    assert record.levelname == "WARNING"
+    assert "max_pred_locks_per_transaction = 4096" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("settings", "fine"),
+    [
+        ((64, -2, 2), False),
+        ((4096, -2, 64), True),
+        ((4096, -2, 2), False),
+        ((64, 2000, 64), True),
+        ((512, -1, 64), False),
+    ],
+)
+def test_what_the_settings_come_to(settings: tuple[int, int, int], fine: bool) -> None:
+    assert (coarse_locks(*settings) == "") is fine

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import json
 import mmap
 import os
 import random
@@ -11,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +21,8 @@ from pathlib import Path
 import pytest
 from tests.support.fs_local import LocalCluster
 from tests.support.mounting import Mount, mounted, needs_fuse
+
+from fireflyer.fs.mount.serving import VALID_S
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
@@ -117,6 +122,39 @@ def test_archives_are_unpacked_and_programs_built_in_it(mount: Mount, tmp_path: 
         assert mount.run("./unpacked/program") == "built\n"
 
 
+def test_listing_goes_on_without_shrinking_files_that_were_written_since_it_began(mount: Mount) -> None:
+    for number in range(1000):
+        Path(mount.path, f"file-{number:04}").touch()
+    with os.scandir(mount.path) as entries:
+        next(entries)
+        fd = os.open(os.path.join(mount.path, "file-0800"), os.O_RDWR)
+        data = random.Random(3).randbytes(1 << 20)
+        os.pwrite(fd, data, 0)
+        assert len(list(entries)) == 999
+    assert os.fstat(fd).st_size == len(data)
+    with mmap.mmap(fd, len(data)) as mapped:
+        assert mapped[:] == data
+    os.close(fd)
+
+
+def test_counting_under_a_lock_loses_nothing_though_the_file_stays_open_on_two_mounts(
+    pair: tuple[Mount, Mount], top: str
+) -> None:
+    one, two = pair
+    os.mkdir(os.path.join(one.path, top))
+    Path(one.path, top, "counter").write_bytes(b"0" * 8)
+    fds = [os.open(os.path.join(mount.path, top, "counter"), os.O_RDWR) for mount in (one, two)]
+    for turn in range(30):
+        fd = fds[turn % 2]
+        fcntl.flock(fd, fcntl.LOCK_EX) if turn % 3 else fcntl.lockf(fd, fcntl.LOCK_EX)
+        found = int(os.pread(fd, 8, 0))
+        os.pwrite(fd, b"%08d" % (found + 1), 0)
+        fcntl.flock(fd, fcntl.LOCK_UN) if turn % 3 else fcntl.lockf(fd, fcntl.LOCK_UN)
+    assert int(os.pread(fds[1], 8, 0)) == 30
+    for fd in fds:
+        os.close(fd)
+
+
 def test_who_opens_after_a_close_sees_all_of_it_through_another_mount(pair: tuple[Mount, Mount], top: str) -> None:
     one, two = pair
     os.mkdir(os.path.join(one.path, top))
@@ -137,6 +175,43 @@ def test_who_opens_after_a_close_sees_all_of_it_through_another_mount(pair: tupl
         assert os.fstat(fd).st_size == len(kept)
         assert os.pread(fd, len(kept) + 1, 0) == kept
         os.close(fd)
+
+
+def test_a_second_later_each_change_of_a_name_is_seen_through_the_other_mount(
+    pair: tuple[Mount, Mount], top: str
+) -> None:
+    here, there = (Path(mount.path, top) for mount in pair)
+    here.mkdir()
+    names = ["mode", "replaced", "renamed", "removed", "longer", "times", "linked", "exchanged"]
+    for name in names:
+        (here / name).write_bytes(name.encode())
+    (here / "directory").mkdir()
+    kept = {name: (there / name).stat() for name in (*names, "directory")}  # and so in the kernel's memory
+    assert sorted(os.listdir(there)) == sorted(kept)
+    (here / "mode").chmod(0o600)
+    (here / "new").write_bytes(b"replaces it")
+    (here / "new").rename(here / "replaced")
+    (here / "renamed").rename(here / "directory" / "renamed")
+    (here / "removed").unlink()
+    with (here / "longer").open("ab") as file:
+        file.write(bytes(1000))
+    os.utime(here / "times", ns=(1, 2))
+    os.link(here / "linked", here / "second")
+    (here / "exchanged").unlink()
+    (here / "exchanged").mkdir()
+    time.sleep(VALID_S + 0.1)
+    assert (there / "mode").stat().st_mode & 0o777 == 0o600
+    assert (there / "replaced").read_bytes() == b"replaces it"
+    assert (there / "replaced").stat().st_ino != kept["replaced"].st_ino
+    assert (there / "directory" / "renamed").stat().st_ino == kept["renamed"].st_ino
+    assert not (there / "renamed").exists()
+    assert not (there / "removed").exists()
+    assert (there / "longer").stat().st_size == 1006
+    assert (there / "times").stat().st_mtime_ns == 2
+    assert (there / "linked").stat().st_nlink == 2
+    assert (there / "exchanged").is_dir()
+    gone = {"renamed", "removed"}
+    assert sorted(os.listdir(there)) == sorted((set(kept) | {"second"}) - gone)
 
 
 def test_appends_through_two_mounts_are_all_there_and_whole(pair: tuple[Mount, Mount], top: str) -> None:
@@ -224,6 +299,27 @@ def test_values_times_special_files_and_space(mount: Mount) -> None:
     assert caught.value.errno == errno.ENAMETOOLONG
 
 
+def test_who_is_over_the_quota_is_told_so(cluster: LocalCluster, mount: Mount, top: str) -> None:
+    cluster.ff("quota", "--bytes", "100KiB", "--inodes", "4", f"/{top}")
+    fd = os.open(os.path.join(mount.path, "file"), os.O_WRONLY | os.O_CREAT)
+    os.write(fd, bytes(60_000))
+    os.fsync(fd)
+    os.write(fd, bytes(60_000))
+    with pytest.raises(OSError, match="quota") as caught:
+        os.fsync(fd)
+    assert caught.value.errno == errno.EDQUOT
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    os.mkdir(os.path.join(mount.path, "second"))
+    os.symlink("x", os.path.join(mount.path, "third"))
+    for make in (os.mkdir, os.mkfifo, lambda path: os.symlink("x", path)):
+        with pytest.raises(OSError, match="quota") as caught:
+            make(os.path.join(mount.path, "fourth"))
+        assert caught.value.errno == errno.EDQUOT
+    os.unlink(os.path.join(mount.path, "file"))
+    assert sorted(os.listdir(mount.path)) == ["second", "third"]
+
+
 def test_after_its_process_was_killed_what_was_closed_is_there(make_mount: MakeMount, top: str) -> None:
     one, two = (make_mount(name) for name in ("one", "two"))
     Path(one.path, top).write_bytes(b"closed")
@@ -238,6 +334,33 @@ def test_after_its_process_was_killed_what_was_closed_is_there(make_mount: MakeM
     assert Path(two.path, top).read_bytes() == b"closed"
 
 
+@pytest.mark.parametrize(
+    "expires", [pytest.param(True, marks=pytest.mark.campaign, id="when its session expires"), False]
+)
+def test_locks_of_a_mount_that_died_are_had_by_who_waits_for_them(
+    cluster: LocalCluster, make_mount: MakeMount, top: str, expires: bool
+) -> None:
+    one, two = (make_mount(name) for name in ("one", "two"))
+    Path(one.path, top).write_bytes(b"locked")
+    first, second = (os.open(os.path.join(mount.path, top), os.O_RDWR) for mount in (one, two))
+    fcntl.flock(first, fcntl.LOCK_EX)
+    fcntl.lockf(first, fcntl.LOCK_EX, 3, 1)
+    for lock in (fcntl.flock, fcntl.lockf):
+        with pytest.raises(BlockingIOError):
+            lock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    one.process.kill()
+    one.process.wait(60)
+    if not expires:  # after a minute, or when somebody says that it is dead
+        sessions = json.loads(cluster.ff("admin", "sessions", "--json"))
+        name = f"mount of {one.place}"[:128]
+        cluster.ff("admin", "end-session", str(min(one["client"] for one in sessions if one["name"] == name)))
+    fcntl.flock(second, fcntl.LOCK_EX)
+    fcntl.lockf(second, fcntl.LOCK_EX)
+    os.close(second)
+    with pytest.raises(OSError, match="not connected"):
+        os.close(first)
+
+
 def test_who_is_killed_while_the_cluster_does_not_answer_waits_no_more(
     cluster: LocalCluster, make_mount: MakeMount, top: str
 ) -> None:
@@ -246,15 +369,15 @@ def test_who_is_killed_while_the_cluster_does_not_answer_waits_no_more(
     mount = make_mount("one")
     Path(mount.path, top).touch()
     manager = cluster.process("manager-1")
-    os.kill(manager, signal.SIGSTOP)
-    try:
-        waiting = subprocess.Popen(mount.command(["stat", f"{top}-that-is-not-there"]), stderr=subprocess.DEVNULL)
+    with contextlib.ExitStack() as stack:
+        command = mount.command(["stat", f"{top}-that-is-not-there"])
+        os.kill(manager, signal.SIGSTOP)
+        waiting = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        stack.callback(os.kill, manager, signal.SIGCONT)
         while not _waits_in_the_kernel(waiting.pid):
             assert waiting.poll() is None
         waiting.terminate()
         assert waiting.wait(60) == -signal.SIGTERM
-    finally:
-        os.kill(manager, signal.SIGCONT)
     assert os.listdir(mount.path).count(top) == 1
 
 
@@ -309,6 +432,19 @@ def _change_mapped(fd: int, step: int) -> bytes:
         before = memory[place : place + 10]
         memory[place : place + len(before)] = bytes([step % 256]) * len(before)
     return before
+
+
+def test_what_is_written_past_the_kernels_pages_is_seen_through_a_mapping(mount: Mount) -> None:
+    path = f"{mount.path}/mapped"
+    writer = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    os.write(writer, b"a" * 8192)
+    reader = os.open(path, os.O_RDONLY)
+    with mmap.mmap(reader, 8192, prot=mmap.PROT_READ) as mapped:
+        for byte in (b"a", b"b", b"c"):
+            os.pwrite(writer, byte * 8192, 0)
+            assert mapped[:] == os.pread(reader, 8192, 0) == byte * 8192
+    os.close(reader)
+    os.close(writer)
 
 
 def test_asked_to_end_it_sends_on_what_was_written(make_mount: MakeMount, top: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 from tests.support.launching import wait_until
 from tests.support.mounting import Mount, local_mount, needs_fuse
 
-pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial]
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.patient]
 
 
 @pytest.fixture(params=["natively", "by events"])
@@ -96,6 +96,15 @@ def test_a_large_directory_is_listed_whole_and_again(plain: Mount, tmp_path: Pat
         os.close(fd)
     found = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(plain.path)}
     assert set(found) == names
+
+
+def test_names_removed_while_a_directory_is_listed_hide_no_others(plain: Mount, tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / "source" / f"name-{number:05}").touch()
+    for entry in os.scandir(plain.path):
+        if entry.name >= "name-01200":
+            os.unlink(entry.path)
+    assert sorted(os.listdir(plain.path)) == [f"name-{number:05}" for number in range(1200)]
 
 
 def test_attributes_times_values_and_space(plain: Mount) -> None:
@@ -190,6 +199,66 @@ def test_after_its_process_was_killed_programs_get_errors(plain: Mount) -> None:
     with pytest.raises(OSError, match="not connected"):
         os.close(fd)
     os.close(top)
+
+
+_READERS = """
+import mmap, os, sys, threading
+memory = mmap.mmap(-1, 1 << 20)
+fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+readers = [threading.Thread(target=os.preadv, args=(fd, [memory], 0)) for _ in range(300)]
+for reader in readers:
+    reader.start()
+for reader in readers:
+    reader.join()
+print("all read")
+"""
+
+
+def test_reads_that_do_not_go_on_leave_names_alone(tmp_path: Path) -> None:
+    with local_mount(str(tmp_path / "source"), str(tmp_path / "place"), natively=False, held=True) as held:
+        (tmp_path / "source" / "file").write_bytes(bytes(1 << 20))
+        command = [sys.executable, "-c", _READERS, os.path.join(held.path, "file")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as readers:
+            wait_until(lambda: os.path.exists(os.path.join(held.path, "read")), 60, "reads that fill all memory")
+            os.mkdir(os.path.join(held.path, "made"))
+            assert sorted(os.listdir(held.path)) == ["file", "made"]
+            assert not os.path.exists(os.path.join(held.path, "go"))
+            out, _ = readers.communicate(timeout=60)
+        assert out == "all read\n"
+
+
+_LOOKS = """
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: None)
+print("looks", flush=True)
+os.stat(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGQUIT])
+def test_who_waits_for_an_answer_is_ended_by_a_signal_behind_one_that_he_catches(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
+    """The kernel tells of the first signal only."""
+    with local_mount(str(tmp_path / "source"), str(tmp_path / "place"), natively=False, held=True) as held:
+        command = ["prlimit", "--core=0", sys.executable, "-c", _LOOKS, os.path.join(held.path, "held")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+            try:
+                assert waiting.stdout is not None
+                assert waiting.stdout.readline() == "looks\n"
+                wait_until(lambda: _in_a_call(waiting.pid), 60, "it does not wait")
+                waiting.send_signal(signal.SIGUSR1)
+                wait_until(lambda: _state(waiting.pid) == "D", 60, "the signal was not seen")
+                os.statvfs(held.path)  # the kernel has told of the signal before it
+                assert waiting.poll() is None
+                waiting.send_signal(ending)
+                assert waiting.wait(30) == -ending
+            finally:
+                held.process.kill()  # else nobody might end it
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_when_it_is_unmounted_its_process_ends_in_order(plain: Mount) -> None:

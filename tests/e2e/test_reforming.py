@@ -80,7 +80,7 @@ def test_three_go_on_without_a_killed_one_and_then_with_a_new_one(layout: str, j
 @pytest.mark.parametrize(
     ("victim", "calls"),
     [
-        pytest.param(victim, calls, marks=SLOW)
+        pytest.param(victim, calls, marks=[SLOW, pytest.mark.patient])
         for victim, calls in [(1, 6), *((v, n) for v in (0, 2) for n in (1, 2, 3, 4, 5, 7, 9, 11))]
     ],
 )

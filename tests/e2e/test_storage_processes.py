@@ -50,7 +50,7 @@ from fireflyer.identity.tokens import TokenStore
 from fireflyer.native import crc32c
 from fireflyer.runtime.address import Address
 
-pytestmark = [pytest.mark.serial]
+pytestmark = [pytest.mark.serial, pytest.mark.patient]
 FIRST, SECOND, THIRD = ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 7)
 
 

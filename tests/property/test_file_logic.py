@@ -15,7 +15,7 @@ from fireflyer.fs.core.files.numbers import Numbers
 from fireflyer.fs.core.files.pending import MAX_OPEN, Extent, Pending
 from fireflyer.fs.core.files.pieces import Where
 from fireflyer.fs.schema.inodes import Layout
-from fireflyer.fs.schema.meta import MAX_UNDER_WAY
+from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY
 
 UNIT = 64
 SIZE = 512
@@ -35,7 +35,7 @@ class _Chunks:
         self.under_way.remove(extent)
         self.stored[extent.begin : extent.end] = extent.data[: extent.size]
         pending.ended(extent)
-        if len(extent.data) == UNIT:
+        if len(extent.data) == UNIT and isinstance(extent.data, bytearray):
             extent.data[:] = b"\xff" * UNIT
             pending.buffers.append(extent.data)
 
@@ -48,9 +48,9 @@ def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> N
     for step in range(120):
         what = rng.random()
         if what < 0.55:
-            offset = rng.randrange(SIZE)
+            offset = rng.choice([rng.randrange(SIZE), rng.randrange(0, SIZE, UNIT)])
             data = bytes([1 + step % 255]) * rng.randint(1, min(SIZE - offset, 3 * UNIT))
-            pending.write(offset, memoryview(data))
+            pending.write(offset, memoryview(data), lent=rng.random() < 0.5)
             truth[offset : offset + len(data)] = data
             chunks.under_way += pending.ready()
         elif what < 0.65:
@@ -151,39 +151,82 @@ def test_numbers_are_used_once_and_in_a_window(seed: int) -> None:
         elif open_:
             numbers.done(open_.pop(rng.randrange(len(open_))))
         assert numbers.done_below <= min(open_, default=numbers.next)
-        assert not open_ or max(open_) < numbers.done_below + MAX_UNDER_WAY
+        assert len(open_) <= MAX_UNDER_WAY
+        assert not open_ or max(open_) < numbers.done_below + MAX_NUMBERS
+        assert numbers.free or len(open_) == MAX_UNDER_WAY
     assert given_ == list(range(1, len(given_) + 1))
     for number in open_:
         numbers.done(number)
     assert numbers.done_below == numbers.next
 
 
+def test_one_that_is_never_answered_stops_the_others_only_in_the_end() -> None:
+    numbers = Numbers()
+    hangs = numbers.take()
+    for _ in range(MAX_NUMBERS - 1):
+        assert numbers.free
+        numbers.done(numbers.take())
+    free = [numbers.free]
+    numbers.done(hangs)
+    assert [*free, numbers.free] == [False, True]
+    assert numbers.done_below == numbers.next == MAX_NUMBERS + 1
+
+
+class _Opens:
+    """Some open and close, as `Holding` hears of it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.holding = Holding()
+        self.open: dict[int, list[int]] = {}
+
+    def some(self, step: int) -> None:
+        for _ in range(self.rng.randrange(4)):
+            inode = self.rng.randint(1, 6)
+            if self.rng.random() < 0.5:
+                self.holding.opened(inode)
+                self.open.setdefault(inode, []).append(step)
+            elif self.open.get(inode):
+                self.holding.closed(inode)
+                if len(self.open[inode]) == 1:
+                    del self.open[inode]
+                else:
+                    self.open[inode].pop()
+
+
 @given(SEEDS)
 def test_what_stays_open_is_held_after_two_beats_and_let_go_after_it_is_closed(seed: int) -> None:
-    rng = random.Random(seed)
-    holding = Holding()
-    open_: dict[int, list[int]] = {}
-    held: set[int] = set()
+    opens, held = _Opens(random.Random(seed)), set[int]()
     for step in range(80):
-        for _ in range(rng.randrange(4)):
-            inode = rng.randint(1, 6)
-            if rng.random() < 0.5:
-                holding.opened(inode)
-                open_.setdefault(inode, []).append(step)
-            elif open_.get(inode):
-                holding.closed(inode)
-                if len(open_[inode]) == 1:
-                    del open_[inode]
-                else:
-                    open_[inode].pop()
-        beat = holding.beat()
+        opens.some(step)
+        beat = opens.holding.beat()
         assert beat.count == step + 1
         held = (held | set(beat.held)) - set(beat.closed)
-        assert held <= set(open_)
-        assert {inode for inode, since in open_.items() if since[0] < step} <= held
-    holding.again()
-    named = set(holding.beat().held) | set(holding.beat().held)
-    assert named == set(open_)
+        assert held <= set(opens.open)
+        assert {inode for inode, since in opens.open.items() if since[0] < step} <= held
+    opens.holding.another_session()
+    assert set(opens.holding.beat().held) == set(opens.open)
+
+
+@given(SEEDS)
+def test_a_beat_that_failed_was_heard_or_not_and_nothing_stays_held_for_ever(seed: int) -> None:
+    rng = random.Random(seed)
+    opens, held = _Opens(rng), set[int]()
+    for step in range(80):
+        opens.some(step)
+        beat = opens.holding.beat()
+        what = rng.random()
+        if what < 0.7 or rng.random() < 0.5:
+            held = (held | set(beat.held)) - set(beat.closed)
+        if what >= 0.7:
+            opens.some(step)  # while it is under way
+            opens.holding.failed(beat)
+        else:
+            assert held <= set(opens.open)
+    for _ in range(2):
+        beat = opens.holding.beat()
+        held = (held | set(beat.held)) - set(beat.closed)
+    assert held == set(opens.open)
 
 
 def test_parts_of_a_file_are_all_of_it_and_each_in_one_chunk() -> None:

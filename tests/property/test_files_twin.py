@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 
 from hypothesis import given, settings
@@ -148,6 +149,10 @@ async def two_opens(seed: int) -> None:
         opened = [await _made(files), await files.open("/d/a", "r+b"), await files.open("/d/a")]
         for _ in range(40):
             await twin.do(opened[twin.chance.randrange(2)])
+            if twin.chance.random() < 0.1:
+                async with await files.open("/d/a", os.O_RDWR | os.O_TRUNC) as file:
+                    twin.bytes.clear()
+                    await twin.do(file)
             await twin.compare(opened[2], twin.place(), LONGEST)
         for one in opened:
             await one.close()

@@ -66,10 +66,11 @@ def test_predictions_hold(network: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("most_messages", [8_000, pytest.param(40_000, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("kind", [kind for kind in SUITABLE if kind != "barrier"])
-def test_predictions_hold_for_large_arrays_too(network: str, kind: str) -> None:
-    check(cases(NETWORKS[network], kind, most_messages=40_000))
+def test_predictions_hold_for_large_arrays_too(network: str, kind: str, most_messages: int) -> None:
+    check(cases(NETWORKS[network], kind, most_messages=most_messages))
 
 
 def check(found: list[Case]) -> None:

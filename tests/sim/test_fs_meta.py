@@ -22,8 +22,10 @@ from tests.support.fs_meta_world import MetaWorld
 from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import SECOND
+from fireflyer.fs.core.meta import grants, surveying
 from fireflyer.fs.core.meta.layout import chain_of, order_of
 from fireflyer.fs.core.meta.lengths import UNKNOWN_CUT
+from fireflyer.fs.core.meta.open_rows import CUTS
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
 from fireflyer.fs.schema.meta import (
     Allocate,
@@ -61,6 +63,22 @@ def test_whatever_fails_files_are_what_clients_were_told_and_nothing_is_left(see
             chaos(seed)
         except AssertionError as error:
             raise AssertionError(f"chaos({seed}) of tests.support.fs_meta_chaos: {error}") from error
+
+
+@pytest.mark.parametrize("seeds", [range(2), *more_seeds(2, 42, blocks=2, wide=800)])
+def test_files_that_are_surveyed_while_they_are_used_are_the_same(
+    seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again and again, since capabilities count for seconds here: nothing is longer by that than what was written."""
+    monkeypatch.setattr(grants, "COUNTS_NS", 2 * SECOND)
+    monkeypatch.setattr(grants, "MINUTE_NS", SECOND // 2)
+    monkeypatch.setattr(surveying, "LOOK_EVERY_NS", SECOND // 2)
+    monkeypatch.setattr(surveying, "PUT_OFF_NS", SECOND)
+    for seed in seeds:
+        try:
+            chaos(seed, with_tokens=True)
+        except AssertionError as error:
+            raise AssertionError(f"chaos({seed}, with_tokens=True): {error}") from error
 
 
 @pytest.mark.slow
@@ -276,6 +294,29 @@ def test_over_the_quota_a_report_is_refused_and_its_bytes_are_cut_off() -> None:
     story.world.sim.run(until_ns=story.world.sim.now_ns + 20 * SECOND)
     assert story.length(file) == 50
     assert sum(map(len, story.world.chunks.of(file.id).values())) == 50
+    story.end()
+
+
+def test_what_is_over_the_quota_is_cut_off_too_when_the_last_writer_closes_during_a_hole() -> None:
+    story = Story()
+    world = story.world
+    file = story.open(1, place=Place(ROOT, b"q/a"))
+    story.write(file, 0, [1] * 70)
+    story.ask(Report(file.id, 1, 50 * CELL_BYTES, 0))
+    world.chunks.down_until_ns = dict.fromkeys(CHAINS, world.sim.now_ns + 5 * SECOND)
+
+    async def punch() -> None:
+        await story.clients[0].ask(Allocate(file.id, 1, AllocateMode.PUNCH_HOLE, 0, CELL_BYTES))
+
+    drive(story.clients[0].node, punch)
+    world.sim.run(until_ns=world.sim.now_ns + SECOND)
+    assert [key for key, _ in world.items() if key[:2] == CUTS]
+    (refused,) = story.ask(Close(file.id, 1, 70 * CELL_BYTES, 0))
+    assert isinstance(refused, Refused)
+    assert refused.errno == errno.EDQUOT
+    world.sim.run(until_ns=world.sim.now_ns + 20 * SECOND)
+    assert story.length(file) == 50
+    assert sum(map(len, world.chunks.of(file.id).values())) == 50
     story.end()
 
 

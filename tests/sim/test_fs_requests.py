@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.support.request_bugs import BUGS, plant
-from tests.support.request_world import ExchangingClient, RequestWorld, WholeWorld, run_seed
+from tests.support.request_world import ExchangingClient, ListedWorld, RequestWorld, WholeWorld, run_seed
 from tests.support.seeds import more_seeds
 
 BLOCK = 40
@@ -32,6 +32,12 @@ def test_so_it_is_with_real_managers_and_storage_processes(seeds: range) -> None
     assert sum(world.histories.updates for world in worlds) > 3 * len(seeds)
     clients = [one for world in worlds for one in world.clients if isinstance(one, ExchangingClient)]
     assert sum(one.exchanges for one in clients) > len(seeds)
+
+
+@pytest.mark.parametrize("seeds", [range(8), *more_seeds(8, 100, blocks=1, wide=1000)])
+def test_each_chunk_in_a_page_of_the_chain_is_right_by_itself(seeds: range) -> None:
+    worlds = [run_seed(seed, ListedWorld) for seed in seeds]
+    assert sum(world.histories.reads for world in worlds) > 10 * len(seeds)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

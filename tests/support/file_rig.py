@@ -16,7 +16,7 @@ from tests.support.fs_meta import CHAINS, SERVICE, MetaRig, PlayedChunks
 
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.client.files import Files
-from fireflyer.fs.client.meta import MetaClient
+from fireflyer.fs.client.meta import DEFAULT_TIMEOUT_NS, MetaClient
 from fireflyer.fs.client.opening import FileOptions
 from fireflyer.fs.client.port import LoopPort
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
@@ -25,6 +25,7 @@ from fireflyer.fs.schema.chunks import Done as Updated
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId
 from fireflyer.fs.schema.meta import Answers, Calls
 from fireflyer.fs.schema.routing import ChainTable, Routing
+from fireflyer.fs.service.meta_lanes import Later, in_loop
 from fireflyer.kvstore import MemoryEngine
 
 __all__ = ["FileRig", "PlayedClient", "Store", "no_space"]
@@ -45,18 +46,20 @@ class Store(PlayedChunks):
         chunk[offset : offset + len(data)] = data
         self.lengths[key] = len(chunk)
 
-    async def remove(self, file: int, chunks: Any) -> None:
-        await super().remove(file, chunks)
+    async def remove(self, file: int, chunks: Any, *, session: int) -> None:
+        await super().remove(file, chunks, session=session)
         for chain, index in chunks:
             self.bytes.pop((file, chain, index), None)
 
-    async def truncate(self, file: int, chain: int, index: int, length: int) -> None:
+    async def truncate(self, file: int, chain: int, index: int, length: int, *, session: int) -> None:
+        await super().truncate(file, chain, index, length, session=session)
         key = file, chain, index
         if key in self.bytes:
             del self.bytes[key][length:]
             self.lengths[key] = len(self.bytes[key])
 
-    async def write_zeros(self, file: int, chain: int, index: int, offset: int, size: int) -> None:
+    async def write_zeros(self, file: int, chain: int, index: int, offset: int, size: int, *, session: int) -> None:
+        await super().write_zeros(file, chain, index, offset, size, session=session)
         self.put((file, chain, index), offset, bytes(size))
 
 
@@ -70,6 +73,8 @@ class PlayedClient:
         self.failing: Callable[[ChunkId], FireflyerError | None] = lambda _: None
         self.held = False
         """Updates wait."""
+        self.away = 0
+        """Those of this file do."""
         self.unreadable = False
         self.reads = 0
         self._queues: dict[ChunkId, list[Callable[[], None]]] = {}
@@ -93,6 +98,8 @@ class PlayedClient:
         operation, key = self._operations, (chunk.file, chain, chunk.index)
 
         def update() -> None:
+            if operation in self._given_up:
+                return
             error = self.failing(chunk)
             if error is not None:
                 done(Failed(error.code, error.message))
@@ -124,7 +131,7 @@ class PlayedClient:
         return operation
 
     def _next(self, chunk: ChunkId) -> None:
-        if self.held:
+        if self.held or chunk.file == self.away:
             self._later(lambda: self._next(chunk))
         else:
             self._queues[chunk].pop(0)()
@@ -154,8 +161,16 @@ class PlayedClient:
     async def meta_services(self) -> tuple[str, ...]:
         return self.addresses
 
+    async def learn_table(self, table: int) -> None:
+        assert table == 1
+        self.routing = Routing(2, tables=(ChainTable(1, CHAINS),))
+
     def want_routing(self) -> None:
         """The manager says that the session is over."""
+        self.spawn(self.exchange())
+
+    def struck(self, client: int) -> None:
+        assert client == self.client
         self.spawn(self.exchange())
 
     async def exchange(self) -> None:
@@ -171,10 +186,10 @@ class PlayedClient:
 
 
 class FileRig:
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, later: Later = in_loop) -> None:
         self.chance = random.Random(seed)
         self.store = Store()
-        self.rig = MetaRig(MemoryEngine(), chunks=self.store)
+        self.rig = MetaRig(MemoryEngine(), chunks=self.store, later=later)
         self.sends: Callable[[Calls], Coroutine[Any, Any, Answers]] = self._serve
         """A test may put something between."""
         self._sessions = 1
@@ -187,13 +202,15 @@ class FileRig:
     async def _serve(self, calls: Calls) -> Answers:
         return await self.rig.service.serve(calls, SERVICE)
 
-    async def client(self, options: FileOptions | None = None) -> tuple[Files, PlayedClient]:
+    async def client(
+        self, options: FileOptions | None = None, *, timeout_ns: int = DEFAULT_TIMEOUT_NS
+    ) -> tuple[Files, PlayedClient]:
         played: Any = PlayedClient(self, await self.rig.open_session(self.next_session()))
 
         async def sends(_: str, calls: Calls, __: int) -> Answers:
             return await self.sends(calls)
 
-        meta = MetaClient(played, sends=sends)
+        meta = MetaClient(played, sends=sends, timeout_ns=timeout_ns)
         meta.start()
         files = Files(LoopPort(played, meta, played), options or FileOptions(umask=0), played.close)
         self._clients.append((files, played))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support.leash import leash
 
 from fireflyer.fs.schema.manager import TargetReport
 from fireflyer.runtime.processes import descendants
@@ -22,10 +23,12 @@ SURE = TargetReport.__struct_fields__.index("sure")
 
 
 class LocalCluster:
-    """In `directory / "fs"`. `close` leaves nothing of it running."""
+    """In `directory / "fs"`. `close` leaves nothing of it running, and nor does a process that ends without it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "fs"
+        self._ending = (sys.executable, "-P", "-m", "fireflyer", "fs", "down", "--force", "--dir", str(self.directory))
+        self._release = leash(self._ending)
 
     def ff(self, *arguments: str, code: int = 0) -> str:
         """What `ff fs ...` printed; on standard error where it failed as it should."""
@@ -92,8 +95,8 @@ class LocalCluster:
         return "\n".join(f"{path}: {path.read_text()[-2000:]}" for path in sorted(self.directory.rglob("*log")))
 
     def close(self) -> None:
-        command = [sys.executable, "-P", "-m", "fireflyer", "fs", "down", "--force", "--dir", str(self.directory)]
-        subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
+        subprocess.run(self._ending, capture_output=True, timeout=LIMIT_S, check=False)
+        self._release()
 
 
 def wait_gone(pids: list[int], limit_s: float = LIMIT_S) -> None:

@@ -5,23 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
-from fireflyer.base.errors import NotFound
+from tests.support.fs_names import at
+
+from fireflyer.base.errors import NotFound, StaleVersion
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.rows import SESSIONS, STATE_KEY, TABLES, SessionRow, StateRow, encode_row
-from fireflyer.fs.schema.meta import Actor, Answer, Call, Calls, Request
+from fireflyer.fs.schema.inodes import ROOT
+from fireflyer.fs.schema.meta import (
+    Actor,
+    Answer,
+    Call,
+    Calls,
+    Found,
+    MakeDirectory,
+    Open,
+    Opened,
+    OpenFlag,
+    Place,
+    Request,
+    SetAttributes,
+)
 from fireflyer.fs.schema.routing import ChainTable
 from fireflyer.fs.service.meta import MetaService
 from fireflyer.fs.service.meta_config import MetaSettings
+from fireflyer.fs.service.meta_lanes import Later, in_loop
 from fireflyer.fs.service.meta_requests import is_changing
 from fireflyer.fs.service.meta_surroundings import Surroundings
 from fireflyer.identity import Account, NodeCredential, Secret, new_secret
 from fireflyer.kvstore import Engine, Transaction
 from fireflyer.runtime.rpc import Caller
 
-__all__ = ["CHAINS", "SERVICE", "MetaRig", "PlayedChunks", "expect", "user"]
+__all__ = ["ADA", "CHAINS", "CREATE", "EVE", "SERVICE", "MetaRig", "PlayedChunks", "expect", "two_users", "user"]
 
 CHAINS = (1, 2, 3, 4)
 SERVICE = Caller("node", "test", "127.0.0.1:1", 1)
+ADA = Account("ada", 1001, 1001, (50,))
+EVE = Account("eve", 1002, 1002)
+CREATE = OpenFlag.WRITE | OpenFlag.READ | OpenFlag.CREATE
 T = TypeVar("T")
 
 
@@ -56,15 +76,22 @@ class PlayedChunks:
     def _of(self, file: int, chain: int) -> Sequence[tuple[int, int]]:
         return [(key[2], length) for key, length in self.lengths.items() if key[:2] == (file, chain)]
 
-    async def remove(self, file: int, chunks: Sequence[tuple[int, int]]) -> None:
+    async def remove(self, file: int, chunks: Sequence[tuple[int, int]], *, session: int) -> None:
+        self._check(session)
         for chain, index in chunks:
             self.lengths.pop((file, chain, index), None)
 
-    async def truncate(self, file: int, chain: int, index: int, length: int) -> None:
+    async def truncate(self, file: int, chain: int, index: int, length: int, *, session: int) -> None:
+        self._check(session)
         if self.lengths.get((file, chain, index), 0) > length:
             self.lengths[file, chain, index] = length
 
-    async def write_zeros(self, file: int, chain: int, index: int, offset: int, size: int) -> None: ...
+    async def write_zeros(self, file: int, chain: int, index: int, offset: int, size: int, *, session: int) -> None:
+        self._check(session)
+
+    def _check(self, session: int) -> None:
+        if session not in (0, self.session):
+            raise StaleVersion(f"the update is for session {session}, and this is {self.session}")
 
     async def close(self) -> None: ...
 
@@ -93,6 +120,7 @@ class MetaRig:
         shared_store: bool = False,
         secret: Secret | None = None,
         chunks: PlayedChunks | None = None,
+        later: Later = in_loop,
     ) -> None:
         self.engine = engine
         self.secret = secret or new_secret()
@@ -106,6 +134,7 @@ class MetaRig:
             accounts=self.accounts.get,
             surroundings=_PlayedSurroundings(self.secret, self.chunks),
             shared_store=shared_store,
+            later=later,
         )
         self.numbers: dict[int, int] = {}
 
@@ -135,6 +164,15 @@ class MetaRig:
 
         await self.engine.transact(body)
 
+    async def rows(self, prefix: bytes) -> Sequence[bytes]:
+        """Keys of the store that begin so, 1000 at most."""
+
+        async def body(tx: Transaction) -> Sequence[bytes]:
+            page = await tx.get_range(prefix, prefix + b"\xff" * 16, limit=1000)
+            return [key for key, _ in page.items]
+
+        return await self.engine.transact(body)
+
     async def ask(
         self, client: int, request: Request, caller: Caller = SERVICE, *, actor: Actor | None = None, number: int = 0
     ) -> Answer:
@@ -158,3 +196,13 @@ class MetaRig:
             given = number or self.numbers.get(client, 0)
             calls.append(Call(request, given if is_changing(request) else 0, actor))
         return (await self.service.serve(Calls(client, done_below, tuple(calls)), caller)).answers
+
+
+async def two_users(rig: MetaRig) -> None:
+    """Client 7 is Ada's, 8 Eve's, 5 a service's. "/a" is Ada's own, with file "f", which handle 1 has open."""
+    await rig.open_session(5)
+    await rig.open_session(7, "ada")
+    await rig.open_session(8, "eve")
+    await rig.ask(5, SetAttributes(Place(ROOT), mode=0o777))
+    expect(await rig.ask(7, MakeDirectory(at("a"), 0o700), user("ada")), Found)
+    expect(await rig.ask(7, Open(at("a/f"), CREATE, 1, 0o600), user("ada")), Opened)

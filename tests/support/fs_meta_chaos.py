@@ -16,6 +16,7 @@ from tests.support.fs_names import violations
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta import tables
+from fireflyer.fs.core.meta.grants import GRANTS
 from fireflyer.fs.core.meta.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_rows import CUTS, WAITS
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Kind
@@ -30,21 +31,38 @@ AFTER_NS: Final = 3 * SECOND
 QUIET_NS: Final = 90 * SECOND
 """In which everything has to come to an end then."""
 LIMIT_BYTES: Final = 60 * CELL_BYTES
-PLANS: Final = ("mixed", "mixed", "services", "clients", "chains", "network", "cuts", "holds", "none")
+PLANS: Final = (
+    "mixed",
+    "mixed",
+    "services",
+    "clients",
+    "chains",
+    "network",
+    "cuts",
+    "sessions",
+    "deaths",
+    "holds",
+    "none",
+)
 BAD: Final = Link(max_delay_ns=10 * MS, slow_chance=0.05, slow_ns=4 * SECOND, loss=0.05, duplication=0.08)
 SLOW: Final = Link(max_delay_ns=10 * MS, slow_chance=0.4, slow_ns=SECOND)
 _KINDS_LEFT: Final = {
     tables.WRITERS: "writers", tables.HOLDS: "holds", tables.LOCKS: "locks", WAITS: "waits", CUTS: "cuts",
-    tables.UNLINKED: "unlinked inodes",
+    tables.UNLINKED: "unlinked inodes", GRANTS: "grants",
 }  # fmt: skip
 
 
-def chaos(seed: int, *, clients: int = 3, plan: str = "") -> MetaWorld:
+def chaos(seed: int, *, clients: int = 3, plan: str = "", with_tokens: bool = False) -> MetaWorld:
     """Raises `AssertionError` for what must not be. `plan`: the kind of faults; by default of `PLANS` by chance."""
     world = MetaWorld(seed)
+    world.with_tokens = with_tokens
     begin(world)
     world.plan = plan or world.chance.choice(PLANS)
-    world.paths = PATHS[:1] if world.plan in ("cuts", "holds") else world.chance.choice([PATHS, PATHS[:1], PATHS[::2]])
+    world.paths = (
+        PATHS[:1]
+        if world.plan in ("cuts", "sessions", "holds")
+        else world.chance.choice([PATHS, PATHS[:1], PATHS[::2]])
+    )
     people = [MetaClient(world, f"c{at}") for at in range(clients)]
     _faults(world, people)
     world.sim.run(until_ns=FAULTS_NS)
@@ -79,17 +97,35 @@ def _faults(world: MetaWorld, people: list[MetaClient]) -> None:
     world.commit_faults = chance.choice([0.0, 0.03])
     world.crashes = chance.choice([0.0, 0.01, 0.04]) if plan != "services" else 0.05
     world.pauses = chance.choice([0.0, 0.02, 0.15])
-    world.chunks.late = chance.choice([0.0, 0.05, 0.2]) if plan != "cuts" else 0.3
+    world.chunks.late = chance.choice([0.0, 0.05, 0.2]) if plan not in ("cuts", "sessions") else 0.3
     if plan in ("network", "mixed"):
         world.net.set_default(BAD)
     if plan == "holds":
         world.net.set_default(SLOW)
-    for _ in range(chance.randrange(1, 6)):
+    if plan == "deaths":
+        world.chunks.late = 0.5
+    for _ in range(chance.randrange(6, 30) if plan == "deaths" else chance.randrange(1, 6)):
         at_ns = chance.randrange(FAULTS_NS)
         kinds = [lambda: chance.choice(people).crash(), lambda: chance.choice(world.services).crash()]
         kinds += [lambda: _stop_chain(world), lambda: world.end_session(chance.choice(people).client)]
-        pick = {"services": kinds[1:2], "clients": [kinds[0], kinds[3]], "chains": kinds[2:3]}.get(plan, kinds)
+        pick = {
+            "services": kinds[1:2],
+            "clients": [kinds[0], kinds[3]],
+            "deaths": [kinds[0], kinds[3]],
+            "chains": kinds[2:3],
+        }.get(plan, kinds)
         world.sim.call_at(at_ns, chance.choice(pick))
+    if plan in ("mixed", "services", "cuts"):
+        _lose_sessions(world, 4)
+    elif plan == "sessions":
+        _lose_sessions(world, 30)
+
+
+def _lose_sessions(world: MetaWorld, below: int) -> None:
+    """Of services that live."""
+    chance = world.lost_sessions
+    for _ in range(chance.randrange(below)):
+        world.sim.call_at(chance.randrange(FAULTS_NS), chance.choice(world.services).lose_session)
 
 
 def _stop_chain(world: MetaWorld) -> None:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from tests.support.fs_meta_steps import Gate, sleep
 
-from fireflyer.base.errors import Aborted, Timeout
+from fireflyer.base.errors import Aborted, StaleVersion, Timeout
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.schema.ids import ChainId, ClientId
 from fireflyer.sim import World
@@ -78,10 +78,12 @@ class ChunkStore:
 
 
 class ChunkClient:
-    """`core.meta.ports.ChunkPort` by one session; clients use it too."""
+    """`core.meta.ports.ChunkPort`; clients use it too."""
 
-    def __init__(self, store: ChunkStore, session: Callable[[], ClientId]) -> None:
-        self._store, self._session = store, session
+    def __init__(self, store: ChunkStore, session: Callable[[], ClientId], *, exchanges: bool = False) -> None:
+        """`session`: the present one; 0: it is being exchanged. `exchanges`: what could not be sent by a session is
+        sent by the next one, as the machine of requests does it."""
+        self._store, self._session, self._exchanges = store, session, exchanges
 
     def chains(self, table: int) -> Sequence[ChainId]:
         assert table == 1
@@ -103,35 +105,53 @@ class ChunkClient:
         await self._look(chain)
         return list(self._store.chunks.get((chain, file, index), ()))
 
-    async def remove(self, file: int, chunks: Sequence[tuple[ChainId, int]]) -> None:
-        gates = [self._store.send(self._session(), (chain, file, index), lambda _: None) for chain, index in chunks]
-        for gate in gates:
-            await self._done(gate)
+    async def remove(self, file: int, chunks: Sequence[tuple[ChainId, int]], *, session: ClientId = 0) -> None:
+        await self._update([(chain, file, index) for chain, index in chunks], lambda _: None, session)
 
-    async def truncate(self, file: int, chain: ChainId, index: int, length: int) -> None:
+    async def truncate(self, file: int, chain: ChainId, index: int, length: int, *, session: ClientId) -> None:
         count, rest = divmod(length, CELL_BYTES)
         assert not rest
-        await self._update((chain, file, index), lambda cells: ((cells or []) + [0] * count)[:count])
+        await self._update([(chain, file, index)], lambda cells: ((cells or []) + [0] * count)[:count], session)
 
-    async def write_zeros(self, file: int, chain: ChainId, index: int, offset: int, size: int) -> None:
-        await self.write(file, chain, index, offset // CELL_BYTES, [0] * (size // CELL_BYTES))
+    async def write_zeros(
+        self, file: int, chain: ChainId, index: int, offset: int, size: int, *, session: ClientId
+    ) -> None:
+        tags = [0] * (size // CELL_BYTES)
+        await self.write(file, chain, index, offset // CELL_BYTES, tags, session=session)
 
-    async def write(self, file: int, chain: ChainId, index: int, first: int, tags: Sequence[int]) -> None:
+    async def write(
+        self, file: int, chain: ChainId, index: int, first: int, tags: Sequence[int], *, session: ClientId = 0
+    ) -> None:
         def change(cells: Cells | None) -> Cells:
             grown = (cells or []) + [0] * max(0, first + len(tags) - len(cells or []))
             return [*grown[:first], *tags, *grown[first + len(tags) :]]
 
-        await self._update((chain, file, index), change)
+        await self._update([(chain, file, index)], change, session)
 
-    async def _update(self, key: Key, change: Change) -> None:
-        await self._done(self._store.send(self._session(), key, change))
+    async def _update(self, keys: Sequence[Key], change: Change, session: ClientId) -> None:
+        while keys:
+            present = await self._turn(session)
+            gates = [self._store.send(present, key, change) for key in keys]
+            refusals = [await gate.wait(GIVEN_UP_NS) for gate in gates]
+            if None in refusals:
+                raise Timeout("the chain did not answer; it may be done yet")
+            keys = [key for key, refusal in zip(keys, refusals, strict=True) if refusal]
+            if keys and not self._exchanges:
+                raise Aborted("the session is over")
+            while keys and self._session() == present:
+                await sleep(10 * MS)
 
-    async def _done(self, gate: Gate[str]) -> None:
-        refusal = await gate.wait(GIVEN_UP_NS)
-        if refusal is None:
-            raise Timeout("the chain did not answer; it may be done yet")
-        if refusal:
-            raise Aborted("the session is over")
+    async def _turn(self, session: ClientId) -> ClientId:
+        """By which session it is sent."""
+        while not (present := self._session()):
+            self._check(session, present)
+            await sleep(10 * MS)
+        self._check(session, present)
+        return present
+
+    def _check(self, session: ClientId, present: ClientId) -> None:
+        if session not in (0, present):
+            raise StaleVersion("that session is over, and this update is for it alone")
 
     async def _look(self, chain: ChainId) -> None:
         store = self._store

@@ -1,7 +1,8 @@
 """Clients of the simulated meta services: each does one thing after the other by chance, and beats meanwhile.
 
 A client keeps to what `schema.meta` asks of it: numbers, handles, a report under the cut that was known when its oldest
-unreported write began, beats one after the other. What it was told goes into the world's books.
+unreported write began, beats one after the other. What it was told goes into the world's books. Handles for which there
+is nothing to report it closes lazily, mostly: it goes on at once, so what it does next may overtake the close.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from fireflyer.fs.schema.meta import (
     Lock,
     LockKind,
     MakeDirectory,
+    Now,
     Open,
     Opened,
     OpenFlag,
@@ -50,6 +52,7 @@ from fireflyer.fs.schema.meta import (
     Request,
     Reserve,
     Reserved,
+    SetAttributes,
     Stat,
     Truncate,
     Window,
@@ -106,6 +109,7 @@ class MetaClient:
         """It has closed everything, with its session over."""
         self.done: dict[str, int] = {}
         self.chance = world.sim.fork_random(f"client {name}")
+        self.laziness = world.sim.fork_random(f"lazy client {name}")
         self.client = 0
         self._messages = 0
         """Never again the same: answers to a process before this one are not its."""
@@ -120,6 +124,8 @@ class MetaClient:
         self._readers: list[tuple[int, Layout, int]] = []
         """Inode, layout, and when it was opened."""
         self._held: dict[int, None] = {}
+        self._closing = 0
+        """Lazily."""
         self._locked: list[Lock] = []
 
     def crash(self) -> None:
@@ -201,6 +207,18 @@ class MetaClient:
         self.done[name] = self.done.get(name, 0) + (not isinstance(answer, Refused))
         return answer
 
+    def send_again(self, request: Request, number: int, service: str) -> Gate[Answer]:
+        """What was sent before, by somebody who does not know that it was answered."""
+        self._messages += 1
+        gate = self._answers[self._messages] = Gate[Answer]()
+        calls = Calls(self.client, 1, (Call(request, number),))
+        self.world.net.send(self.name, service, ENCODE(Asked(self._messages, calls)))
+        return gate
+
+    @property
+    def last_number(self) -> int:
+        return self._number
+
     async def _beat(self) -> None:
         before: dict[int, None] = {}
         while True:
@@ -221,6 +239,8 @@ class MetaClient:
             await self._one_thing()
         while self._files:
             await self._close(self._files[0])
+        while self._closing:
+            await sleep(10 * MS)
         for lock in list(self._locked):
             await self._unlock(lock)
         self._readers.clear()
@@ -316,20 +336,42 @@ class MetaClient:
 
     async def _report(self, file: _File) -> None:
         writes = list(file.writes)
-        answer = await self.ask(Report(file.inode, file.handle, *self._end_of(file), bool(writes)))
+        report = Report(file.inode, file.handle, *self._end_of(file), bool(writes))
+        if self.laziness.random() < 0.3:
+            answer = await self.ask(SetAttributes(Place(file.inode), now=Now.ATIME, report=report))
+        else:
+            answer = await self.ask(report)
         self._reported(file, writes, answer)
 
     async def _report_all(self, inode: int) -> None:
         for file in [one for one in self._files if one.inode == inode]:
             await self._report(file)
 
+    def _may_be_lazy(self, file: _File) -> bool:
+        return not file.writes
+
     async def _close(self, file: _File) -> None:
+        if self._may_be_lazy(file) and self.laziness.random() < 0.8:
+            self._files.remove(file)
+            self._close_lazily(file)
+            return
         writes = list(file.writes)
         answer = await self.ask(Close(file.inode, file.handle, *self._end_of(file), bool(writes)))
         self._files.remove(file)
         self._reported(file, writes, answer)
 
-    def _reported(self, file: _File, writes: list[Event], answer: Answer) -> None:
+    def _close_lazily(self, file: _File) -> None:
+        self._closing += 1
+        self._reported(file, file.writes, None)
+
+        async def close() -> None:
+            answer = await self.ask(Close(file.inode, file.handle, 0, file.cut, False, lazy=True))
+            assert isinstance(answer, Found), answer
+            self._closing -= 1
+
+        drive(self.node, lambda: self._guarded(close))
+
+    def _reported(self, file: _File, writes: list[Event], answer: Answer | None) -> None:
         for event in writes:
             if isinstance(answer, Refused):
                 event.done_ns = event.known_ns = NEVER
@@ -338,7 +380,7 @@ class MetaClient:
         file.writes, file.end = [], 0
         if isinstance(answer, Refused):
             assert answer.errno == errno.EDQUOT, answer
-        else:
+        elif answer is not None:
             assert isinstance(answer, Found)
             file.cut = _file_body(answer.inode).cut
 

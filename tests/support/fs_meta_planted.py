@@ -7,9 +7,22 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.support.fs_meta_chaos import chaos
+from tests.support.fs_meta_chunks import ChunkClient
+from tests.support.fs_meta_people import MetaClient
 from tests.support.fs_meta_world import RequestPorts
 
-from fireflyer.fs.core.meta import areas, collecting, cutting, lengths, lock_table, locks, namespace, reaping, replies
+from fireflyer.fs.core.meta import (
+    areas,
+    attributes,
+    collecting,
+    cutting,
+    lengths,
+    lock_table,
+    locks,
+    namespace,
+    reaping,
+    replies,
+)
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.layout import chain_of, pieces
@@ -20,7 +33,7 @@ from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.reaping import Reaper
 from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
 from fireflyer.fs.schema.inodes import FileBody, Inode
-from fireflyer.fs.schema.meta import Close, LockKind, Report, Reserve, Reserved
+from fireflyer.fs.schema.meta import Close, Found, LockKind, Refused, Report, Reserve, Reserved, SetAttributes
 
 __all__ = ["PLANTED", "Planted"]
 
@@ -68,6 +81,27 @@ def leaves_what_is_over_the_quota(patch: Patch) -> None:
 
     patch.setattr(lengths, "drop_writer", drop)
     patch.setattr(reaping, "drop_writer", drop)
+
+
+def lazy_closes_end_what_was_opened_since(patch: Patch) -> None:
+    """As if the client did not write the file any more: true when nothing can overtake its close."""
+    original = lengths.close
+
+    async def close(request: Close, context: Context, measured: Measured | None = None) -> Found | Refused:
+        answer = await original(request, context, measured)
+        if request.lazy and isinstance(answer, Found):
+            return Found(await lengths.drop_writer(context, answer.inode, context.asker.client, excess=False))
+        return answer
+
+    patch.setitem(namespace._BODIES, Close, close)
+
+
+def closes_lazily_what_was_not_told(patch: Patch) -> None:
+    patch.setattr(MetaClient, "_may_be_lazy", lambda *_: True)
+
+
+def attributes_forget_their_report(patch: Patch) -> None:
+    patch.setitem(namespace._BODIES, SetAttributes, attributes.set_attributes)
 
 
 # --- cuts ---
@@ -120,6 +154,11 @@ def takes_over_at_once(patch: Patch) -> None:
     patch.setattr(RequestPorts, "settle_ns", property(lambda _: 0, lambda *_: None), raising=False)
 
 
+def goes_on_under_another_session(patch: Patch) -> None:
+    """As the chunk client does with all updates that are not bound to a session."""
+    patch.setattr(ChunkClient, "_check", lambda *_: None)
+
+
 def two_tasks_cut_at_once(patch: Patch) -> None:
     patch.setattr(RequestPorts, "claim", lambda *_: True)
 
@@ -132,7 +171,9 @@ def holes_make_chunks_longer(patch: Patch) -> None:
         for piece in pieces(body.layout, row.start, row.end - row.start):
             if piece.size < body.layout.chunk_bytes:
                 chain = chain_of(order, piece.chunk)
-                await ports.chunks.write_zeros(inode_id, chain, piece.chunk, piece.offset, piece.size)
+                await ports.chunks.write_zeros(
+                    inode_id, chain, piece.chunk, piece.offset, piece.size, session=row.owner
+                )
 
     patch.setattr(cutting, "_make_hole", make_hole)
 
@@ -296,17 +337,21 @@ for _plant, _within, _plan in [
     (reports_of_another_cut_are_believed, 50, "cuts"),
     (reports_of_another_cut_are_ignored, 50, "cuts"),
     (reservations_do_not_grow_the_file, 50, ""),
-    (leaves_what_is_over_the_quota, 50, ""),
+    (leaves_what_is_over_the_quota, 120, ""),
+    (lazy_closes_end_what_was_opened_since, 50, ""),
+    (closes_lazily_what_was_not_told, 50, ""),
+    (attributes_forget_their_report, 50, ""),
     (answers_before_the_chunks_are_cut, 50, "cuts"),
     (leaves_the_last_chunk_whole, 50, "cuts"),
-    (keeps_no_answer_for_others, 50, "cuts"),
+    (keeps_no_answer_for_others, 120, "cuts"),
     (forgets_what_was_given_up, 1500, "cuts"),
     (takes_over_from_the_living, 300, "cuts"),
     (takes_over_at_once, 1500, "cuts"),
-    (two_tasks_cut_at_once, 300, "cuts"),
+    (goes_on_under_another_session, 120, "sessions"),
+    (two_tasks_cut_at_once, 1200, "cuts"),
     (holes_make_chunks_longer, 1000, "cuts"),
     (dead_writers_are_not_asked_for, 50, ""),
-    (reaps_before_the_last_writes_arrive, 1000, ""),
+    (reaps_before_the_last_writes_arrive, 300, "deaths"),
     (locks_outlive_their_clients, 50, ""),
     (an_unlock_takes_the_whole_lock, 50, ""),
     (readers_do_not_stop_writers, 50, ""),

@@ -2,7 +2,7 @@
 
 A service is what `fs.service.meta` is, without lanes: each request a task, its answer stored in the same transaction;
 what cannot be done at once goes on as a procedure; `Keeper` does the service's own work. Requests come twice, late, and
-to another service.
+to another service. Lazy closes wait for nobody here, but by chance, so that all there is may overtake them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, ch
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Open, Refused, Request
+from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Close, Open, Refused, Request
 from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedWaits, Transaction
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING
@@ -42,6 +42,8 @@ SETTLE_NS: Final = 2 * SECOND
 START_NS: Final = 1_700_000_000 * SECOND
 """Unix time of the beginning."""
 KEEPING_NS: Final = 300 * MS
+LAZY_NS: Final = 50 * MS
+"""A lazy close waits for less."""
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -81,18 +83,26 @@ class MetaWorld:
     def __init__(self, seed: int, *, services: int = 2) -> None:
         self.sim = World(seed)
         self.chance = self.sim.fork_random("faults")
+        self.lost_sessions = self.sim.fork_random("lost sessions")
+        self.laziness = self.sim.fork_random("laziness")
         self.net = SimNet(self.sim)
         self.chunks = ChunkStore(self.sim)
         self.files = Files(self.sim)
         self.store = _Store(self.files)
         self.locks = LockBook()
         self.commit_faults = 0.0
+        self.next_faults: list[CommitFault] = []
+        """Of the next commits, whatever `commit_faults` says."""
+        self.before_step: Callable[[MetaService, Calls, Call], None] = lambda *_: None
+        """Called before each transaction and each use of chunks for a request."""
         self.crashes = 0.0
         """The chance of a service to die before a step of a procedure."""
         self.pauses = 0.0
         """The chance of a service to stand still before a transaction."""
         self._last_id = 100
         self.lock_inode = 0
+        self.with_tokens = False
+        """Clients are users with tokens: what they say of their files is looked at again."""
         self.plan = ""
         self.paths: tuple[bytes, ...] = ()
         """Of the files that clients use."""
@@ -138,6 +148,8 @@ class MetaWorld:
         return page.items
 
     def _commit_fault(self) -> CommitFault:
+        if self.next_faults:
+            return self.next_faults.pop(0)
         if self._random.random() >= self.commit_faults:
             return CommitFault.NONE
         kinds = [CommitFault.UNKNOWN_DONE, CommitFault.UNKNOWN_LOST, CommitFault.CONFLICT, CommitFault.DISCONNECTED]
@@ -172,8 +184,11 @@ class MetaService:
     def __init__(self, world: MetaWorld, name: str) -> None:
         self.world, self.name = world, name
         self.session: ClientId = 0
+        self.exchanging = False
+        """It has heard that its session is over, and has no other yet."""
         self.claimed: dict[int, None] = {}
         self.doubts: dict[int, dict[Any, Any]] = {}
+        self.enrolled: dict[ClientId, None] = {}
         self.node = world.sim.node(name, self._boot)
 
     def crash(self) -> None:
@@ -188,16 +203,38 @@ class MetaService:
         if not self.node.alive:
             self.node.restart()
 
-    def maybe_crash(self) -> None:
-        """Before a step that is rarely done."""
+    def lose_session(self) -> None:
+        """Silent for too long, it is taken for dead; later it hears of that, and later still it has another session."""
+        lost = self.session
+        if not self.node.alive or not self.world.lives(lost):
+            return
+        chance = self.world.lost_sessions
+        self.world.end_session(lost)
+
+        def hears() -> None:
+            self.exchanging = True
+            self.node.after(chance.randrange(6 * SECOND), has_another)
+
+        def has_another() -> None:
+            self.session, self.exchanging = self.world.open_session(self.name), False
+            self.world.sim.record("session exchanged", self.name, self.session)
+
+        self.node.after(chance.randrange(SECOND), hears)
+
+    def maybe_crash(self, asked: tuple[Calls, Call] | None) -> None:
+        """Before a step."""
+        if asked is not None:
+            self.world.before_step(self, *asked)
         if self.world.chance.random() < self.world.crashes:
             self.crash()
             raise SimCrash
 
     def _boot(self, node: SimNode) -> None:
-        self.session = self.world.open_session(self.name)
-        self.claimed, self.doubts = {}, {}
-        self.chunks = ChunkClient(self.world.chunks, lambda: self.session)
+        self.session, self.exchanging = self.world.open_session(self.name), False
+        self.claimed, self.doubts, self.enrolled = {}, {}, {}
+        self.chunks = ChunkClient(
+            self.world.chunks, lambda: 0 if self.exchanging else self.session, exchanges=True
+        )  # fmt: skip
         node.on_message(self._hear)
         keeper = Keeper(f"{self.name}/{node.incarnation}")
         drive(node, lambda: self._keep(keeper))
@@ -206,10 +243,31 @@ class MetaService:
         asked = ASKED(payload)
 
         async def serve() -> None:
-            answers = [await self._answer(asked.calls, call) for call in asked.calls.calls]
+            if any(isinstance(call.request, Close) and call.request.lazy for call in asked.calls.calls):
+                await sleep(self.world.laziness.randrange(LAZY_NS))
+            try:
+                await self._enrol(asked.calls)
+            except TransientError as error:
+                answers: list[Answer] = [Refused(0, error.message, error.code) for _ in asked.calls.calls]
+            else:
+                answers = [await self._answer(asked.calls, call) for call in asked.calls.calls]
             self.world.net.send(self.name, source, ENCODE(Told(asked.number, Answers(tuple(answers)))))
 
         drive(self.node, serve)
+
+    async def _enrol(self, calls: Calls) -> None:
+        """As `service.meta` does it: before the requests, by itself, so that all that they leave is reaped."""
+        if calls.client in self.enrolled or not any(one.number or type(one.request) is Open for one in calls.calls):
+            return
+
+        async def enrol(context: Context) -> bool:
+            if await context.rows.get(SESSIONS.key(calls.client)) is None:
+                return False
+            await holds.enrol(context)
+            return True
+
+        if await RequestPorts(self, calls).transact(enrol):
+            self.enrolled[calls.client] = None
 
     async def _answer(self, calls: Calls, call: Call) -> Answer:
         ports = RequestPorts(self, calls, call)
@@ -238,13 +296,15 @@ class RequestPorts:
     def __init__(self, service: MetaService, calls: Calls | None = None, call: Call | None = None) -> None:
         self._service, self._world = service, service.world
         self._calls, self._call = calls, call
+        self._asked = (calls, call) if calls is not None and call is not None else None
         self.settle_ns = SETTLE_NS
         self.number = call.number if call is not None else 0
         self.asker = SYSTEM
         if calls is not None:
             actor = call.actor if call is not None else None
             uid, gid = (actor.uid, actor.gid) if actor is not None else (0, 0)
-            self.asker = Asker(calls.client, uid, gid, (), unrestricted=uid == 0)
+            by_path = self._world.with_tokens
+            self.asker = Asker(calls.client, uid, gid, (), unrestricted=uid == 0, by_path=by_path)
 
     async def answer(self) -> Answer:
         """Of the request: at once, or by a procedure."""
@@ -261,7 +321,6 @@ class RequestPorts:
     async def _at_once(self, request: Request) -> Answer:
         async def body(context: Context) -> Answer:
             context.owner = 0
-            await holds.enrol(context)
             answer = await namespace.carry_out(request, context)
             await self._store(context, answer)
             return answer
@@ -278,7 +337,7 @@ class RequestPorts:
 
     @property
     def chunks(self) -> ChunkClient:
-        self._service.maybe_crash()
+        self._service.maybe_crash(self._asked)
         return self._service.chunks
 
     async def transact(self, body: Callable[[Context], Awaitable[T]]) -> T:
@@ -304,7 +363,7 @@ class RequestPorts:
                 await check_session(context.rows, self.asker.client, "")
             return await body(context)
 
-        self._service.maybe_crash()
+        self._service.maybe_crash(self._asked)
         if self._world.chance.random() < self._world.pauses:
             await sleep(self._world.chance.randrange(SECOND))
         return await self._world.engine.transact(attempt, timeout_ns=20 * SECOND, idempotent=True)
@@ -327,6 +386,11 @@ class RequestPorts:
 
     def release(self, inode: int) -> None:
         self._service.claimed.pop(inode, None)
+        if not self._service.doubts.get(inode):
+            self._service.doubts.pop(inode, None)
+
+    def doubtful(self) -> Sequence[int]:
+        return list(self._service.doubts)
 
     def doubts(self, inode: int) -> dict[Any, Any]:
         return self._service.doubts.setdefault(inode, {})

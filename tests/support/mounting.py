@@ -21,7 +21,7 @@ __all__ = ["Mount", "local_mount", "missing", "mounted", "needs_fuse"]
 
 MOUNT_S: Final = 60.0
 END_S: Final = 60.0
-_LOCAL: Final = """
+_LOCAL: Final = '''
 import asyncio, sys
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
 from fireflyer.fs.mount.local import LocalFiles
@@ -30,12 +30,31 @@ class Finishing(LocalFiles):
     async def finish(self):
         print("finished", flush=True)
 
-async def main(source, place, natively):
-    files = Finishing(source, natively=natively == "natively")
+class Held(Finishing):
+    """Reads, and who looks for "held", wait until somebody looks for "go"; "read" is there when as many reads are under
+    way as there is memory for."""
+    def __init__(self, source):
+        super().__init__(source, natively=False)
+        self.go, self.waiting = asyncio.Event(), 0
+
+    async def read(self, handle, offset, memory):
+        self.waiting += 1
+        await self.go.wait()
+        return await super().read(handle, offset, memory)
+
+    async def lookup(self, caller, parent, name):
+        if name == b"go":
+            self.go.set()
+        if name == b"held":
+            await self.go.wait()
+        return await super().lookup(caller, parent, b"file" if name == b"read" and self.waiting >= 48 else name)
+
+async def main(source, place, how):
+    files = Held(source) if how == "held" else Finishing(source, natively=how == "natively")
     await serve_mount(place, files, MountOptions(allow_other=True), on_ready=lambda: print("Mounted", flush=True))
 
 asyncio.run(main(*sys.argv[1:]))
-"""
+'''
 
 
 def missing() -> str:
@@ -115,10 +134,11 @@ def mounted(command: Sequence[str], place: str) -> Iterator[Mount]:
 
 
 @contextlib.contextmanager
-def local_mount(source: str, place: str, *, natively: bool) -> Iterator[Mount]:
-    """A local directory through the mount's own layer."""
+def local_mount(source: str, place: str, *, natively: bool, held: bool = False) -> Iterator[Mount]:
+    """A local directory through the mount's own layer. `held`: reads of it, and looks for "held", wait until "go" is
+    looked for, and "read" is there when they fill all memory."""
     os.makedirs(source, exist_ok=True)
     os.makedirs(place, exist_ok=True)
-    how = "natively" if natively else "by events"
+    how = "held" if held else "natively" if natively else "by events"
     with mounted([sys.executable, "-P", "-c", _LOCAL, source, place, how], place) as mount:
         yield mount

@@ -76,6 +76,7 @@ class RequestClient:
 
     machine_type: type[Requests] = Requests
     limits: Limits = LIMITS
+    looks: tuple[LookKind, ...] = (LookKind.READ, LookKind.STAT, LookKind.LAST, LookKind.LIST)
 
     def __init__(
         self, node: SimNode, number: int, wire: Wire, chain: Chain, histories: Histories, *, chunks: list[ChunkId],
@@ -160,7 +161,7 @@ class RequestClient:
         self._numbers += 1
         operation, now_ns = self._numbers, self._node.world.now_ns
         chunk = self._chunks[0] if self._chance.random() < 0.5 else self._chance.choice(self._chunks)
-        what: Change | Glance = _some_glance(self._chance)
+        what: Change | Glance = _some_glance(self._chance, self.looks)
         data = b""
         if worker < self._writers:
             what, data = _some_change(self._chance, f"{self._number}{worker}{operation:02d}")
@@ -239,7 +240,11 @@ class RequestClient:
             assert held is None or crc32c(data) == held.crc, "a replica sent what does not match its checksum"
             self._histories.read(label, call.chunk, content, call.begun_ns, now_ns)
             return
-        for chunk in self._seen(what.kind, call.chunk, list(found)):
+        if what.kind is LookKind.CHAIN:  # nothing is said of what is under way
+            said = [one for one in self._chunks if one >= call.chunk and found.get(one, one) is not None]
+        else:
+            said = self._seen(what.kind, call.chunk, list(found))
+        for chunk in said:
             self._histories.stat(label, chunk, _sizes(found.get(chunk)), call.begun_ns, now_ns)
 
     def _seen(self, kind: LookKind, chunk: ChunkId, found: list[ChunkId]) -> list[ChunkId]:
@@ -256,8 +261,8 @@ def _sizes(held: Held | None) -> tuple[int, int] | None:
     return None if held is None else (held.length, held.crc)
 
 
-def _some_glance(chance: random.Random) -> Glance:
-    kind = chance.choice([LookKind.READ, LookKind.READ, LookKind.READ, *LookKind])
+def _some_glance(chance: random.Random, looks: tuple[LookKind, ...]) -> Glance:
+    kind = chance.choice([LookKind.READ, LookKind.READ, LookKind.READ, *looks])
     return Glance(kind, 0, READ_BYTES if kind is LookKind.READ else 100)
 
 
@@ -278,6 +283,16 @@ class _RealClients(ReplicaWorld):
 
 class RequestWorld(_RealClients):
     """Real clients and real replicas."""
+
+
+class ListingClient(RequestClient):
+    """Half of what it looks at are pages of all chunks of the chain."""
+
+    looks = (LookKind.CHAIN,) * 3
+
+
+class ListedWorld(_RealClients):
+    make_client = ListingClient
 
 
 class ExchangingClient(RequestClient):

@@ -56,6 +56,22 @@ def test_a_tail_that_syncs_answers_with_what_it_has_committed() -> None:
     assert listed == Found((Listed(CLEAN, OLD), Listed(CHANGING, OLD)))
 
 
+def test_a_page_of_the_chain_says_what_it_knows_of_each_chunk() -> None:
+    other = ChunkId(2, 0)
+    index = books()
+    index.records[other] = Record(NEW)
+    every = (CLEAN, OLD), (CHANGING, None), (COMING, None), (GOING, None), (BROKEN, None), (other, NEW)
+    for first in range(6):
+        for limit in (1, 2, 10):
+            page = decide(0, TABLE, index, look(every[first][0], LookKind.CHAIN, length=limit))
+            assert page == Found(tuple(Listed(*one) for one in every[first : first + limit]))
+    assert decide(0, TABLE, index, look(ChunkId(0, 0), LookKind.CHAIN, length=1)) == Found((Listed(CLEAN, OLD),))
+    assert decide(0, TABLE, index, look(ChunkId(1, 5), LookKind.CHAIN)) == Found((Listed(other, NEW),))
+    assert decide(0, TABLE, index, look(ChunkId(2, 1), LookKind.CHAIN)) == Found(())
+    behind = decide(1000, TABLE, index, look(CLEAN, LookKind.CHAIN))
+    assert isinstance(behind, Refused)
+
+
 def test_a_list_is_right_as_a_whole_or_not_given() -> None:
     assert decide(0, TABLE, books(), look(CLEAN, LookKind.LIST, length=1)) == Found((Listed(CLEAN, OLD),))
     assert decide(0, TABLE, books(), look(CLEAN, LookKind.LIST, length=2)) == NotCommitted(9)

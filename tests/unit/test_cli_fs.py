@@ -38,12 +38,15 @@ def made(directory: Path, **changes: object) -> LocalCluster:
         (("status", "--dir", "{}/made"), 2, "the cluster of {}/made has never run; start it: ff fs up --dir {}/made"),
         (("down", "--dir", "{}/made"), 1, "the cluster of {}/made does not run"),
         (("admin", "add-node", "--dir", "{}/none"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
-        (("status", "--manager", "a:1"), 2, "--manager needs --token-file or --secret-file, one of them"),
+        (("status", "--manager", "a:1"), 2, "--manager and ff://HOST:PORT need --token-file or --secret-file, one"),
         (
             ("status", "--token-file", "x"),
             2,
             "--token-file and --secret-file go with --manager; give the address of a manager",
         ),
+        (("status", "--manager", "a"), 2, "Invalid value for '--manager': 'a' is no HOST:PORT"),
+        (("sync", "here", "there"), 2, "neither is in the cluster; a path there begins with ff://, as ff:///data"),
+        (("ls", "--dir", "{}/none", "/a", "/b"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
         (("status", "--manager", "a:1", "--dir", "x"), 2, "--dir and --manager exclude each other; give one of them"),
         (("admin", "drain", "--dir", "{}/ran"), 2, "nothing is named; give --target or --node"),
         (("status", "--dir", "{}/ran"), 1, "the cluster of {}/ran does not run; start it: ff fs up --dir "),
@@ -95,7 +98,7 @@ def test_who_runs_it_is_named_to_who_comes_second(tmp_path: Path, capsys: pytest
     with RunLock(Layout(str(tmp_path / "made")).lock_file):
         assert main(["fs", "up", "--dir", str(tmp_path / "made")]) == 1
     text = capsys.readouterr().err
-    assert text.startswith("error: the cluster runs already, under process ")
+    assert text.startswith("error: the cluster runs, under process ")
     assert text.endswith(f"'ff fs down --dir {os.path.relpath(tmp_path / 'made')}' ends it\n")
 
 

@@ -354,4 +354,4 @@ def test_bench_measures_both_and_leaves_nothing(ff: Shell, tmp_path: Path) -> No
 def test_what_is_wrong_is_said_in_one_line(ff: Shell) -> None:
     assert "HOST:PORT" in ff("ls", "ff://data/x", code=2)
     assert "exclude" in ff("ls", "--dir", "x", "--manager", "a:1", "/", code=2)
-    assert "--manager needs --token-file" in ff("ls", "ff://a:1/", code=2)
+    assert "need --token-file or --secret-file" in ff("ls", "ff://a:1/", code=2)

@@ -12,10 +12,12 @@ from tests.support.fs_names import Names, at, violations
 from fireflyer import kvstore
 from fireflyer.base.errors import Busy
 from fireflyer.cli import main
+from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
 from fireflyer.fs.core.meta.tables import entry_key, inode_key
 from fireflyer.fs.core.rows import LEASE_KEY
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, SetArea, SetValue, Symlink
+from fireflyer.fs.service.meta_registry import PREFIX as SERVICES
 from fireflyer.fs.service.meta_store import check_store
 from fireflyer.kvstore import Engine, MemoryEngine, Transaction
 from fireflyer.runtime import run
@@ -135,7 +137,8 @@ def test_a_dump_that_is_not_whole_loads_nothing(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "new") == []
 
 
-def test_a_store_on_which_managers_run_is_not_looked_at() -> None:
+@pytest.mark.parametrize("key", [LEASE_KEY, COLLECTOR_KEY, SERVICES + b"one"])
+def test_a_store_on_which_somebody_runs_is_not_looked_at(key: bytes) -> None:
     """With PostgreSQL nothing else would tell."""
     with Names() as names:
         engine = MemoryEngine(names.store)
@@ -143,15 +146,15 @@ def test_a_store_on_which_managers_run_is_not_looked_at() -> None:
 
         async def renew(rows: Transaction) -> None:
             renewed.append(b"%d" % len(renewed))
-            rows.set(LEASE_KEY, renewed[-1])
+            rows.set(key, renewed[-1])
 
         class Renewing(MemoryEngine):
-            """A manager renews its lease after each read."""
+            """A manager, or a meta service, renews its row after each read."""
 
             async def read(self, body: Any, **options: Any) -> Any:
                 result = await super().read(body, **options)
                 await engine.transact(renew)
                 return result
 
-        with pytest.raises(Busy, match="managers run on this store"):
+        with pytest.raises(Busy, match="run on this store"):
             run(check_store(Renewing(names.store)))

@@ -94,6 +94,30 @@ def test_a_truncation_needs_no_chunks_where_only_this_client_writes_and_it_grows
     names.ask(Truncate(at(b"f"), 5000), Found, ANN)
 
 
+def test_a_lazy_close_ends_one_handle_whenever_it_comes_and_tells_nothing(names: Names) -> None:
+    file = opened(names)
+    names.ask(Report(file.id, 1, 5000, 0), Found, ANN)
+    opened(names, handle=2)
+
+    async def begin(context: Context) -> Found:
+        context.owner, context.number = 99, 1
+        return await cutting.truncate(Truncate(at(b"f"), 100), context, await context.known(file.id))
+
+    names.run(begin, ANN)
+    assert names.errno(Close(file.id, 1, 9000, 0, lazy=True), BOB) == errno.EBADF
+    answer = names.ask(Close(file.id, 1, 9000, 0, lazy=True), Found, ANN)
+    assert body_of(answer.inode).length == 5000
+    assert answer.inode == names.stat(b"f")
+
+    async def handles(context: Context) -> tuple[int, ...]:
+        row = await lengths.writer_row(context, file.id, ANN.client)
+        return () if row is None else row.handles
+
+    assert names.run(handles, ANN) == (2,)
+    names.ask(Close(file.id, 2, 0, 0, lazy=True), Found, ANN)
+    assert names.run(handles, ANN) == ()
+
+
 def test_handles_are_of_their_client_and_used_once(names: Names) -> None:
     file = opened(names)
     assert names.errno(Open(at(b"f"), WRITING, 1), ANN) == errno.EINVAL

@@ -10,7 +10,7 @@ import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.core.meta import tables
+from fireflyer.fs.core.meta import locks, tables
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.renewing import renew
 from fireflyer.fs.schema.inodes import MAX_LINKS, ROOT, Defaults, Kind
@@ -23,6 +23,7 @@ from fireflyer.fs.schema.meta import (
     GetValue,
     Link,
     ListDirectory,
+    Listing,
     ListValues,
     Lock,
     LockKind,
@@ -470,6 +471,18 @@ def test_a_file_has_only_so_many_names() -> None:
         assert names.errno(Link(at("f"), at("g"))) == errno.EMLINK
 
 
+def test_a_file_has_only_so_many_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "MAX_LOCKS", 3)
+    with Names() as names:
+        names.do(MakeNode(at("f"), Kind.FILE))
+        inode = names.stat("f").id
+        asked = [Lock(inode, Window.RANGE, 1, LockKind.WRITE, start, start + 1) for start in range(0, 10, 2)]
+        assert [names.errno(one) for one in asked] == [0, 0, 0, errno.ENOLCK, errno.ENOLCK]
+        assert names.errno(Lock(inode, Window.WHOLE, 1, LockKind.READ)) == errno.ENOLCK
+        names.do(Lock(inode, Window.RANGE, 1, LockKind.NONE))
+        names.do(asked[-1])
+
+
 def test_all_extended_attributes_of_an_inode_have_an_end() -> None:
     with Names() as names:
         names.do(MakeNode(at("f"), Kind.FILE), SetValue(at("f"), b"user.a", b"x" * 65536))
@@ -501,6 +514,20 @@ def lock(inode: int) -> Request:
     return Lock(inode, Window.RANGE, 1, LockKind.READ)
 
 
+def test_who_has_listed_a_directory_goes_on_until_it_is_closed_where_a_mount_says_so() -> None:
+    mount, user_himself = Asker(8, 1002, 1002), Asker(7, 1002, 1002, by_path=True)
+    with Names() as names:
+        names.do(MakeDirectory(at("d")), MakeNode(at("d/f"), Kind.FILE))
+        directory = names.stat("d").id
+        first, later = ListDirectory(directory, limit=1), ListDirectory(directory, b"a", opened=True)
+        for asker in (mount, user_himself):
+            assert names.errno(first, asker) == 0
+        names.do(SetAttributes(at("d"), mode=0o700))
+        assert names.ask(later, Listing, mount).entries[0].name == b"f"
+        assert names.errno(first, mount) == errno.EACCES
+        assert names.errno(later, user_himself) == errno.EACCES
+
+
 def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
     """They are given one after the other, so anybody can guess them."""
     eve = Asker(7, 1002, 1002, by_path=True)
@@ -513,6 +540,8 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
         directory, private = names.stat("ada/in").id, names.stat("ada").id
         asked: list[Request] = [
             ListDirectory(directory),
+            ListDirectory(directory, opened=True),
+            GetSpace(directory),
             Stat(Place(directory)),
             Stat(at("f", directory)),
             Stat(at("..", directory)),
@@ -538,6 +567,8 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
                 names.run(lambda context, place=place: renew(Renew(place.base, 1), context), eve)
         for request in asked:
             assert names.errno(request, eve) == errno.EACCES, request
+        unlocking = [Lock(number, Window.RANGE, 1, LockKind.NONE) for number in (directory, 1 << 40)]
+        assert [names.errno(request, eve) for request in unlocking] == [0, 0], "which does not say which there are"
         found = names.ask(StatMany((at("f", directory), Place(directory))), FoundMany, eve).inodes
         assert found == (errno.EACCES, errno.EACCES)
         assert names.errno(Stat(at("f", directory)), walked) == 0

@@ -64,6 +64,43 @@ def test_what_is_removed_is_found_in_the_trash_of_who_removed_it_and_can_be_move
         names.check()
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_what_lies_below_a_tree_that_is_removed_goes_to_its_own_trash(limit: int) -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("t"), 0o777), MakeDirectory(at("t/plain")), MakeNode(at("t/plain/f"), Kind.FILE))
+        names.do(MakeDirectory(at("t/home")), SetDefaults(at("t/home"), Defaults(trash_s=60)))
+        names.do(MakeNode(at("t/home/f"), Kind.FILE), MakeDirectory(at("t/home/empty")), MakeDirectory(at("t/home/in")))
+        names.do(MakeNode(at("t/home/in/g"), Kind.FILE), MakeNode(at("t/home/linked"), Kind.FILE))
+        names.do(Link(at("t/home/linked"), at("t/home/in/too")), MakeNode(at("t/z"), Kind.FILE))
+        file, within, linked = (names.stat(f"t/home/{name}").id for name in ("f", "in", "linked"))
+        while names.ask(RemoveTree(at("t"), limit), Removed).more:
+            names.check()
+        names.check()
+        assert names.errno(Stat(at("t"))) == errno.ENOENT
+        assert listed(names, ".trash/0") == [f"f~{file}", f"in~{within}"]
+        assert names.stat(f".trash/0/in~{within}/too").id == linked
+        names.now_ns += 120 * SECOND
+        names.expire()
+        assert listed(names, ".trash/0") == []
+        names.check()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_a_trash_that_lies_in_the_tree_goes_with_it(limit: int) -> None:
+    """As the last name of what is in there."""
+    with Names() as names:
+        names.do(MakeDirectory(at("t"), 0o777), MakeDirectory(at("t/head")), SetArea(at("t/head"), inodes=100))
+        names.do(SetDefaults(at("t/head"), Defaults(trash_s=60)), MakeDirectory(at("t/head/in")))
+        for path in ("t/head/!", "t/head/z", "t/head/in/f"):
+            names.do(MakeNode(at(path), Kind.FILE))
+        names.do(Remove(at("t/head/z")))
+        assert listed(names, "t/head") == ["!", ".trash", "in"]
+        while names.ask(RemoveTree(at("t"), limit), Removed).more:
+            names.check()
+        assert names.errno(Stat(at("t"))) == errno.ENOENT
+        names.check()
+
+
 def test_it_is_removed_for_good_when_its_time_has_come() -> None:
     with Names() as names:
         begin(names, "f", "g")

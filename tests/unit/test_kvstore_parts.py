@@ -181,3 +181,45 @@ async def test_two_transactions_whose_parts_read_what_the_other_wrote_do_not_bot
         await first.commit()
         with pytest.raises(Conflict):
             await second.commit()
+
+
+class _Counting:
+    """What a trunk stands on, counting what is asked for singly."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.asked: list[bytes] = []
+        self._transaction = transaction
+        self.get_many = transaction.get_many
+        self.get_range = transaction.get_range
+
+    async def get(self, key: bytes) -> bytes | None:
+        self.asked.append(key)
+        return await self._transaction.get(key)
+
+
+@on_loop
+async def test_what_a_part_clears_is_known_to_be_gone_and_the_rest_is_not_asked_for_again() -> None:
+    keys = [bytes([letter]) for letter in b"abcdefgh"]
+    async with MemoryEngine() as kv:
+        await put(kv, **{key.decode(): key for key in keys})
+
+        async def body(tx: Transaction) -> None:
+            below = _Counting(tx)
+            trunk = Trunk(below, tx)
+            await trunk.get_many([*keys, b"x"])
+            first = trunk.part()
+            first.clear_range(b"b", b"d")
+            first.clear_range(b"g", None)
+            first.set(b"c", b"new")
+            first.keep()
+            second = trunk.part()
+            seen = [await second.get(key) for key in [*keys, b"x"]]
+            assert seen == [b"a", None, b"new", b"d", b"e", b"f", None, None, None]
+            assert below.asked == []
+            for key in keys:
+                second.clear_range(key, key + b"\0")
+            second.keep()
+            assert [await trunk.part().get(key) for key in keys] == [None] * len(keys)
+
+        await kv.transact(body)
+        assert await values(kv) == {}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
+import stat
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.file_rig import FileRig, no_space
 
-from fireflyer.base.errors import Aborted, Timeout, Unreachable
-from fireflyer.base.units import MS
+from fireflyer.base.errors import Aborted, Timeout, Unreachable, UsageError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.fs.client.meta import SESSION_FORGOTTEN, SESSION_STRUCK
 from fireflyer.fs.core.files.asking import service_for
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT
@@ -20,11 +23,16 @@ from fireflyer.fs.schema.meta import (
     Answers,
     Calls,
     Close,
+    Lock,
+    LockKind,
     MakeDirectory,
+    Open,
+    OpenFlag,
     Place,
     Refused,
     Report,
     Stat,
+    Truncate,
 )
 
 
@@ -61,6 +69,42 @@ def test_requests_of_one_turn_go_together_and_reads_apart() -> None:
         assert sorted(numbers) == list(range(1, 71))
         await files.stat("/")
         assert sent[-1].done_below == 71
+
+    run(test)
+
+
+def test_what_is_wrong_with_one_request_is_told_to_who_asked_and_the_others_are_done() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        before = rig.sends
+
+        async def reads(calls: Calls) -> Answers:
+            """As a service does: the message as a whole."""
+            try:
+                return await before(msgspec.msgpack.decode(msgspec.msgpack.encode(calls), type=Calls))
+            except msgspec.ValidationError as error:
+                raise UsageError(f"bad request: {error}") from None
+
+        rig.sends = reads
+        wrong: list[tuple[int, Awaitable[object]]] = [
+            (errno.E2BIG, files.setxattr("/", "user.a", bytes(65_537))),
+            (errno.ERANGE, files.setxattr("/", "user." + "n" * 3000, b"")),
+            (errno.EINVAL, files.truncate("/file", -1)),
+            (errno.EINVAL, files.truncate("/file", 1 << 70)),
+            (errno.EINVAL, files.chown("/", 1 << 40, -1)),
+            (errno.ENAMETOOLONG, files.mkdir("n" * 20_000)),
+            (errno.ENAMETOOLONG, files.symlink("n" * 20_000, "/link")),
+        ]
+        right = [files.mkdir(f"/d{number}") for number in range(5)]
+        told = await asyncio.gather(*(one for _, one in wrong), *right, return_exceptions=True)
+        assert [one.errno if isinstance(one, OSError) else one for one in told] == [one for one, _ in wrong] + [
+            None
+        ] * 5
+        assert await files.listdir("/") == [f"d{number}" for number in range(5)]
+        found = await files.stat_many(["/d0", "/" + "n" * 20_000, "/d1"])
+        assert [one.errno if isinstance(one, OSError) else 0 for one in found] == [0, errno.ENAMETOOLONG, 0]
+        await files.chmod("/d0", stat.S_IFDIR | 0o711)
+        assert (await files.stat("/d0")).st_mode == stat.S_IFDIR | 0o711
 
     run(test)
 
@@ -156,6 +200,89 @@ def test_only_so_many_changes_are_under_way() -> None:
     run(test)
 
 
+def hanging(rig: FileRig, *kinds: type) -> asyncio.Event:
+    """Requests of these kinds get no answer before it is set."""
+    before, door = rig.sends, asyncio.Event()
+
+    async def waits(calls: Calls) -> Answers:
+        if any(isinstance(call.request, kinds) for call in calls.calls):
+            await door.wait()
+        return await before(calls)
+
+    rig.sends = waits
+    return door
+
+
+def test_one_request_that_hangs_stops_no_others() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        async with await files.open("/a", "wb"):
+            pass
+        door = hanging(rig, Truncate)
+        hangs = asyncio.create_task(files.truncate("/a", 5))
+        for one in range(MAX_UNDER_WAY + 50):
+            await files.meta.call(MakeDirectory(Place(ROOT, b"d%d" % one)))
+        assert not hangs.done()
+        door.set()
+        await hangs
+
+    run(test)
+
+
+def test_who_opens_to_cut_makes_nobody_wait_who_asks_in_the_same_turn() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        async with await files.open("/cut", "wb") as file:
+            await file.pwrite(b"x", 0)
+        place = Place(ROOT, b"cut")
+        door = hanging(rig, Open)
+        cut = asyncio.create_task(files.meta.call(Open(place, OpenFlag.WRITE | OpenFlag.TRUNCATE, files.meta.handle())))
+        await files.mkdir("/beside")
+        assert not cut.done()
+        door.set()
+        await cut
+
+    run(test)
+
+
+def test_many_that_wait_for_a_lock_leave_numbers_for_others() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        file = await files.open("/a", "wb")
+        door = hanging(rig, Lock)
+        waiting = [
+            asyncio.create_task(file.lock(LockKind.READ, owner=one, wait_ns=5 * SECOND))
+            for one in range(MAX_UNDER_WAY + 50)
+        ]
+        await files.mkdir("/d")
+        await files.truncate("/a", 5)
+        door.set()
+        await asyncio.gather(*waiting)
+        await file.close()
+
+    run(test)
+
+
+def test_who_waits_for_a_number_waits_for_so_long_only_and_all_go_on_together() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        door = hanging(rig, MakeDirectory)
+        made = [asyncio.create_task(files.mkdir(f"/{one}")) for one in range(2 * MAX_UNDER_WAY)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        with pytest.raises(Timeout, match="was not sent"):
+            await files.meta.call(Close(1, 1, 0, 0), timeout_ns=20 * MS)
+        given_up = made.pop()
+        given_up.cancel()
+        sent = heard(rig)
+        door.set()
+        await asyncio.gather(*made)
+        assert len(sent) < 20
+        await files.mkdir("/d")
+
+    run(test)
+
+
 def test_after_the_session_names_go_on_and_open_files_that_write_are_lost() -> None:
     async def test(rig: FileRig) -> None:
         files, played = await rig.client()
@@ -175,6 +302,72 @@ def test_after_the_session_names_go_on_and_open_files_that_write_are_lost() -> N
         assert (await read.pread(0, 4)) == b"kept"
         await read.close()
         assert await files.listdir() == ["a", "d"]
+
+    run(test)
+
+
+def test_what_was_done_before_the_end_of_the_session_is_not_done_again_after_it() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        await files.mkdir("/a")
+        before, lost = rig.sends, 0
+
+        async def loses(calls: Calls) -> Answers:
+            nonlocal lost
+            answers = await before(calls)
+            if calls.calls[0].number and not lost:
+                lost += 1
+                await rig.rig.end_session(calls.client)
+                await played.exchange()
+                raise Unreachable("the connection broke")
+            return answers
+
+        rig.sends = loses
+        client = files.meta.client
+        await files.rename("/a", "/b")
+        assert lost == 1
+        assert files.meta.client != client
+        assert await files.listdir() == ["b"]
+        await files.rename("/b", "/c")
+
+    run(test)
+
+
+def test_who_was_struck_opens_another_session() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        client, before = played.client, rig.sends
+
+        async def sends(calls: Calls) -> Answers:
+            if calls.client != client:
+                return await before(calls)
+            return Answers(tuple(Refused(errno.ESTALE, "silent", SESSION_STRUCK) for _ in calls.calls))
+
+        rig.sends = sends
+        played.want_routing = lambda: None  # type: ignore[method-assign]
+        await files.mkdir("/a")
+        assert files.meta.client != client
+        assert await files.listdir() == ["a"]
+
+    run(test)
+
+
+def test_of_a_session_that_nobody_knows_what_was_sent_is_in_doubt() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        forgotten = Refused(errno.ESTALE, "session 1 is over", SESSION_FORGOTTEN)
+        answers: list[Answers | Unreachable] = [Unreachable("lost"), Answers((forgotten,))]
+
+        async def sends(calls: Calls) -> Answers:
+            answer = answers.pop(0)
+            if isinstance(answer, Unreachable):
+                raise answer
+            return answer
+
+        rig.sends = sends
+        with pytest.raises(Timeout, match="may have been done"):
+            await files.mkdir("/a")
+        assert not answers
 
     run(test)
 

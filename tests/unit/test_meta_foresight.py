@@ -7,32 +7,35 @@ from collections.abc import Sequence
 
 import pytest
 from tests.support.fs_meta import MetaRig, expect
+from tests.support.fs_names import at
 from tests.support.loops import on_loop
 
+from fireflyer.fs.core.meta.context import Asker
 from fireflyer.fs.core.meta.namespace import carry_out
 from fireflyer.fs.core.meta.tables import entry_key
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import (
     Answer,
+    Close,
     Found,
     FoundMany,
     MakeDirectory,
     MakeNode,
-    Place,
+    Open,
+    Opened,
+    OpenFlag,
     Refused,
     Remove,
     Rename,
+    Report,
     Request,
+    Reserve,
     Stat,
     StatMany,
     Symlink,
 )
 from fireflyer.fs.service.meta_foresight import foresee
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, Trunk
-
-
-def at(path: str) -> Place:
-    return Place(ROOT, path.encode())
 
 
 class _Counting:
@@ -74,6 +77,24 @@ async def test_paths_are_read_a_step_at_a_time_for_all_requests_together() -> No
             assert counting.single == 0
 
         await rig.engine.read(look)
+
+
+@on_loop
+async def test_the_row_of_a_writer_is_foreseen_for_its_reports_and_its_close() -> None:
+    async with MetaRig(MemoryEngine()) as rig:
+        await rig.open_session(5)
+        flags = OpenFlag.WRITE | OpenFlag.CREATE
+        file = expect(await rig.ask(5, Open(at("f"), flags, 1)), Opened).inode.id
+
+        async def look(transaction: Transaction) -> None:
+            for request in (Report(file, 1, 7, 0), Reserve(file, 1, 5), Close(file, 1, 9, 0)):
+                counting = _Counting(transaction)
+                trunk = Trunk(counting)
+                await foresee(trunk, [(5, 0, request)])
+                await carry_out(request, rig.service.house.context(trunk.part(), Asker(5, 0, 0)))
+                assert counting.single == 0
+
+        await rig.engine.transact(look)
 
 
 @on_loop

@@ -8,17 +8,20 @@ import pytest
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import DataCorruption, PermissionDenied
+from fireflyer.fs.core.meta.open_rows import CLIENT_ROWS, CLIENTS, ClientRow
 from fireflyer.fs.core.meta.replies import (
     STEP,
     SessionEnded,
+    SessionForgotten,
     admit,
     forget_client,
     number_allowed,
     store_answer,
 )
+from fireflyer.fs.core.meta.tables import number_key
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Answer, Done, Refused
+from fireflyer.fs.schema.meta import MAX_NUMBERS, Answer, Done, Refused
 from fireflyer.kvstore import Engine, MemoryEngine, Transaction
 
 
@@ -32,6 +35,13 @@ async def _open_session(kv: Engine, client: int, user: str = "ada") -> None:
 async def _end_session(kv: Engine, client: int) -> None:
     async def body(tx: Transaction) -> None:
         tx.clear(SESSIONS.key(client))
+
+    await kv.transact(body)
+
+
+async def _enrol(kv: Engine, client: int, user: str, *, struck: bool = False) -> None:
+    async def body(tx: Transaction) -> None:
+        tx.set(number_key(CLIENTS, client), CLIENT_ROWS.encode(ClientRow(0, user, struck=struck)))
 
     await kv.transact(body)
 
@@ -84,18 +94,18 @@ async def test_answers_are_forgotten_when_the_client_has_them_and_stragglers_are
 async def test_a_client_that_keeps_to_no_rule_stores_no_more_rows_by_it() -> None:
     async with MemoryEngine() as kv:
         await _open_session(kv, 7)
-        for number in range(1, 3000, 7):
-            for done_below in (number - MAX_UNDER_WAY + 1, number):
+        for number in range(1, 60_000, 139):
+            for done_below in (number - MAX_NUMBERS + 1, number):
                 if done_below >= 0 and number_allowed(number, done_below):
                     try:
                         await _ask(kv, 7, number, Done(), done_below=done_below)
                     except FileError:
                         pass
-        assert await _rows(kv) <= MAX_UNDER_WAY + STEP + 1
+        assert await _rows(kv) <= MAX_NUMBERS + STEP + 1
 
 
 def test_the_window_of_numbers() -> None:
-    assert [number_allowed(number, 10) for number in (9, 10, 9 + MAX_UNDER_WAY, 10 + MAX_UNDER_WAY)] == [
+    assert [number_allowed(number, 10) for number in (9, 10, 9 + MAX_NUMBERS, 10 + MAX_NUMBERS)] == [
         False,
         True,
         True,
@@ -107,6 +117,7 @@ def test_the_window_of_numbers() -> None:
 async def test_a_session_that_is_over_changes_nothing_but_a_service_is_told_what_it_had_done() -> None:
     async with MemoryEngine() as kv:
         await _open_session(kv, 7, user="")
+        await _enrol(kv, 7, "")
         await _ask(kv, 7, 1, Done(), user="")
         await _end_session(kv, 7)
         assert await _ask(kv, 7, 1, Refused(1, ""), user="") == (Done(), False)
@@ -128,9 +139,44 @@ async def test_nobody_uses_or_sees_the_session_of_another_user() -> None:
         for number in (1, 2):
             with pytest.raises(PermissionDenied, match="another user's"):
                 await _ask(kv, 7, number, Done(), user="mallory")
+        await _enrol(kv, 7, "ada")
         await _end_session(kv, 7)
-        with pytest.raises(SessionEnded):  # whose it was is not known any more
-            await _ask(kv, 7, 1, Done(), user="mallory")
+        for number in (1, 2):
+            with pytest.raises(PermissionDenied, match="another user's"):
+                await _ask(kv, 7, number, Done(), user="mallory")
+
+
+@on_loop
+async def test_after_the_end_a_user_is_told_what_was_done_until_nobody_knows() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7)
+        await _enrol(kv, 7, "ada")
+        await _ask(kv, 7, 1, Done())
+        await _end_session(kv, 7)
+        assert await _ask(kv, 7, 1, Refused(1, "")) == (Done(), False)
+        with pytest.raises(SessionEnded) as over:
+            await _ask(kv, 7, 2, Done())
+        assert not isinstance(over.value, SessionForgotten)
+
+        async def forget(tx: Transaction) -> None:
+            forget_client(tx, 7)
+            tx.clear(number_key(CLIENTS, 7))
+
+        await kv.transact(forget)
+        with pytest.raises(SessionForgotten):
+            await _ask(kv, 7, 1, Done())
+
+
+@on_loop
+async def test_nothing_is_done_for_a_client_that_was_struck() -> None:
+    async with MemoryEngine() as kv:
+        await _open_session(kv, 7)
+        await _enrol(kv, 7, "ada")
+        await _ask(kv, 7, 1, Done())
+        await _enrol(kv, 7, "ada", struck=True)
+        assert await _ask(kv, 7, 1, Refused(1, "")) == (Done(), False)
+        with pytest.raises(SessionEnded):
+            await _ask(kv, 7, 2, Done())
 
 
 @on_loop

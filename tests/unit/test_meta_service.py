@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import time
+from collections.abc import Sequence
 
+import msgspec
 import pytest
-from tests.support.fs_meta import SERVICE, MetaRig, expect, user
+from tests.support.fs_meta import ADA, CREATE, EVE, SERVICE, MetaRig, PlayedChunks, expect, two_users, user
+from tests.support.fs_names import at
 from tests.support.loops import on_loop
 
-from fireflyer.base.errors import PermissionDenied, UsageError
-from fireflyer.fs.core.capability import Capability, Rights, derive_key, verify
-from fireflyer.fs.core.meta.replies import SESSION_OVER
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import MS
+from fireflyer.fs.core.capability import Rights
+from fireflyer.fs.core.meta.context import MAX_STEPS, REST_MASK
+from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.open_rows import WAITS
+from fireflyer.fs.core.meta.replies import SESSION_FORGOTTEN, SESSION_OVER
+from fireflyer.fs.core.meta.tables import encode_inode, inode_key
 from fireflyer.fs.core.rows import TABLES, encode_row
-from fireflyer.fs.schema.inodes import ROOT, Kind
+from fireflyer.fs.schema.inodes import ROOT, FileBody, Kind
 from fireflyer.fs.schema.meta import (
-    MAX_UNDER_WAY,
+    MAX_NUMBERS,
     Actor,
     Beat,
     Call,
@@ -41,37 +48,16 @@ from fireflyer.fs.schema.meta import (
     Renew,
     Report,
     Request,
-    Reserve,
-    SetAttributes,
     Stat,
     StatMany,
+    Symlink,
     Truncate,
     Window,
 )
 from fireflyer.fs.schema.routing import ChainTable
-from fireflyer.fs.service.meta_config import NOBODY, MetaSettings
+from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.meta_requests import is_changing, lane_of
-from fireflyer.identity import Account
-from fireflyer.kvstore import CommitFault, MemoryEngine, MemoryStore, Transaction
-
-ADA = Account("ada", 1001, 1001, (50,))
-EVE = Account("eve", 1002, 1002)
-CREATE = OpenFlag.WRITE | OpenFlag.READ | OpenFlag.CREATE
-
-
-def at(path: str, base: int = ROOT) -> Place:
-    return Place(base, path.encode())
-
-
-async def two_users(rig: MetaRig) -> None:
-    """Client 7 is Ada's, 8 Eve's, 5 a service's. "/a" is Ada's own, with file "f", which handle 1 has open."""
-    await rig.open_session(5)
-    await rig.open_session(7, "ada")
-    await rig.open_session(8, "eve")
-    await rig.ask(5, SetAttributes(Place(ROOT), mode=0o777))
-    expect(await rig.ask(7, MakeDirectory(at("a"), 0o700), user("ada")), Found)
-    expect(await rig.ask(7, Open(at("a/f"), CREATE, 1, 0o600), user("ada")), Opened)
-
+from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Transaction
 
 # --- again is once ---
 
@@ -136,7 +122,7 @@ async def test_commits_of_unknown_outcome_are_repeated_and_done_once() -> None:
 async def test_numbers_outside_the_window_are_refused() -> None:
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
-        for number, done_below in ((0, 0), (4, 5), (5 + MAX_UNDER_WAY, 5)):
+        for number, done_below in ((0, 0), (4, 5), (5 + MAX_NUMBERS, 5)):
             calls = Calls(5, done_below, (Call(MakeDirectory(at("d")), number),))
             (answer,) = (await rig.service.serve(calls, SERVICE)).answers
             assert expect(answer, Refused).errno == errno.EINVAL
@@ -153,7 +139,20 @@ async def test_nothing_is_done_for_a_session_that_is_over_and_each_answer_says_s
         for request in (MakeDirectory(at("e")), Open(at("d"), OpenFlag.READ), Renew(2, 1), Beat(1)):
             answer = expect(await rig.ask(5, request, number=2), Refused)
             assert (answer.errno, answer.code) == (errno.ESTALE, SESSION_OVER)
-        assert expect(await rig.ask(99, Open(at("d"), OpenFlag.READ)), Refused).code == SESSION_OVER
+        assert expect(await rig.ask(99, Open(at("d"), OpenFlag.READ)), Refused).code == SESSION_FORGOTTEN
+
+
+@on_loop
+async def test_after_the_end_of_a_session_its_user_hears_what_he_had_done_and_nobody_else() -> None:
+    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
+        await two_users(rig)
+        assert await rig.ask(7, Rename(at("a/f"), at("a/g")), user("ada"), number=70) == Done()
+        await rig.end_session(7)
+        assert await rig.ask(7, Rename(at("a/f"), at("a/g")), user("ada"), number=70) == Done()
+        told = await rig.ask(7, Rename(at("a/f"), at("a/g")), user("eve"), number=70)
+        assert expect(told, Refused).errno == errno.EPERM
+        told = await rig.ask(7, Rename(at("a/g"), at("a/h")), user("ada"), number=71)
+        assert expect(told, Refused).code == SESSION_OVER
 
 
 @on_loop
@@ -199,182 +198,106 @@ async def test_one_message_may_not_ask_for_more_than_an_answer_holds() -> None:
             await rig.ask_all(5, [ListDirectory(ROOT)] * 17)
 
 
-# --- who asks ---
+@on_loop
+async def test_links_lead_over_a_bounded_number_of_names_and_others_go_on_meanwhile() -> None:
+    async with MetaRig(MemoryEngine()) as rig:
+        await rig.open_session(5)
+        await rig.ask(5, MakeDirectory(at("d")))
+        for number in range(3):
+            expect(await rig.ask(5, Symlink(at(f"l{number}"), b"./" * 1200 + b"l%d" % (number + 1))), Found)
+        expect(await rig.ask(5, MakeDirectory(at("l3"))), Found)
+        for link, answered in (("l2", 0), ("l1", 0), ("l0", 0), ("long", errno.ELOOP)):
+            if link == "long":
+                await rig.ask(5, Symlink(at("long"), b"./" * 1200 + b"l0"))
+            answer = await rig.ask(5, Stat(at(link)))
+            assert (answer.errno if isinstance(answer, Refused) else 0) == answered, link
+        turns = 0
+        asked = asyncio.ensure_future(rig.ask(5, StatMany((at("l0"),) * 500)))
+        while not asked.done():
+            turns += 1
+            await asyncio.sleep(0)
+        found = expect(await asked, FoundMany).inodes
+        within = [one for one in found if not isinstance(one, int)]
+        assert MAX_STEPS // 3700 <= len(within) <= MAX_STEPS // 3600 + 1
+        assert set(found) - set(within) == {errno.ELOOP}
+        assert turns > MAX_STEPS // (REST_MASK + 1)
 
 
 @on_loop
-async def test_users_act_as_themselves_and_may_not_say_otherwise() -> None:
+async def test_another_request_under_a_number_that_was_used_does_not_get_the_answer_to_the_first_one() -> None:
     async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
         await two_users(rig)
-        made = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        assert (made.uid, made.gid) == (ADA.uid, ADA.gid)
-        for actor in (Actor(0, 0), Actor(ADA.uid, ADA.gid), Actor(EVE.uid, EVE.gid)):
-            for request in (Stat(at("a/f")), MakeDirectory(at("e")), Remove(at("a/f"))):
-                answer = expect(await rig.ask(8, request, user("eve"), actor=actor), Refused)
-                assert answer.errno == errno.EPERM
-        with pytest.raises(PermissionDenied, match="not known any more"):
-            await rig.ask(7, Stat(at("a")), user("nobody"))
-
-
-@on_loop
-async def test_a_user_reaches_nothing_of_another_one() -> None:
-    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
-        await two_users(rig)
-        file = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        directory = expect(await rig.ask(7, Stat(at("a")), user("ada")), Found).inode
-        attempts: list[Request] = [
-            Stat(at("a/f")),
-            ListDirectory(directory.id),
-            Open(at("a/f"), OpenFlag.READ),
-            Open(Place(file.id), OpenFlag.READ),
-            Open(Place(file.id), OpenFlag.WRITE, 1),
-            Open(at("g", directory.id), CREATE, 2),
-            MakeDirectory(at("a/d")),
-            Remove(at("f", directory.id)),
-            Rename(at("f", directory.id), at("mine")),
-            Rename(at("a/f"), at("mine")),
-            SetAttributes(Place(file.id), mode=0o777),
-            SetAttributes(Place(file.id), uid=EVE.uid),
-            Truncate(Place(file.id), 0),
-            Renew(file.id, Rights.READ),
-        ]
-        for request in attempts:
-            answer = expect(await rig.ask(8, request, user("eve")), Refused)
-            assert answer.errno in (errno.EACCES, errno.EPERM), (request, answer)
-        assert expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode == file
-
-
-@on_loop
-async def test_handles_of_others_are_of_no_use() -> None:
-    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
-        await two_users(rig)
-        file = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        for request in (
-            Report(file.id, 1, 100, 0),
-            Close(file.id, 1, 100, 0),
-            Reserve(file.id, 1, 100),
-            Truncate(Place(file.id), 0, 1),
-            Renew(file.id, Rights.WRITE, 1),
+        made = await rig.ask(5, MakeDirectory(at("d")), number=90, actor=Actor(12, 13))
+        expect(made, Found)
+        for request, actor in (
+            (MakeDirectory(at("e")), Actor(12, 13)),
+            (MakeDirectory(at("d")), Actor(12, 14)),
+            (MakeDirectory(at("d")), None),
+            (Open(at("d"), OpenFlag.WRITE, 1), Actor(12, 13)),
         ):
-            answer = expect(await rig.ask(8, request, user("eve")), Refused)
-            # By number she gets at nothing that lies where she may not go.
-            expected = errno.EACCES if isinstance(request, Truncate) else errno.EBADF
-            assert answer.errno == expected, (request, answer)
-        closed = expect(await rig.ask(7, Close(file.id, 1, 5, 0), user("ada")), Found)
-        assert closed.inode.length == 5
-
-
-@on_loop
-async def test_the_session_of_another_user_is_of_no_use() -> None:
-    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
-        await two_users(rig)
-        answered = await rig.ask(7, MakeDirectory(at("a/d")), user("ada"), number=50)
-        file = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        for request in (
-            MakeDirectory(at("e")),
-            Open(at("e"), CREATE, 9),
-            Open(at("a"), OpenFlag.READ),
-            Report(file.id, 1, 100, 0),
-            Beat(1, closed=(file.id,)),
-        ):
-            answer = expect(await rig.ask(7, request, user("eve"), number=51), Refused)
-            assert answer.errno == errno.EPERM, (request, answer)
-        replayed = await rig.ask(7, MakeDirectory(at("a/d")), user("eve"), number=50)
-        assert expect(replayed, Refused).errno == errno.EPERM
-        assert await rig.ask(7, MakeDirectory(at("a/d")), user("ada"), number=50) == answered
-
-
-@on_loop
-async def test_a_mount_speaks_for_its_users_and_for_root_only_where_that_is_said() -> None:
-    store = MemoryStore()
-    async with MetaRig(MemoryEngine(store), MetaSettings(trusted_root=True)) as trusting:
-        await trusting.open_session(5)
-        await trusting.ask(5, SetAttributes(Place(ROOT), mode=0o777))
-        made = await trusting.ask(5, MakeDirectory(at("r")), actor=Actor(0, 0, (0,)))
-        assert expect(made, Found).inode.uid == 0
-        made = await trusting.ask(5, MakeDirectory(at("u")), actor=Actor(12, 13))
-        assert (expect(made, Found).inode.uid, expect(made, Found).inode.gid) == (12, 13)
-    async with MetaRig(MemoryEngine(store), MetaSettings(trusted_root=False)) as careful:
-        await careful.open_session(6)
-        made = await careful.ask(6, MakeDirectory(at("s")), actor=Actor(0, 0))
-        assert (expect(made, Found).inode.uid, expect(made, Found).inode.gid) == (NOBODY, NOBODY)
-        made = await careful.ask(6, MakeDirectory(at("t")))
-        assert expect(made, Found).inode.uid == NOBODY
-        assert expect(await careful.ask(6, SetAttributes(at("u"), mode=0)), Refused).errno == errno.EPERM
-        made = await careful.ask(6, SetAttributes(at("u"), mode=0o700), actor=Actor(12, 13))
-        assert expect(made, Found).inode.mode == 0o700
-
-
-@on_loop
-async def test_administrators_are_root() -> None:
-    async with MetaRig(MemoryEngine(), MetaSettings(), accounts=(ADA, EVE)) as rig:
-        await rig.open_session(9, "admin")
-        made = expect(await rig.ask(9, MakeDirectory(at("d"), 0o700), user("admin")), Found).inode
-        assert made.uid == 0
-        changed = await rig.ask(9, SetAttributes(Place(made.id), uid=ADA.uid), user("admin"))
-        assert expect(changed, Found).inode.uid == ADA.uid
-
-
-# --- capabilities ---
-
-
-@on_loop
-async def test_opening_gives_users_the_right_to_what_they_opened_and_nothing_else() -> None:
-    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
-        await two_users(rig)
-        keys = {1: derive_key(rig.secret.reveal(), 1)}
-
-        def right(answer: object) -> Capability:
-            opened = expect(answer, Opened)  # type: ignore[arg-type]
-            assert time.time() < opened.expires_unix_s
-            return verify(opened.capability, keys, "ada", time.time())
-
-        file = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        for flags, handle, rights in (
-            (OpenFlag.READ, 0, Rights.READ),
-            (OpenFlag.WRITE, 2, Rights.WRITE),
-            (OpenFlag.READ | OpenFlag.WRITE, 3, Rights.READ | Rights.WRITE),
-        ):
-            found = right(await rig.ask(7, Open(at("a/f"), flags, handle), user("ada")))
-            assert (found.client, found.first_file, found.last_file, found.rights) == (7, file.id, file.id, rights)
-        again = right(await rig.ask(7, Renew(file.id, Rights.READ | Rights.WRITE, 3), user("ada")))
-        assert again.rights == Rights.READ | Rights.WRITE
-        assert expect(await rig.ask(7, Renew(file.id, Rights.WRITE, 4), user("ada")), Refused).errno == errno.EBADF
-        directory = expect(await rig.ask(7, Open(at("a"), OpenFlag.READ), user("ada")), Opened)
-        assert not directory.capability
-        by_service = expect(await rig.ask(5, Open(at("a/f"), OpenFlag.READ)), Opened)
-        assert not by_service.capability
-
-
-@on_loop
-async def test_an_answer_that_is_told_again_has_a_capability_too() -> None:
-    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
-        await two_users(rig)
-        request = Open(at("a/g"), CREATE, 2, 0o600)
-        for _ in range(2):
-            opened = expect(await rig.ask(7, request, user("ada"), number=9), Opened)
-            assert opened.created
-            right = verify(opened.capability, {1: derive_key(rig.secret.reveal(), 1)}, "ada", time.time())
-            assert right.first_file == opened.inode.id
-
-
-@on_loop
-async def test_under_the_number_of_another_request_nobody_gets_more_than_that_one_was_granted() -> None:
-    """Opening for nothing is allowed to anybody; its stored answer is no way to the right to read."""
-    async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
-        await two_users(rig)
-        closed = expect(await rig.ask(7, Open(at("closed"), CREATE, 2, 0o600), user("ada")), Opened).inode
-        theirs = Open(Place(closed.id), OpenFlag.READ | OpenFlag.WRITE, 3)
-        assert expect(await rig.ask(8, theirs, user("eve")), Refused).errno == errno.EACCES
-        for number, request in ((40, theirs), (41, Open(at("closed"), OpenFlag.READ | OpenFlag.WRITE, 3))):
-            nothing = expect(await rig.ask(8, Open(at("closed"), OpenFlag.CREATE), user("eve"), number=number), Opened)
-            assert not nothing.rights
-            again = expect(await rig.ask(8, request, user("eve"), number=number), Opened)
-            assert not again.capability
-            assert not again.rights
+            told = expect(await rig.ask(5, request, number=90, actor=actor), Refused)
+            assert (told.errno, "another request" in told.message) == (errno.EINVAL, True)
+        assert await rig.ask(5, MakeDirectory(at("d")), number=90, actor=Actor(12, 13)) == made
+        assert expect(await rig.ask(5, Stat(at("e"))), Refused).errno == errno.ENOENT
 
 
 # --- what takes several transactions ---
+
+
+@on_loop
+async def test_who_waits_for_a_lock_writes_that_once_and_leaves_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fireflyer.fs.core.meta.locks.LOCK_PAUSE_NS", 1_000_000)
+    monkeypatch.setattr("fireflyer.fs.core.meta.locks.MAX_LOCK_PAUSE_NS", 1_000_000)
+    committed: list[Attempted] = []
+    async with MetaRig(MemoryEngine(MemoryStore(attempts=committed.append)), accounts=(ADA, EVE)) as rig:
+        rig.service._lock_waits._most = 8
+        await two_users(rig)
+        file = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode.id
+
+        def lock(kind: LockKind, owner: int, wait_ns: int = 0) -> Lock:
+            return Lock(file, Window.RANGE, owner, kind, 0, 10, wait_ns)
+
+        assert await rig.ask(5, lock(LockKind.WRITE, 1)) == Done()
+        for _ in range(3):
+            committed.clear()
+            waiting = [
+                asyncio.ensure_future(rig.ask(7, lock(LockKind.WRITE, 10 + one, 10**10), user("ada")))
+                for one in range(3)
+            ]
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            told = expect(done.pop().result(), Refused)  # a quarter of all is Ada's
+            assert told.code == "busy"
+            while len(committed) < 30:
+                expect(await rig.ask(5, Stat(Place(ROOT))), Found)
+            assert sum(any(key[:2] == WAITS for key, _ in one.mutations.writes) for one in committed) <= 2
+            assert await rig.ask(5, lock(LockKind.NONE, 1)) == Done()
+            while not all(one.done() for one in waiting):
+                for owner in (10, 11, 12):
+                    await rig.ask(7, lock(LockKind.NONE, owner), user("ada"))
+            assert sum(one.result() == Done() for one in waiting) == 2
+            for owner in (10, 11, 12):
+                await rig.ask(7, lock(LockKind.NONE, owner), user("ada"))
+            assert await rig.ask(5, lock(LockKind.WRITE, 1)) == Done()
+
+
+@on_loop
+async def test_a_file_that_is_being_collected_is_lost_to_who_had_it_open() -> None:
+    async with MetaRig(MemoryEngine()) as rig:
+        await rig.open_session(5)
+        file = expect(await rig.ask(5, Open(at("f"), CREATE, 1)), Opened).inode
+        assert await rig.ask(5, Remove(at("f"))) == Done()
+        expect(await rig.ask(5, Stat(Place(file.id))), Found)
+        assert isinstance(file.body, FileBody)
+        doomed = msgspec.structs.replace(file, links=0, body=msgspec.structs.replace(file.body, cutting=0))
+
+        async def doom(tx: Transaction) -> None:
+            tx.set(inode_key(file.id), encode_inode(doomed))
+
+        await rig.engine.transact(doom)
+        for request in (Stat(Place(file.id)), Renew(file.id, Rights.READ)):
+            assert expect(await rig.ask(5, request), Refused).errno == errno.ESTALE
 
 
 @on_loop
@@ -408,6 +331,77 @@ async def test_a_truncation_removes_the_chunks_behind_and_is_answered_again_alik
         assert expect(cut, Found).inode.length == 70_000
         assert rig.chunks.lengths == {(opened.id, chain, 0): 1 << 16, (opened.id, chain, 1): 70_000 - (1 << 16)}
         assert await rig.ask(5, Truncate(at("f"), 70_000), number=9) == cut
+
+
+@on_loop
+async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_next_session() -> None:
+    engine, reached, goes_on = MemoryEngine(), asyncio.Event(), asyncio.Event()
+
+    class SlowChunks(PlayedChunks):
+        async def remove(self, file: int, chunks: Sequence[tuple[int, int]], *, session: int) -> None:
+            reached.set()
+            await goes_on.wait()
+            await super().remove(file, chunks, session=session)
+
+    slow, quick = SlowChunks(1000), PlayedChunks(2000)
+    quick.lengths = slow.lengths
+    async with (
+        MetaRig(engine, accounts=(ADA,), chunks=slow) as first,
+        MetaRig(engine, accounts=(ADA,), chunks=quick, secret=first.secret) as second,
+    ):
+        await two_users(first)
+        inode = expect(await first.ask(7, Stat(at("a/f")), user("ada")), Found).inode
+        assert isinstance(inode.body, FileBody)
+        layout, size = inode.body.layout, inode.body.layout.chunk_bytes
+        order = order_of(layout, slow.chains(1))
+        chunks = {(inode.id, order[index % len(order)], index): size for index in range(3)}
+        slow.lengths.update(chunks)
+        await first.ask(7, Report(inode.id, 1, 3 * size, 0), user("ada"))
+        second.service.house.settle_ns = MS
+        truncate = Truncate(Place(inode.id), 0, 1)
+        asked = asyncio.create_task(first.ask(7, truncate, user("ada"), number=200))
+        await reached.wait()
+        await first.end_session(1000)
+        done = expect(await second.ask(7, truncate, user("ada"), number=200), Found).inode
+        assert isinstance(done.body, FileBody)
+        slow.lengths.update(chunks)  # written since
+        expect(await second.ask(7, Report(inode.id, 1, 3 * size, done.body.cut), user("ada"), number=201), Found)
+        await first.open_session(1001)
+        slow.session = 1001
+        goes_on.set()
+        await asked
+        assert slow.lengths == chunks
+
+
+@on_loop
+async def test_a_small_file_is_emptied_without_asking_one_chain_after_the_other() -> None:
+    asked: list[str] = []
+
+    class Counted(PlayedChunks):
+        async def last(self, file: int, chains: Sequence[int]) -> Sequence[tuple[int, int] | None]:
+            asked.append("last")
+            return await super().last(file, chains)
+
+        async def list(self, chain: int, file: int, start: int, limit: int) -> Sequence[tuple[int, int]]:
+            asked.append("list")
+            return await super().list(chain, file, start, limit)
+
+        async def remove(self, file: int, chunks: Sequence[tuple[int, int]], *, session: int) -> None:
+            asked.append("remove")
+            await super().remove(file, chunks, session=session)
+
+    chunks = Counted(1000)
+    async with MetaRig(MemoryEngine(), accounts=(ADA,), chunks=chunks) as rig:
+        await two_users(rig)
+        inode = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
+        assert isinstance(inode.body, FileBody)
+        order = order_of(inode.body.layout, chunks.chains(1))
+        chunks.lengths.update({(inode.id, order[index % len(order)], index): 5 for index in (0, 1, 9)})
+        await rig.ask(7, Report(inode.id, 1, 5, 0), user("ada"))
+        flags = OpenFlag.WRITE | OpenFlag.TRUNCATE
+        expect(await rig.ask(7, Open(at("a/f"), flags, 2), user("ada")), Opened)
+        assert not chunks.lengths
+        assert asked == ["last", "remove", "last"]
 
 
 def test_which_requests_are_numbered_and_in_which_lane_they_wait() -> None:

@@ -234,3 +234,50 @@ def test_a_package_of_that_name_that_is_there_already_stays(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "hf3fs_fuse", type(sys)("hf3fs_fuse"))
     with pytest.raises(ImportError, match="imported already"):
         usrbio.register()
+
+
+def test_a_descriptor_that_is_another_files_now_is_registered_anew(mount: str) -> None:
+    first = os.open(f"{mount}/first", os.O_RDWR | os.O_CREAT)
+    os.write(first, b"1" * 10)
+    usrbio.register_fd(first)
+    other = os.open(f"{mount}/second", os.O_RDWR | os.O_CREAT)
+    second = os.dup2(other, first)
+    os.close(other)
+    os.write(second, b"2" * 10)
+    usrbio.register_fd(second)
+    into = bytearray(10)
+    ring = usrbio.make_ioring(mount, 1)
+    ring.prepare(into, True, second, 0)
+    assert [one.result for one in ring.submit().wait()] == [10]
+    assert into == b"2" * 10
+    usrbio.deregister_fd(second)
+    os.close(second)
+
+
+def test_whatever_goes_wrong_is_a_result_and_the_ring_goes_on(mount: str, fd: int, monkeypatch: Any) -> None:
+    ring = usrbio.make_ioring(mount, 2)
+    for offset in (-1, 1 << 63):
+        with pytest.raises(UsageError, match="offset"):
+            ring.prepare(bytearray(1), True, fd, offset)
+    files = importlib.import_module("fireflyer.fs.usrbio.mounts").file_of(fd).files
+
+    def broken(_: Any) -> Any:
+        raise OverflowError("too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "read_batch", broken)
+        ring.prepare(bytearray(1), True, fd, 0)
+        assert [one.result for one in ring.submit().wait(timeout=60)] == [-errno.EIO]
+    ring.prepare(bytearray(1), True, fd, 0)
+    assert [one.result for one in ring.submit().wait(timeout=60)] == [1]
+
+
+@pytest.mark.parametrize("module", ["fireflyer.fs.usrbio.mounts", "fireflyer.fs.spec"])
+def test_a_child_that_is_forked_while_a_thread_has_the_lock_does_not_wait_for_it(module: str) -> None:
+    lock = importlib.import_module(module)._lock
+    with lock:
+        child = os.fork()
+        if not child:
+            free = importlib.import_module(module)._lock.acquire(timeout=1)
+            os._exit(0 if free else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -32,14 +32,18 @@ from fireflyer.cli.fs_users import user_command
 __all__ = ["admin", "command"]
 
 
-@click.group("fs", short_help="The distributed file system: where its chunks lie.")
+@click.group("fs", short_help="A file system over the disks of many machines.")
 def command() -> None:
-    """Chunks of files, replicated over the nodes of a cluster."""
+    """A file system over the disks of many machines. `up` starts one on this machine; `mount`, the commands for files
+    and `fireflyer.fs.connect` use it.
+
+    Paths in it begin with /, of the cluster in ./fs, or that --dir, --manager or $FIREFLYER_FS name. A path like
+    ff://HOST:PORT/data names its cluster itself."""
 
 
-@command.group("admin", short_help="For administrators.")
+@command.group("admin", short_help="Users, nodes, where chunks lie: for administrators.")
 def admin() -> None:
-    """What administrators plan and decide."""
+    """For administrators: users, nodes and targets, where chunks lie, and metadata when the cluster is down."""
 
 
 for verb in (up_command, status_command, down_command, mount_command, umount_command):

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from fireflyer.fs.schema.routing import Routing
     from fireflyer.runtime.rpc import Credential
 
-__all__ = ["DEFAULT_DIRECTORY", "Where", "ask_all", "ask_one", "expect", "local", "reach", "routing", "where_options"]
+__all__ = ["DEFAULT_DIRECTORY", "TARGET_VARIABLE", "Where", "ask_all", "ask_one", "cluster_options", "expect", "local"]
+__all__ += ["named", "reach", "routing", "target_of", "where_options"]
 
 DEFAULT_DIRECTORY: Final = "fs"
+TARGET_VARIABLE: Final = "FIREFLYER_FS"
+CLUSTER_HELP: Final = f"Of a cluster that `ff fs up` made.  [default: what ${TARGET_VARIABLE} names, or ./fs]"
 ENDED_S: Final = 1.0
 """For an answer of a cluster whose `ff fs up` is not there: its managers may still be, run by hand."""
 T = TypeVar("T")
@@ -50,31 +53,61 @@ def where_options(function: Callable[..., object]) -> Callable[..., object]:
     ) -> object:
         return function(*args, where=_find(directory, managers, token_file, secret_file), **options)
 
-    return cluster_options(
-        call, where_help="Of a cluster that `ff fs up` made.  [default: ./fs]", who_help="needed with --manager"
-    )
+    return cluster_options(call)
 
 
-def cluster_options(function: Callable[..., object], *, where_help: str, who_help: str) -> Callable[..., object]:
+def cluster_options(function: Callable[..., object]) -> Callable[..., object]:
     """The options themselves: `directory`, `managers`, `token_file`, `secret_file`."""
+    of_all = "A manager of the cluster; give as many as there are."
     for option in (
-        click.option("--secret-file", metavar="FILE", help="Node secret, instead of a token."),
-        click.option("--token-file", metavar="FILE", help=f"A user's token; {who_help}."),
-        click.option("--manager", "managers", metavar="HOST:PORT", multiple=True, help="A manager of the cluster."),
-        click.option("--dir", "directory", metavar="DIR", help=where_help),
+        click.option("--secret-file", metavar="FILE", help="... or the node secret of the cluster."),
+        click.option("--token-file", metavar="FILE", help="With --manager or ff://HOST:PORT: the token of a user,"),
+        click.option(
+            "--manager", "managers", metavar="HOST:PORT", multiple=True, help=of_all, callback=_check_addresses
+        ),
+        click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP),
     ):
         function = option(function)
     return function
 
 
 def _find(directory: str | None, managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:
-    if not managers:
+    return named(target_of(directory, managers), token_file, secret_file)
+
+
+def _check_addresses(_context: click.Context, _option: click.Parameter, managers: tuple[str, ...]) -> tuple[str, ...]:
+    for one in managers:
+        host, _, port = one.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise click.BadParameter(f"{one!r} is no HOST:PORT")
+    return managers
+
+
+def target_of(directory: str | None, managers: tuple[str, ...]) -> str:
+    """What the options, or the environment, or the default name: `ff://…`. Raises `UsageError`."""
+    if managers and directory is not None:
+        raise UsageError("--dir and --manager exclude each other; give one of them")
+    if managers:
+        return f"ff://{','.join(managers)}"
+    if directory is None and (target := os.environ.get(TARGET_VARIABLE)):
+        if not target.startswith("ff://"):
+            raise UsageError(f"{TARGET_VARIABLE} is {target!r}; write it like ff://HOST:PORT or ff:///directory")
+        return target
+    return f"ff://{os.path.abspath(directory if directory is not None else DEFAULT_DIRECTORY)}"
+
+
+def named(target: str, token_file: str | None, secret_file: str | None) -> Where:
+    """`target`: as `target_of` says it. Raises `UsageError`, and what `local` and `reach` raise."""
+    from fireflyer.fs.tools.addresses import SCHEME, parse_address
+
+    if target.startswith(SCHEME + "/"):
         if token_file or secret_file:
             raise UsageError("--token-file and --secret-file go with --manager; give the address of a manager")
-        return local(directory if directory is not None else DEFAULT_DIRECTORY)
-    if directory is not None:
-        raise UsageError("--dir and --manager exclude each other; give one of them")
-    return reach(managers, token_file, secret_file)
+        return local(target[len(SCHEME) :])
+    address = parse_address(target)
+    if address.directory:
+        return local(address.directory)
+    return reach(address.managers, token_file, secret_file)
 
 
 def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:
@@ -83,7 +116,7 @@ def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | 
     from fireflyer.identity.private_files import read_private_file
 
     if (token_file is None) == (secret_file is None):
-        raise UsageError("--manager needs --token-file or --secret-file, one of them")
+        raise UsageError("--manager and ff://HOST:PORT need --token-file or --secret-file, one of them")
     if secret_file is not None:
         return Where(managers, NodeCredential(load_secret(secret_file), f"ff of user {os.getuid()}"))
     return Where(managers, UserCredential(read_private_file(str(token_file), 4096).decode(errors="replace").strip()))

@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY, Where, cluster_options, local
+from fireflyer.cli.fs_connect import TARGET_VARIABLE, Where, cluster_options, named, target_of
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TARGET_VARIABLE", "Bars", "Place", "Places", "clean", "files_options", "jobs_option", "reason", "say"]
 
-TARGET_VARIABLE: Final = "FIREFLYER_FS"
 DEFAULT_JOBS: Final = 8
 MAX_JOBS: Final = 256
 SETTINGS: Final = {"help_option_names": ["--help"]}
@@ -68,6 +67,7 @@ class Places:
         self._lock = threading.Lock()
         self.bars: Bars | None = None
         self.failures = 0
+        self._unreached: Exception | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -105,20 +105,15 @@ class Places:
         return self.remote(text) if text.startswith(SCHEME) else self.local(text)
 
     def _tree(self, target: str) -> FileSystem:
-        target = target or self._default()
+        target = target or target_of(self._directory, self._managers)
         tree = self._trees.get(target)
         if tree is None:
-            tree = self._trees[target] = connect(self._where(target))
+            try:
+                tree = self._trees[target] = connect(self._where(target))
+            except FireflyerError as error:
+                self._unreached = error
+                raise
         return tree
-
-    def _default(self) -> str:
-        if self._managers and self._directory is not None:
-            raise UsageError("--dir and --manager exclude each other; give one of them")
-        if self._managers:
-            return f"ff://{','.join(self._managers)}"
-        if self._directory is None and (target := os.environ.get(TARGET_VARIABLE)):
-            return target
-        return f"ff://{os.path.abspath(self._directory if self._directory is not None else DEFAULT_DIRECTORY)}"
 
     def ring(self) -> Ring:
         """To all chunks of the cluster that the options name. Raises `UsageError` without the node secret."""
@@ -126,7 +121,7 @@ class Places:
         from fireflyer.fs.client.ring import open_ring
         from fireflyer.identity import NodeCredential
 
-        where = self._where(self._default())
+        where = self._where(target_of(self._directory, self._managers))
         if where.directory:
             return open_ring_to(where.directory)
         if not isinstance(where.credential, NodeCredential):
@@ -134,17 +129,7 @@ class Places:
         return open_ring(where.managers, where.credential)
 
     def _where(self, target: str) -> Where:
-        from fireflyer.cli.fs_connect import reach
-        from fireflyer.fs.tools.addresses import SCHEME, parse_address
-
-        if target.startswith(SCHEME + "/"):
-            if self._token_file or self._secret_file:
-                raise UsageError("--token-file and --secret-file go with --manager; give the address of a manager")
-            return local(target[len(SCHEME) :])
-        address = parse_address(target)
-        if address.directory:
-            return local(address.directory)
-        return reach(address.managers, self._token_file, self._secret_file)
+        return named(target, self._token_file, self._secret_file)
 
     # --- errors of single files: the command goes on with the others, and ends with 1 ---
 
@@ -157,13 +142,13 @@ class Places:
 
     @contextlib.contextmanager
     def each(self, path: str) -> Iterator[None]:
-        """What cannot be done to this path is told, and the next follows."""
+        """What cannot be done to this path is told, and the next follows; but not when the cluster is not there."""
         try:
             yield
         except BrokenPipeError:
             raise
         except (FireflyerError, OSError) as error:
-            if isinstance(error, UsageError):
+            if isinstance(error, UsageError) or error is self._unreached:
                 raise
             self.fail(str(getattr(error, "filename", None) or path), error)
 
@@ -197,11 +182,7 @@ def files_options(function: Callable[..., object]) -> Callable[..., object]:
             code = function(*args, places=places, **options)
             return places.code if code is None else code
 
-    return cluster_options(
-        call,
-        where_help=f"Of `ff fs up`.  [default: ${TARGET_VARIABLE}, or ./fs]",
-        who_help="needed with --manager and ff://HOST:PORT",
-    )
+    return cluster_options(call)
 
 
 jobs_option = click.option(
@@ -211,7 +192,7 @@ jobs_option = click.option(
     default=DEFAULT_JOBS,
     show_default=True,
     metavar="N",
-    help="Files at a time.",
+    help="How many files at a time.",
 )
 
 

@@ -231,6 +231,8 @@ def sync_command(
     from fireflyer.fs.tools.running import Runner
 
     source, target = places.either(source_text), places.either(target_text)
+    if not (source.remote or target.remote):
+        raise UsageError("neither is in the cluster; a path there begins with ff://, as ff:///data")
     if not stat.S_ISDIR(source.tree.stat(source.path).st_mode):
         raise UsageError(f"{source_text} is no directory; copy a file with cp, put or get")
     if _mode(target):

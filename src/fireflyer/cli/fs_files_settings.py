@@ -26,18 +26,22 @@ MAX_STRIPE = 1024
 
 @click.command("quota", short_help="Show or set how much a directory may hold.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("--bytes", "max_bytes", metavar="SIZE", help="Lengths of all files, like 10GiB.")
+@click.option("--bytes", "max_bytes", metavar="SIZE", help="How much the lengths of all files may be, like 10GiB.")
 @click.option(
-    "--inodes", "max_inodes", metavar="N", type=WholeNumber(min=0, max=MAX_INODES), help="Files, directories and so on."
+    "--inodes",
+    "max_inodes",
+    metavar="N",
+    type=WholeNumber(min=0, max=MAX_INODES),
+    help="How many files, directories and so on.",
 )
-@click.option("--none", "ends", is_flag=True, help="No quota any more.")
+@click.option("--none", "ends", is_flag=True, help="Take the quota away.")
 @files_options
 def quota_command(
     *, paths: tuple[str, ...], max_bytes: str | None, max_inodes: int | None, ends: bool, places: Places
 ) -> None:
-    """Show the quotas of directories, or set them (administrators). What is in a directory with a quota is counted
-    exactly, also by the quotas of the directories around it, and cannot be renamed or linked to the outside. A limit
-    that is not given stays.
+    """Show the quotas of directories, or set them, which administrators may. What is in a directory with a quota is
+    counted exactly, also by the quotas of the directories around it, and cannot be renamed or linked to the outside. A
+    limit that is not given stays.
 
     A directory can get and lose a quota while there are not more than 4096 names in it."""
     if ends and (max_bytes is not None or max_inodes is not None):
@@ -48,6 +52,7 @@ def quota_command(
             place = places.remote(path)
             if ends:
                 place.tree.set_area(place.path)
+                say(f"{path}: no quota")
                 continue
             if limit_bytes is None and max_inodes is None:
                 say(f"{path}: {_quota_text(place.tree.get_area(place.path))}")
@@ -71,22 +76,28 @@ def _area(tree: FileSystem, path: str) -> Area | None:
 
 def _quota_text(area: Area) -> str:
     of_bytes = "" if area.limit_bytes is None else f" of {format_bytes(area.limit_bytes)}"
-    of_inodes = "" if area.limit_inodes is None else f" of {area.limit_inodes}"
-    return f"{format_bytes(area.bytes)}{of_bytes}, {area.inodes}{of_inodes} inodes"
+    inodes = (
+        counted(area.inodes, "inode") if area.limit_inodes is None else f"{area.inodes} of {area.limit_inodes} inodes"
+    )
+    return f"{format_bytes(area.bytes)}{of_bytes}, {inodes}"
 
 
 @click.command("defaults", short_help="Show or set what a directory gives to new files.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("--chunk", metavar="SIZE", help="Of their chunks: a power of two from 64KiB. 0: the cluster's.")
+@click.option("--chunk", metavar="SIZE", help="Size of chunks: a power of two, 64KiB to 64MiB. 0: the cluster's.")
 @click.option(
-    "--stripe", metavar="N", type=WholeNumber(min=0, max=MAX_STRIPE), help="Chains that each lies on. 0: the cluster's."
+    "--stripe",
+    metavar="N",
+    type=WholeNumber(min=0, max=MAX_STRIPE),
+    help="Over how many chains. 0: the cluster's.",
 )
 @click.option("--trash", metavar="TIME", help="Keep what is removed for so long, like 7d. 0: do not.")
 @files_options
 def defaults_command(
     *, paths: tuple[str, ...], chunk: str | None, stripe: int | None, trash: str | None, places: Places
 ) -> None:
-    """Show what directories give to the files and directories made in them from now on, or set it (their owners).
+    """Show what directories give to the files and directories made in them from now on, or set it, which their owners
+    may.
 
     With --trash, what is removed moves to .trash/UID in the root, or in the directory whose quota counts it; move it
     from there to get it back."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["df_command", "du_command"]
 
+ENDLESS = 1 << 62
+"""So many inodes are no limit."""
+
 
 @click.command("du", short_help="Show how much is in directories.", context_settings=SETTINGS)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
@@ -26,7 +29,9 @@ __all__ = ["df_command", "du_command"]
 @click.option("-b", "--bytes", "as_bytes", is_flag=True, help="Bytes; else KiB, rounded up.")
 @click.option("-a", "--all", "files", is_flag=True, help="Also files.")
 @click.option("-c", "--total", "with_total", is_flag=True, help="A sum of all at the end.")
-@click.option("-d", "--max-depth", "depth", type=int, default=-1, metavar="N", help="Directories so far below PATH.")
+@click.option(
+    "-d", "--max-depth", "depth", type=int, default=-1, metavar="N", help="Show directories at most so far below."
+)
 @click.option("--inodes", is_flag=True, help="Count inodes instead of bytes.")
 @files_options
 def du_command(
@@ -142,6 +147,8 @@ def df_command(*, paths: tuple[str, ...], human: bool, inodes: bool, places: Pla
                 numbers = tuple(number * space.f_frsize for number in (space.f_blocks, used, space.f_bavail))
                 cells = [size_text(one, True) if human else str(-(-one // 1024)) for one in numbers]
             _, used, free = numbers
+            if inodes and space.f_files >= ENDLESS:
+                cells, used, free = ["-", str(used) if used else "-", "-"], 0, 0
             rows.append([*cells, f"{-(-100 * used // (used + free))}%" if used + free else "-", path])
     if len(rows) > 1:
         print_rows(rows, right=(0, 1, 2, 3))

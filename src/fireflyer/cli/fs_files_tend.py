@@ -23,10 +23,17 @@ LOOK_S: Final = 1.0
 
 @click.command("bench", short_help="Measure files, beside a directory of this machine.")
 @click.argument("path", default="/")
-@click.option("--size", default="256MiB", show_default=True, help="Of the large file.")
-@click.option("--files", type=WholeNumber(min=1, max=10_000_000), default=1000, show_default=True, help="Small ones.")
-@click.option("--small", default="160KB", show_default=True, help="Bytes of each.")
-@click.option("--beside", metavar="DIR", help="A directory of this machine, measured too.  [default: a temporary one]")
+@click.option("--size", default="256MiB", show_default=True, metavar="SIZE", help="Of the large file.")
+@click.option(
+    "--files",
+    type=WholeNumber(min=1, max=10_000_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="How many small files.",
+)
+@click.option("--small", default="160KB", show_default=True, metavar="SIZE", help="Of each small file.")
+@click.option("--beside", metavar="DIR", help="Of this machine, measured too.  [default: a temporary one]")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @jobs_option
 @files_options
@@ -41,7 +48,11 @@ def bench_command(
 
     load = Load(parse_bytes(size), files, parse_bytes(small), jobs)
     name = f"ff-bench-{os.getpid()}-{time.time_ns()}"
-    place = places.remote(path)
+    with places.each(path):
+        place = places.remote(path)
+        place.tree.stat(place.path)
+    if places.failures:
+        return
     with Bars(places, "Measuring", counts="done") as bars:
         found = measure(
             place.tree, place.below(name).path, load, doing=lambda what: bars.at(0, None, f"Cluster: {what}")
@@ -64,12 +75,15 @@ def bench_command(
 
 
 @click.command("gc", short_help="Show, or wait for, what is removed and not collected yet.")
-@click.option("--wait", "wait_s", metavar="SECONDS", type=float, help="Until nothing is left; else end with 1.")
+@click.option(
+    "--wait", "wait_s", metavar="SECONDS", type=float, help="Wait so long until nothing is left; else end with 1."
+)
 @where_options
 def gc_command(*, where: Where, wait_s: float | None) -> int:
     """Show files that are removed and whose chunks are still there: open somewhere, or the collector has not come to
     them. The collector needs no help; this is for who has to know when space is free."""
-    from fireflyer.base.units import counted, format_bytes
+    from fireflyer.base.units import format_bytes
+    from fireflyer.cli.fs_status import at_least
     from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus
 
     if wait_s is not None and not wait_s >= 0:
@@ -77,11 +91,14 @@ def gc_command(*, where: Where, wait_s: float | None) -> int:
     until_s = time.monotonic() + (wait_s or 0)
     while True:
         found = expect(ask_one(where, GetFilesStatus()), FilesStatus)
-        if found.trouble:
-            raise PermanentError(f"the collector is in trouble: {found.trouble}")
         if not found.unlinked or time.monotonic() >= until_s:
             break
         time.sleep(LOOK_S)
-    waiting = f"{counted(found.unlinked, 'file')} ({format_bytes(found.unlinked_bytes)})"
-    say(f"{waiting} removed and not collected yet." if found.unlinked else "Everything that was removed is collected.")
-    return 1 if found.unlinked and wait_s is not None else 0
+    if not found.unlinked:
+        say("Everything that was removed is collected.")
+        return 0
+    files = "file" if found.unlinked == 1 else "files"
+    say(f"{at_least(found.unlinked)} {files} ({format_bytes(found.unlinked_bytes)}) removed and not collected yet.")
+    if found.trouble:
+        raise PermanentError(f"the collector is in trouble: {found.trouble}")
+    return 1 if wait_s is not None else 0

@@ -44,22 +44,24 @@ class ClientChunks:
         found = await self._chunks.list(chain, file, start=start, limit=limit)
         return [_stored(one) for one in found]
 
-    async def remove(self, file: int, chunks: Sequence[tuple[int, int]]) -> None:
+    async def remove(self, file: int, chunks: Sequence[tuple[int, int]], *, session: int) -> None:
         from fireflyer.fs.schema.ids import ChunkId
 
         for first in range(0, len(chunks), AT_ONCE):
             part = chunks[first : first + AT_ONCE]
-            await _all(self._chunks.remove(chain, ChunkId(file, index)) for chain, index in part)
+            await _all(self._chunks.remove(chain, ChunkId(file, index), session=session) for chain, index in part)
 
-    async def truncate(self, file: int, chain: int, index: int, length: int) -> None:
+    async def truncate(self, file: int, chain: int, index: int, length: int, *, session: int) -> None:
         from fireflyer.fs.schema.ids import ChunkId
 
-        await self._chunks.truncate(chain, ChunkId(file, index), length)
+        await self._chunks.truncate(chain, ChunkId(file, index), length, session=session)
 
-    async def write_zeros(self, file: int, chain: int, index: int, offset: int, size: int) -> None:
+    async def write_zeros(
+        self, file: int, chain: int, index: int, offset: int, size: int, *, session: int
+    ) -> None:  # fmt: skip
         from fireflyer.fs.schema.ids import ChunkId
 
-        await self._chunks.write(chain, ChunkId(file, index), bytes(size), offset)
+        await self._chunks.write(chain, ChunkId(file, index), bytes(size), offset, session=session)
 
     async def close(self) -> None:
         await self._chunks.close()

@@ -96,16 +96,22 @@ def _run(where: Where, place: str, options: MountOptions, trusted: bool, report_
 @click.option("--lazy", is_flag=True, help="At once, although programs are in it: they get errors when it is gone.")
 @click.argument("place", metavar="PLACE")
 def umount_command(*, place: str, lazy: bool) -> int:
-    """Unmount PLACE. What programs have written is stored when it returns."""
-    from fireflyer.fs.mount.daemon import unmount
+    """Unmount PLACE. What programs have written is stored when it returns (but with --lazy)."""
+    from fireflyer.fs.mount.daemon import unmount, unmount_and_wait
 
+    stored = True
     try:
-        unmount(os.path.abspath(place), lazy=lazy)
+        if lazy:
+            unmount(os.path.abspath(place), lazy=True)
+        else:
+            stored = unmount_and_wait(os.path.abspath(place))
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise Busy(f"{place} is in use; end the programs in it, or: ff fs umount --lazy {quote(place)}") from None
         if error.errno in (errno.EINVAL, errno.ENOENT):
             raise UsageError(f"nothing is mounted on {place}") from None
         raise UsageError(f"{place} cannot be unmounted: {error.strerror}") from None
-    click.echo(f"{quote(place)} is unmounted.")
+    click.echo(
+        f"{quote(place)} is unmounted" + ("." if stored else "; its process may still be storing what was written.")
+    )
     return 0

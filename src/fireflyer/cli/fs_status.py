@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import FilesStatus, Status, TargetReport, TargetStatus
     from fireflyer.fs.schema.routing import Chain
 
-__all__ = ["Summary", "status_command", "summary_of"]
+__all__ = ["Summary", "at_least", "status_command", "summary_of"]
 
 TROUBLE_SHOWN: Final = 20
 
@@ -52,12 +52,13 @@ def summary_of(status: Status) -> Summary:
     )
 
 
-@click.command("status", short_help="Show nodes, targets, chains, space and recovery.")
+@click.command("status", short_help="Show nodes, chains, space, recovery and files.")
 @where_options
 @click.option("--all", "show_all", is_flag=True, help="Show every chain and target.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
-    """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come."""
+    """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come; how many
+    files there are, and what is removed and not collected yet. Services that serve files have sessions too."""
     from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus, GetMoves, GetStatus, MoveList, Status
 
     answers = ask_all(where, [GetStatus(), GetMoves(), GetFilesStatus()])
@@ -108,16 +109,24 @@ def _lines(status: Status, *, show_all: bool) -> list[str]:
 
 
 def _files(files: FilesStatus) -> list[str]:
-    from fireflyer.base.units import counted, format_bytes
+    from fireflyer.base.units import SECOND, counted, format_bytes, format_duration
 
     least = "" if files.all_inodes else "over "
+    age = f" ({format_duration(files.inodes_age_ns)} ago)" if files.inodes_age_ns >= 10 * SECOND else ""
     line = (
-        f"Files: {least}{counted(files.inodes, 'inode')}, {files.writing} open for writing, "
+        f"Files: {least}{counted(files.inodes, 'inode')}{age}, {at_least(files.writing)} open for writing, "
         f"{counted(files.services, 'meta service')}"
     )
     if files.unlinked:
-        line += f"; {files.unlinked} removed and not collected yet ({format_bytes(files.unlinked_bytes)})"
+        line += f"; {at_least(files.unlinked)} removed and not collected yet ({format_bytes(files.unlinked_bytes)})"
     return [f"{line}.", *([f"  collecting is in trouble: {files.trouble}"] if files.trouble else [])]
+
+
+def at_least(count: int) -> str:
+    """Of what is counted only so far."""
+    from fireflyer.fs.schema.manager import COUNTED
+
+    return f"at least {count}" if count >= COUNTED else str(count)
 
 
 def _first(targets: list[TargetStatus]) -> str:

@@ -20,7 +20,7 @@ __all__ = ["user_command"]
 MAX_ID = (1 << 32) - 2
 
 
-@click.group("user", short_help="Users: add, remove, list.")
+@click.group("user", short_help="Users: add, rm, list.")
 def user_command() -> None:
     """Users of a cluster: their names, numbers and tokens.
 

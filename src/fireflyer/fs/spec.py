@@ -41,6 +41,15 @@ _lock = threading.Lock()
 _shared: dict[tuple[int, str, str | None, str | None], _Connected] = {}
 
 
+def _in_child() -> None:
+    """Another thread may have had the lock when this process was forked, and is not there to let it go."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 class _Connected(Tree, Protocol):
     def read_batch(self, reads: Sequence[tuple[Any, int, memoryview]]) -> list[Any]: ...
     def close(self) -> None: ...

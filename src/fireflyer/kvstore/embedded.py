@@ -35,7 +35,7 @@ from fireflyer.kvstore.waits import LoopWaits
 __all__ = ["EmbeddedEngine"]
 
 MAX_BATCH_COMMITS: Final = 1024
-MAX_BATCH_BYTES: Final = 32 * MIB
+MAX_BATCH_BYTES: Final = 2 * MIB
 MAX_QUEUED_COMMITS: Final = 16384
 MAX_QUEUED_BYTES: Final = 256 * MIB
 PATIENCE_SHARE: Final = 0.1

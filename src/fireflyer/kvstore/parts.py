@@ -24,7 +24,7 @@ it before they begin (`Trunk.get_many`): with one question instead of one for ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from fireflyer.kvstore.core.keys import (
     MAX_ENTRIES,
@@ -39,6 +39,9 @@ from fireflyer.kvstore.core.keys import (
 from fireflyer.kvstore.core.overlay import Mutations, Overlay, read_through
 
 __all__ = ["Part", "Trunk"]
+
+MAX_LOOKED_THROUGH: Final = 4
+"""Ranges that one part has cleared: for each, all that is known is looked through."""
 
 
 class Below(Protocol):
@@ -103,12 +106,21 @@ class Trunk:
         if writes is None:
             raise TypeError("parts of a transaction that only reads write nothing")
         mutations = overlay.mutations()
-        if mutations.cleared:
-            self._known.clear()
+        self._forget(mutations.cleared)
         writes.apply(mutations)
         self._known.update(mutations.writes)
         self.kept_entries += overlay.entries
         self.kept_bytes += overlay.bytes_counted
+
+    def _forget(self, cleared: Sequence[KeyRange]) -> None:
+        """What lay in these ranges is not there any more; the rest stays known, or all would be asked for again."""
+        known = self._known
+        if len(cleared) > MAX_LOOKED_THROUGH:
+            known.clear()
+            return
+        for begin, end in cleared:
+            for key in [key for key in known if begin <= key and (end is None or key < end)]:
+                known[key] = None
 
 
 class Part:

@@ -8,13 +8,16 @@ A connection is used again only after COMMIT or ROLLBACK was answered. Whatever 
 connection, a deadline, a cancelled task) closes it, and the server rolls back.
 
 The server takes its predicate locks on what a plan reads. A sequential scan would lock the table, so our sessions
-plan without it; the table keeps room in its pages, so that replacing a value need not touch the index.
+plan without it; the table keeps room in its pages, so that replacing a value need not touch the index. Of more than
+a few rows it makes one lock of the page, then of the table: with its defaults from 32 on, and then everybody conflicts
+with everybody. That is said when we connect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -33,8 +36,9 @@ from fireflyer.kvstore.postgres_errors import translate
 from fireflyer.kvstore.transaction import Source
 from fireflyer.kvstore.waits import LoopWaits
 
-__all__ = ["DEFAULT_TABLE", "MAX_CONNECTIONS", "PostgresEngine"]
+__all__ = ["DEFAULT_TABLE", "MAX_CONNECTIONS", "PostgresEngine", "coarse_locks"]
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEFAULT_TABLE: Final = "fireflyer_kv"
@@ -44,6 +48,10 @@ CONNECT_TIMEOUT_NS: Final = 5 * SECOND
 OPEN_TIMEOUT_NS: Final = 20 * SECOND
 ROLLBACK_TIMEOUT_NS: Final = SECOND
 IDLE_CONNECTION_NS: Final = 300 * SECOND
+LOCKS_OF_TABLE: Final = 512
+"""Predicate locks of one transaction at least, before the server takes the whole table: one that carries out 256
+requests for files at once takes several hundred."""
+LOCKS_OF_PAGE: Final = 16
 _TABLE_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,48}")
 _SCHEMA_LOCK: Final = 0x6666_6B76
 """Of pg_advisory_xact_lock: who creates the table."""
@@ -152,6 +160,13 @@ class PostgresEngine(AttemptingEngine):
             if types != ["bytea", "bytea"]:
                 raise UsageError(f"PostgreSQL table {table} is none of ours: it needs (key bytea, value bytea)")
 
+            names = [f"max_pred_locks_per_{of}" for of in ("transaction", "relation", "page")]
+            settings = await connection.fetchrow(
+                "SELECT current_setting($1, true), current_setting($2, true), current_setting($3, true)", *names
+            )
+        if None not in tuple(settings) and (text := coarse_locks(*map(int, settings))):
+            _log.warning("%s", text)
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -168,6 +183,20 @@ class PostgresEngine(AttemptingEngine):
         except Exception as error:
             raise translate(error, "connect") from error
         return _PostgresSource(self._pool, connection, self._statements, read_only=read_only)
+
+
+def coarse_locks(per_transaction: int, per_relation: int, per_page: int) -> str:
+    """What to set where the server takes locks of pages and tables too soon, by its settings `max_pred_locks_per_*`;
+    empty where they do."""
+    of_table = per_relation if per_relation >= 0 else per_transaction // -per_relation - 1
+    if of_table >= LOCKS_OF_TABLE and per_page >= LOCKS_OF_PAGE:
+        return ""
+    return (
+        f"PostgreSQL takes a lock of the whole table for more than {of_table} predicate locks, and of a page for more "
+        f"than {per_page}, so transactions conflict that have nothing to do with each other; set in postgresql.conf "
+        "max_pred_locks_per_transaction = 4096, max_pred_locks_per_relation = -2, max_pred_locks_per_page = 64 and "
+        "restart it"
+    )
 
 
 async def _left_clean(_connection: object) -> None:

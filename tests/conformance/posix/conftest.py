@@ -51,7 +51,7 @@ def mount(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield place
 
 
-REAL: Final = [pytest.mark.slow, pytest.mark.serial]
+REAL: Final = [pytest.mark.slow, pytest.mark.serial, pytest.mark.patient]
 
 
 @pytest.fixture(params=["core", pytest.param("client", marks=REAL), pytest.param("mount", marks=REAL)])

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,9 @@ LONGEST: Final = 3 << 20
 MOST: Final = 150_000
 """Bytes of one operation."""
 ALL_AT_ONCE: Final = 1 << 22
+WHOLE: Final = 100
+"""After so many operations all bytes are compared, and not only those that were read."""
+LONG: Final = 20_000
 _tops: Final = itertools.count(1)
 
 
@@ -118,6 +120,8 @@ def work(twin: Twin, steps: int, between: Callable[[int], None] = lambda _: None
     for step in range(steps):
         twin.act()
         between(step)
+        if step % WHOLE == WHOLE - 1:
+            twin.compare()
     twin.close()
 
 
@@ -126,13 +130,20 @@ def test_on_chunks_in_memory(model: LocalPlace) -> None:
 
 
 @pytest.mark.slow
+def test_on_chunks_in_memory_for_long(model: LocalPlace) -> None:
+    work(Twin(model, CorePlace(), 5), 5000)
+
+
+@pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.patient
 def test_through_a_client(model: LocalPlace, client: ClientPlace) -> None:
     work(Twin(model, client, 2), 1500)
 
 
 @pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.patient
 def test_on_a_mount(model: LocalPlace, mount: LocalPlace) -> None:
     work(Twin(model, mount, 3, mapped=True), 1500)
 
@@ -150,14 +161,36 @@ def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 @pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.patient
 @pytest.mark.timeout(600)
 def test_on_a_mount_while_nodes_die(model: LocalPlace, own_cluster: LocalCluster, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        place = stack.enter_context(mounted_place(own_cluster, str(tmp_path / "mount")))
+    with mounted_place(own_cluster, str(tmp_path / "mount")) as place:
+        assert while_nodes_die(Twin(model, place, 4, mapped=True), own_cluster, 300, every=100) == 3
 
-        def kill(step: int) -> None:
-            if step % 100 == 50:
-                own_cluster.wait(own_cluster.whole)  # two replicas: one may be away at a time
-                os.kill(own_cluster.process(f"node-{1 + step // 100 % 3}"), signal.SIGKILL)
 
-        work(Twin(model, place, 4, mapped=True), 300, kill)
+@pytest.mark.campaign
+@pytest.mark.slow
+@pytest.mark.serial
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [6, 7])
+def test_for_long_on_a_mount_while_nodes_die(
+    model: LocalPlace, own_cluster: LocalCluster, tmp_path: Path, seed: int
+) -> None:
+    with mounted_place(own_cluster, str(tmp_path / "mount")) as place:
+        killed = while_nodes_die(Twin(model, place, seed, mapped=True), own_cluster, LONG, every=400)
+        print(f"{LONG} operations, {killed} times a node was killed")
+
+
+def while_nodes_die(twin: Twin, cluster: LocalCluster, steps: int, *, every: int) -> int:
+    """How often one was killed; each comes back by itself."""
+    killed = 0
+
+    def kill(step: int) -> None:
+        nonlocal killed
+        if step % every == every // 2:
+            cluster.wait(cluster.whole)  # two replicas: one may be away at a time
+            os.kill(cluster.process(f"node-{1 + killed % 3}"), signal.SIGKILL)
+            killed += 1
+
+    work(twin, steps, kill)
+    return killed

@@ -35,6 +35,7 @@ CALLS: dict[str, Callable[[User, str], object]] = {
     "utimens": lambda user, path: user.utimens(path, NOW, NOW),
     "access": lambda user, path: user.access(path, os.R_OK),
     "listdir": lambda user, path: user.listdir(path),
+    "statvfs": lambda user, path: user.name_max(path),
     "setxattr": lambda user, path: user.setxattr(path, "user.a", b"b"),
     "getxattr": lambda user, path: user.getxattr(path, "user.a"),
     "listxattr": lambda user, path: user.listxattr(path),
@@ -73,7 +74,18 @@ def test_every_call_says_what_is_wrong_with_a_path(
 
 
 MISSING = ["stat", "lstat", "open", "readlink", "link from", "unlink", "rmdir", "rename from", "truncate", "chmod"]
-MISSING += ["chown", "lchown", "utimens", "access", "listdir", "setxattr", "getxattr", "listxattr", "removexattr"]
+MISSING += [
+    "statvfs",
+    "chown",
+    "lchown",
+    "utimens",
+    "access",
+    "listdir",
+    "setxattr",
+    "getxattr",
+    "listxattr",
+    "removexattr",
+]
 
 
 @pytest.mark.parametrize("name", MISSING)
@@ -95,7 +107,19 @@ def test_what_is_there_already(name: str, alice: User) -> None:
     assert alice.listdir(".") == ["directory", "file", "link", "other"]
 
 
-FOLLOWING = ["stat", "open", "truncate", "chmod", "chown", "utimens", "access", "listdir", "setxattr", "listxattr"]
+FOLLOWING = [
+    "stat",
+    "statvfs",
+    "open",
+    "truncate",
+    "chmod",
+    "chown",
+    "utimens",
+    "access",
+    "listdir",
+    "setxattr",
+    "listxattr",
+]
 
 
 @pytest.mark.parametrize("name", FOLLOWING)

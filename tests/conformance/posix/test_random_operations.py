@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+from tests.support.fs_local import LocalCluster
 from tests.support.posix.both import Both
 from tests.support.posix.client import ClientPlace
 from tests.support.posix.core import CorePlace
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.machine import FileMachine
 from tests.support.posix.places import Place
+from tests.support.posix.real import SeveralMounts, mounted_place
 
 _tops: Final = itertools.count(1)
 
@@ -60,12 +64,26 @@ def test_times(model: LocalPlace) -> None:
 
 @pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.patient
 def test_on_a_mount(model: LocalPlace, mount: LocalPlace) -> None:
     run(model, mount, examples=30, steps=50)
 
 
 @pytest.mark.slow
 @pytest.mark.serial
+@pytest.mark.patient
+def test_on_several_mounts(model: LocalPlace, cluster: LocalCluster, tmp_path: Path) -> None:
+    """Users who work through different ones find, when they open it, what the others have closed."""
+    with ExitStack() as stack:
+        mounts = [
+            stack.enter_context(mounted_place(cluster, str(tmp_path / str(number)), kept=False)) for number in range(3)
+        ]
+        run(model, SeveralMounts(mounts), examples=10, steps=50, close_to_open=True)
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+@pytest.mark.patient
 def test_through_several_clients(model: LocalPlace, client: ClientPlace) -> None:
     """What one has closed, the others find when they open it."""
     run(model, client, examples=20, steps=50, close_to_open=True)

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from tests.support.posix.memory_chunks import MemoryChunks
 from tests.support.posix.places import Identity
 
+from fireflyer.fs.core.files.refusing import refusal
 from fireflyer.fs.core.meta import holds, namespace, procedures, replies
 from fireflyer.fs.core.meta.context import Asker, ClusterDefaults, Context
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce, Ports
@@ -27,7 +28,17 @@ from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DeviceBody, DirectoryBody, FileBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import (
+    MAX_FILE_BYTES,
+    MAX_NAME_BYTES,
+    ROOT,
+    DeviceBody,
+    DirectoryBody,
+    FileBody,
+    Inode,
+    InodeId,
+    Kind,
+)  # fmt: skip
 from fireflyer.kvstore import MemoryEngine
 from fireflyer.kvstore.core.waits import SteppedWaits
 
@@ -134,6 +145,9 @@ class _Ports(Ports):
     def release(self, inode: InodeId) -> None:
         return
 
+    def doubtful(self) -> Sequence[InodeId]:
+        return ()
+
     def doubts(self, inode: InodeId) -> dict[Any, Any]:  # nothing fails here
         return {}
 
@@ -213,6 +227,9 @@ class CorePlace:
         asker = self._asker(who)
         self._numbers += 1
         number = self._numbers
+        wrong = refusal(meta.Call(request, number))
+        if wrong is not None:
+            raise wrong
         try:
             answer = _finished(self.transact(asker, partial(namespace.carry_out, request), number=number))
         except NotAtOnce:
@@ -365,6 +382,10 @@ class CorePlace:
         opened = self._open[number]
         if not opened.writes:
             raise file_error(errno.EBADF)
+        if offset < 0:
+            raise file_error(errno.EINVAL)
+        if offset + len(data) > MAX_FILE_BYTES:
+            raise file_error(errno.EFBIG)
         if data:
             inode = self._inode(opened)
             opened.cut = inode.body.cut if isinstance(inode.body, FileBody) else 0
@@ -375,6 +396,8 @@ class CorePlace:
     def do_write(self, who: Identity, number: int, data: bytes) -> int:
         opened = self._open[number]
         assert opened.flags & os.O_APPEND
+        if not opened.writes:
+            raise file_error(errno.EBADF)
         reserved = self._ask(who, meta.Reserve(opened.inode, opened.handle, len(data)))
         opened.cut = reserved.inode.body.cut
         self.chunks.write(reserved.inode, data, reserved.offset)

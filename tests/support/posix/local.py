@@ -80,6 +80,19 @@ class LocalPlace:
         os.mkdir(self._directory + self._top)
         os.chmod(self._directory + self._top, OPEN_TO_ALL)  # whatever our umask is
 
+    def below(self, name: str) -> str:
+        """A new directory of root's in it, for programs that are no place's calls."""
+        path = self.there(name)
+        os.mkdir(path)
+        return path
+
+    def there(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    def enter(self, top: str) -> None:
+        """As `renew`, of one that somebody else has made."""
+        self._top = top
+
     def call(self, who: Identity, name: str, arguments: tuple[object, ...]) -> object:
         helper = self._helpers.get(who)
         if helper is None:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from fireflyer.fs.core.meta.layout import order_of
 from fireflyer.fs.core.meta.ports import Stored
-from fireflyer.fs.schema.ids import ChainId, TableId
+from fireflyer.fs.schema.ids import ChainId, ClientId, TableId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
 
 __all__ = ["MemoryChunks"]
@@ -33,17 +33,19 @@ class MemoryChunks:
     async def list(self, chain: ChainId, file: InodeId, start: int, limit: int) -> Sequence[Stored]:
         return [stored for stored in self._of(file, chain) if stored[0] >= start][:limit]
 
-    async def remove(self, file: InodeId, chunks: Sequence[tuple[ChainId, int]]) -> None:
+    async def remove(self, file: InodeId, chunks: Sequence[tuple[ChainId, int]], *, session: ClientId) -> None:
         for chain, index in chunks:
             there = self._chunks.pop((file, index), None)
             assert there is None or there[0] == chain
 
-    async def truncate(self, file: InodeId, chain: ChainId, index: int, length: int) -> None:
+    async def truncate(self, file: InodeId, chain: ChainId, index: int, length: int, *, session: ClientId) -> None:
         where, data = self._chunks.get((file, index), (chain, bytearray()))
         assert where == chain
         del data[length:]
 
-    async def write_zeros(self, file: InodeId, chain: ChainId, index: int, offset: int, size: int) -> None:
+    async def write_zeros(
+        self, file: InodeId, chain: ChainId, index: int, offset: int, size: int, *, session: ClientId
+    ) -> None:
         where, data = self._chunks[file, index]
         assert where == chain
         assert offset + size <= len(data)

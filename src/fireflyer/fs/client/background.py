@@ -74,6 +74,11 @@ class Background:
         return self._loop
 
     @property
+    def is_here(self) -> bool:
+        """This is its thread, which waits for nobody."""
+        return threading.get_ident() == self._thread.ident
+
+    @property
     def control(self) -> Control:
         """To be used in its loop alone, by `call`."""
         return self._control
@@ -91,6 +96,10 @@ class Background:
     def exchange(self, client: ClientId) -> None:
         self.expected += 1
         self._loop.call_soon_threadsafe(self._control.exchange, client)
+
+    def say(self, call: Callable[[], None]) -> None:
+        """In the loop: `call` is called by `deliver`, in its turn among all that is said."""
+        self._say(lambda _: call())
 
     def keep_right(self, right: Right, expires_unix_s: int) -> None:
         self._loop.call_soon_threadsafe(self._control.rights.keep, right, expires_unix_s)

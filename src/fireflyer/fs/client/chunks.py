@@ -37,7 +37,7 @@ from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
-from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId
+from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
 from fireflyer.native import crc32c
@@ -176,12 +176,14 @@ class Chunks(Hearing, OfOneProcess):
     # --- updates ---
 
     async def write(
-        self, chain: ChainId, chunk: ChunkId, data: Any, offset: int = 0, *, timeout_ns: int | None = None
-    ) -> Done:
+        self, chain: ChainId, chunk: ChunkId, data: Any, offset: int = 0,
+        *, timeout_ns: int | None = None, session: ClientId = 0,
+    ) -> Done:  # fmt: skip
         """Bytes [offset, offset + size of `data`) of the chunk become `data`; what was missing before them, zeros. When
-        it returns, all that serve the chain have it, durably unless they were told otherwise."""
+        it returns, all that serve the chain have it, durably unless they were told otherwise. `session`: `StaleVersion`
+        instead of sending it by any other session than this one; so for all updates that have it."""
         memory = memory_of(data, writable=False)
-        return _done(await self._one(chain, chunk, change_of(memory, offset), memory, timeout_ns))
+        return _done(await self._one(chain, chunk, change_of(memory, offset), memory, timeout_ns, session))
 
     async def write_batch(self, writes: Iterable[Write], *, timeout_ns: int | None = None) -> _Dones:
         """Up to `Limits.requests` at once; those of one chunk are done in their order."""
@@ -191,13 +193,17 @@ class Chunks(Hearing, OfOneProcess):
         )
         return [_error_or(_done, reply) for reply in replies]
 
-    async def truncate(self, chain: ChainId, chunk: ChunkId, length: int, *, timeout_ns: int | None = None) -> Done:
+    async def truncate(
+        self, chain: ChainId, chunk: ChunkId, length: int, *, timeout_ns: int | None = None, session: ClientId = 0
+    ) -> Done:
         """The chunk has `length` bytes then; new ones are zeros. A chunk that was not there is made."""
-        return _done(await self._one(chain, chunk, Change(Operation.TRUNCATE, 0, length), None, timeout_ns))
+        return _done(await self._one(chain, chunk, Change(Operation.TRUNCATE, 0, length), None, timeout_ns, session))
 
-    async def remove(self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> Done:
+    async def remove(
+        self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None, session: ClientId = 0
+    ) -> Done:
         """Also of a chunk that is not there."""
-        return _done(await self._one(chain, chunk, Change(Operation.REMOVE), None, timeout_ns))
+        return _done(await self._one(chain, chunk, Change(Operation.REMOVE), None, timeout_ns, session))
 
     # --- what there is ---
 
@@ -277,8 +283,9 @@ class Chunks(Hearing, OfOneProcess):
         return self._dispatch.begin(chain, chunk, what, memory, limit_ns, done)
 
     def send(self) -> None:
-        self._dispatch.flush()
-        self._wake()
+        if not self._closed:
+            self._dispatch.flush()
+            self._wake()
 
     def give_up(self, operation: int) -> None:
         """Its memory is not touched any more, and `done` is not called."""
@@ -303,13 +310,15 @@ class Chunks(Hearing, OfOneProcess):
         return reply
 
     async def _one(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int | None
-    ) -> Any:
-        return (await self._all([(chain, chunk, what, memory)], timeout_ns))[0]
+        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int | None,
+        session: ClientId = 0,
+    ) -> Any:  # fmt: skip
+        return (await self._all([(chain, chunk, what, memory)], timeout_ns, session))[0]
 
     async def _all(
-        self, asked: Sequence[tuple[ChainId, ChunkId, Change | Glance, memoryview | None]], timeout_ns: int | None
-    ) -> _Replies:
+        self, asked: Sequence[tuple[ChainId, ChunkId, Change | Glance, memoryview | None]], timeout_ns: int | None,
+        session: ClientId = 0,
+    ) -> _Replies:  # fmt: skip
         """The machine's results, in the order of what is asked."""
         self.check_process()
         replies: _Replies = [None] * len(asked)
@@ -328,7 +337,7 @@ class Chunks(Hearing, OfOneProcess):
 
         limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
         dispatch = self._dispatch
-        begun = [dispatch.begin(*one, limit_ns, done(at)) for at, one in enumerate(asked)]
+        begun = [dispatch.begin(*one, limit_ns, done(at), session) for at, one in enumerate(asked)]
         dispatch.flush()
         self._wake()
         try:

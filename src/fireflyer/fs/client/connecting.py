@@ -1,13 +1,14 @@
 """Where a file system is, and how it is reached.
 
 ff://host:port[,host:port]     managers, with a user's token or a credential
-ff:///directory                what `ff fs up --dir /directory` made, with the secret that lies there
+ff://%2Fdirectory, ff:///directory   what `ff fs up --dir /directory` made, with the secret that lies there
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
+from urllib.parse import unquote
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.background import Background
@@ -91,6 +92,8 @@ def parse(
         raise UsageError("give a token or a credential, not both")
     rest = where.removeprefix(_SCHEME)
     proof = credential if token is None else UserCredential(token)
+    if rest.startswith("%2F"):  # as in the paths of `ff fs`
+        rest = unquote(rest.rstrip("/"))
     if rest.startswith("/"):
         managers, secret = access_of(rest)
         return managers, proof or secret, rest

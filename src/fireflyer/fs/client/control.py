@@ -24,7 +24,7 @@ from fireflyer.fs.client.rights import Renewals, Right
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema import data
-from fireflyer.fs.schema.ids import ClientId
+from fireflyer.fs.schema.ids import ClientId, TableId
 from fireflyer.fs.schema.manager import Answer, GetMetaServices, MetaServices, Request
 from fireflyer.fs.schema.routing import Node, Routing, RoutingDelta
 from fireflyer.fs.schema.sessions import (
@@ -47,6 +47,8 @@ _BEATS_PER_LIFETIME: Final = 8
 _CONNECT_NS: Final = 3 * SECOND
 _ROUTING_NS: Final = 5 * SECOND
 _CLOSE_NS: Final = 500 * MS
+_TABLE_S: Final = 5.0
+_TABLE_PAUSE_S: Final = 0.05
 
 
 class Hears(Protocol):
@@ -77,6 +79,7 @@ class Control:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._answered = True
+        self._struck: ClientId = 0
         self.on_exchange: list[Callable[[], None]] = []
         """Called in the loop when there is another session, before anybody uses it."""
         self.rights = Renewals(self.capability, spawn=self.spawn, renewed=self._renewed, denied=self._denied)
@@ -172,6 +175,23 @@ class Control:
     def want_routing(self) -> None:
         if self._keeping is None:
             self._keeping = self.spawn(self._keep())
+
+    def struck(self, client: ClientId) -> None:
+        """A service does nothing for this session any more, though it lives: there is to be another one."""
+        session = self._session
+        if self._hears is None or session is None or session.client != client or self._exchange_lock.locked():
+            return
+        if self._struck != client:
+            self._struck = client
+            _log.warning("the session was silent for too long client=%d; another one is opened", client)
+            self._hears.over(client)
+
+    async def learn_table(self, table: TableId) -> None:
+        """Waits until the routing has this chain table, but for some seconds only: a service may know it first."""
+        until_s = time.monotonic() + _TABLE_S
+        while all(one.id != table for one in self._routing.tables) and time.monotonic() < until_s:
+            self.want_routing()
+            await asyncio.sleep(_TABLE_PAUSE_S)
 
     def connect(self, node: Node) -> None:
         self.spawn(self._connect(node))

@@ -190,13 +190,14 @@ class Dispatch:
 
     def begin(
         self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int,
-        done: Done,
+        done: Done, session: ClientId = 0,
     ) -> int:  # fmt: skip
-        """The operation's number. It is sent with the next `flush`; `done` may be called before this returns."""
+        """The operation's number. It is sent with the next `flush`; `done` may be called before this returns.
+        `session`: of an update that is for it alone."""
         self._operations += 1
         operation, now_ns = self._operations, time.monotonic_ns()
         self._open[operation] = _Open(memory, done)
-        self._feed(Begin(operation, now_ns + timeout_ns, chain, chunk, what), now_ns)
+        self._feed(Begin(operation, now_ns + timeout_ns, chain, chunk, what, session), now_ns)
         return operation
 
     def give_up(self, operation: int) -> None:

@@ -10,10 +10,12 @@ its own takes what comes meanwhile, and now and then looks after what was writte
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -27,6 +29,7 @@ from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.ring import Completed, Ring
 from fireflyer.fs.client.spread import Reads
 from fireflyer.fs.client.tickets import Ticket
+from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
 __all__ = ["Engine", "Records"]
@@ -66,9 +69,10 @@ class Engine(Port):
         self._leading = False
         """A thread polls."""
         self._owner = 0
-        """The thread that has the lock, and does not wait."""
+        """The thread that has the lock, and does not wait. Said before all else that is done with the lock."""
         self._inside: dict[int, None] = {}
         """Threads that are in `run`, or about to be."""
+        self._later: collections.deque[Coroutine[Any, Any, Any]] = collections.deque()
         self._records: list[Records] = []
         self._next_tag = 0
         self._last_s = 0.0
@@ -85,23 +89,51 @@ class Engine(Port):
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Its result, in this thread."""
-        if self._owner == threading.get_ident():
+        """Its result, in this thread. Not while `busy_here`."""
+        if self.busy_here:
             work.close()
-            raise UsageError(
-                "a file was closed by the garbage collector in the middle of another call; close it before"
-            )
+            raise UsageError("the file system is in the middle of another call of this thread")
         me = threading.get_ident()
         self._inside[me] = None
         try:
             with self._mutex:
                 self._owner = me
                 try:
-                    return self._run(work)
+                    self._work_off()
+                    try:
+                        return self._run(work)
+                    finally:
+                        self._work_off()
                 finally:
                     self._owner = 0
         finally:
             del self._inside[me]
+
+    @property
+    def busy_here(self) -> bool:
+        """This thread is in the middle of `run`, or has the lock, and something that was called there calls again: the
+        garbage collector closes a file object, or a signal came. It cannot wait: while it waits in `run` it may be the
+        one that leads. Nor can the thread that speaks with the services, whoever's file is closed there."""
+        me = threading.get_ident()
+        return self._owner == me or me in self._inside or self._background.is_here
+
+    def later(self, work: Coroutine[Any, Any, Any]) -> None:
+        """While `busy_here`: when what runs has ended, or within some seconds."""
+        self._later.append(work)
+        self._wanted.set()
+        if self._stop.is_set():
+            self._forget_later()
+
+    def _forget_later(self) -> None:
+        while self._later:
+            self._later.popleft().close()
+
+    def _work_off(self) -> None:
+        while self._later:
+            try:
+                self._run(self._later.popleft())
+            except FireflyerError as error:
+                _log.warning("a file that was left to the garbage collector: %s", error)
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         error: BaseException | None = None
@@ -185,19 +217,18 @@ class Engine(Port):
 
     def _take_idle(self) -> None:
         self.ring.until_ready(20 * MS)
-        with self._mutex:
-            if self._stop.is_set():
-                return
-            if not self.ring.under_way:
-                self._wanted.clear()
-            else:
-                self._take_for_others()
+        self._take_for_others(idle=True)
 
-    def _take_for_others(self) -> None:
-        if not self._leading:
+    def _take_for_others(self, *, idle: bool = False) -> None:
+        with self._mutex:
             self._owner = threading.get_ident()
             try:
-                self._take()
+                if self._stop.is_set():
+                    return
+                if idle and not self.ring.under_way:
+                    self._wanted.clear()
+                elif not self._leading:
+                    self._take()
             finally:
                 self._owner = 0
 
@@ -207,14 +238,15 @@ class Engine(Port):
                 self.run(self._look())
         except FireflyerError as error:
             _log.info("what was written is not looked after reason=%s", error)
-        with self._mutex:  # rights that were renewed, and routing, while nothing was under way
-            if not self._stop.is_set():
-                self._take_for_others()
+        self._take_for_others()  # rights that were renewed, and routing, while nothing was under way
 
     # --- as a port ---
 
     def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
         yield ticket
+
+    def on_lost(self, call: Callable[[ClientId], None]) -> None:
+        self.meta.on_lost.append(lambda client: self._background.say(lambda: call(client)))
 
     def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
         ticket: Ticket[Any] = Ticket(self.wait)
@@ -228,6 +260,37 @@ class Engine(Port):
 
         self._background.start(work, ended)
         return ticket
+
+    async def together(self, work: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+        ends: list[BaseException | None] = [None] * len(work)
+        left, came = len(work), collections.deque(range(len(work)))
+        any_: Ticket[None] = Ticket(self.wait)
+
+        def tell(at: int) -> None:
+            came.append(at)
+            any_.finish(None)
+
+        try:
+            while left:
+                while came:
+                    at = came.popleft()
+                    try:
+                        ticket = work[at].send(None)
+                    except StopIteration:
+                        left -= 1
+                    except Exception as error:
+                        ends[at] = error
+                        left -= 1
+                    else:
+                        ticket.then(partial(tell, at))
+                if left and not came:
+                    any_ = Ticket(self.wait)
+                    any_.remote = True  # or one of them may be: they end in other threads, or in the ring
+                    await any_
+        finally:
+            for one in work:
+                one.close()
+        return ends
 
     def renew(
         self, right: Right, expires_unix_s: int, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]
@@ -274,3 +337,4 @@ class Engine(Port):
             self._stop.set()
         self._wanted.set()
         self._thread.join(_STOP_S)
+        self._forget_later()

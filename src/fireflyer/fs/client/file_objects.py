@@ -55,10 +55,17 @@ class OpenFile:
 
     def pwrite(self, data: Any, offset: int) -> int:
         """All of it; it may wait in this client until `flush`."""
+        if self._engine.busy_here:  # a buffered writer whose last reference has gone
+            data = bytes(data)
+            self._engine.later(self.file.pwrite(data, offset))
+            return len(data)
         return self._engine.run(self.file.pwrite(data, offset))
 
     def append(self, data: Any) -> int:
         """Where it was put: at the end of the file, whoever else appends."""
+        if self._engine.busy_here:
+            self._engine.later(self.file.append(bytes(data)))
+            return 0
         return self._engine.run(self.file.append(data))
 
     def truncate(self, length: int) -> None:
@@ -75,6 +82,8 @@ class OpenFile:
 
     def flush(self) -> None:
         """All that was written is at the storage nodes. Others may not know of the length yet."""
+        if self._engine.busy_here:
+            return  # closing it does the same
         self._engine.run(self.file.flush())
 
     def fsync(self) -> None:
@@ -86,7 +95,11 @@ class OpenFile:
 
     def close(self) -> None:
         """Flushes and tells the length. An error of earlier writes comes here at the latest. Idempotent."""
-        if not self.file.closed:
+        if self.file.closed:
+            return
+        if self._engine.busy_here:
+            self._engine.later(self.file.close())
+        else:
             self._engine.run(self.file.close())
 
     def __enter__(self) -> Self:

@@ -19,14 +19,16 @@ from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.client.attributes import Attributes, DirEntry, Statvfs, path_bytes, text_of
+from fireflyer.fs.client.body import as_file_error
 from fireflyer.fs.client.modes import flags_of
-from fireflyer.fs.client.opened import File, as_file_error
+from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.opening import FileOptions, Opening
 from fireflyer.fs.client.port import Port
 from fireflyer.fs.schema.errors import FileError, file_error
-from fireflyer.fs.schema.inodes import ROOT, Defaults, Inode, Kind
+from fireflyer.fs.schema.inodes import MAX_PATH_BYTES, ROOT, Defaults, Inode, Kind
 from fireflyer.fs.schema.meta import (
     MAX_LISTED,
+    MAX_VALUE_NAME_BYTES,
     Access,
     Actor,
     Answer,
@@ -138,13 +140,19 @@ class Files:
             found += _as(FoundMany, await ticket).inodes
         return found
 
-    def known(self, inode: Inode) -> int:
-        """Its length, with what was written by this client and is not reported yet."""
+    def told(self, inode: Inode) -> Inode:
+        """As the service has answered, with the length and times of what was written by this client and is not reported
+        yet, and not older than what is known of an open file."""
         body = self.opening.bodies.get(inode.id)
-        return inode.length if body is None else max(inode.length, body.written_end)
+        return inode if body is None else body.told(inode)
+
+    def known(self, inode: Inode) -> int:
+        """Its length by `told`."""
+        return self.told(inode).length
 
     def _attributes(self, inode: Inode) -> Attributes:
-        return Attributes(inode, self.known(inode))
+        inode = self.told(inode)
+        return Attributes(inode, inode.length)
 
     async def listdir(self, path: Path = "/") -> list[Any]:
         """Names, in the order of their bytes: str, or bytes where the path is bytes."""
@@ -209,7 +217,7 @@ class Files:
     # --- changing names ---
 
     async def mkdir(self, path: Path, permissions: int = 0o777) -> None:
-        await self._call(MakeDirectory(_place(path), permissions & ~self._umask), path)
+        await self._call(MakeDirectory(_place(path), _mode(permissions & ~self._umask)), path)
 
     async def makedirs(self, path: Path, permissions: int = 0o777, exist_ok: bool = False) -> None:
         """With what is missing of the directories above, which get the same permissions."""
@@ -248,15 +256,15 @@ class Files:
         await self._call(Link(_place(existing), _place(path), follow), path)
 
     async def symlink(self, target: Path, path: Path) -> None:
-        await self._call(Symlink(_place(path), path_bytes(target)), path)
+        await self._call(Symlink(_place(path), _sendable(path_bytes(target))), path)
 
     async def mknod(self, path: Path, kind: Kind, permissions: int = 0o666, device: int = 0) -> None:
-        await self._call(MakeNode(_place(path), kind, permissions & ~self._umask, device), path)
+        await self._call(MakeNode(_place(path), kind, _mode(permissions & ~self._umask), device), path)
 
     # --- changing attributes ---
 
     async def chmod(self, path: Path, mode: int, follow: bool = True) -> None:
-        await self.set_attributes(SetAttributes(_place(path), follow, mode=mode), path=path)
+        await self.set_attributes(SetAttributes(_place(path), follow, mode=_mode(mode)), path=path)
 
     async def chown(self, path: Path, uid: int, gid: int, follow: bool = True) -> None:
         """-1: stays."""
@@ -280,7 +288,13 @@ class Files:
         self, change: SetAttributes, *, actor: Actor | None = None, path: Path | None = None
     ) -> Inode:
         """What this client has written to the file, and not told yet, comes before it."""
-        await self._settle(change.place, change.follow, actor)
+        body = None if change.place.path else self.opening.bodies.get(change.place.base)
+        if body is not None and body.unreported:
+            try:
+                return await body.set_attributes(change, actor)
+            except FileError as error:
+                raise as_file_error(error, None if path is None else _shown(path)) from None
+        await self.opening.settle(change.place, change.follow, actor)
         inode = _as(Found, await self._call(change, path, actor)).inode
         body = self.opening.bodies.get(inode.id)
         if body is not None:
@@ -294,7 +308,7 @@ class Files:
     async def truncate_at(
         self, place: Place, length: int, *, actor: Actor | None = None, path: Path | None = None
     ) -> Inode:
-        await self._settle(place, True, actor)
+        await self.opening.settle(place, True, actor)
         inode = _as(Found, await self._call(Truncate(place, length), path, actor)).inode
         body = self.opening.bodies.get(inode.id)
         if body is not None:
@@ -302,33 +316,22 @@ class Files:
             body.forget(0, 1 << 62)
         return inode
 
-    async def _settle(self, place: Place, follow: bool, actor: Actor | None) -> None:
-        """Nothing waits of the file at this place, if this client has written to it."""
-        if all(body.oldest_cut is None for body in self.opening.bodies.values()):
-            return
-        inode_id = place.base
-        if place.path:
-            inode_id = _as(Found, await self._call(Stat(place, follow), None, actor)).inode.id
-        body = self.opening.bodies.get(inode_id)
-        if body is not None:
-            await body.settle()
-
     # --- extended attributes, areas, defaults ---
 
     async def getxattr(self, path: Path, name: str | bytes, follow: bool = True) -> bytes:
-        return _as(Value, await self._call(GetValue(_place(path), path_bytes(name), follow), path)).value
+        return _as(Value, await self._call(GetValue(_place(path), _value_name(name), follow), path)).value
 
     async def setxattr(
         self, path: Path, name: str | bytes, value: bytes, flag: ValueFlag = ValueFlag.ANY, follow: bool = True
     ) -> None:
-        await self._call(SetValue(_place(path), path_bytes(name), bytes(value), flag, follow), path)
+        await self._call(SetValue(_place(path), _value_name(name), bytes(value), flag, follow), path)
 
     async def listxattr(self, path: Path, follow: bool = True) -> list[str]:
         names = _as(Names, await self._call(ListValues(_place(path), follow), path)).names
         return [text_of(one) for one in names]
 
     async def removexattr(self, path: Path, name: str | bytes, follow: bool = True) -> None:
-        await self._call(RemoveValue(_place(path), path_bytes(name), follow), path)
+        await self._call(RemoveValue(_place(path), _value_name(name), follow), path)
 
     async def get_area(self, path: Path) -> Area:
         """Use and limits of the quota area of which this directory is the head. ENODATA if it is none."""
@@ -345,7 +348,9 @@ class Files:
 
     async def open(self, path: Path, mode: str | int = "rb", permissions: int = 0o666, *, follow: bool = True) -> File:
         """`mode`: as of the builtin (binary; "a" counts as "w" without truncating: use `append`), or flags of `os`."""
-        return await self.open_at(_place(path), flags_of(mode, follow=follow), permissions & ~self._umask, path=path)
+        return await self.open_at(
+            _place(path), flags_of(mode, follow=follow), _mode(permissions & ~self._umask), path=path
+        )
 
     async def open_at(
         self,
@@ -413,7 +418,21 @@ def _place(path: Path) -> Place:
         raise file_error(errno.ENOENT, "an empty path names nothing", "")
     if b"\0" in name:
         raise file_error(errno.EINVAL, "a path has no zero bytes", text_of(name.replace(b"\0", b"\\0")))
-    return Place(ROOT, name)
+    return Place(ROOT, _sendable(name))
+
+
+def _sendable(path: bytes) -> bytes:
+    """Of one that is much too long as much as can be sent: the service has the right error for it."""
+    return path[: 2 * MAX_PATH_BYTES]
+
+
+def _mode(permissions: int) -> int:
+    """What of it chmod looks at: programs give the kind as well, as `stat` told it."""
+    return permissions & 0o7777
+
+
+def _value_name(name: str | bytes) -> bytes:
+    return path_bytes(name)[:MAX_VALUE_NAME_BYTES]
 
 
 def process_umask() -> int:

@@ -10,26 +10,32 @@ from typing import Any, Final
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation
+from fireflyer.base.errors import FireflyerError, InvariantViolation, NotFound
 from fireflyer.base.units import MIB, SECOND
+from fireflyer.fs.client.abandoned import Abandoned, Unheard
+from fireflyer.fs.client.body import Body, file_of
 from fireflyer.fs.client.chunks import Options
-from fireflyer.fs.client.opened import Body, File
+from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.port import Port
 from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import Right
+from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.ahead import MAX_BLOCK_BYTES, Block
 from fireflyer.fs.core.files.pending import Extent, Pending
 from fireflyer.fs.core.files.pieces import Where
-from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
-from fireflyer.fs.schema.meta import Actor, Found, Open, Opened, OpenFlag, Place, Renew, Stat
+from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, Place, Renew, Stat
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
 __all__ = ["FileOptions", "Opening"]
 
 MAX_EXTENTS: Final = 1024
 """Of one file that are not at the storage nodes."""
+_OF_ONE: Final = 0.75
+"""Of `write_bytes`, that one file may have."""
 _LATE_NS: Final = 5 * SECOND
 """An answer to an open for reading that took longer may be of a file that was collected meanwhile."""
 
@@ -59,7 +65,12 @@ class Opening(OfOneProcess):
         self._free: collections.deque[memoryview] = collections.deque()
         self._lent = 0
         self._closed = False
-        port.meta.on_lost.append(self._session_lost)
+        self.abandoned = Abandoned(port)
+        self._ending: dict[Ticket[Answer], None] = {}
+        """Lazy closes."""
+        port.on_lost(self._session_lost)
+        self._session = port.meta.client
+        """As heard of here."""
 
     @property
     def is_closed(self) -> bool:
@@ -76,29 +87,84 @@ class Opening(OfOneProcess):
     async def open(self, place: Place, flags: int, mode: int, actor: Actor | None, path: str | None) -> File:
         """Raises `FileError`. EISDIR for a directory."""
         self.check()
+        if flags & OpenFlag.TRUNCATE:  # what this client has written before must not come after the cut
+            await self.settle(place, bool(flags & OpenFlag.FOLLOW), actor)
         while True:
             handle = self.port.meta.handle() if flags & OpenFlag.WRITE else 0
             asked_ns = time.monotonic_ns()
-            answer = await self.port.call(Open(place, flags, handle, mode), actor)
+            answer, session = await self._asked(Open(place, flags, handle, mode), actor)
             if handle or time.monotonic_ns() - asked_ns < _LATE_NS:
                 break
         if not isinstance(answer, Opened):
             raise InvariantViolation(f"Open was answered with {type(answer).__name__}")
         if not isinstance(answer.inode.body, FileBody):
             raise file_error(errno.EISDIR, "", path)
-        return await self.adopt(answer, flags, handle, actor, path)
+        return await self._adopt(answer, flags, handle, actor, path, session)
 
-    async def adopt(self, opened: Opened, flags: int, handle: int, actor: Actor | None, path: str | None) -> File:
-        """A file that the service has opened for this client already, for whoever asked for it himself."""
+    async def settle(self, place: Place, follow: bool, actor: Actor | None) -> None:
+        """Nothing waits of the file at this place, if this client has written to it."""
+        if not any(body.unreported for body in self.bodies.values()):
+            return
+        inode_id = place.base
+        if place.path:
+            try:
+                answer = await self.port.call(Stat(place, follow), actor)
+            except FileError as error:
+                if error.errno == errno.ENOENT:
+                    return
+                raise
+            if not isinstance(answer, Found):
+                raise InvariantViolation(f"Stat was answered with {type(answer).__name__}")
+            inode_id = answer.inode.id
+        body = self.bodies.get(inode_id)
+        if body is not None:
+            await body.settle()
+
+    async def _asked(self, request: Open, actor: Actor | None) -> tuple[Answer, ClientId]:
+        ticket = self.port.ticket_of(self.port.meta.call_in_session(request, actor=actor))
+        try:
+            answered: tuple[Answer, ClientId] = await ticket
+            return answered
+        except FileError:
+            raise
+        except BaseException:  # given up, but it may be done
+            if request.handle:
+                ticket.then(lambda: self._opened_unheard(request, actor, ticket))
+            raise
+
+    def _opened_unheard(self, request: Open, actor: Actor | None, ticket: Ticket[tuple[Answer, ClientId]]) -> None:
+        one = Unheard(request.place, bool(request.flags & OpenFlag.FOLLOW), request.handle, actor)
+        if ticket.error is None:
+            answer, session = ticket.value
+            if session != self._session or not isinstance(answer, Opened):
+                return
+            one.inode = answer.inode
+        elif isinstance(ticket.error, FileError):
+            return
+        self.abandoned.add(one)
+
+    async def _adopt(
+        self, opened: Opened, flags: int, handle: int, actor: Actor | None, path: str | None, session: ClientId
+    ) -> File:
+        """`session`: in which it was opened."""
         inode = opened.inode
         body = self.bodies.get(inode.id)
         if body is None:
-            body = self.bodies[inode.id] = Body(self, inode, self._where(inode))
-        else:
-            body.learn(inode, writing=handle != 0)
+            try:
+                where = await self._where(inode)
+            except BaseException:
+                if handle and session == self._session:
+                    self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
+                raise
+            body = self.bodies.setdefault(inode.id, Body(self, inode, where))
+        body.learn(inode, writing=handle != 0)
         readable = bool(flags & (OpenFlag.READ | OpenFlag.EXECUTE))
         file = File(body, handle, readable=readable, actor=actor, path=path)
-        self.port.meta.hold(inode.id)
+        late = session != self._session
+        if late:
+            file.lost = handle != 0
+            body.doubtful = True
+        self.port.meta.hold(inode.id, late=late)
         if opened.capability:
             try:
                 await self._show(body, file, opened)
@@ -107,16 +173,46 @@ class Opening(OfOneProcess):
                 raise
         return file
 
-    def _where(self, inode: Inode) -> Where:
-        if not isinstance(inode.body, FileBody):
-            raise InvariantViolation(f"inode {inode.id} is no file")
-        layout = inode.body.layout
-        return Where(layout, self.port.chains(layout.table))
+    async def _where(self, inode: Inode) -> Where:
+        layout = file_of(inode).layout
+        try:
+            chains = self.port.chains(layout.table)
+        except NotFound:
+            await self.port.ticket_of(self.port.meta.learn_table(layout.table))
+            chains = self.port.chains(layout.table)
+        return Where(layout, chains)
+
+    def end_lazily(self, inode: Inode, handle: int, actor: Actor | None) -> None:
+        """A handle, for which there is nothing to be told."""
+        session, request = self._session, Close(inode.id, handle, 0, file_of(inode).cut, False, lazy=True)
+        ticket: Ticket[Answer] = self.port.ticket_of(self.port.meta.call(request, actor=actor))
+        self._ending[ticket] = None
+
+        def over() -> None:
+            del self._ending[ticket]
+            heard = not isinstance(ticket.error, FireflyerError) or isinstance(ticket.error, FileError)
+            if not heard and session == self._session:
+                self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
+
+        ticket.then(over)
+
+    async def _ended(self) -> None:
+        """What is ended lazily is now: it goes with any other request."""
+        if not self._ending:
+            return
+        for ticket in [self.port.ticket_of(self.port.meta.beat()), *self._ending]:
+            try:
+                await ticket
+            except FireflyerError:
+                pass  # the session ends, and with it the handle
 
     def closed(self, body: Body) -> None:
         """One of its files."""
         self.port.meta.release(body.id)
-        if not body.files and self.bodies.get(body.id) is body:
+        self._leave(body)
+
+    def _leave(self, body: Body) -> None:
+        if not body.files and not self.abandoned.keeps(body) and self.bodies.get(body.id) is body:
             del self.bodies[body.id]
             for right in body.rights:
                 self.port.drop(right)
@@ -152,8 +248,12 @@ class Opening(OfOneProcess):
             return
         had_rights = bool(body.rights)
         body.rights.clear()
+        # In this order: what is found after it is held was not collected before, nor will be.
+        await self.port.ticket_of(self.port.meta.beat())
         answer = await self.port.call(Stat(Place(body.id)), reader.actor)
         if isinstance(answer, Found):
+            if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:
+                raise file_error(errno.ESTALE, "it was removed while this client had no session")
             body.learn(answer.inode, writing=False)
         if had_rights:
             opened = await self.port.call(Renew(body.id, int(Rights.READ), 0), reader.actor)
@@ -161,11 +261,14 @@ class Opening(OfOneProcess):
                 await self._show(body, reader, opened)
         body.doubtful = False
 
-    def _session_lost(self) -> None:
-        for body in list(self.bodies.values()):
-            body.doubtful = True
-            for file in list(body.files):
-                file.lost = file.handle != 0
+    def _session_lost(self, session: ClientId) -> None:
+        self._session = session
+        bodies = list(self.bodies.values())
+        for body in bodies:
+            body.lose()
+        self.abandoned.clear()
+        for body in bodies:
+            self._leave(body)
 
     def actor_of(self, body: Body) -> Actor | None:
         return next((one.actor for one in body.files), None)
@@ -173,8 +276,12 @@ class Opening(OfOneProcess):
     # --- memory ---
 
     async def room(self, size: int, body: Body) -> None:
-        """Waits until so much may be written."""
-        while self.dirty_bytes + size > self.options.write_bytes or len(body.pending.extents) >= MAX_EXTENTS:
+        """Waits until so much may be written. One file leaves room for others: its chains may be away."""
+        while (
+            self.dirty_bytes + size > self.options.write_bytes
+            or body.pending.waiting_bytes + size > max(size, int(self.options.write_bytes * _OF_ONE))
+            or len(body.pending.extents) >= MAX_EXTENTS
+        ):
             body.begin(everything=True)
             flying = self._oldest([body]) or self._oldest(self.bodies.values())
             if flying is None:
@@ -193,13 +300,14 @@ class Opening(OfOneProcess):
 
     def use_again(self, pending: Pending, extent: Extent, view: memoryview) -> None:
         """The memory of what is at the storage nodes."""
-        if len(extent.data) != pending.unit or len(pending.buffers) * pending.unit >= self.options.write_bytes:
+        data, most = extent.data, self.options.write_bytes // pending.unit
+        if isinstance(data, memoryview) or len(data) != pending.unit or len(pending.buffers) >= most:
             return
         try:
             view.release()
         except BufferError:
             return  # an attempt that was given up is still on its way
-        pending.buffers.append(extent.data)
+        pending.buffers.append(data)
 
     def lend(self, block: Block) -> bool:
         """Memory for it; False: there is none now."""
@@ -225,27 +333,26 @@ class Opening(OfOneProcess):
 
     async def look_after(self) -> None:
         """Sends what has waited, and reports lengths; an error stays for the program's next call."""
-        for body in list(self.bodies.values()):
-            if body.oldest_cut is None or (writer := body.writer) is None:
-                continue
+        bodies = [body for body in self.bodies.values() if body.oldest_cut is not None and body.writer is not None]
+        for body in bodies:
             body.begin(everything=True)
-            if body.durable_end:
-                try:
-                    await body.report(writer.handle)
-                except FireflyerError:
-                    pass  # fsync and close say it again
+        await self.port.together([*(self._report(body) for body in bodies if body.durable_end), self._work_off()])
+
+    async def _report(self, body: Body) -> None:
+        if (writer := body.writer) is not None:
+            await body.report(writer.handle, actor=writer.actor)  # what fails, fsync and close say again
+
+    async def _work_off(self) -> None:
+        for body in await self.abandoned.work_off():
+            self._leave(body)
 
     async def close(self) -> None:
-        """All files; raises the first error of one."""
+        """All files, at once; raises the first error of one."""
         if self._closed or self.elsewhere:
             return
-        first: BaseException | None = None
-        for body in list(self.bodies.values()):
-            for file in list(body.files):
-                try:
-                    await file.close()
-                except FireflyerError as error:
-                    first = first or error
+        files = [file for body in self.bodies.values() for file in body.files]
+        ends = await self.port.together([*(file.close() for file in files), self._ended()])
         self._closed = True
+        first = next((end for end in ends if end is not None), None)
         if first is not None:
             raise first

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, Protocol
 
-from fireflyer.base.errors import FireflyerError, error_from_wire
+from fireflyer.base.errors import Aborted, FireflyerError, error_from_wire
 from fireflyer.fs.client.chunks import Chunks, chains_of, change_of
 from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.meta import MetaClient
@@ -16,7 +16,7 @@ from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import Change, LookKind
-from fireflyer.fs.schema.ids import ChainId, ChunkId, TableId
+from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TableId
 from fireflyer.fs.schema.meta import Actor, Answer, Request
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.fs.schema.sessions import CapabilityAnswer
@@ -63,6 +63,15 @@ class Port(abc.ABC):
         """Of work in the loop of the meta client."""
 
     @abc.abstractmethod
+    def on_lost(self, call: Callable[[ClientId], None]) -> None:
+        """`call` is to hear, where tickets end, of each session that has taken the place of another, before anything
+        of it or later comes: what the one before held is lost."""
+
+    @abc.abstractmethod
+    async def together(self, work: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+        """All at once, until each has ended; how, in their order."""
+
+    @abc.abstractmethod
     def renew(
         self, right: Right, expires_unix_s: int, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]
     ) -> None:
@@ -99,7 +108,8 @@ class Port(abc.ABC):
         return ticket
 
     def write(self, chain: ChainId, chunk: ChunkId, data: memoryview, offset: int) -> Ticket[None]:
-        """It goes out with `send`; `data` is left as it is until then, and after."""
+        """It goes out with `send`; `data` is left as it is until then, and after. Given up it fails: not sent, if it
+        was not yet."""
         ticket: Ticket[None] = Ticket(self.wait)
 
         def done(result: Any) -> None:
@@ -109,9 +119,16 @@ class Port(abc.ABC):
                 ticket.finish(None)
 
         try:
-            self._store.begin(chain, chunk, change_of(data, offset), data, done)
+            operation = self._store.begin(chain, chunk, change_of(data, offset), data, done)
         except FireflyerError as error:
             ticket.fail(error)
+            return ticket
+
+        def give_up() -> None:
+            self._store.give_up(operation)
+            ticket.fail(Aborted("the update was given up"))
+
+        ticket.on_give_up(give_up)
         return ticket
 
     def send(self) -> None:
@@ -133,9 +150,24 @@ class LoopPort(Port):
         super().__init__(chunks, meta)
         self._loop = asyncio.get_running_loop()
         self._control = control
+        self._sending = False
+
+    def on_lost(self, call: Callable[[ClientId], None]) -> None:
+        self.meta.on_lost.append(call)
+
+    def send(self) -> None:
+        """When all that is ready to run has run: one call for what all of it asks, and who has written something goes
+        on before that takes its time."""
+        if not self._sending:
+            self._sending = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._sending = False
+        self._store.send()
 
     def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
-        self._store.send()
+        self.send()
         over: asyncio.Future[None] = self._loop.create_future()
 
         def end() -> None:
@@ -158,6 +190,9 @@ class LoopPort(Port):
 
         self._loop.create_task(work).add_done_callback(over)
         return ticket
+
+    async def together(self, work: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+        return await asyncio.gather(*work, return_exceptions=True)
 
     def renew(
         self, right: Right, expires_unix_s: int, ask: Callable[[Right], Coroutine[Any, Any, CapabilityAnswer]]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.fs.client.body import as_file_error, zero_behind
 from fireflyer.fs.client.engine import Engine
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.opened import File, as_file_error, zero_behind
+from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.spread import READ, Reads
 
 __all__ = ["read_rows", "read_together"]
@@ -23,14 +25,14 @@ _Counts = np.ndarray[Any, np.dtype[np.int64]]
 async def read_rows(engine: Engine, file: File, offsets: Any, into: Any) -> _Counts:
     """Row i of `into` becomes what is at `offsets[i]` of the file; how many bytes of each there were."""
     memory = memory_of(into, writable=True)
-    wanted = np.ascontiguousarray(offsets, dtype=np.int64).reshape(-1)
+    wanted = _places(offsets).reshape(-1)
     count = len(wanted)
     if not count:
         return np.zeros(0, dtype=np.int64)
     size, rest = divmod(memory.nbytes, count)
     if rest:
         raise UsageError(f"{memory.nbytes} bytes for {count} records: not the same for each")
-    plan = await _plan(file, wanted, np.full(count, size), np.arange(count) * size)
+    plan = await _plan([file], np.zeros(count, dtype=np.int64), wanted, np.full(count, size), np.arange(count) * size)
     await _carry_out(engine, plan.reads, memory, file, into)
     for row in plan.odd:
         await file.body.read(memory[row * size : (row + 1) * size], int(wanted[row]), None)
@@ -43,21 +45,22 @@ async def read_together(engine: Engine, wanted: Sequence[tuple[File, int, Any]])
         return []
     views = [memory_of(buffer, writable=True) for _, _, buffer in wanted]
     sizes = np.array([view.nbytes for view in views])
-    offsets = np.array([offset for _, offset, _ in wanted], dtype=np.int64)
+    offsets = _places([offset for _, offset, _ in wanted])
     lowest, memory, places = _spanning(views)
-    of_file: dict[File, list[int]] = {}
-    for at, (file, _, _) in enumerate(wanted):
-        of_file.setdefault(file, []).append(at)
-    counts, reads = np.zeros(len(wanted), dtype=np.int64), []
-    for file, some in of_file.items():
-        plan = await _plan(file, offsets[some], sizes[some], places[some] - lowest)
-        counts[some] = plan.counts
-        reads.append(plan.reads)
-        for row in plan.odd:
-            at = some[row]
-            await file.body.read(views[at], int(offsets[at]), None)
-    await _carry_out(engine, np.concatenate(reads), memory, wanted[0][0], (wanted, views))
-    return [int(one) for one in counts]
+    number: dict[File, int] = {}
+    of = np.array([number.setdefault(file, len(number)) for file, _, _ in wanted])
+    plan = await _plan(list(number), of, offsets, sizes, places - lowest)
+    await _carry_out(engine, plan.reads, memory, wanted[0][0], (wanted, views))
+    for at in plan.odd:
+        await wanted[at][0].body.read(views[at], int(offsets[at]), None)
+    return [int(one) for one in plan.counts]
+
+
+def _places(offsets: Any) -> _Counts:
+    try:
+        return np.ascontiguousarray(offsets, dtype=np.int64)
+    except OverflowError as error:
+        raise UsageError(f"an offset is beyond 2^63 - 1: {error}") from error
 
 
 class _Plan(NamedTuple):
@@ -68,27 +71,43 @@ class _Plan(NamedTuple):
     """Records that are in several chunks, or not all at the storage nodes."""
 
 
-async def _plan(file: File, offsets: _Counts, sizes: _Counts, places: _Counts) -> _Plan:
-    """Of one file. `places`: where in the memory."""
-    file.check_readable()
+async def _plan(files: Sequence[File], of: _Counts, offsets: _Counts, sizes: _Counts, places: _Counts) -> _Plan:
+    """`of`: which of the files each record is of. `places`: where in the memory."""
     if int(offsets.min()) < 0:
         raise UsageError(f"offset {int(offsets.min())} is negative")
-    body, where = file.body, file.body.where
-    await body.refresh(int((offsets + sizes).max()))
-    counts = np.clip(body.length - offsets, 0, sizes)
-    chunks, within = np.divmod(offsets, where.chunk_bytes)
-    whole = (within + counts <= where.chunk_bytes) & (counts > 0)
-    for extent in body.pending.extents:
-        whole &= (offsets >= extent.end) | (offsets + counts <= extent.begin)
+    await _refreshed(files, of, offsets + sizes)
+
+    def each(values: Sequence[int]) -> Any:
+        return values[0] if len(files) == 1 else np.array(values)[of]
+
+    bodies = [file.body for file in files]
+    chunk_bytes = each([body.where.chunk_bytes for body in bodies])
+    counts = np.clip(each([body.length for body in bodies]) - offsets, 0, sizes)
+    chunks, within = np.divmod(offsets, chunk_bytes)
+    whole = (within + counts <= chunk_bytes) & (counts > 0)
+    for at, body in enumerate(bodies):
+        for extent in body.pending.extents:
+            whole &= (of != at) | (offsets >= extent.end) | (offsets + counts <= extent.begin)
     odd = np.flatnonzero(~whole & (counts > 0)).tolist()
-    lengths = counts
-    if not whole.all():
-        chunks, within, places, lengths = chunks[whole], within[whole], places[whole], counts[whole]
-    reads = np.zeros(len(chunks), READ)
-    reads["file"], reads["index"], reads["offset"] = file.inode_id, chunks, within
-    reads["length"], reads["at"] = lengths, places
-    reads["chain"] = np.array(where.order, dtype=np.uint32)[chunks % len(where.order)]
-    return _Plan(reads, counts, odd)
+    orders = [body.where.order for body in bodies]
+    firsts = list(itertools.accumulate(map(len, orders), initial=0))[:-1]
+    chains = np.array([chain for order in orders for chain in order], dtype=np.uint32)
+    reads = np.zeros(len(offsets), READ)
+    reads["file"], reads["index"], reads["offset"] = each([body.id for body in bodies]), chunks, within
+    reads["length"], reads["at"] = counts, places
+    reads["chain"] = chains[each(firsts) + chunks % each([len(order) for order in orders])]
+    return _Plan(reads if whole.all() else reads[whole], counts, odd)
+
+
+async def _refreshed(files: Sequence[File], of: _Counts, ends: _Counts) -> None:
+    """Who reads beyond an end asks whether it is still the end."""
+    for file in files:
+        file.check_readable()
+    lengths = np.array([file.length for file in files])
+    if (ends <= lengths[of]).all() and not any(file.body.doubtful for file in files):
+        return
+    for at, file in enumerate(files):
+        await file.body.refresh(int(ends[of == at].max()))
 
 
 async def _carry_out(engine: Engine, reads: Reads, memory: Any, file: File, keep: Any) -> None:

@@ -184,9 +184,17 @@ class Ring(Hearing, OfOneProcess):
     ) -> None:  # fmt: skip
         """Chunks of the file on this chain from index `start` on, in order, as a tuple of `Listed`: `limit` at most,
         which is right as a whole."""
-        if not 0 < limit <= MAX_PAGE:
-            raise UsageError(f"{limit} chunks in one list; ask for 1 to {MAX_PAGE}, and go on after the last of them")
+        _check_page(limit)
         self._begin(tag, chain, ChunkId(file, start), Glance(LookKind.LIST, 0, limit), None, timeout_ns)
+
+    def prepare_list_all(
+        self, tag: int, chain: ChainId, start: ChunkId, *, limit: int = MAX_PAGE, timeout_ns: int | None = None
+    ) -> None:
+        """Chunks of all files on this chain from `start` on, in order, `limit` at most, as a tuple of `Listed`. Each is
+        right by itself; `held` is None where an update is under way, or the replica that answered has it damaged: ask
+        for that chunk alone. Only with the node secret."""
+        _check_page(limit)
+        self._begin(tag, chain, start, Glance(LookKind.CHAIN, 0, limit), None, timeout_ns)
 
     def prepare_write(
         self, tag: int, chain: ChainId, chunk: ChunkId, data: Any, offset: int = 0, *, timeout_ns: int | None = None
@@ -442,9 +450,14 @@ class Ring(Hearing, OfOneProcess):
         self.close()
 
 
+def _check_page(limit: int) -> None:
+    if not 0 < limit <= MAX_PAGE:
+        raise UsageError(f"{limit} chunks in one list; ask for 1 to {MAX_PAGE}, and go on after the last of them")
+
+
 def _value(what: Change | Glance, entries: tuple[Listed, ...]) -> Value | None:
     """None: there is no such chunk."""
     kind = what.kind if isinstance(what, Glance) else None
-    if kind is LookKind.LIST:
+    if kind in (LookKind.LIST, LookKind.CHAIN):
         return entries
     return next((one if kind is LookKind.LAST else one.held for one in entries), None)

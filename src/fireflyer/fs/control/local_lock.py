@@ -46,7 +46,7 @@ class RunLock:
             who = f"process {holder.pid}" if holder is not None else "another process"
             where = _where(path)
             raise Busy(
-                f"the cluster runs already, under {who}; 'ff fs status {where}' shows it, 'ff fs down {where}' ends it"
+                f"the cluster runs, under {who}; 'ff fs status {where}' shows it, 'ff fs down {where}' ends it"
             ) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, msgspec.json.encode(_Holder(os.getpid(), _started(os.getpid()) or 0)), 0)

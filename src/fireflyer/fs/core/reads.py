@@ -5,7 +5,9 @@ the whole time between request and reply: it is enough that it was right at one 
 table and the record are all looked at after the request came in. Data are then read from the block of the content that
 was decided upon, which stays until the read is over.
 
-A list is right as a whole: who has nothing pending at some moment has at that moment what the tail has.
+A list of a file is right as a whole: who has nothing pending at some moment has at that moment what the tail has. In a
+chain that is written to something is always pending, so a page of all its chunks is not: each of them is right by
+itself, and of those with something pending, or damaged, it says that they may be there, and no more.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from fireflyer.fs.schema.chunks import (
     Refusal,
     Refused,
 )
+from fireflyer.fs.schema.ids import MAX_INDEX, ChunkId
 
 __all__ = ["decide"]
 
@@ -41,6 +44,8 @@ def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look)
 
 
 def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
+    if look.kind is LookKind.CHAIN:
+        return Found(index.chunks(_before(look.chunk), min(look.length, MAX_PAGE)))
     if look.kind is LookKind.LIST:
         limit, chunks = min(look.length, MAX_PAGE), index.of_file(look.chunk.file, look.chunk.index)
     elif look.kind is LookKind.LAST:
@@ -57,3 +62,9 @@ def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
         if entry.committed is not None:
             found.append(Listed(chunk, entry.committed))
     return Found(tuple(found)) if found or look.kind is LookKind.LIST else Missing()
+
+
+def _before(chunk: ChunkId) -> ChunkId | None:
+    if chunk.index:
+        return ChunkId(chunk.file, chunk.index - 1)
+    return ChunkId(chunk.file - 1, MAX_INDEX) if chunk.file else None

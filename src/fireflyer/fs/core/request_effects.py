@@ -104,6 +104,8 @@ class Begin(msgspec.Struct, frozen=True):
     chain: ChainId
     chunk: ChunkId
     what: Change | Glance
+    session: ClientId = 0
+    """Of an update: by which session alone it may be sent. 0: by whichever there is."""
 
 
 class GiveUp(msgspec.Struct, frozen=True):

@@ -16,6 +16,11 @@ never will be* if each of its attempts was answered with a refusal which says so
 not: what had been begun then may have gone on. In all other cases the outcome is unknown, and the error is `Timeout`,
 whatever its reason; no other error of an update is ambiguous. That holds also when the session ends.
 
+*Bound updates* are for one session alone (`Begin.session`): who sends them may do so only while others know that this
+session lives. They are refused as stale when they begin under another one, and when the session is lost or exchanged
+before they were done, also those that were never sent: under the next one they could come when somebody has gone on in
+their place.
+
 *Routing* is asked for when an answer says that the version is another, when a node cannot be reached, and when nobody
 serves; at most once in `Limits.routing_ns`. When it comes, what rests or is queued for the chain is decided anew, what
 was asked of a replica that has lost its role as well. A chain that is not in what the primary says after the request
@@ -208,6 +213,8 @@ class Requests:
             self._fail(request, Busy.code, f"{self._limits.requests} requests are under way; wait for some of them")
         elif end > MAX_CHUNK_BYTES or what.offset < 0 or what.length < 0:
             self._fail(request, UsageError.code, f"{what}: a chunk has at most {MAX_CHUNK_BYTES} bytes")
+        elif begin.session and (begin.session != self._client or self._exchanging):
+            self._fail(request, StaleVersion.code, _bound_to(begin.session))
         elif begin.chunk.file >> 63 or begin.chunk.index >> 32:
             self._fail(request, UsageError.code, f"{begin.chunk}: files are below 2^63 and indices below 2^32")
         elif isinstance(what, Change):
@@ -242,12 +249,16 @@ class Requests:
                 self._nodes.drop(request.node, request.begin.operation)
             request.state, request.code, request.why = State.WAITS, Aborted.code, f"{why}, and there is no other yet"
             self._wait_until(request, request.begin.deadline_ns)
-        if self._ended is None:
-            self._exchanging = True
-            self._effects.append(NewSession(self._client))
+        self._want_session()
 
     def _exchange(self) -> None:
-        if self._channels.used_up and not self._exchanging and self._ended is None:
+        if self._channels.used_up and not self._exchanging:
+            self._want_session()
+
+    def _want_session(self) -> None:
+        for request in [one for one in self._requests.values() if one.begin.session]:
+            self._fail(request, StaleVersion.code, _bound_to(self._client))
+        if self._ended is None:
             self._exchanging = True
             self._effects.append(NewSession(self._client))
 
@@ -563,3 +574,7 @@ class Requests:
         self._forget(ghost)
         if ghost.channel is not None:
             self._give_channels(self._channels.resolve(ghost.place, ghost.channel, ghost.sequence, done=done))
+
+
+def _bound_to(session: ClientId) -> str:
+    return f"the update is for session {session} alone, which is over"

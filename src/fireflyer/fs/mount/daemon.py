@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,12 +24,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fireflyer.base.errors import NotFound, PermanentError, PermissionDenied, UsageError
 from fireflyer.fs.mount.operations import Operations
-from fireflyer.fs.mount.serving import Serving
+from fireflyer.fs.mount.serving import PROCESS_VALUE, Serving, process_name
 
 if TYPE_CHECKING:
     from fireflyer.native.fuse import FuseSession
 
-__all__ = ["MountOptions", "Mounted", "check_place", "serve_mount", "unmount"]
+__all__ = ["MountOptions", "Mounted", "check_place", "serve_mount", "unmount", "unmount_and_wait"]
 
 _log = logging.getLogger(__name__)
 _DEVICE: Final = "/dev/fuse"
@@ -37,6 +38,7 @@ _CONFIG: Final = "/etc/fuse.conf"
 _READAHEAD_KIB: Final = 4096
 """The kernel's 128 KiB would be a request for each 128 KiB; only root may set it."""
 _ENDED_S: Final = 10.0
+_STORED_S: Final = 300.0
 
 
 class Mounted(Operations, Protocol):
@@ -109,6 +111,23 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
         raise OSError(errno.EBUSY if "busy" in said else errno.EINVAL, said or "it cannot be unmounted")
 
 
+def unmount_and_wait(directory: str, wait_s: float = _STORED_S) -> bool:
+    """Until its process has stored what was written, and ended. False: that takes longer, or cannot be known. Raises as
+    `unmount`."""
+    with contextlib.ExitStack() as stack:
+        process = -1
+        with contextlib.suppress(OSError, ValueError):
+            name = os.getxattr(directory, PROCESS_VALUE).decode("ascii")
+            process = os.pidfd_open(int(name.partition(" ")[0]))
+            stack.callback(os.close, process)
+            if process_name(int(name.partition(" ")[0])) != name:
+                process = -1  # it is of another namespace of processes
+        unmount(directory)
+        if process < 0:
+            return False
+        return bool(select.select([process], [], [], wait_s)[0])
+
+
 async def serve_mount(
     directory: str, operations: Mounted, options: MountOptions, *, on_ready: Callable[[], None]
 ) -> None:
@@ -164,7 +183,7 @@ async def _serve(directory: str, session: FuseSession, operations: Mounted, on_r
         asked.cancel()
         await serving.drain()
     finally:
-        serving.close()
+        await serving.close()
 
 
 async def _leave(directory: str, session: FuseSession, ended: asyncio.Task[bool]) -> None:

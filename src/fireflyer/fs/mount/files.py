@@ -8,11 +8,22 @@ known to everybody. At an open the kernel drops the pages that it has, unless le
 when it began to keep them, and nothing was written through this mount since. Between that, all descriptors of this
 mount see the same bytes.
 
+*Writing a file from its beginning*, as copies do: who opens an empty file only to write it has no pages in the kernel,
+which would be made, filled and dropped at the next open. Whoever opens it meanwhile may have some: they are dropped
+behind each write.
+
 *Appending.* The place is the meta service's to give, so a file that is opened with O_APPEND has no pages in the kernel:
 what it believes about the place may be wrong.
 
+*Locks* protect what is read and written under them: before one is given up or becomes weaker, the bytes of the file are
+stored and its length is told; behind one that was granted, the kernel keeps no pages that others may have changed.
+Unlocks that are not answered are asked again until they are (`Endings`).
+
 *Locks that wait* ask again and again: an attempt that is under way when its program is interrupted is waited for, and
 if it was granted, so the program is told.
+
+*Locks of whole files and of open files (F_OFD_SETLK) end with the last close*, which the kernel tells when `close` has
+returned already. Who is refused one while such an end is under way asks once more behind it.
 """
 
 from __future__ import annotations
@@ -24,12 +35,15 @@ import fcntl
 import logging
 import os
 import stat
-import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, InvariantViolation, TransientError
 from fireflyer.base.units import MS
+from fireflyer.fs.client.endings import Endings
 from fireflyer.fs.client.files import Files
 from fireflyer.fs.client.opened import File
 from fireflyer.fs.mount.operations import (
@@ -41,7 +55,10 @@ from fireflyer.fs.mount.operations import (
     RangeLock,
     Set,
     Space,
+    Written,
 )
+from fireflyer.fs.mount.releases import Releases
+from fireflyer.fs.mount.waiting import in_any_case
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, FileBody, Inode, Kind
@@ -54,6 +71,8 @@ _A = TypeVar("_A")
 _EXECUTED: Final = 0o40
 """In the flags of an open by execve (__FMODE_EXEC of Linux)."""
 _LOCK_WAIT_NS: Final = 500 * MS
+_FINISH_S: Final = 120.0
+"""For all that is open when it is unmounted."""
 _MAX_REMEMBERED: Final = 1 << 16
 """Files whose pages may be kept over an open."""
 _BLOCK_BYTES: Final = 4096
@@ -105,22 +124,29 @@ def _state_of(inode: Inode) -> _State:
 
 @dataclass(slots=True)
 class _Handle:
-    """An open file. `dirty`: something was written that the next flush has to send on."""
-
     file: File
     inode: int
     appends: bool
     writes: bool
-    dirty: bool = False
+    direct: bool
+    """It has no pages in the kernel."""
 
 
 @dataclass(slots=True)
 class _Inode:
-    """That is open here. `owners`: of range locks, whom a close unlocks. `written_ns`: by this machine's clock."""
+    """That is open here. `owners`: of range locks, and the handle by which each has asked last. A process loses its own
+    at each of its closes; what is left when the handle ends is an open file's (F_OFD_SETLK): the kernel says nothing.
+    `writes`: how many there were; `stored` of them are known to everybody. The kernel sends what was written through a
+    mapping by any descriptor, so this is not of one."""
 
     handles: dict[int, _Handle] = field(default_factory=dict)
-    written_ns: int = 0
-    owners: dict[int, None] = field(default_factory=dict)
+    owners: dict[int, int] = field(default_factory=dict)
+    writes: int = 0
+    stored: int = 0
+
+    @property
+    def dirty(self) -> bool:
+        return self.stored < self.writes
 
 
 class MountedFiles:
@@ -133,15 +159,25 @@ class MountedFiles:
         self._inodes: dict[int, _Inode] = {}
         self._next = 1
         self._kept: collections.OrderedDict[int, _State] = collections.OrderedDict()
+        self._endings = Endings(files.meta)
+        self._released = Releases()
 
     async def finish(self) -> None:
+        """Raises nothing that only says that bytes are lost."""
         handles, self._handles = self._handles, {}
-        for handle in handles.values():
-            try:
-                await handle.file.close()
-            except (FireflyerError, OSError) as error:
-                _log.warning("what was written to inode=%d may be lost: %s", handle.inode, error)
+        try:
+            async with asyncio.timeout(_FINISH_S):
+                await asyncio.gather(*(self._finish(handle) for handle in handles.values()))
+        except TimeoutError:
+            _log.warning("what was written may be lost: the cluster did not answer")
+        await self._endings.close()
         await self._files.close()
+
+    async def _finish(self, handle: _Handle) -> None:
+        try:
+            await handle.file.close()
+        except (FireflyerError, OSError) as error:
+            _log.warning("what was written to inode=%d may be lost: %s", handle.inode, error)
 
     # --- asking
 
@@ -156,14 +192,7 @@ class MountedFiles:
 
     def _told(self, inode: Inode) -> Attributes:
         """With what was written here and is not known there yet."""
-        found, here = attributes_of(inode), self._inodes.get(inode.id)
-        if here is None or not isinstance(inode.body, FileBody):
-            return found
-        found = found._replace(size=self._files.known(inode))
-        if not any(one.dirty for one in here.handles.values()):
-            return found
-        changed_ns = here.written_ns
-        return found._replace(mtime_ns=max(found.mtime_ns, changed_ns), ctime_ns=max(found.ctime_ns, changed_ns))
+        return attributes_of(self._files.told(inode))
 
     # --- names
 
@@ -195,13 +224,14 @@ class MountedFiles:
             mtime_ns=changes.mtime_ns if Set.MTIME in which and Now.MTIME not in now else None,
             now=now,
         )
+        clean = self._when_stored(inode)
         try:
             changed = await self._files.set_attributes(change, actor=self._actor(caller))
         except PermissionError:
             if rest != Set.MODE:
                 raise
             return await self._before_a_write(caller, inode, changes.mode)
-        self._clean(inode)
+        clean()
         return self._told(changed)
 
     async def _before_a_write(self, caller: Caller, inode: int, mode: int) -> Attributes:
@@ -219,14 +249,20 @@ class MountedFiles:
         if opened is not None and opened.writes:
             await opened.file.truncate(size)
             return
+        clean = self._when_stored(inode)
         await self._files.truncate_at(Place(inode), size, actor=self._actor(caller))
-        self._clean(inode)
+        clean()
 
-    def _clean(self, inode: int) -> None:
-        """What was written here is known to the service."""
+    def _when_stored(self, inode: int) -> Callable[[], None]:
+        """To be called when all that has been written here until now is known to the service."""
         here = self._inodes.get(inode)
-        for handle in here.handles.values() if here is not None else ():
-            handle.dirty = False
+        writes = 0 if here is None else here.writes
+
+        def clean() -> None:
+            if here is not None:
+                here.stored = max(here.stored, writes)
+
+        return clean
 
     async def read_link(self, caller: Caller, inode: int) -> bytes:
         return _expect(await self._ask(caller, meta.ReadLink(Place(inode))), meta.Target).path
@@ -266,12 +302,14 @@ class MountedFiles:
     # --- directories
 
     async def open_directory(self, caller: Caller, inode: int) -> None:
-        """Each page is checked when it is asked for; where the kernel does not check rights, this too."""
+        """The first page is checked when it is asked for; where the kernel does not check rights, this too."""
         if not self._trusted:
             await self._ask(caller, meta.Access(Place(inode), 4, False))
 
-    async def list_directory(self, caller: Caller, inode: int, after: bytes, *, attributes: bool) -> Listing:
-        request = meta.ListDirectory(inode, after, meta.MAX_LISTED, attributes)
+    async def list_directory(
+        self, caller: Caller, inode: int, after: bytes, limit: int, *, attributes: bool, opened: bool
+    ) -> Listing:
+        request = meta.ListDirectory(inode, after, min(limit, meta.MAX_LISTED), attributes, opened)
         listing = _expect(await self._ask(caller, request), meta.Listing)
         return Listing([(one.name, self._entry(one)) for one in listing.entries], listing.more, listing.parent)
 
@@ -296,6 +334,9 @@ class MountedFiles:
             file = await self._files.open_at(Place(inode), _open_flags(flags), 0, actor=self._actor(caller))
         except FileNotFoundError:
             raise file_error(errno.ESTALE) from None  # the kernel looks for the name again, and tries that
+        if not file.attributes.inode.links and inode not in self._inodes:
+            await file.close()
+            raise file_error(errno.ESTALE)  # somebody has put another file under its name
         return self._opened(file, flags)
 
     async def create(
@@ -310,18 +351,23 @@ class MountedFiles:
         self._next += 1
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         appends = writes and bool(flags & os.O_APPEND)
-        handle = self._handles[number] = _Handle(file, inode, appends, writes)
-        self._inodes.setdefault(inode, _Inode()).handles[number] = handle
-        return Opened(number, keep_pages=not appends and self._may_keep(file), direct=appends)
+        here = self._inodes.setdefault(inode, _Inode())
+        begins = flags & os.O_ACCMODE == os.O_WRONLY and not file.length and not here.handles
+        direct = appends or begins
+        here.handles[number] = self._handles[number] = _Handle(file, inode, appends, writes, direct)
+        return Opened(number, keep_pages=not direct and self._may_keep(file), direct=direct)
 
     def _may_keep(self, file: File) -> bool:
         state = _state_of(file.attributes.inode)
         kept = self._kept.get(file.inode_id)
-        self._kept[file.inode_id] = state
-        self._kept.move_to_end(file.inode_id)
+        self._keep(file.inode_id, state)
+        return kept == state
+
+    def _keep(self, inode: int, state: _State) -> None:
+        self._kept[inode] = state
+        self._kept.move_to_end(inode)
         if len(self._kept) > _MAX_REMEMBERED:
             self._kept.popitem(last=False)
-        return kept == state
 
     def _handle(self, number: int) -> _Handle:
         handle = self._handles.get(number)
@@ -332,43 +378,78 @@ class MountedFiles:
     async def read(self, handle: int, offset: int, memory: memoryview) -> int:
         return await self._handle(handle).file.pread_into(memory, offset)
 
-    async def write(self, handle: int, offset: int, memory: memoryview) -> int:
+    async def write(self, handle: int, offset: int, memory: memoryview) -> Written:
         opened = self._handle(handle)
-        opened.dirty = True
-        self._inodes[opened.inode].written_ns = time.time_ns()
+        here = self._inodes[opened.inode]
         self._kept.pop(opened.inode, None)
-        if opened.appends:
-            await opened.file.append(memory)
-            return len(memory)
-        return await opened.file.pwrite(memory, offset)
+        try:
+            if opened.appends:
+                await opened.file.append(memory)
+                return Written(len(memory))
+            count = await opened.file.pwrite(memory, offset, lent=True)
+            return Written(count, opened.direct and not all(one.direct for one in here.handles.values()))
+        finally:
+            here.writes += 1  # behind it: until then it may have waited for room, and nobody can have stored it
 
     async def flush(self, handle: int, owner: int) -> None:
         opened = self._handle(handle)
-        state = self._inodes.get(opened.inode)
-        if state is not None and owner in state.owners:
-            del state.owners[owner]
-            await self._lock(None, meta.Lock(opened.inode, Window.RANGE, owner, LockKind.NONE))
-        if opened.dirty:
-            opened.dirty = False
-            await opened.file.fsync()
+        here = self._inodes[opened.inode]
+        try:
+            if opened.writes and (here.dirty or not opened.file.lost):  # who lost nothing is told of nothing
+                await self._store(opened)
+            elif owner in here.owners:
+                await self._settle(opened.inode)
+        finally:
+            if owner in here.owners:
+                await self._unlock(meta.Lock(opened.inode, Window.RANGE, owner, LockKind.NONE))
+                here.owners.pop(owner, None)
+
+    async def _store(self, opened: _Handle) -> None:
+        """Also what another descriptor's close is storing: a close that returns has it behind it."""
+        clean = self._when_stored(opened.inode)
+        await opened.file.fsync()
+        if opened.writes:
+            clean()
+
+    async def _settle(self, inode: int) -> None:
+        """For somebody else who is to see it. An error is told to who writes, at his next write, sync or close."""
+        here = self._inodes.get(inode)
+        if here is None or not here.dirty:
+            return
+        try:
+            await next(iter(here.handles.values())).file.body.settle()
+        except FireflyerError as error:
+            _log.warning("what was written to inode=%d under a lock is not stored yet: %s", inode, error)
 
     async def sync(self, handle: int, *, data_only: bool) -> None:  # noqa: ARG002
-        opened = self._handle(handle)
-        opened.dirty = False
-        await opened.file.fsync()
+        await self._store(self._handle(handle))
 
     async def release(self, handle: int, owner: int, *, unlock: bool) -> None:
+        """Who has told everything before, as a program's close does, waits for nothing; but for a lock."""
         opened = self._handle(handle)
         del self._handles[handle]
+        owners = self._inodes[opened.inode].owners
+        ending = [meta.Lock(opened.inode, Window.WHOLE, owner, LockKind.NONE)] if unlock else []
+        for one in [one for one, by in owners.items() if by == handle]:
+            del owners[one]
+            ending.append(meta.Lock(opened.inode, Window.RANGE, one, LockKind.NONE))
+        if not ending:
+            await self._release(opened, handle, ())
+            return
+        with self._released.of(opened.inode):
+            await self._release(opened, handle, ending)
+
+    async def _release(self, opened: _Handle, handle: int, unlock: Sequence[meta.Lock]) -> None:
         try:
-            if unlock:
-                await self._lock(None, meta.Lock(opened.inode, Window.WHOLE, owner, LockKind.NONE))
-            await opened.file.close()
+            if unlock or not opened.file.close_lazily():
+                await opened.file.close()
         finally:
-            state = self._inodes[opened.inode]
-            del state.handles[handle]
-            if not state.handles:
+            here = self._inodes[opened.inode]
+            del here.handles[handle]
+            if not here.handles:
                 del self._inodes[opened.inode]
+            for one in unlock:
+                await self._unlock(one)
 
     async def allocate(self, handle: int, mode: int, offset: int, size: int) -> None:
         wanted = _ALLOCATE.get(mode)
@@ -406,28 +487,35 @@ class MountedFiles:
             return None
         return RangeLock(_LOCK_TYPES[found.kind], found.start, found.end, found.process)
 
-    async def lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock, *, wait: bool) -> None:
+    async def lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock, *, handle: int, wait: bool) -> bool:
         kind = _LOCK_KINDS.get(lock.type)
         if kind is None:
             raise file_error(errno.EINVAL)
         state = self._inodes.get(inode)
         if kind is not LockKind.NONE and state is not None:
-            state.owners[owner] = None
+            state.owners[owner] = handle
         asked = meta.Lock(inode, Window.RANGE, owner, kind, lock.start, lock.end, 0, lock.process)
-        await self._lock(caller, asked, wait=wait)
+        return await self._lock(caller, asked, wait=wait)
 
-    async def lock_whole(self, caller: Caller, inode: int, owner: int, operation: int, *, wait: bool) -> None:
+    async def lock_whole(self, caller: Caller, inode: int, owner: int, operation: int, *, wait: bool) -> bool:
         kind = _WHOLE_KINDS.get(operation)
         if kind is None:
             raise file_error(errno.EINVAL)
-        await self._lock(caller, meta.Lock(inode, Window.WHOLE, owner, kind, process=caller.pid), wait=wait)
+        return await self._lock(caller, meta.Lock(inode, Window.WHOLE, owner, kind, process=caller.pid), wait=wait)
 
-    async def _lock(self, caller: Caller | None, asked: meta.Lock, *, wait: bool = False) -> None:
-        actor = None if caller is None else self._actor(caller)
-        wait_ns = _LOCK_WAIT_NS if wait and asked.kind is not LockKind.NONE else 0
-        wanted = meta.Lock(
-            asked.inode, asked.window, asked.owner, asked.kind, asked.start, asked.end, wait_ns, asked.process
-        )
+    async def _lock(self, caller: Caller, asked: meta.Lock, *, wait: bool) -> bool:
+        if asked.kind is not LockKind.WRITE:
+            await self._settle(asked.inode)
+        await self._endings.ended(_owner_of(asked))
+        if asked.kind is LockKind.NONE:
+            await self._endings.end(asked, self._actor(caller), key=_owner_of(asked))
+            return False
+        await self._take(asked, self._actor(caller), wait=wait)
+        return await in_any_case(self._changed_elsewhere(asked.inode))
+
+    async def _take(self, asked: meta.Lock, actor: meta.Actor | None, *, wait: bool) -> None:
+        wanted = msgspec.structs.replace(asked, wait_ns=_LOCK_WAIT_NS if wait else 0)
+        before: int | None = self._released.seen(asked.inode)
         while True:
             attempt = asyncio.ensure_future(self._files.meta.call(wanted, actor=actor))
             interrupted = False
@@ -437,14 +525,45 @@ class MountedFiles:
             except asyncio.CancelledError:
                 interrupted = True
             except BlockingIOError:
-                if not wait:
+                if not wait and (before is None or not await self._released.since(asked.inode, before)):
                     raise
+                before = None
             if interrupted:
                 try:
                     await attempt
                 except FileError:
                     raise InterruptedError(errno.EINTR, "interrupted") from None
                 return
+
+    async def _changed_elsewhere(self, inode: int) -> bool:
+        """Since the kernel began to keep its pages, as far as we know: what was written here counts as well."""
+        here = self._inodes.get(inode)
+        if here is None or not here.handles:
+            return False
+        file = next(iter(here.handles.values())).file
+        try:
+            state = _state_of((await file.stat()).inode)
+        except FireflyerError as error:
+            _log.warning("inode=%d was locked, and its length is not known: %s", inode, error)
+            self._kept.pop(inode, None)
+            return True
+        if self._kept.get(inode) == state:
+            return False
+        file.body.forget(0, meta.END_OF_FILE)
+        self._keep(inode, state)
+        return True
+
+    async def _unlock(self, lock: meta.Lock) -> None:
+        """At a close, whoever closes. It is not his error when that takes longer."""
+        try:
+            await self._endings.end(lock, key=_owner_of(lock))
+        except FireflyerError as error:
+            if not isinstance(error, TransientError):  # those go on by themselves
+                _log.warning("inode=%d was not unlocked reason=%s", lock.inode, error)
+
+
+def _owner_of(lock: meta.Lock) -> tuple[int, Window, int]:
+    return lock.inode, lock.window, lock.owner
 
 
 def _open_flags(flags: int) -> OpenFlag:

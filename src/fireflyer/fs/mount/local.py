@@ -15,12 +15,11 @@ import resource
 import stat
 from typing import Final
 
-from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Listing, Opened, RangeLock, Set, Space
+from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Listing, Opened, RangeLock, Set, Space, Written
 
 __all__ = ["LocalFiles"]
 
 _ROOT: Final = 1
-_LISTED: Final = 1024
 
 
 class LocalFiles:
@@ -127,11 +126,13 @@ class LocalFiles:
     async def open_directory(self, caller: Caller, inode: int) -> None:
         pass
 
-    async def list_directory(self, caller: Caller, inode: int, after: bytes, *, attributes: bool) -> Listing:
+    async def list_directory(
+        self, caller: Caller, inode: int, after: bytes, limit: int, *, attributes: bool, opened: bool
+    ) -> Listing:
         names = sorted(name for name in map(os.fsencode, os.listdir(self._path(inode))) if name > after)
         above = self._attributes(os.stat("..", dir_fd=self._nodes[inode]))
-        entries = [(name, self._see(inode, name)) for name in names[:_LISTED]]
-        return Listing(entries, len(names) > _LISTED, _ROOT if inode == _ROOT else above.inode)
+        entries = [(name, self._see(inode, name)) for name in names[:limit]]
+        return Listing(entries, len(names) > limit, _ROOT if inode == _ROOT else above.inode)
 
     async def space(self, caller: Caller, inode: int) -> Space:
         found = os.statvfs(self._path(_ROOT))
@@ -160,8 +161,8 @@ class LocalFiles:
     async def read(self, handle: int, offset: int, memory: memoryview) -> int:
         return os.preadv(self._files[handle], [memory], offset)
 
-    async def write(self, handle: int, offset: int, memory: memoryview) -> int:
-        return os.pwritev(self._files[handle], [memory], offset)
+    async def write(self, handle: int, offset: int, memory: memoryview) -> Written:
+        return Written(os.pwritev(self._files[handle], [memory], offset))
 
     async def flush(self, handle: int, owner: int) -> None:
         pass
@@ -198,13 +199,13 @@ class LocalFiles:
     async def find_lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock) -> RangeLock | None:
         raise OSError(errno.ENOSYS, "the kernel's own are enough here")
 
-    async def lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock, *, wait: bool) -> None:
+    async def lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock, *, handle: int, wait: bool) -> bool:
         raise OSError(errno.ENOSYS, "the kernel's own are enough here")
 
-    async def lock_whole(self, caller: Caller, inode: int, owner: int, operation: int, *, wait: bool) -> None:
+    async def lock_whole(self, caller: Caller, inode: int, owner: int, operation: int, *, wait: bool) -> bool:
         if operation == fcntl.LOCK_UN:
             await self._unlock(owner)
-            return
+            return False
         held = self._whole.setdefault(inode, {})
         async with self._changed:
             while any(other != owner and fcntl.LOCK_EX in (operation, kind) for other, kind in held.items()):
@@ -212,6 +213,7 @@ class LocalFiles:
                     raise BlockingIOError(errno.EAGAIN, "it is locked")
                 await self._changed.wait()
             held[owner] = operation
+        return False
 
     async def _unlock(self, owner: int) -> None:
         async with self._changed:

@@ -7,9 +7,15 @@ inode's number is used for one thing only, ever. All methods are called in one e
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Attributes", "Caller", "Changes", "Listing", "Opened", "Operations", "RangeLock", "Set", "Space"]
+__all__ = [
+    "MAX_LISTED", "Attributes", "Caller", "Changes", "Listing", "Opened", "Operations", "RangeLock", "Set", "Space",
+    "Written",
+]  # fmt: skip
+
+MAX_LISTED: Final = 1024
+"""Entries of one page of a directory."""
 
 
 class Attributes(NamedTuple):
@@ -95,6 +101,13 @@ class RangeLock(NamedTuple):
     process: int
 
 
+class Written(NamedTuple):
+    """`forget`: the kernel has pages of the file that may be older."""
+
+    size: int
+    forget: bool = False
+
+
 Buffer: TypeAlias = memoryview
 
 
@@ -117,8 +130,11 @@ class Operations(Protocol):
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None: ...
     async def open_directory(self, caller: Caller, inode: int) -> None: ...
-    async def list_directory(self, caller: Caller, inode: int, after: bytes, *, attributes: bool) -> Listing:
-        """Entries behind the name `after`. Without `attributes` only inode and kind are right."""
+    async def list_directory(
+        self, caller: Caller, inode: int, after: bytes, limit: int, *, attributes: bool, opened: bool
+    ) -> Listing:
+        """At most `limit` entries behind the name `after`. Without `attributes` only inode and kind are right.
+        `caller`: who opened it; `opened`: he has been told a page before."""
         ...
 
     async def space(self, caller: Caller, inode: int) -> Space: ...
@@ -128,7 +144,10 @@ class Operations(Protocol):
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Attributes, Opened]: ...
     async def read(self, handle: int, offset: int, memory: Buffer) -> int: ...
-    async def write(self, handle: int, offset: int, memory: Buffer) -> int: ...
+    async def write(self, handle: int, offset: int, memory: Buffer) -> Written:
+        """`memory` may be kept: nobody changes it any more."""
+        ...
+
     async def flush(self, handle: int, owner: int) -> None:
         """A descriptor of the open file is closed: its errors are told here."""
         ...
@@ -149,10 +168,10 @@ class Operations(Protocol):
         """That is in the way of this one."""
         ...
 
-    async def lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock, *, wait: bool) -> None:
-        """Cancelled when who waits is interrupted."""
+    async def lock(self, caller: Caller, inode: int, owner: int, lock: RangeLock, *, handle: int, wait: bool) -> bool:
+        """Cancelled when who waits is interrupted. Granted: what the kernel has of the file may be old."""
         ...
 
-    async def lock_whole(self, caller: Caller, inode: int, owner: int, operation: int, *, wait: bool) -> None:
+    async def lock_whole(self, caller: Caller, inode: int, owner: int, operation: int, *, wait: bool) -> bool:
         """`operation`: LOCK_SH, LOCK_EX, LOCK_UN."""
         ...

@@ -7,6 +7,10 @@ Each event is answered exactly once, whatever its operation does: with its resul
 who asked was interrupted, EIO for everything else. Interrupted by any signal is who waits for a lock; who waits for
 something else, that changes nothing, only by one that ends him: programs do not expect EINTR there.
 
+The kernel tells of a request's first signal, and never of another one. It may tell so before the request is here, in
+the same turn, or while it is under way. Who has got a signal that does not end him is looked at again and again until
+he is answered: the next one may.
+
 The descriptor of the events is watched by the event loop, and all that wait are begun in one turn of it, so that a
 client that collects the requests of a turn sends them together.
 """
@@ -17,7 +21,10 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
+import itertools
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -25,21 +32,38 @@ from typing import TYPE_CHECKING, Any, Final
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.mount.directories import Directory
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Opened, Operations, RangeLock
+from fireflyer.fs.mount.waiting import in_any_case, in_thread
 from fireflyer.fs.schema.errors import FileError
 
 if TYPE_CHECKING:
     from fireflyer.native.fuse import FuseMemory, FuseSession
 
-__all__ = ["THREADS", "VALID_S", "Serving", "errno_of"]
+__all__ = ["PROCESS_VALUE", "THREADS", "VALID_S", "Serving", "errno_of", "is_ending", "process_name"]
 
 _log = logging.getLogger(__name__)
 THREADS: Final = 4
 """That receive requests. Reads and writes leave them at once, so this is not how many are under way."""
 VALID_S: Final = 1.0
 """How long the kernel may keep names and attributes."""
+PROCESS_VALUE: Final = b"user.fireflyer.process"
+"""Extended attribute of everything in a mount, on no list: which process serves it."""
 _EVENTS: Final = 256
+_CLOSE_S: Final = 10.0
+_DRAIN_S: Final = 180.0
+"""More than any request waits for the cluster."""
 _UNLOCKED: Final = fcntl.F_UNLCK
 _LOCKS: Final = frozenset(["setlk", "flock"])
+_LOOK_AGAIN_S: Final = 0.25
+"""At those that a signal has come for, and that were not answered."""
+_HARMLESS: Final = functools.reduce(
+    lambda mask, number: mask | 1 << (number - 1),
+    [
+        signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH,
+        signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+    ],
+    0,
+)  # fmt: skip
+"""Signals that end nobody; all others end who does not catch them."""
 _Event = tuple[str, int, int, tuple[int, int, int, tuple[int, ...]], tuple[Any, ...]]
 
 
@@ -53,15 +77,27 @@ def errno_of(error: BaseException) -> int:
 
 def _ends_for(event: _Event) -> bool:
     """A signal has come for who asked this: he is not to wait any more."""
-    return event[0] in _LOCKS or _is_ending(event[3][2])
+    return event[0] in _LOCKS or is_ending(event[3][2])
 
 
-def _is_ending(process: int) -> bool:
-    """The kernel makes SIGKILL of any signal that ends a process."""
+def is_ending(process: int) -> bool:
+    """The kernel makes SIGKILL of a signal that ends a process, but not where it dumps, or waits behind another one."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{process}/status", "rb") as file:
-        pending = next((line.split()[1] for line in file if line.startswith(b"SigPnd:")), b"0")
-        return bool(int(pending, 16) >> (signal.SIGKILL - 1) & 1)
+        told = dict(line.split(maxsplit=1) for line in file if line.startswith((b"Sig", b"Shd", b"TracerPid")))
+        own, shared, blocked, ignored, caught = (
+            int(told.get(name, b"0"), 16) for name in (b"SigPnd:", b"ShdPnd:", b"SigBlk:", b"SigIgn:", b"SigCgt:")
+        )
+        traced = int(told.get(b"TracerPid:", b"0")) != 0  # who traces it may take the signal away
+        ends = 0 if traced else (own | shared) & ~(_HARMLESS | blocked | ignored | caught)
+        return bool(own >> (signal.SIGKILL - 1) & 1 or ends)
     return False
+
+
+def process_name(process: int) -> str:
+    """Its number and when it began: no other one has both. Raises `OSError` when it is gone."""
+    with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+        began = file.read().rpartition(")")[2].split()[19]
+    return f"{process} {began}"
 
 
 class Serving:
@@ -75,8 +111,9 @@ class Serving:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asked: dict[int, _Event] = {}
         """What they are about."""
-        self._interrupted: set[int] = set()
-        self._last = 0
+        self._interrupted: dict[int, None] = {}
+        """A signal has come for them, and they are waited for all the same. Looked at last: at the end."""
+        self._looking: asyncio.TimerHandle | None = None
         self._draining = False
         self._directories: dict[int, Directory] = {}
         self._next_directory = 1
@@ -94,18 +131,25 @@ class Serving:
         """Until all that was asked is answered. Who waits for a lock waits no more."""
         self._draining = True
         self._take()
-        while self._tasks:
+        until_s = self._loop.time() + _DRAIN_S
+        while self._tasks and self._loop.time() < until_s:
             for number, task in self._tasks.items():
                 if self._asked[number][0] in _LOCKS:
                     task.cancel()
-            await asyncio.wait(list(self._tasks.values()))
+            await asyncio.wait(list(self._tasks.values()), timeout=until_s - self._loop.time())
             self._take()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """What is not answered never will be."""
+        self._draining = True
         self._loop.remove_reader(self._session.event_fd)
+        self._interrupted.clear()
+        if self._looking is not None:
+            self._looking.cancel()
         for task in self._tasks.values():
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=_CLOSE_S)
 
     def _take(self) -> None:
         for event in self._session.take(_EVENTS):
@@ -115,33 +159,43 @@ class Serving:
             elif kind == "ended":
                 self.ended.set()
             else:
-                self._last = max(self._last, number)
                 self._asked[number] = event
-                self._tasks[number] = self._loop.create_task(self._answer(event))
+                task = self._tasks[number] = self._loop.create_task(self._answer(event))
+                task.add_done_callback(functools.partial(self._over, number))
+                if number in self._interrupted:
+                    self._interrupt(number)
 
     def _interrupt(self, number: int) -> None:
         """It may come before what it is about."""
+        self._interrupted.pop(number, None)
+        if not self._session.is_open(number):
+            return
         task = self._tasks.get(number)
-        if task is not None:
-            if _ends_for(self._asked[number]):
-                task.cancel()
-        elif number > self._last:
-            self._interrupted.add(number)
+        if task is not None and _ends_for(self._asked[number]):
+            task.cancel()
+            return
+        self._interrupted[number] = None
+        if self._looking is None:
+            self._looking = self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looking = None
+        for number in list(itertools.islice(self._interrupted, _EVENTS)):
+            self._interrupt(number)
 
     async def _answer(self, event: _Event) -> None:
         kind, number, inode, caller, arguments = event
         try:
-            if number in self._interrupted:
-                self._interrupted.discard(number)
-                if _ends_for(event):
-                    raise InterruptedError(errno.EINTR, "interrupted")
             await self._kinds[kind](number, inode, Caller(*caller), *arguments)
-        except asyncio.CancelledError:
-            self._refuse(number, errno.EINTR)
         except Exception as error:
             self._failed(kind, number, inode, error)
-        finally:
-            del self._tasks[number], self._asked[number]
+
+    def _over(self, number: int, task: asyncio.Task[None]) -> None:
+        """Not at the end of `_answer`: who is cancelled before it begins never comes there."""
+        del self._tasks[number], self._asked[number]
+        self._interrupted.pop(number, None)
+        if task.cancelled():
+            self._refuse(number, errno.EINTR)
 
     def _failed(self, kind: str, number: int, inode: int, error: Exception) -> None:
         refused = errno_of(error)
@@ -215,6 +269,9 @@ class Serving:
         self._session.reply_space(number, **space._asdict())
 
     async def _do_getxattr(self, number: int, inode: int, caller: Caller, name: bytes, _size: int) -> None:
+        if name == PROCESS_VALUE:
+            self._session.reply_value(number, process_name(os.getpid()).encode())
+            return
         self._session.reply_value(number, await self._operations.get_value(caller, inode, name))
 
     async def _do_listxattr(self, number: int, inode: int, caller: Caller, _size: int) -> None:
@@ -237,19 +294,21 @@ class Serving:
         await self._operations.open_directory(caller, inode)
         handle = self._next_directory
         self._next_directory += 1
-        self._directories[handle] = Directory(inode)
+        self._directories[handle] = Directory(inode, caller)
         self._session.reply_open(number, handle)
 
-    async def _do_readdir(self, number: int, _inode: int, caller: Caller, handle: int, offset: int) -> None:
-        await self._list(number, caller, handle, offset, plus=False)
+    async def _do_readdir(self, number: int, _inode: int, _caller: Caller, handle: int, offset: int, size: int) -> None:
+        await self._list(number, handle, offset, size, plus=False)
 
-    async def _do_readdirplus(self, number: int, _inode: int, caller: Caller, handle: int, offset: int) -> None:
-        await self._list(number, caller, handle, offset, plus=True)
+    async def _do_readdirplus(
+        self, number: int, _inode: int, _caller: Caller, handle: int, offset: int, size: int
+    ) -> None:
+        await self._list(number, handle, offset, size, plus=True)
 
-    async def _list(self, number: int, caller: Caller, handle: int, offset: int, *, plus: bool) -> None:
+    async def _list(self, number: int, handle: int, offset: int, size: int, *, plus: bool) -> None:
         directory = self._directories[handle]
-        entries, first = await directory.entries_from(self._operations, caller, offset, attributes=plus)
-        self._session.reply_directory(number, entries, first, offset, plus=plus, valid_s=self._valid_s)  # type: ignore[arg-type]
+        told = await directory.entries_from(self._operations, offset, attributes=plus, size=size)
+        self._session.reply_directory(number, told.entries, told.first, told.offset, plus=plus, valid_s=self._valid_s)  # type: ignore[arg-type]
 
     async def _do_releasedir(self, number: int, _inode: int, _caller: Caller, handle: int) -> None:
         self._directories.pop(handle, None)
@@ -277,9 +336,12 @@ class Serving:
         self._session.reply_data(number, memory, count)
 
     async def _do_write(
-        self, number: int, _inode: int, _caller: Caller, handle: int, offset: int, memory: FuseMemory
+        self, number: int, inode: int, _caller: Caller, handle: int, offset: int, memory: FuseMemory
     ) -> None:
-        self._session.reply_written(number, await self._operations.write(handle, offset, memoryview(memory)))
+        written = await self._operations.write(handle, offset, memoryview(memory))
+        if written.forget:
+            await self._forget_pages(inode)
+        self._session.reply_written(number, written.size)
 
     async def _do_flush(self, number: int, _inode: int, _caller: Caller, handle: int, owner: int) -> None:
         await self._operations.flush(handle, owner)
@@ -312,15 +374,24 @@ class Serving:
         self._session.reply_lock(number, told.type, told.start, told.end, told.process)
 
     async def _do_setlk(
-        self, number: int, inode: int, caller: Caller, _handle: int, owner: int, kind: int, start: int, end: int,
+        self, number: int, inode: int, caller: Caller, handle: int, owner: int, kind: int, start: int, end: int,
         process: int, wait: int,
     ) -> None:  # fmt: skip
         lock = RangeLock(kind, start, end, process)
-        await self._operations.lock(caller, inode, owner, lock, wait=bool(wait))
-        self._session.reply_error(number, 0)
+        changed = await self._operations.lock(caller, inode, owner, lock, handle=handle, wait=bool(wait))
+        await self._locked(number, inode, changed)
 
     async def _do_flock(
         self, number: int, inode: int, caller: Caller, _handle: int, owner: int, operation: int, wait: int
     ) -> None:
-        await self._operations.lock_whole(caller, inode, owner, operation, wait=bool(wait))
+        changed = await self._operations.lock_whole(caller, inode, owner, operation, wait=bool(wait))
+        await self._locked(number, inode, changed)
+
+    async def _locked(self, number: int, inode: int, changed: bool) -> None:
+        if changed:
+            await self._forget_pages(inode)
         self._session.reply_error(number, 0)
+
+    async def _forget_pages(self, inode: int) -> None:
+        """In a thread: it waits for pages that are being read."""
+        await in_any_case(in_thread(lambda: self._session.forget_pages(inode)))

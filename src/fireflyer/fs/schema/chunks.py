@@ -181,6 +181,9 @@ class LookKind(enum.StrEnum):
     """The last chunk of the file, at or below the index."""
     LIST = "list"
     """The chunks of the file from the index, at most `length` of them."""
+    CHAIN = "chain"
+    """The chunks of all files from this one on, at most `length` of them, each right by itself: a chunk that is there
+    all the time is told once by whoever goes on behind the last of a page. Only who holds the node secret may ask."""
 
 
 class Look(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -205,7 +208,7 @@ _Entries = Annotated[tuple[Listed, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
 class Found(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """READ: one entry, data follows. STAT, LAST: one entry. LIST: the chunks."""
+    """READ: one entry, data follows. STAT, LAST: one entry. LIST, CHAIN: the chunks."""
 
     entries: _Entries
 

@@ -12,6 +12,8 @@ from fireflyer.base.units import KIB, MIB
 __all__ = [
     "CHUNK_ID_BYTES",
     "MAX_CHUNK_BYTES",
+    "MAX_FILE",
+    "MAX_INDEX",
     "MIN_CHUNK_BYTES",
     "ChainId",
     "ChainVersion",
@@ -31,6 +33,9 @@ __all__ = [
 MIN_CHUNK_BYTES: Final = 64 * KIB
 MAX_CHUNK_BYTES: Final = 64 * MIB
 CHUNK_ID_BYTES: Final = 16
+MAX_FILE: Final = (1 << 63) - 1
+MAX_INDEX: Final = (1 << 32) - 1
+"""Of a chunk's id."""
 
 _U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]

@@ -13,6 +13,7 @@ import msgspec
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, TableId
 
 __all__ = [
+    "MAX_DEPTH",
     "MAX_FILE_BYTES",
     "MAX_LINKS",
     "MAX_NAME_BYTES",
@@ -36,6 +37,9 @@ MAX_PATH_BYTES: Final = 4095
 """PATH_MAX of Linux, less its closing zero. Also of the target of a symbolic link."""
 MAX_SYMLINKS: Final = 40
 """That one path may lead through, as on Linux."""
+MAX_DEPTH: Final = 2048
+"""Of directories below the root: as many names as a path can have. What is in a directory that is moved may come to lie
+deeper by that."""
 MAX_LINKS: Final = 1 << 20
 MAX_STRIPE: Final = 1024
 MAX_FILE_BYTES: Final = 1 << 47
@@ -102,6 +106,8 @@ class DirectoryBody(msgspec.Struct, frozen=True, array_like=True, tag=2):
     entries: _U63 = 0
     subdirectories: _U63 = 0
     defaults: Defaults = Defaults()
+    depth: _U32 = 0
+    """Directories above it when it was made, or moved itself; 0 of the root."""
 
 
 class SymlinkBody(msgspec.Struct, frozen=True, array_like=True, tag=3):

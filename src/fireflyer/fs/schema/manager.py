@@ -27,6 +27,7 @@ from fireflyer.fs.schema.routing import MAX_REPLICAS, Address, Chain, RoutingDel
 from fireflyer.fs.schema.sessions import ClientAnswer, ClientRequest, SessionsDelta, SessionsVersion
 
 __all__ = [
+    "COUNTED",
     "MAX_PER_REQUEST",
     "MAX_TARGETS_PER_NODE",
     "MAX_UNREACHABLE",
@@ -218,8 +219,11 @@ class MetaServices(msgspec.Struct, frozen=True, tag=True):
     addresses: tuple[Address, ...]
 
 
+COUNTED: Final = 20_000
+
+
 class GetFilesStatus(msgspec.Struct, frozen=True, tag=True):
-    """Any manager answers. Counts may be some seconds old."""
+    """Any manager answers. What waits to be collected, and who writes, is counted when it is asked."""
 
 
 class FilesStatus(msgspec.Struct, frozen=True, tag=True):
@@ -229,12 +233,14 @@ class FilesStatus(msgspec.Struct, frozen=True, tag=True):
     all_inodes: bool
     """False: there are more than were counted."""
     writing: int
-    """Files that are open for writing, once for each client; up to 10,000 are counted."""
+    """Files that are open for writing, once for each client; `COUNTED` or more: at least so many."""
     unlinked: int
-    """That wait to be collected: inodes, and their bytes; also up to 10,000."""
+    """That wait to be collected: inodes, and their bytes; `COUNTED` or more as above."""
     unlinked_bytes: int
     trouble: str = ""
     """What the collector could not do, if it is in the manager's process."""
+    inodes_age_ns: int = 0
+    """How long before the question they were counted: large numbers are not counted for each."""
 
 
 class NotPrimary(msgspec.Struct, frozen=True, tag=True):

@@ -21,8 +21,20 @@ import msgspec
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_PATH_BYTES, Defaults, Inode, InodeId, Kind
 
-__all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_UNDER_WAY"]
-__all__ += ["MAX_VALUE_BYTES", "Access", "Actor", "Allocate", "AllocateMode", "Answer", "Answers", "Area", "Beat"]
+__all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_NUMBERS"]
+__all__ += [
+    "MAX_UNDER_WAY",
+    "MAX_VALUE_BYTES",
+    "MAX_VALUE_NAME_BYTES",
+    "Access",
+    "Actor",
+    "Allocate",
+    "AllocateMode",
+    "Answer",
+    "Answers",
+    "Area",
+    "Beat",
+]
 __all__ += ["Call", "Calls", "Changing", "Close", "Done", "Entry", "Found", "FoundMany", "GetArea", "GetLock"]
 __all__ += ["GetSpace", "GetValue", "Link", "ListDirectory", "ListValues", "Listing", "Lock", "LockKind", "LockState"]
 __all__ += ["MakeDirectory", "MakeNode", "Names", "Now", "Open", "OpenFlag", "Opened", "Place", "ReadLink", "Refused"]
@@ -44,7 +56,10 @@ __all__ += ["StatMany", "Symlink", "Target", "Truncate", "Value", "ValueFlag", "
 MAX_CALLS: Final = 64
 """Of one `Calls`."""
 MAX_UNDER_WAY: Final = 256
-"""Numbered requests of a client that are not answered yet: numbers from `done_below` to less than so many more."""
+"""Numbered requests of a client that are not answered yet."""
+MAX_NUMBERS: Final = 8192
+"""They have numbers from `done_below` to less than so many more. So many answers may be kept for one client, as long as
+it has not had the first of them."""
 MAX_BATCH: Final = 1024
 """Places of one `StatMany`."""
 MAX_LISTED: Final = 1024
@@ -52,6 +67,8 @@ MAX_HELD: Final = 1024
 MAX_GROUPS: Final = 64
 MAX_VALUE_BYTES: Final = 65536
 """Of one extended attribute; of all of a file's twice as much."""
+MAX_VALUE_NAME_BYTES: Final = 1024
+"""That can be sent; more than 255 are ERANGE."""
 END_OF_FILE: Final = (1 << 63) - 1
 """As the end of a lock: however long the file is or will be."""
 
@@ -63,7 +80,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_FILE_BYTES)]
 _Handle = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 _Name = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
-_ValueName = Annotated[bytes, msgspec.Meta(max_length=1024)]
+_ValueName = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_NAME_BYTES)]
 _Value = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)]
 
@@ -104,13 +121,14 @@ class StatMany(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class ListDirectory(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Entries behind the name `after`, in the order of their bytes; "." and ".." are not among them. A page is right by
     itself, and what is there all the time is in some page once. Answered by `Listing`. `opened`: read permission was
-    checked when the client opened the directory; the service checks it again for users all the same."""
+    checked for an earlier page of this open directory; users with tokens are not believed that."""
 
     directory: InodeId
     after: Annotated[bytes, msgspec.Meta(max_length=MAX_NAME_BYTES)] = b""
     limit: _Count = MAX_LISTED
     inodes: bool = False
     """With each entry its inode, as `Stat` would find it without following."""
+    opened: bool = False
 
 
 class ReadLink(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -203,23 +221,29 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=20):
 class Report(msgspec.Struct, frozen=True, array_like=True, tag=21):
     """Bytes were written, and are durable, up to `end` (0: none beyond the length known), when the file was at `cut`.
     Answered by `Found`, whose length is right for everything that was reported. `wrote`: since the last report, so
-    that mtime is now, and set-user-id falls. Sent at fsync and now and then."""
+    that times change, and set-user-id falls. `written_ns`: when that was, by the client's clock (Unix); 0: now. Sent at
+    fsync and now and then."""
 
     inode: InodeId
     handle: _Handle
     end: _Length
     cut: _U63
     wrote: bool = True
+    written_ns: _U63 = 0
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """The last `Report` of this handle, and its end. Answered by `Found`."""
+    """The last `Report` of this handle, and its end. Answered by `Found`. `lazy`: there is nothing to be reported, and
+    nobody waits: `end`, `cut`, `wrote` and `written_ns` mean nothing, and it is done together with the next request, or
+    some time later."""
 
     inode: InodeId
     handle: _Handle
     end: _Length
     cut: _U63
     wrote: bool = True
+    written_ns: _U63 = 0
+    lazy: bool = False
 
 
 class Reserve(msgspec.Struct, frozen=True, array_like=True, tag=23):
@@ -229,6 +253,8 @@ class Reserve(msgspec.Struct, frozen=True, array_like=True, tag=23):
     inode: InodeId
     handle: _Handle
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_FILE_BYTES)]
+    written_ns: _U63 = 0
+    """As in `Report`."""
 
 
 class Truncate(msgspec.Struct, frozen=True, array_like=True, tag=24):
@@ -332,7 +358,8 @@ class Now(enum.IntFlag):
 
 
 class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """chmod, chown, utimens; None: stays. Answered by `Found`."""
+    """chmod, chown, utimens; None: stays. Answered by `Found`. `report`: of the same inode, and the same user, done
+    before; where one of the two is refused, none is done."""
 
     place: Place
     follow: bool = True
@@ -342,6 +369,7 @@ class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=34):
     atime_ns: _Time | None = None
     mtime_ns: _Time | None = None
     now: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    report: Report | None = None
 
 
 class ValueFlag(enum.IntEnum):

@@ -23,6 +23,7 @@ import errno
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageErr
 from fireflyer.fs.core.meta import holds, namespace
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.keeping import Keeper
-from fireflyer.fs.core.meta.ports import NotAtOnce
-from fireflyer.fs.core.meta.replies import check_session, number_allowed
+from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
+from fireflyer.fs.core.meta.replies import SessionEnded, check_session, number_allowed
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
@@ -54,6 +55,7 @@ from fireflyer.fs.service.meta_callers import Callers
 from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.meta_figures import Figures
 from fireflyer.fs.service.meta_house import House
+from fireflyer.fs.service.meta_lanes import MAX_WAITING, Later, in_loop
 from fireflyer.fs.service.meta_requests import (
     Asked,
     RequestPorts,
@@ -75,22 +77,30 @@ _log = logging.getLogger(__name__)
 MAX_WEIGHT: Final = 16 * MAX_LISTED
 """Inodes that one `Calls` may ask for: its answer has to fit into a message."""
 MAX_LONG: Final = 1024
-"""Requests that take several transactions, under way at the same time."""
+"""Requests that take several transactions, under way at the same time; those that wait for locks are not counted."""
+MAX_LOCK_WAITS: Final = 16384
+USERS_SHARE: Final = 4
+"""Of both, and of all that waits, a user may have one part in so many."""
 MAX_ENROLLED: Final = 1 << 17
 LOOK_S: Final = 2.0
 LOOK_SOON_S: Final = 0.2
 """Before the chunk store is reached."""
+COUNT_EVERY_S: Final = 30.0
 REST_S: Final = 1.0
 """Of the keeper, when there is nothing to do."""
-LANES_OF_DATABASE: Final = 16
+LANES: Final = 1
+"""Over a database too, though each read is a round trip there: PostgreSQL finds conflicts by pages of its index, so
+lanes conflict whatever they do, and requests in one transaction ask together and are committed together."""
 
 
 class _Group:
     """The answers to one `Calls`."""
 
-    __slots__ = ("answers", "complete", "left")
+    __slots__ = ("_over", "answers", "complete", "left")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, over: Callable[[int], None]) -> None:
+        """`over` is told the count when all are there, whether somebody waits for them or not."""
+        self._over = over
         self.answers: list[Answer | None] = [None] * count
         self.left = count
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -98,8 +108,48 @@ class _Group:
     def put(self, at: int, answer: Answer) -> None:
         self.answers[at] = answer
         self.left -= 1
-        if not self.left and not self.complete.done():
+        if self.left:
+            return
+        self._over(len(self.answers))
+        if not self.complete.done():
             self.complete.set_result(None)
+
+
+class _Procedures:
+    """Requests under way that take several transactions, `most` at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tasks: dict[tuple[ClientId, int], tuple[bytes, asyncio.Task[Answer]]] = {}
+        self._users: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def under_way(self, asked: Asked) -> asyncio.Task[Answer] | None:
+        """The same request. Raises EINVAL where it is another one under the same number."""
+        sign, task = self._tasks.get((asked.asker.client, asked.number), (asked.sign, None))
+        if sign != asked.sign:
+            raise file_error(errno.EINVAL, f"request number {asked.number} is under way for another request")
+        return task
+
+    def begin(self, asked: Asked, spawn: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
+        """Raises `Busy`. Services have no share: they are all users."""
+        key, user = (asked.asker.client, asked.number), asked.user
+        if len(self._tasks) >= self._most or (user and self._users[user] >= self._most // USERS_SHARE):
+            raise Busy(f"{len(self._tasks)} long requests are under way; ask again later")
+        task = spawn()
+        self._tasks[key] = asked.sign, task
+        self._users[user] += 1
+
+        def ended(_: object) -> None:
+            del self._tasks[key]
+            self._users[user] -= 1
+            if not self._users[user]:
+                del self._users[user]
+
+        task.add_done_callback(ended)
+        return task
 
 
 class MetaService:
@@ -115,24 +165,27 @@ class MetaService:
         accounts: Callable[[str], Account | None] = lambda _: None,
         surroundings: Surroundings | None = None,
         shared_store: bool = False,
+        later: Later = in_loop,
     ) -> None:
         """`administrators`: users who act as uid 0. `surroundings`: without them, requests that need chunks are `Busy`.
-        `shared_store`: other processes write there too."""
+        `shared_store`: other processes write there too. `later`: as of `Lanes`."""
         self._settings = settings
         self._house = House(
             engine,
             settings,
             secret,
             surroundings,
-            lanes=LANES_OF_DATABASE if shared_store else 1,
+            lanes=LANES,
             foresee=foresee_all if shared_store else None,
+            later=later,
         )
         self._callers = Callers(settings, administrators, accounts)
         self._surroundings = surroundings
         self._started = asyncio.Event()
         self._failed: FireflyerError | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._long: dict[tuple[ClientId, int], asyncio.Task[Answer]] = {}
+        self._long, self._lock_waits = _Procedures(MAX_LONG), _Procedures(MAX_LOCK_WAITS)
+        self._asking: Counter[str] = Counter()
         self._enrolled: dict[ClientId, None] = {}
         self._figures = Figures()
         self._keeper = Keeper(os.urandom(8).hex())
@@ -149,6 +202,7 @@ class MetaService:
         gauges = {
             "waiting": ("Requests that wait for the store", house.lanes.waiting),
             "long_requests": ("Requests under way that take several transactions", len(self._long)),
+            "lock_waits": ("Requests that wait for a lock", len(self._lock_waits)),
             "chunk_store_reached": ("Whether the chunk store can be used", house.has_chunks),
             "collects": ("Whether this service collects what is unlinked", self._keeper.leads),
             "in_trouble": ("Whether collecting or reaping failed last", bool(self.trouble)),
@@ -163,8 +217,8 @@ class MetaService:
 
     @property
     def trouble(self) -> str:
-        """What could not be collected or reaped last; empty where all is well, or another service does it."""
-        return self._keeper.collector.trouble or self._keeper.reaper.trouble
+        """What could not be collected, reaped or cut last; empty where all is well, or another service does it."""
+        return self._keeper.trouble
 
     # --- from start to end ---
 
@@ -199,8 +253,10 @@ class MetaService:
 
         await self._step(make_root)
         await self._house.look()
-        for work in (self._look_again(), self._keep()):
-            self._spawn(work)
+        self._spawn(self._look_again())
+        keeper = self._keeper
+        for part in (keeper.lead, keeper.cut, keeper.reap, keeper.collect, keeper.survey, keeper.expire):
+            self._spawn(self._keep(part))
         self._started.set()
 
     async def close(self) -> None:
@@ -252,13 +308,26 @@ class MetaService:
         asker, user = self._callers.asker(caller, calls.client), self._callers.user_of(caller)
         if enrol and calls.client not in self._enrolled:
             await self._enrol(asker, user)
-        group = _Group(len(calls.calls))
+        group = self._group(user, len(calls.calls))
         for at, call in enumerate(calls.calls):
             self._begin(calls, call, caller, asker, user, group, at)
         if group.left:
             await group.complete
         self._figures.answered(calls.calls, group.answers)
         return Answers(tuple(group.answers))  # type: ignore[arg-type]
+
+    def _group(self, user: str, count: int) -> _Group:
+        """Raises `Busy` where this user has asked for too much already."""
+        if user and self._asking[user] + count > MAX_WAITING // USERS_SHARE:
+            raise Busy(f"{self._asking[user]} requests of user {user} are under way; ask again later")
+        self._asking[user] += count
+
+        def over(answered: int) -> None:
+            self._asking[user] -= answered
+            if not self._asking[user]:
+                del self._asking[user]
+
+        return _Group(count, over)
 
     def _begin(self, calls: Calls, call: Call, caller: Caller, asker: Asker, user: str, group: _Group, at: int) -> None:
         def reply(asked: Asked, outcome: Any) -> None:
@@ -270,9 +339,9 @@ class MetaService:
         try:
             if call.actor is not None:
                 asker = self._callers.named(caller, calls.client, call.actor)
-            asked = Asked(self._house, call.request, call.number, calls.done_below, asker, user, reply)
+            number = call.number if is_changing(call.request) else 0
+            asked = Asked(self._house, call.request, number, calls.done_below, asker, user, reply, call.actor)
             if not is_changing(call.request):
-                asked.number = 0
                 self._house.reads.put(asked)
             elif not call.number or not number_allowed(call.number, calls.done_below):
                 raise file_error(errno.EINVAL, f"request number {call.number} is not one of those that may be used now")
@@ -304,14 +373,16 @@ class MetaService:
 
     def _go_on(self, asked: Asked, tell: Callable[[Answer], None]) -> None:
         """By a procedure. The same request once more hears what the first one hears."""
-        key = asked.asker.client, asked.number
-        task = self._long.get(key)
-        if task is None:
-            if self._closed or len(self._long) >= MAX_LONG:
-                tell(refusal(Busy(f"{len(self._long)} long requests are under way; ask again later")))
-                return
-            task = self._long[key] = self._spawn(carry_out_long(self._house, asked))
-            task.add_done_callback(lambda _: self._long.pop(key, None))
+        waits = self._lock_waits if type(asked.request) is Lock else self._long
+        try:
+            task = waits.under_way(asked)
+            if task is None:
+                if self._closed:
+                    raise Busy("the meta service ends; ask another one")
+                task = waits.begin(asked, lambda: self._spawn(carry_out_long(self._house, asked)))
+        except FireflyerError as error:
+            tell(refusal(error))
+            return
 
         def ended(done: asyncio.Task[Answer]) -> None:
             if done.cancelled():
@@ -328,7 +399,10 @@ class MetaService:
         async def enrol(context: Context) -> bool:
             if await context.rows.get(SESSIONS.key(asker.client)) is None:
                 return False
-            await check_session(context.rows, asker.client, user)
+            try:
+                await check_session(context.rows, asker.client, user)
+            except SessionEnded:  # it was struck
+                return False
             await holds.enrol(self._house.context(context.rows, asker))
             return True
 
@@ -343,8 +417,12 @@ class MetaService:
 
     async def _look_again(self) -> None:
         """At the cluster; and reaches the chunk store, until it has."""
+        counted_s = time.monotonic() - COUNT_EVERY_S
         while True:
             try:
+                if time.monotonic() - counted_s >= COUNT_EVERY_S:
+                    counted_s = time.monotonic()
+                    await self._house.count()
                 await self._house.look()
                 if self._surroundings is not None and self._house.cluster.chains:
                     await self._surroundings.look()
@@ -352,15 +430,15 @@ class MetaService:
                 _log.info("the cluster is not known yet reason=%s", error)
             await asyncio.sleep(LOOK_S if self._house.has_chunks else LOOK_SOON_S)
 
-    async def _keep(self) -> None:
-        """Removes what is unlinked, ends what dead clients have left: of all services one at a time."""
+    async def _keep(self, part: Callable[[Ports], Awaitable[bool]]) -> None:
+        """Removes what is unlinked, ends what dead clients have left, and so on: of all services one at a time."""
         ports = RequestPorts(self._house)
         while True:
             more = False
             try:
                 if self._house.has_chunks:
-                    more = await self._keeper.step(ports)
+                    more = await part(ports)
             except FireflyerError as error:
-                _log.warning("collecting is interrupted reason=%s", error)
+                _log.warning("keeping is interrupted part=%s reason=%s", part.__name__, error)
             if not more:
                 await asyncio.sleep(REST_S)

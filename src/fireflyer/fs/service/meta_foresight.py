@@ -13,9 +13,9 @@ from typing import Final
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.replies import rows_of
-from fireflyer.fs.core.meta.tables import decode_entry, entry_key, inode_key
+from fireflyer.fs.core.meta.tables import WRITERS, decode_entry, entry_key, inode_key, pair_key
 from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, InodeId
-from fireflyer.fs.schema.meta import Place, Request
+from fireflyer.fs.schema.meta import Close, Place, Report, Request, Reserve, SetAttributes
 from fireflyer.kvstore import Trunk
 
 __all__ = ["foresee", "places_of"]
@@ -52,6 +52,9 @@ async def foresee(trunk: Trunk, asking: Sequence[Asking]) -> None:
     for client, number, request in asking:
         if number:
             keys.update(dict.fromkeys(rows_of(client, number)))
+        told = request.report if isinstance(request, SetAttributes) else request
+        if isinstance(told, Report | Close | Reserve):
+            keys[pair_key(WRITERS, told.inode, client)] = None
         for place in places_of(request):
             base = ROOT if place.path.startswith(b"/") else place.base
             walks.append((base, [name for name in place.path.split(b"/") if name][:MAX_STEPS]))

@@ -19,8 +19,9 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Opened
 from fireflyer.fs.service.meta_config import MetaSettings
+from fireflyer.fs.service.meta_estimate import about_inodes
 from fireflyer.fs.service.meta_ids import Ids
-from fireflyer.fs.service.meta_lanes import Foresee, Lanes, Reads
+from fireflyer.fs.service.meta_lanes import Foresee, Lanes, Later, Reads, in_loop
 from fireflyer.fs.service.meta_surroundings import ChunkSession, Surroundings
 from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine, Reader
@@ -31,8 +32,12 @@ DEFAULT_T_NS: Final = 6 * SECOND
 """Before the manager has written down what T is."""
 
 
+async def _breathe() -> None:
+    await asyncio.sleep(0)
+
+
 class House:
-    """`secret`: the node secret, for capabilities."""
+    """`secret`: the node secret, for capabilities. `later`: as of `Lanes`."""
 
     def __init__(
         self,
@@ -43,13 +48,15 @@ class House:
         *,
         lanes: int,
         foresee: Foresee | None = None,
+        later: Later = in_loop,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.ids = Ids(engine)
-        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare, foresee=foresee)
+        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare, foresee=foresee, later=later)
         self.reads = Reads(engine, foresee)
         self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
+        self._inodes = 0
         self.settle_ns = DEFAULT_T_NS
         self.surroundings = surroundings
         self.claimed: dict[InodeId, None] = {}
@@ -63,7 +70,9 @@ class House:
 
     # --- what bodies are given ---
 
-    def context(self, rows: Rows, asker: Asker = SYSTEM, number: int = 0, owner: ClientId = 0) -> Context:
+    def context(
+        self, rows: Rows, asker: Asker = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
+    ) -> Context:
         return Context(
             rows=rows,
             asker=asker,
@@ -72,6 +81,8 @@ class House:
             cluster=self.cluster,
             number=number,
             owner=owner,
+            breathe=_breathe,
+            sign=sign,
         )
 
     @property
@@ -99,10 +110,15 @@ class House:
             stripe=max(1, min(self.settings.stripe, chains)),
             capacity_bytes=capacity_bytes,
             free_bytes=free_bytes,
+            inodes=self._inodes,
         )
         if state is not None:
             self.settle_ns = state.failure_timeout_ns
             self._key_ids = state.key_ids
+
+    async def count(self) -> None:
+        """About how many inodes there are, which is told from the next look on."""
+        self._inodes = await about_inodes(self.engine)
 
     async def _read(self, reader: Reader) -> tuple[int, StateRow | None]:
         table_key = TABLES.key(self.settings.table)

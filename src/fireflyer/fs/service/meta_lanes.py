@@ -3,14 +3,20 @@
     put(key, work) ──> lane of the key ──all that wait, `MAX_BATCH` at most──> one transaction, a part each ──> done
 
 As transactions of their own they would conflict for ever, since all of them change the directory; together they cost
-one commit. While a lane commits, what comes next waits for it in the lane. On a store of this process alone one lane is
-best: there is one core to run bodies on, and a group commit takes the time of a sync however much is in it. On a
-database each read is a round trip, so lanes run side by side.
+one commit. While a lane commits, what comes next waits for it in the lane. One lane is best: there is one core to run
+bodies on, a group commit takes the time of a sync however much is in it, and two lanes would meet in quota areas, links
+and renames; on a database also where they have nothing in common, since it finds conflicts by pages.
 
-What came first is carried out first. Parts that raise are dropped, and their callers get the error; an error of the
-transaction is everybody's, but one that is too large, or finds the disk full, is divided before that is believed.
+*Lazy* works begin no transaction: they go with the next one of their lane, or with one of their own when they have
+waited for `LAZY_NS`, or are many.
 
-Requests that only read wait in a queue as well (`Reads`): those of one turn of the loop share a snapshot.
+What came first is carried out first, lazy or not. Parts that raise are dropped, and their callers get the error; an
+error of the transaction is everybody's, but one that is too large, or finds the disk full, is divided before that is
+believed; and where the time was over, it was so for the one that was being carried out: that is told, the others go on
+without it.
+
+Requests that only read wait in a queue as well (`Reads`): those of one turn of the loop share a snapshot. Where all is
+in memory nothing ever waits, so both let the rest of the process go on between works.
 """
 
 from __future__ import annotations
@@ -24,10 +30,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, Final, TypeAlias
 
 from fireflyer.base.errors import Busy, FireflyerError, NoSpace, UsageError
-from fireflyer.base.units import SECOND
-from fireflyer.kvstore import Engine, Part, Reader, Transaction, Trunk
+from fireflyer.base.units import MS, SECOND
+from fireflyer.kvstore import Engine, Part, Reader, Transaction, TransactionTimeout, Trunk
 
-__all__ = ["MAX_BATCH", "MAX_WAITING", "Foresee", "Lanes", "Reads", "Work"]
+__all__ = ["LAZY_NS", "MAX_BATCH", "MAX_LAZY", "MAX_WAITING", "Foresee", "Lanes", "Later", "Reads", "Work", "in_loop"]
 
 _log = logging.getLogger(__name__)
 MAX_BATCH: Final = 256
@@ -38,8 +44,19 @@ MAX_FULLNESS: Final = 0.5
 """Of the limits of a transaction: what comes behind it waits for the next one."""
 MAX_ATTEMPT_NS: Final = 1 * SECOND
 """An attempt that has run for so long begins no more work."""
+MAX_HELD_NS: Final = 5 * MS
+"""Then the loop does what else there is."""
 TIMEOUT_NS: Final = 20 * SECOND
 """For a transaction with all its attempts."""
+LAZY_NS: Final = 50 * MS
+MAX_LAZY: Final = 64
+"""Works that wait in a lane, when one of them is lazy: their client has no more than 256 numbers."""
+Later: TypeAlias = Callable[[int, Callable[[], None]], Callable[[], None]]
+"""Nanoseconds, what to call then; how to call it off."""
+
+
+def in_loop(delay_ns: int, call: Callable[[], None]) -> Callable[[], None]:
+    return asyncio.get_running_loop().call_later(delay_ns / SECOND, call).cancel
 
 
 class Work(abc.ABC):
@@ -50,6 +67,11 @@ class Work(abc.ABC):
     @property
     def makes_room(self) -> bool:
         """By it, or by what follows from it, there is more room in the store."""
+        return False
+
+    @property
+    def lazy(self) -> bool:
+        """Nobody waits for it."""
         return False
 
     @abc.abstractmethod
@@ -87,17 +109,75 @@ class _Tasks:
             _log.error("a queue of the meta service failed", exc_info=error)
 
 
+class _Attempt:
+    """The works of a transaction, one after the other."""
+
+    def __init__(self, batch: Sequence[Work]) -> None:
+        self.batch = batch
+        self.at = 0
+        """Of the one that is carried out."""
+
+    def begin(self) -> None:
+        self.at = 0
+
+    async def outcomes(self, trunk: Trunk) -> list[Any]:
+        """Of the first ones, of one at least. Errors of the transaction itself are among them too: its commit raises
+        them again."""
+        outcomes: list[Any] = []
+        held_ns = time.monotonic_ns()
+        until_ns = held_ns + MAX_ATTEMPT_NS
+        for at, work in enumerate(self.batch):
+            now_ns = time.monotonic_ns()
+            if outcomes and (trunk.fullness > MAX_FULLNESS or now_ns > until_ns):
+                break
+            self.at = at
+            if now_ns - held_ns > MAX_HELD_NS:
+                await asyncio.sleep(0)
+                held_ns = time.monotonic_ns()
+            part = trunk.part()
+            try:
+                outcome = await work.carry_out(part)
+            except TransactionTimeout:
+                raise  # it was this one's time, and nobody's behind it
+            except Exception as error:
+                outcomes.append(error)
+            else:
+                part.keep()
+                outcomes.append(outcome)
+        return outcomes
+
+
 class _Lane:
-    __slots__ = ("running", "waiting")
+    __slots__ = ("call_off", "due", "running", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Work] = deque()
         self.running = False
+        self.due = False
+        """Somebody waits for one of them, or they have waited long enough."""
+        self.call_off: Callable[[], None] | None = None
+        """The time when they have. None: they are due, or there are none."""
+
+    def take(self) -> list[Work]:
+        """The first ones; the others are due with them."""
+        batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), MAX_BATCH))]
+        self.wait_no_more()
+        self.due = bool(self.waiting)
+        return batch
+
+    def put_back(self, batch: Sequence[Work]) -> None:
+        self.waiting.extendleft(reversed(batch))
+        self.due = self.due or bool(batch)
+
+    def wait_no_more(self) -> None:
+        call_off, self.call_off = self.call_off, None
+        if call_off is not None:
+            call_off()
 
 
 class Lanes:
     """Lives in one loop. `prepare` is awaited before each transaction with the number of works that it may hold;
-    `foresee` at its begin, with the works."""
+    `foresee` at its begin, with the works. `later`: another clock than the loop's, for lazy works."""
 
     def __init__(
         self,
@@ -106,10 +186,12 @@ class Lanes:
         width: int,
         prepare: Callable[[int], Awaitable[None]],
         foresee: Foresee | None = None,
+        later: Later = in_loop,
     ) -> None:
         self._engine = engine
         self._foresee = foresee
         self._prepare = prepare
+        self._later = later
         self._lanes = [_Lane() for _ in range(width)]
         self._tasks = _Tasks()
         self._closed = False
@@ -127,6 +209,16 @@ class Lanes:
         lane = self._lanes[hash(key) % len(self._lanes)]
         lane.waiting.append(work)
         self.waiting += 1
+        if lane.due:
+            return
+        if not work.lazy or len(lane.waiting) >= MAX_LAZY:
+            self._begin(lane)
+        elif lane.call_off is None:
+            lane.call_off = self._later(LAZY_NS, lambda: self._begin(lane))
+
+    def _begin(self, lane: _Lane) -> None:
+        lane.wait_no_more()
+        lane.due = True
         if not lane.running:
             lane.running = True
             self._tasks.spawn(self._run(lane))
@@ -135,15 +227,15 @@ class Lanes:
         """What waits is refused; transactions under way come to their end."""
         self._closed = True
         for lane in self._lanes:
+            lane.wait_no_more()
             while lane.waiting:
                 self._finish(lane.waiting.popleft(), Busy("the meta service ends; ask another one"))
         await self._tasks.wait()
 
     async def _run(self, lane: _Lane) -> None:
         try:
-            while lane.waiting:
-                batch = [lane.waiting.popleft() for _ in range(min(len(lane.waiting), MAX_BATCH))]
-                lane.waiting.extendleft(reversed(await self._transact(batch)))
+            while lane.due and (batch := lane.take()):
+                lane.put_back(await self._transact(batch))
         finally:
             lane.running = False
 
@@ -155,13 +247,20 @@ class Lanes:
         """Those that are still to be done. `again`: one that found the disk full, or a transaction too large."""
         makes_room = again and batch[0].makes_room
         self.transactions += 1
+        attempt = _Attempt(batch)
+
+        async def body(transaction: Transaction) -> list[Any]:
+            attempt.begin()
+            if makes_room:
+                transaction.makes_room()
+            trunk = Trunk(transaction, transaction)
+            if self._foresee is not None:
+                await self._foresee(trunk, batch)
+            return await attempt.outcomes(trunk)
+
         try:
             await self._prepare(len(batch))
-            outcomes = await self._engine.transact(
-                lambda transaction: _carried_out(transaction, batch, self._foresee, makes_room=makes_room),
-                timeout_ns=TIMEOUT_NS,
-                idempotent=True,
-            )
+            outcomes = await self._engine.transact(body, timeout_ns=TIMEOUT_NS, idempotent=True)
         except (UsageError, NoSpace) as error:
             if len(batch) > 1 or (batch[0].makes_room and not again):
                 for work in batch:
@@ -169,6 +268,9 @@ class Lanes:
             else:
                 self._finish(batch[0], error)
             return ()
+        except TransactionTimeout as error:
+            self._finish(batch[attempt.at], error)
+            return [*batch[: attempt.at], *batch[attempt.at + 1 :]]
         except Exception as error:
             if not isinstance(error, FireflyerError):
                 _log.exception("a transaction of the meta service failed unexpectedly")
@@ -178,32 +280,6 @@ class Lanes:
         for work, outcome in zip(batch, outcomes, strict=False):
             self._finish(work, outcome)
         return batch[len(outcomes) :]
-
-
-async def _carried_out(
-    transaction: Transaction, batch: Sequence[Work], foresee: Foresee | None, *, makes_room: bool
-) -> list[Any]:
-    """Outcomes of the first ones, of one at least. Errors of the transaction itself are among them too: its commit
-    raises them again."""
-    if makes_room:
-        transaction.makes_room()
-    trunk = Trunk(transaction, transaction)
-    if foresee is not None:
-        await foresee(trunk, batch)
-    outcomes: list[Any] = []
-    until_ns = time.monotonic_ns() + MAX_ATTEMPT_NS
-    for work in batch:
-        if outcomes and (trunk.fullness > MAX_FULLNESS or time.monotonic_ns() > until_ns):
-            break
-        part = trunk.part()
-        try:
-            outcome = await work.carry_out(part)
-        except Exception as error:
-            outcomes.append(error)
-        else:
-            part.keep()
-            outcomes.append(outcome)
-    return outcomes
 
 
 class Reads:
@@ -233,29 +309,28 @@ class Reads:
         self._scheduled = False
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
-            await self._read(batch)
+            self._waiting.extendleft(reversed(await self._read(batch)))
 
-    async def _read(self, batch: Sequence[Work]) -> None:
+    async def _read(self, batch: Sequence[Work]) -> Sequence[Work]:
+        """Those that are still to be read."""
+        attempt = _Attempt(batch)
+
+        async def body(reader: Reader) -> list[Any]:
+            attempt.begin()
+            trunk = Trunk(reader)
+            if self._foresee is not None:
+                await self._foresee(trunk, batch)
+            return await attempt.outcomes(trunk)
+
         try:
-            outcomes = await self._engine.read(
-                lambda reader: _read_by(reader, batch, self._foresee), timeout_ns=TIMEOUT_NS
-            )
+            outcomes = await self._engine.read(body, timeout_ns=TIMEOUT_NS)
+        except TransactionTimeout as error:
+            batch[attempt.at].done(error)
+            return [*batch[: attempt.at], *batch[attempt.at + 1 :]]
         except Exception as error:
             if not isinstance(error, FireflyerError):
                 _log.exception("reading for the meta service failed unexpectedly")
             outcomes = [error] * len(batch)
-        for work, outcome in zip(batch, outcomes, strict=True):
+        for work, outcome in zip(batch, outcomes, strict=False):
             work.done(outcome)
-
-
-async def _read_by(reader: Reader, batch: Sequence[Work], foresee: Foresee | None) -> list[Any]:
-    trunk = Trunk(reader)
-    if foresee is not None:
-        await foresee(trunk, batch)
-    outcomes: list[Any] = []
-    for work in batch:
-        try:
-            outcomes.append(await work.carry_out(trunk.part()))
-        except Exception as error:
-            outcomes.append(error)
-    return outcomes
+        return batch[len(outcomes) :]

@@ -30,11 +30,23 @@ from fireflyer.fs.core.meta.context import SYSTEM, Asker, Context
 from fireflyer.fs.core.meta.namespace import carry_out
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce
 from fireflyer.fs.core.meta.renewing import renew
-from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, check_session, store_answer
+from fireflyer.fs.core.meta.replies import (
+    SESSION_FORGOTTEN,
+    SESSION_OVER,
+    SESSION_STRUCK,
+    SessionEnded,
+    SessionForgotten,
+    SessionStruck,
+    admit,
+    check_session,
+    sign_of,
+    store_answer,
+)
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId, Kind
 from fireflyer.fs.schema.meta import (
+    Actor,
     Allocate,
     Answer,
     Beat,
@@ -129,6 +141,10 @@ def refusal(error: BaseException) -> Refused:
 
 
 def _code_of(error: FileError) -> str:
+    if isinstance(error, SessionForgotten):
+        return SESSION_FORGOTTEN
+    if isinstance(error, SessionStruck):
+        return SESSION_STRUCK
     return SESSION_OVER if isinstance(error, SessionEnded) else ""
 
 
@@ -136,7 +152,7 @@ class Asked(Work):
     """`reply` is called once with its outcome: an answer, or an error. `user`: of whom the session must be; empty for a
     service."""
 
-    __slots__ = ("_house", "asker", "done_below", "number", "reply", "request", "user")
+    __slots__ = ("_house", "asker", "done_below", "number", "reply", "request", "sign", "user")
 
     def __init__(
         self,
@@ -147,6 +163,7 @@ class Asked(Work):
         asker: Asker,
         user: str,
         reply: Callable[[Asked, Any], None],
+        actor: Actor | None = None,
     ) -> None:
         self._house = house
         self.request = request
@@ -156,6 +173,7 @@ class Asked(Work):
         self.asker = asker
         self.user = user
         self.reply = reply
+        self.sign = sign_of(request, actor) if number else b""
 
     async def carry_out(self, rows: Part) -> Answer:
         house, request, asker, number = self._house, self.request, self.asker, self.number
@@ -164,23 +182,30 @@ class Asked(Work):
                 await check_session(rows, asker.client, self.user)
             context = house.context(rows, asker)
             return await (renew(request, context) if type(request) is Renew else carry_out(request, context))
-        stored = await admit(rows, asker.client, self.user, number)
+        stored = await admit(rows, asker.client, self.user, number, self.sign)
         if stored is not None:
             return stored
         if not house.cluster.chains and _makes_files(request):
             raise Busy("the cluster has no chain table for files yet; ask again later")
         answer: Answer
         try:
-            answer = await carry_out(request, house.context(rows, asker, number))
+            answer = await carry_out(request, house.context(rows, asker, number, sign=self.sign))
         except FileError as error:
             rows.drop()
             answer = refusal(error)
-        await store_answer(rows, asker.client, number, self.done_below, answer)
+        await store_answer(rows, asker.client, number, self.done_below, answer, self.sign)
         return answer
 
     @property
     def makes_room(self) -> bool:
-        return type(self.request) in _MAKING_ROOM
+        request = self.request
+        if type(request) is Beat and request.held and self.asker.by_path:
+            return False
+        return type(request) in _MAKING_ROOM
+
+    @property
+    def lazy(self) -> bool:
+        return type(self.request) is Close and self.request.lazy
 
     def done(self, outcome: Any) -> None:
         self.reply(self, outcome)
@@ -218,10 +243,10 @@ class Step(Work, Generic[T]):
         if asked is None:
             return await self._body(self._house.context(rows, SYSTEM, 0, self._owner))
         if asked.number:
-            stored = await admit(rows, asked.asker.client, asked.user, asked.number)
+            stored = await admit(rows, asked.asker.client, asked.user, asked.number, asked.sign)
             if stored is not None:
                 raise Answered(stored)
-        return await self._body(self._house.context(rows, asked.asker, asked.number, self._owner))
+        return await self._body(self._house.context(rows, asked.asker, asked.number, self._owner, asked.sign))
 
     def done(self, outcome: Any) -> None:
         if self.outcome.done():
@@ -263,7 +288,8 @@ class RequestPorts:
             answer = refusal(error)
 
         async def store(context: Context) -> None:
-            await store_answer(context.rows, asked.asker.client, asked.number, asked.done_below, answer)
+            client, number = asked.asker.client, asked.number
+            await store_answer(context.rows, client, number, asked.done_below, answer, asked.sign)
 
         await self._step(store)
         raise Answered(answer)
@@ -293,6 +319,9 @@ class RequestPorts:
         self._house.claimed.pop(inode, None)
         if not self._house.doubts.get(inode):
             self._house.doubts.pop(inode, None)
+
+    def doubtful(self) -> Sequence[InodeId]:
+        return list(self._house.doubts)
 
     def doubts(self, inode: InodeId) -> dict[Any, Any]:
         return self._house.doubts.setdefault(inode, {})

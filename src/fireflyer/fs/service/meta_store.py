@@ -16,10 +16,13 @@ import msgspec
 from fireflyer.base.errors import Busy, DataCorruption, UsageError
 from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
+from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
 from fireflyer.fs.core.meta.repairing import repair
 from fireflyer.fs.core.rows import LEASE_KEY
 from fireflyer.fs.service.meta_ids import Ids
-from fireflyer.kvstore import Engine, Page, Reader, Transaction
+from fireflyer.fs.service.meta_registry import MAX_SERVICES
+from fireflyer.fs.service.meta_registry import PREFIX as SERVICES
+from fireflyer.kvstore import Engine, Page, Reader, Transaction, prefix_range
 
 __all__ = ["check_store", "dump_store", "load_store", "mend_store"]
 
@@ -145,8 +148,8 @@ def _exactly(file: IO[bytes], size: int) -> bytes:
 
 
 async def _pages(engine: Engine) -> AsyncIterator[Sequence[Row]]:
-    """All rows. A lease that is renewed meanwhile is a manager's that lives."""
-    lease = await engine.read(_lease)
+    """All rows. A lease that is renewed meanwhile is a manager's that lives, or a meta service's."""
+    lease = await engine.read(_leases)
     begin = b""
     while True:
         page = await engine.read(lambda rows, begin=begin: _page(rows, begin))  # type: ignore[misc]
@@ -154,12 +157,17 @@ async def _pages(engine: Engine) -> AsyncIterator[Sequence[Row]]:
         if not page.more:
             break
         begin = page.items[-1][0] + b"\0"
-    if await engine.read(_lease) != lease:
-        raise Busy("managers run on this store; stop them first, or what is read does not fit together")
+    if await engine.read(_leases) != lease:
+        raise Busy(
+            "managers or meta services run on this store; stop them first, or what is read does not fit together"
+        )
 
 
-async def _lease(rows: Reader) -> bytes | None:
-    return await rows.get(LEASE_KEY)
+async def _leases(rows: Reader) -> Sequence[Row]:
+    """Rows that whoever runs changes every second or two: the manager's, of each meta service, of who collects."""
+    services = await rows.get_range(*prefix_range(SERVICES), limit=MAX_SERVICES)
+    others = [(key, await rows.get(key) or b"") for key in (LEASE_KEY, COLLECTOR_KEY)]
+    return [*others, *services.items]
 
 
 async def _page(rows: Reader, begin: bytes) -> Page:

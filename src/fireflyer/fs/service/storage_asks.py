@@ -122,6 +122,8 @@ class StorageAsks:
     def _look(self, link: Link, look: Look) -> LookReply:
         if look.kind is LookKind.READ:
             return Refused(Refusal.USAGE, "data are read by frames of reads, not by messages")
+        if look.kind is LookKind.CHAIN and not link.trusted:
+            return Refused(Refusal.DENIED, "only who has the node secret may list the chunks of all files")
         if not _allows(link, look.chunk.file, Rights.READ):
             return Refused(Refusal.DENIED, f"present a capability to read file {look.chunk.file}")
         found = self._find(look.chain)

@@ -73,6 +73,14 @@ class _Copy:
         self._resumable = self._attributes.st_size >= options.resume_bytes
 
     def run(self) -> None:
+        try:
+            self._copy()
+        except OSError as error:
+            if error.filename == self._temporary:
+                error.filename = self._place
+            raise
+
+    def _copy(self) -> None:
         if not stat.S_ISREG(self._attributes.st_mode):
             number = errno.EISDIR if stat.S_ISDIR(self._attributes.st_mode) else errno.EINVAL
             raise OSError(number, "is a directory" if number == errno.EISDIR else "is no regular file", self._path)

@@ -26,6 +26,15 @@ _mounts: dict[str, _Mount] = {}
 _registered: dict[int, Registered] = {}
 
 
+def _in_child() -> None:
+    """Another thread may have had the lock when this process was forked, and is not there to let it go."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 class _Mount(msgspec.Struct, frozen=True):
     files: Any
     """A `fireflyer.fs.client.file_system.FileSystem`."""
@@ -36,6 +45,8 @@ class Registered(msgspec.Struct, frozen=True):
     files: Any
     file: Any
     """Its `OpenFile`."""
+    what: tuple[int, int, int]
+    """Device, inode, and what it was opened for: a number that was closed is soon another file's."""
 
 
 def attach(mount_point: str, files: Any, *, by_path: bool = False) -> None:
@@ -108,19 +119,24 @@ def _mount_of(mount_point: str) -> _Mount:
 def register_fd(fd: int) -> None:
     """Of an open file in a mount; rings know it from then on, for what it was opened for. Registered twice: once is
     enough. Raises `OSError`, `UsageError`."""
+    access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    found = os.fstat(fd)
+    what = found.st_dev, found.st_ino, access
     with _lock:
-        if fd in _registered:
+        known = _registered.get(fd)
+    if known is not None:
+        if known.what == what:
             return
+        deregister_fd(fd)
     path = os.readlink(f"/proc/self/fd/{fd}")
     mount_point = extract_mount_point(path.removesuffix(" (deleted)"))
     mount = _mount_of(mount_point)
-    access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     if mount.by_path:
         file = mount.files.open_file(f"/{os.path.relpath(path, mount_point)}", access)
     else:
-        file = mount.files.open_inode(os.fstat(fd).st_ino, access)
+        file = mount.files.open_inode(found.st_ino, access)
     with _lock:
-        _registered[fd] = Registered(mount.files, file)
+        _registered[fd] = Registered(mount.files, file, what)
 
 
 def deregister_fd(fd: int) -> None:

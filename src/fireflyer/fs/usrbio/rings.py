@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import logging
 import os
 import threading
 import time
@@ -21,12 +22,14 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.base.errors import UsageError
 from fireflyer.fs.usrbio.mounts import Registered, deregister_fd, extract_mount_point, file_of, files_of, register_fd
 
 __all__ = ["IorPriority", "Result", "ioring", "iovec", "make_ioring", "make_iovec", "read_file"]
 
+_log = logging.getLogger(__name__)
 MAX_ENTRIES: Final = 1 << 20
+MAX_OFFSET: Final = (1 << 63) - 1
 FORBID_HOLES: Final = 2
 DEFAULT_BLOCK_BYTES: Final = 1 << 30
 
@@ -127,7 +130,7 @@ def _carried_out(batch: Sequence[_Operation], for_read: bool) -> list[Result]:
         action = files.read_batch if for_read else files.write_batch
         try:
             counts = action(wanted)
-        except (OSError, FireflyerError):
+        except Exception:  # or this thread would end, and whoever waits would wait for ever
             counts = [_alone(action, one) for one in wanted]
         for at, count in zip(places, counts, strict=True):
             found[at] = Result(int(count), batch[at].userdata)
@@ -139,7 +142,8 @@ def _alone(action: Callable[[list[Any]], list[int]], wanted: Any) -> int:
         return action([wanted])[0]
     except OSError as error:
         return -(error.errno or errno.EIO)
-    except FireflyerError:
+    except Exception:
+        _log.warning("an operation of a ring failed", exc_info=True)
         return -errno.EIO
 
 
@@ -165,8 +169,8 @@ class ioring:  # noqa: N801  # as its users write it
         not registered; `UsageError`."""
         if bool(read) != self._work.for_read:
             raise UsageError(f"a ring that was made with for_read={self._work.for_read} does only that")
-        if offset < 0:
-            raise UsageError(f"offset {offset} is before the beginning of the file")
+        if not 0 <= offset <= MAX_OFFSET:
+            raise UsageError(f"offset {offset}; a file begins at 0 and ends below 2^63")
         if self._taken >= self._entries:
             raise BlockingIOError(errno.EAGAIN, f"the ring's {self._entries} entries are all in use; wait() frees some")
         memory = iov[:] if isinstance(iov, iovec) else memoryview(iov).cast("B")

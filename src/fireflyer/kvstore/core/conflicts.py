@@ -59,6 +59,16 @@ def _range_at(ranges: tuple[KeyRange, ...], key: bytes) -> KeyRange | None:
     return ranges[index] if index >= 0 and key in ranges[index] else None
 
 
+def _outside(points: list[bytes], ranges: tuple[KeyRange, ...]) -> list[bytes]:
+    """Those in none of the ranges; both are sorted."""
+    kept, at = list[bytes](), 0
+    for each in ranges:
+        first = bisect.bisect_left(points, each.begin, at)
+        kept += points[at:first]
+        at = len(points) if each.end is None else bisect.bisect_left(points, each.end, first)
+    return kept + points[at:]
+
+
 def merged(ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
     """Sorted, without empty ones, those that touch or overlap made one."""
     result: list[KeyRange] = []
@@ -97,4 +107,4 @@ class Gathering:
 
     def normal(self) -> Conflicts:
         ranges = merged(self._ranges)
-        return Conflicts(tuple(key for key in sorted(self._points) if _range_at(ranges, key) is None), ranges)
+        return Conflicts(tuple(_outside(sorted(self._points), ranges)), ranges)

@@ -26,6 +26,7 @@ from fireflyer.fs.schema.meta import (
     Report,
     Request,
     Reserve,
+    SetAttributes,
     SetValue,
     Stat,
     StatMany,
@@ -33,7 +34,7 @@ from fireflyer.fs.schema.meta import (
 )
 
 __all__ = ["MAX_LISTED_TOGETHER", "MAX_TOGETHER_BYTES", "changes", "cost_of", "lane_of", "of_handle", "service_for"]
-__all__ += ["takes_long"]
+__all__ += ["is_lazy", "takes_long"]
 
 MAX_TOGETHER_BYTES: Final = 1 << 20
 """Of the requests of one `Calls`, about."""
@@ -53,14 +54,24 @@ def changes(request: Request) -> bool:
 
 
 def takes_long(request: Request) -> bool:
-    """It is sent alone: nobody else waits for it."""
+    """It is sent alone: nobody else waits for it. An open that cuts asks the chains of the file, one of which may be
+    away; with `CREATE` there is mostly nothing to cut, and such opens come in numbers."""
+    if isinstance(request, Open):
+        return request.flags & (OpenFlag.TRUNCATE | OpenFlag.CREATE) == OpenFlag.TRUNCATE
     return isinstance(request, Truncate | Allocate | RemoveTree) or (isinstance(request, Lock) and request.wait_ns > 0)
+
+
+def is_lazy(request: Request) -> bool:
+    """Its answer may wait for other requests, and theirs must not wait for it: they are sent apart."""
+    return isinstance(request, Close) and request.lazy
 
 
 def of_handle(request: Request) -> bool:
     """It means what this client's session holds: in another session there is no such thing."""
     if isinstance(request, Truncate):
         return request.handle != 0
+    if isinstance(request, SetAttributes):
+        return request.report is not None
     return isinstance(request, Report | Close | Reserve | Allocate | Lock)
 
 

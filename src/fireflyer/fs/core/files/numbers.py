@@ -1,10 +1,11 @@
-"""Numbers of requests that change something: one more with each, at most `MAX_UNDER_WAY` not answered."""
+"""Numbers of requests that change something: one more with each, at most `MAX_UNDER_WAY` not answered, and the last one
+less than `MAX_NUMBERS` after the first that is not, so that one that takes long does not stop all others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fireflyer.fs.schema.meta import MAX_UNDER_WAY
+from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY
 
 __all__ = ["Numbers"]
 
@@ -19,7 +20,8 @@ class Numbers:
 
     @property
     def free(self) -> bool:
-        return self.next < self.done_below + MAX_UNDER_WAY
+        under_way = self.next - self.done_below - len(self._done)
+        return under_way < MAX_UNDER_WAY and self.next < self.done_below + MAX_NUMBERS
 
     def take(self) -> int:
         """Call it only while `free`."""

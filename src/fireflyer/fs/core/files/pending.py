@@ -34,7 +34,8 @@ class Extent:
     """Bytes [begin, end) of the file, which are the first of `data`."""
 
     begin: int
-    data: bytearray
+    data: bytearray | memoryview
+    """A view: memory that was lent, and stays as it is."""
     size: int
     sent: bool = False
     cut: int = 0
@@ -62,16 +63,31 @@ class Pending:
     def __bool__(self) -> bool:
         return bool(self.extents)
 
-    def write(self, offset: int, data: memoryview, cut: int = 0) -> None:
-        """Copies `data` (bytes)."""
+    @property
+    def waiting_bytes(self) -> int:
+        """Written, and not ended."""
+        return self.kept_bytes + self.sent_bytes
+
+    def write(self, offset: int, data: memoryview, cut: int = 0, *, lent: bool = False) -> None:
+        """Copies `data` (bytes); whole units are taken as they are if they are `lent`: then nobody changes them."""
         at, size = 0, len(data)
         while at < size:
             unit, within = divmod(offset + at, self.unit)
             count = min(self.unit - within, size - at)
-            self._put(unit, offset + at, data[at : at + count], cut)
+            if lent and count == self.unit:
+                self._put_whole(unit, Extent(offset + at, data[at : at + count], count, cut=cut))
+            else:
+                self._put(unit, offset + at, data[at : at + count], cut)
             at += count
         while len(self._last) > MAX_OPEN:
             self._shut(next(iter(self._last)))
+
+    def _put_whole(self, unit: int, extent: Extent) -> None:
+        if unit in self._last:
+            self._shut(unit)
+        self.extents[extent] = None
+        self.kept_bytes += extent.size
+        self._full.append(extent)
 
     def _put(self, unit: int, begin: int, data: memoryview, cut: int) -> None:
         extent = self._last.get(unit)
@@ -117,6 +133,13 @@ class Pending:
         if self.extents.pop(extent, self) is None:
             self.sent_bytes -= extent.size
 
+    def drop(self) -> int:
+        """Forgets what was not sent, and returns how many bytes that were."""
+        dropped, self.kept_bytes = self.kept_bytes, 0
+        self.extents = {one: None for one in self.extents if one.sent}
+        self._last, self._full = {}, []
+        return dropped
+
     def end(self) -> int:
         """Of the last byte that is in an extent; 0 without any."""
         return max((one.end for one in self.extents), default=0)
@@ -129,8 +152,9 @@ class Pending:
         for at, data in self.cut_out(offset, len(memory)):
             memory[at : at + len(data)] = data
 
-    def cut_out(self, offset: int, size: int) -> list[tuple[int, bytearray]]:
-        """Copies of what waits of these bytes, in the order in which it was written: where in them, and what."""
+    def cut_out(self, offset: int, size: int) -> list[tuple[int, bytearray | memoryview]]:
+        """Copies, or lent memory, of what waits of these bytes, in the order in which it was written: where in them,
+        and what."""
         found = []
         for one in self.extents:
             begin, until = max(one.begin, offset), min(one.end, offset + size)

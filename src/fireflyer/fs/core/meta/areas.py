@@ -21,7 +21,7 @@ import msgspec
 
 from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import directory_body
+from fireflyer.fs.core.meta.directories import directory_body, require_reach
 from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, AreaRow, number_key
 from fireflyer.fs.schema.errors import file_error
@@ -70,7 +70,7 @@ async def get_area(request: GetArea, context: Context) -> Area:
     inode = await find(context, request.place)
     row = await _read(context, inode.id)
     if row is None or row.closed:
-        raise file_error(errno.ENODATA, "the directory is not the head of a quota area")
+        raise file_error(errno.ENODATA, "the directory has no quota of its own")
     return _shown(row)
 
 
@@ -78,6 +78,7 @@ async def get_space(request: GetSpace, context: Context) -> Space:
     inode = await context.inode(request.inode)
     if inode is None:
         raise file_error(errno.ESTALE)
+    await require_reach(context, inode)
     cluster = context.cluster
     capacity, free = cluster.capacity_bytes, cluster.free_bytes
     inodes, free_inodes = cluster.inodes, _ENDLESS - cluster.inodes
@@ -127,7 +128,7 @@ async def set_area(request: SetArea, context: Context) -> Area:
     is_head = row is not None and not row.closed
     if request.bytes is None and request.inodes is None:
         if row is None or row.closed:
-            raise file_error(errno.ENODATA, "the directory is not the head of a quota area")
+            raise file_error(errno.ENODATA, "the directory has no quota of its own")
         return await _close(context, inode, row)
     if row is None or not is_head:
         row = await _open(context, inode, row)
@@ -187,7 +188,10 @@ async def _count(context: Context, head: Inode) -> _Counted:
     below = [head.id]
     seen = 0
     while below:
-        for name_id, kind in await _names(context, below.pop(), MAX_COUNTED - seen):
+        names_here = await _names(context, below.pop(), MAX_COUNTED - seen)
+        await context.rows.get_many([tables.inode_key(one) for one, _ in names_here])  # known then, in one question
+        await context.breathe()
+        for name_id, kind in names_here:
             seen += 1
             names[name_id] += 1
             if names[name_id] > 1:

@@ -5,7 +5,12 @@
         ──no writer, no hold, no cut──> doomed: `cutting` 0 and no links, so that nobody opens it for writing
         ──chunks removed──> inode, values and locks cleared, area charged, in one transaction
 
-Why the beats tell it is said in `holds`. A crash anywhere begins again with what the rows say; marks are memory, and
+Why the beats tell it is said in `holds`. A client that keeps its session and does not beat would stop all collecting:
+after `STRIKE_NS` of silence it is *struck*. Its row says so, and nothing is done for it any more (`replies`) until it
+has another session. Silence is counted only while this process could look, so that an outage strikes nobody.
+
+What cannot be removed now (a chain is away, a row is damaged) is left out for a while, which grows with each failure:
+the others go on. A crash anywhere begins again with what the rows say; marks are memory, and
 are made again. Two that collect at the same time do no harm: chunks of a doomed inode are written by nobody, and what
 its area is charged is in the transaction that clears it.
 """
@@ -13,17 +18,17 @@ its area is charged is in the transaction that clears it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.errors import PermanentError, TransientError
+from fireflyer.base.errors import TransientError
 from fireflyer.fs.core.meta import areas
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.cutting import remove_all
-from fireflyer.fs.core.meta.holds import BEATS_AFTER, client_row, generation, set_generation
+from fireflyer.fs.core.meta.holds import BEATS_AFTER, client_row, generation, put_client, set_generation
 from fireflyer.fs.core.meta.layout import order_of
 from fireflyer.fs.core.meta.open_rows import (
     CLIENT_ROWS,
@@ -33,11 +38,10 @@ from fireflyer.fs.core.meta.open_rows import (
     any_in,
     cut_of,
     holds_of,
-    lives,
     next_key,
     pair_of,
 )
-from fireflyer.fs.core.meta.ports import Ports
+from fireflyer.fs.core.meta.ports import LASTING, Ports
 from fireflyer.fs.core.meta.tables import (
     LOCKS,
     UNLINKED,
@@ -49,8 +53,10 @@ from fireflyer.fs.core.meta.tables import (
     pair_key,
     prefix_end,
 )
+from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.manager import COUNTED
 
 __all__ = ["AT_ONCE", "BACKLOG_ROWS", "Backlog", "Collector", "backlog"]
 
@@ -59,7 +65,15 @@ AT_ONCE: Final = 64
 MAX_MARKS: Final = 8
 """That wait. What is unlinked meanwhile waits for the next one."""
 MARK_EVERY_NS: Final = 1_000_000_000
-BACKLOG_ROWS: Final = 20_000
+STRIKE_NS: Final = 180_000_000_000
+"""Longer than any request that could keep a beat from being sent."""
+MAX_LOOK_NS: Final = 2_000_000_000
+"""Of silence, between two looks."""
+FIRST_PAUSE_NS: Final = 1_000_000_000
+MAX_PAUSE_NS: Final = 300_000_000_000
+MAX_FAILED: Final = 1 << 16
+"""Inodes that are left out for a while."""
+BACKLOG_ROWS: Final = COUNTED
 """That are counted; there may be more."""
 
 
@@ -80,6 +94,20 @@ class _Mark:
     """Beats that the client must have had."""
 
 
+@dataclass(slots=True)
+class _Silence:
+    beats: int
+    """That the client has had all the time."""
+    ns: int = 0
+
+
+@dataclass(slots=True)
+class _Failure:
+    until_ns: int
+    pause_ns: int
+    reason: str
+
+
 class Collector:
     """What one process knows. Another begins anew."""
 
@@ -90,8 +118,24 @@ class Collector:
         self._ripe = -1
         """Generations up to this one can be collected."""
         self._after = b""
-        self.trouble = ""
-        """Why the chunks of an inode could not be removed last."""
+        self._looked_ns = 0
+        self._busy = False
+        """It was told to be called again at once."""
+        self._silent: dict[ClientId, _Silence] = {}
+        self._failed: dict[InodeId, _Failure] = {}
+        self.struck = 0
+        """Clients, by this process."""
+
+    @property
+    def trouble(self) -> str:
+        """What is not collected, and why: one of them; empty where all is well."""
+        if self._failed:
+            inode_id, failure = next(reversed(self._failed.items()))
+            return f"inode {inode_id}: {failure.reason}"
+        client, silence = max(self._silent.items(), key=lambda one: one[1].ns, default=(0, _Silence(0)))
+        if silence.ns > STRIKE_NS // 3:
+            return f"client {client} has not beaten for {silence.ns // 1_000_000_000} s; it will be struck"
+        return ""
 
     @property
     def waits_for(self) -> tuple[ClientId, ...]:
@@ -101,8 +145,10 @@ class Collector:
     async def step(self, ports: Ports) -> bool:
         """True: there is more to do at once."""
         await self._mark(ports)
-        await self._ripen(ports)
-        return await self._collect(ports) if self._ripe >= 0 else False
+        if not self._busy or ports.now_ns() - self._looked_ns >= MARK_EVERY_NS:  # it reads two rows of each client
+            await self._ripen(ports)
+        self._busy = self._ripe >= 0 and await self._collect(ports)
+        return self._busy
 
     # --- when ---
 
@@ -128,38 +174,93 @@ class Collector:
         while self._marks:
             mark = self._marks[0]
 
-            async def look(context: Context, mark: _Mark = mark) -> list[ClientId]:
-                return [one for one, beats in mark.waits_for.items() if await _has_told(context, one, beats)]
+            async def look(context: Context, mark: _Mark = mark) -> dict[ClientId, int]:
+                return await _have_not_told(context, mark.waits_for)
 
-            for client in await ports.transact(look):
-                del mark.waits_for[client]
-            if mark.waits_for:
+            silent = await ports.transact(look)
+            await self._strike(silent, ports)
+            if silent:
+                mark.waits_for = {one: mark.waits_for[one] for one in silent}
                 return
             self._ripe = self._marks.popleft().generation
+
+    async def _strike(self, silent: dict[ClientId, int], ports: Ports) -> None:
+        """Those that have had no beat for too long, of these with as many beats."""
+        now_ns = ports.now_ns()
+        passed_ns, self._looked_ns = min(now_ns - self._looked_ns, MAX_LOOK_NS), now_ns
+        before, self._silent = self._silent, {}
+        for client, beats in silent.items():
+            silence = before.get(client)
+            if silence is None or silence.beats != beats:
+                silence = _Silence(beats)
+            else:
+                silence.ns += passed_ns
+            self._silent[client] = silence
+        for client in [one for one, silence in self._silent.items() if silence.ns >= STRIKE_NS]:
+            await ports.transact(_striking(client, silent[client]))
+            self.struck += 1
 
     # --- what ---
 
     async def _collect(self, ports: Ports) -> bool:
         begin = next_key(self._after) if self._after else UNLINKED
         end = pair_key(UNLINKED, self._ripe + 1, 0)
+        now_ns = ports.now_ns()
 
-        async def choose(context: Context) -> tuple[list[tuple[bytes, Inode]], bytes]:
+        async def choose(context: Context) -> tuple[list[tuple[bytes, Inode]], list[tuple[bytes, str]], bytes]:
             page = await context.rows.get_range(begin, end, limit=AT_ONCE)
-            chosen = [(key, await _doomed(context, key)) for key, _ in page.items]
-            last = page.items[-1][0] if page.more else b""
-            return [(key, inode) for key, inode in chosen if inode is not None], last
+            keys = [key for key, _ in page.items if not self._left_out(key, now_ns)]
+            await context.rows.get_many([inode_key(pair_of(key)[1]) for key in keys])  # known then, in one question
+            chosen: list[tuple[bytes, Inode]] = []
+            damaged: list[tuple[bytes, str]] = []
+            for key in keys:
+                try:
+                    inode = await _doomed(context, key)
+                except LASTING as error:
+                    damaged.append((key, str(error)))
+                else:
+                    if inode is not None:
+                        chosen.append((key, inode))
+            return chosen, damaged, page.items[-1][0] if page.more else b""
 
-        chosen, self._after = await ports.transact(choose)
+        chosen, damaged, self._after = await ports.transact(choose)
+        for key, reason in damaged:
+            self._fail(key, reason, ports)
         emptied: list[tuple[bytes, Inode]] = []
         await ports.together([self._emptying(key, inode, emptied, ports) for key, inode in chosen])
-
-        async def clear(context: Context) -> None:
-            for key, inode in sorted(emptied, key=lambda one: one[0]):
-                await _clear(context, key, inode)
-
+        emptied.sort(key=lambda one: one[0])
         if emptied:
-            await ports.transact(clear)
+            try:
+                await ports.transact(_clearing(emptied))
+            except LASTING:
+                await self._clear_each(emptied, ports)
+            for key, _ in emptied:
+                self._failed.pop(pair_of(key)[1], None)
+        if not self._after:  # what another service has collected meanwhile is not met again
+            long_ago_ns = now_ns - 2 * MAX_PAUSE_NS
+            self._failed = {one: failure for one, failure in self._failed.items() if failure.until_ns > long_ago_ns}
         return bool(self._after)
+
+    async def _clear_each(self, emptied: list[tuple[bytes, Inode]], ports: Ports) -> None:
+        """What can be cleared of them; the others stay in the list no longer."""
+        for one in list(emptied):
+            try:
+                await ports.transact(_clearing([one]))
+            except LASTING as error:
+                emptied.remove(one)
+                self._fail(one[0], str(error), ports)
+
+    def _left_out(self, key: bytes, now_ns: int) -> bool:
+        failure = self._failed.get(pair_of(key)[1])
+        return failure is not None and failure.until_ns > now_ns
+
+    def _fail(self, key: bytes, reason: str, ports: Ports) -> None:
+        inode_id = pair_of(key)[1]
+        before = self._failed.pop(inode_id, None)
+        pause_ns = FIRST_PAUSE_NS if before is None else min(2 * before.pause_ns, MAX_PAUSE_NS)
+        if len(self._failed) >= MAX_FAILED:
+            del self._failed[next(iter(self._failed))]
+        self._failed[inode_id] = _Failure(ports.now_ns() + pause_ns, pause_ns, reason)
 
     def _emptying(
         self, key: bytes, inode: Inode, emptied: list[tuple[bytes, Inode]], ports: Ports
@@ -170,8 +271,8 @@ class Collector:
                     layout = inode.body.layout
                     await remove_all(inode.id, order_of(layout, ports.chunks.chains(layout.table)), ports)
                 emptied.append((key, inode))
-            except (TransientError, PermanentError) as error:
-                self.trouble = f"inode {inode.id}: {error}"  # it stays, and the next round comes back to it
+            except (TransientError, *LASTING) as error:
+                self._fail(key, str(error), ports)  # it stays, and a later round comes back to it
 
         return empty
 
@@ -196,15 +297,46 @@ async def _beats_to_be(context: Context) -> dict[ClientId, int]:
         page = await context.rows.get_range(begin, prefix_end(CLIENTS), limit=PAGE_ROWS)
         for key, value in page.items:
             client = int.from_bytes(key[2:], "big")
-            wanted[client] = CLIENT_ROWS.decode(key, value).beats + BEATS_AFTER
+            row = CLIENT_ROWS.decode(key, value)
+            if not row.struck:
+                wanted[client] = row.beats + BEATS_AFTER
         if not page.more:
             return wanted
         begin = next_key(page.items[-1][0])
 
 
-async def _has_told(context: Context, client: ClientId, beats: int) -> bool:
-    row = await client_row(context.rows, client)
-    return row is None or row.beats >= beats or not await lives(context.rows, client)
+async def _have_not_told(context: Context, waits_for: dict[ClientId, int]) -> dict[ClientId, int]:
+    """Those that are still to beat, with the beats that they have had."""
+    silent: dict[ClientId, int] = {}
+    clients = list(waits_for)
+    for at in range(0, len(clients), PAGE_ROWS):
+        some = clients[at : at + PAGE_ROWS]
+        keys = [number_key(CLIENTS, one) for one in some]
+        waiting: dict[ClientId, int] = {}
+        for client, key, value in zip(some, keys, await context.rows.get_many(keys), strict=True):
+            row = None if value is None else CLIENT_ROWS.decode(key, value)
+            if row is not None and row.beats < waits_for[client] and not row.struck:
+                waiting[client] = row.beats
+        sessions = await context.rows.get_many([SESSIONS.key(one) for one in waiting])
+        silent.update(one for one, session in zip(waiting.items(), sessions, strict=True) if session is not None)
+    return silent
+
+
+def _striking(client: ClientId, beats: int) -> Callable[[Context], Awaitable[None]]:
+    async def body(context: Context) -> None:
+        row = await client_row(context.rows, client)
+        if row is not None and row.beats == beats:
+            put_client(context, client, msgspec.structs.replace(row, struck=True))
+
+    return body
+
+
+def _clearing(emptied: Sequence[tuple[bytes, Inode]]) -> Callable[[Context], Awaitable[None]]:
+    async def body(context: Context) -> None:
+        for key, inode in emptied:
+            await _clear(context, key, inode)
+
+    return body
 
 
 async def _doomed(context: Context, key: bytes) -> Inode | None:

@@ -1,10 +1,12 @@
 """What must be true of a file system that is at rest: names against inodes, chunks against files, both ways.
 
-    Names     told of every directory with its entries; says then where they contradict the inodes, and which files
-              there are
+    Names     told of every directory with its entries; says then where they contradict the inodes
     chunks    `wrong_chunks` of one file: chunks that are where they do not belong, reach behind the file's end, or
               cannot be read; what is not there is a hole, and no fault
-    unowned   what has chunks and is not among the files, which the caller finds and asks for once more
+    unowned   what has chunks and is no file, which the caller finds
+
+In memory are a few bits for each inode that has a name (`Numbers`), what is known of files with several names, and the
+entries of one directory.
 
 Nothing here says what to do about it. A file system that is in use changes while it is looked at, so what is found once
 may have been between two steps of somebody: only what is found again, unchanged, is a fault (`lasting`).
@@ -20,9 +22,10 @@ import msgspec
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.meta.layout import chain_of, end_at, order_of
+from fireflyer.fs.core.meta.numbers import Numbers
 from fireflyer.fs.schema.chunks import Listed
 from fireflyer.fs.schema.ids import ChainId
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, FileBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import DirectoryBody, FileBody, Inode, InodeId, Kind
 
 __all__ = ["Fault", "FaultKind", "Name", "Names", "lasting", "wrong_chunks"]
 
@@ -62,44 +65,44 @@ class Names:
         self._links: Counter[InodeId] = Counter()
         self._counted: dict[InodeId, tuple[int, str]] = {}
         """Files with several names: how many the inode says, and one of the names."""
-        self._parents: dict[InodeId, str] = {root.id: "/"}
-        self._unsure: set[InodeId] = set()
+        self._unsure = Numbers()
         self._faults: list[Fault] = []
-        self.known: set[InodeId] = {ROOT}
+        self._known = Numbers()
         """Everything that has a name."""
+        self._known.add(root.id)
 
-    def directory(self, path: str, inode: Inode, entries: Sequence[Name], *, steady: bool = True) -> None:
-        """`path`: as it is to be shown. Not `steady`: it changed while it was listed, so nothing is counted by it."""
+    def directory(self, path: str, inode: Inode, entries: Sequence[Name], *, steady: bool = True) -> list[Name]:
+        """`path`: as it is to be shown. Not `steady`: it changed while it was listed, so nothing is counted by it. The
+        directories in it that are to be listed: one that has two names is listed once."""
         body = inode.body
         if not isinstance(body, DirectoryBody):
             raise InvariantViolation(f"inode {inode.id} is no directory, and was listed as one")
         below = sum(one.inode.kind is Kind.DIRECTORY for one in entries)
         if not steady:
-            self._unsure.update(one.inode.id for one in entries)
+            for one in entries:
+                self._unsure.add(one.inode.id)
         elif (body.entries, body.subdirectories) != (len(entries), below):
             says = f"says {body.entries} names, {body.subdirectories} directories; has {len(entries)}, {below}"
             self._fault(FaultKind.COUNTS, inode.id, path, says)
-        for one in entries:
-            self._entry(path, inode, one)
+        return [one for one in entries if self._entry(path, inode, one)]
 
-    def _entry(self, path: str, directory: Inode, one: Name) -> None:
+    def _entry(self, path: str, directory: Inode, one: Name) -> bool:
         inode, shown = one.inode, f"{path.rstrip('/')}/{one.name}"
-        again = inode.id in self.known
-        self.known.add(inode.id)
+        again = not self._known.add(inode.id)
         if inode.area not in (directory.area, inode.id if inode.kind is Kind.DIRECTORY else directory.area):
             text = f"counts in quota area {inode.area}, its directory in {directory.area}"
             self._fault(FaultKind.AREA, inode.id, shown, text)
         if isinstance(inode.body, DirectoryBody):
-            if inode.id in self._parents:
-                self._fault(FaultKind.TREE, inode.id, shown, f"is {self._parents[inode.id]} too")
+            if again:
+                self._fault(FaultKind.TREE, inode.id, shown, "has another name too, and is listed there")
             elif inode.body.parent != directory.id:
                 text = f"says that it is in inode {inode.body.parent}, not {directory.id}"
                 self._fault(FaultKind.TREE, inode.id, shown, text)
-            self._parents[inode.id] = shown
         if inode.links != 1 or (again and inode.kind is not Kind.DIRECTORY):
             # One that counts a single name is looked at only when it has another: nearly all have not.
             self._links[inode.id] += 1 if inode.links != 1 or inode.id in self._counted else 2
             self._counted.setdefault(inode.id, (inode.links, shown))
+        return inode.kind is Kind.DIRECTORY and not again
 
     def _fault(self, kind: FaultKind, inode: InodeId, path: str, text: str) -> None:
         self._faults.append(Fault(kind, inode, path, text))

@@ -6,17 +6,24 @@ refuses, and then nothing of it happens: whoever runs it drops what it has writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
 from fireflyer.fs.core.meta.tables import corrupt, decode_inode, encode_inode, inode_key
+from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ClientId, TableId
 from fireflyer.fs.schema.inodes import Inode, InodeId
 
-__all__ = ["SYSTEM", "Asker", "ClusterDefaults", "Context", "Page", "Rows"]
+__all__ = ["MAX_STEPS", "REST_MASK", "SYSTEM", "Asker", "ClusterDefaults", "Context", "Page", "Rows"]
+
+MAX_STEPS: Final = 1 << 17
+"""Names and directories that one request may be led over: 1024 paths of 128 names."""
+REST_MASK: Final = 0xFF
+"""Whoever counts a step calls `Context.rest` when these bits of the sum are 0."""
 
 
 class Page(Protocol):
@@ -81,11 +88,12 @@ class ClusterDefaults(msgspec.Struct, frozen=True):
 
 
 class Context:
-    __slots__ = ("asker", "cluster", "new_id", "now_ns", "number", "owner", "rows")
+    __slots__ = ("_breathe", "asker", "cluster", "new_id", "now_ns", "number", "owner", "rows", "sign", "steps")
 
     def __init__(
         self, *, rows: Rows, asker: Asker, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
-        number: int = 0, owner: ClientId = 0,
+        number: int = 0, owner: ClientId = 0, breathe: Callable[[], Awaitable[None]] | None = None,
+        sign: bytes = b"",
     ) -> None:  # fmt: skip
         self.rows = rows
         self.asker = asker
@@ -98,6 +106,24 @@ class Context:
         self.owner = owner
         """The session by which chunks will be changed for what this transaction begins; 0: it must not begin that, and
         raises `ports.NotAtOnce`."""
+        self.sign = sign
+        """Of the request: see `replies`."""
+        self.steps = 0
+        """Names and directories that it was led over."""
+        self._breathe = breathe
+
+    async def breathe(self) -> None:
+        """Lets others of the process go on: reads that find all in memory never wait."""
+        if self._breathe is not None:
+            await self._breathe()
+
+    async def rest(self) -> None:
+        """After some steps. Raises ELOOP for a request that goes on for too long."""
+        await self.breathe()
+        if self.steps > MAX_STEPS:
+            raise file_error(
+                errno.ELOOP, f"the paths of one request lead over more than {MAX_STEPS} names; ask for less"
+            )
 
     async def inode(self, inode_id: InodeId) -> Inode | None:
         """Raises `DataCorruption`."""

@@ -9,7 +9,8 @@ behind the cut may be zeros already; the truncation happens at its end.
 *Who changes the chunks* is the service whose session the row names as owner, one task of it at a time (`Ports.claim`).
 Its removals may come late, after a connection broke: so nobody else may end the cut while that session lives, or a
 removal would hit what is written afterwards. When the session is over, and has been for `settle_ns`, whoever meets the
-cut makes it his own and goes on. He changes all chunks again, which is harmless before the end.
+cut makes it his own and goes on. He changes all chunks again, which is harmless before the end. The owner may live and
+have another session by then: its updates are for the session of the row alone, so it drops out with `StaleVersion`.
 
 *No update is left under way at the end.* One that was given up may be done later, and the one after it too; that the
 chunk is not there, or is short, says nothing. So each update is a *doubt* from before it is sent until it was answered,
@@ -31,8 +32,8 @@ from fireflyer.fs.core.meta import areas, replies
 from fireflyer.fs.core.meta.access import granted
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.layout import MAX_CHUNKS, chain_of, max_bytes, order_of, pieces
-from fireflyer.fs.core.meta.lengths import Measured, file_of, grown, start_cut, unprivileged, writer_of
-from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, CutKind, CutRow, cut_of, lives, writers_of
+from fireflyer.fs.core.meta.lengths import Measured, cut_excess, file_of, grown, start_cut, unprivileged, writer_of
+from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, CutKind, CutRow, cut_of, is_doomed, lives, writers_of
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import number_key
 from fireflyer.fs.schema.errors import file_error
@@ -40,7 +41,7 @@ from fireflyer.fs.schema.ids import ChainId, ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Refused, Truncate
 
-__all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "go_on", "measure", "remove_all"]
+__all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "forget_doubts", "go_on", "measure", "remove_all"]
 __all__ += ["truncate"]
 
 REMOVED_AT_ONCE: Final = 256
@@ -144,7 +145,10 @@ async def measure(inode_id: InodeId, ports: Ports, *, patient: bool = True) -> M
             return None
 
         async def look(context: Context) -> FileBody:
-            return file_of(await context.inode(inode_id))[1]
+            inode, body = file_of(await context.inode(inode_id))
+            if await is_doomed(context, inode):
+                raise file_error(errno.ESTALE, "it was removed")
+            return body
 
         body = await ports.transact(look)
         if body.cutting is None:
@@ -181,6 +185,21 @@ async def go_on(inode_id: InodeId, ports: Ports, *, patient: bool = True, settle
         else:
             await ports.pause(ports.settle_ns, 0)
             settled = row.owner
+
+
+async def forget_doubts(inode_id: InodeId, ports: Ports) -> None:
+    """Of a cut that another process has ended: when nothing of this one could arrive any more."""
+    if not ports.claim(inode_id):
+        return
+    try:
+
+        async def look(context: Context) -> bool:
+            return await cut_of(context, inode_id) is not None
+
+        if not await ports.transact(look):
+            ports.doubts(inode_id).clear()
+    finally:
+        ports.release(inode_id)
 
 
 async def _take_over(inode_id: InodeId, row: CutRow, session: ClientId, ports: Ports) -> None:
@@ -233,13 +252,13 @@ async def _change(
     keys = [(row, chain, index) for chain, index in chunks]
     doubts.update(dict.fromkeys(keys, change))
     if change is None:
-        await ports.chunks.remove(inode_id, chunks)
+        await ports.chunks.remove(inode_id, chunks, session=row.owner)
     else:
         for chain, index in chunks:
             if isinstance(change, int):
-                await ports.chunks.truncate(inode_id, chain, index, change)
+                await ports.chunks.truncate(inode_id, chain, index, change, session=row.owner)
             else:
-                await ports.chunks.write_zeros(inode_id, chain, index, *change)
+                await ports.chunks.write_zeros(inode_id, chain, index, *change, session=row.owner)
     for key in keys:
         doubts.pop(key, None)
 
@@ -249,8 +268,22 @@ async def _cut_off(inode_id: InodeId, body: FileBody, order: Sequence[ChainId], 
     if within:
         await _shorten(inode_id, row, (chain_of(order, index), index), within, ports)
     first = index + (within > 0)
-    while found := await _some(inode_id, order, first, MAX_CHUNKS, ports):
+    while (found := await _few(inode_id, order, first, ports)) is None or found:
+        if found is None:
+            found = await _some(inode_id, order, first, MAX_CHUNKS, ports)
         await _change(inode_id, row, found, None, ports)
+
+
+async def _few(
+    inode_id: InodeId, order: Sequence[ChainId], first: int, ports: Ports
+) -> Sequence[tuple[ChainId, int]] | None:  # fmt: skip
+    """Where chunks of the file from `first` on can be, by one question to all chains at once; None: in more than
+    `REMOVED_AT_ONCE` places."""
+    last = await ports.chunks.last(inode_id, order)
+    ends = [0 if one is None else one[0] + 1 for one in last]
+    if max(ends) - first > REMOVED_AT_ONCE:
+        return None
+    return [(chain_of(order, index), index) for index in range(first, max(ends)) if index < ends[index % len(order)]]
 
 
 async def _some(
@@ -267,16 +300,14 @@ async def _some(
 
 
 async def remove_all(inode_id: InodeId, order: Sequence[ChainId], ports: Ports) -> None:
-    """Of a file that nobody writes any more."""
-    last = await ports.chunks.last(inode_id, order)
-    ends = [0 if one is None else one[0] + 1 for one in last]
-    if max(ends) <= REMOVED_AT_ONCE:
-        some = [(chain_of(order, index), index) for index in range(max(ends)) if index < ends[index % len(order)]]
-        if some:
-            await ports.chunks.remove(inode_id, some)
+    """Of a file that nobody writes any more, nor will: so it does not matter when it is done, or by which session."""
+    few = await _few(inode_id, order, 0, ports)
+    if few is not None:
+        if few:
+            await ports.chunks.remove(inode_id, few, session=0)
         return
     while found := await _some(inode_id, order, 0, MAX_CHUNKS, ports):
-        await ports.chunks.remove(inode_id, found)
+        await ports.chunks.remove(inode_id, found, session=0)
 
 
 async def _shorten(inode_id: InodeId, row: CutRow, chunk: tuple[ChainId, int], length: int, ports: Ports) -> None:
@@ -326,4 +357,5 @@ async def _end(context: Context, inode_id: InodeId, row: CutRow) -> None:
     context.put(inode)
     if row.client and row.number:
         answer: Answer = granted(inode, row.opens, context.now_ns) if row.opens else Found(inode)
-        replies.keep(context.rows, row.client, row.number, refused or answer)
+        await replies.keep_late(context.rows, row.client, row.number, refused or answer)
+    await cut_excess(context, inode)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 from fireflyer.fs.core.meta.access import EXECUTE, require
-from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.context import REST_MASK, Context
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import MAX_DEPTH, ROOT, DirectoryBody, Inode, InodeId
 
-__all__ = ["changed_directory", "directory_body", "is_in", "parent_of", "require_reach"]
+__all__ = ["MAX_CLIMB", "changed_directory", "depth_in", "directory_body", "is_in", "parent_of", "require_reach"]
+
+MAX_CLIMB: Final = 2 * MAX_DEPTH
+"""Directories above one, as far as anybody looks: moving a tree may bring what is in it below `MAX_DEPTH`."""
 
 
 def directory_body(inode: Inode) -> DirectoryBody:
@@ -23,14 +27,24 @@ async def parent_of(context: Context, directory: Inode) -> Inode:
     return directory if directory.id == ROOT else await context.known(directory_body(directory).parent)
 
 
+def depth_in(directory: Inode) -> int:
+    """Of a directory that comes to lie in this one. Raises ENAMETOOLONG."""
+    depth = directory_body(directory).depth + 1
+    if depth > MAX_DEPTH:
+        raise file_error(errno.ENAMETOOLONG, f"directories lie in each other {MAX_DEPTH} deep at most")
+    return depth
+
+
 async def require_reach(context: Context, inode: Inode) -> None:
     """That who asks may know of an inode whose number he gives: his own, or one above which he may search everything.
-    Raises EACCES. What is above a removed directory is not looked at: he may have been there before."""
+    Raises EACCES, ENAMETOOLONG. What is above a removed directory is not looked at: he may have been there before."""
     asker = context.asker
     if not asker.by_path or asker.unrestricted or asker.uid == inode.uid or inode.id == ROOT:
         return
     above = inode.body.parent if isinstance(inode.body, DirectoryBody) else inode.home
+    climbed = 0
     while above:
+        climbed = await _step(context, climbed)
         directory = await context.inode(above)
         if directory is None or directory.links == 0:
             return
@@ -39,12 +53,26 @@ async def require_reach(context: Context, inode: Inode) -> None:
 
 
 async def is_in(context: Context, directory: Inode, above: InodeId) -> bool:
-    """Whether `above` is the directory itself or one that it is in. Reads them all, up to there or to the root."""
+    """Whether `above` is the directory itself or one that it is in. Reads them all, up to there or to the root. Raises
+    ENAMETOOLONG where they are too many."""
+    climbed = 0
     while directory.id != above:
+        climbed = await _step(context, climbed)
         if directory.id == ROOT:
             return False
         directory = await parent_of(context, directory)
     return True
+
+
+async def _step(context: Context, climbed: int) -> int:
+    if climbed == MAX_CLIMB:
+        raise file_error(
+            errno.ENAMETOOLONG, f"it lies more than {MAX_CLIMB} directories deep; move what is above it up"
+        )
+    context.steps += 1
+    if not context.steps & REST_MASK:
+        await context.rest()
+    return climbed + 1
 
 
 def changed_directory(directory: Inode, now_ns: int, entries_more: int, subdirectories_more: int) -> Inode:
@@ -62,5 +90,5 @@ def changed_directory(directory: Inode, now_ns: int, entries_more: int, subdirec
         now_ns,
         now_ns,
         directory.area,
-        DirectoryBody(body.parent, entries, subdirectories, body.defaults),
+        DirectoryBody(body.parent, entries, subdirectories, body.defaults, body.depth),
     )

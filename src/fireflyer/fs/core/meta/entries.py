@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta.access import (
     require_removal,
 )
 from fireflyer.fs.core.meta.context import Context, Rows
-from fireflyer.fs.core.meta.directories import changed_directory, directory_body, parent_of
+from fireflyer.fs.core.meta.directories import changed_directory, depth_in, directory_body, parent_of
 from fireflyer.fs.core.meta.layout import new_layout
 from fireflyer.fs.core.meta.paths import Last, Spot, Walker, find, look_up
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, encode_inode, entry_key, inode_key
@@ -140,8 +140,9 @@ async def _create_file(context: Context, spot: Spot, mode: int) -> Inode:
 async def make_directory(request: MakeDirectory, context: Context) -> Found:
     spot = await _vacancy(context, request.place, directory=True)
     _require_addition(context, spot.directory)
+    depth = depth_in(spot.directory)
     inode_id = context.new_id()
-    body = DirectoryBody(spot.directory.id, 0, 0, directory_body(spot.directory).defaults)
+    body = DirectoryBody(spot.directory.id, 0, 0, directory_body(spot.directory).defaults, depth)
     mode = request.mode & (_PERMISSIONS | STICKY)
     return Found(await _make(context, spot, inode_id, Kind.DIRECTORY, mode, body))
 

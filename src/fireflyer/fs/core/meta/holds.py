@@ -12,43 +12,102 @@ two are not enough; and a client prepares a beat when the one before was answere
 
 The order of unlinking and of looking at the beats is told by a *generation*: a number that the collector raises before
 it looks, and under which whatever is unlinked is written down. Clocks could not tell it.
+
+Numbers of inodes can be guessed, and what is held is not collected. So a user holds only what he may open or owns, as
+with `renewing`, and so many; what is beyond that is passed over, since a beat that is refused would stop collecting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from fireflyer.base.errors import DataCorruption
+from fireflyer.fs.core.meta.access import EXECUTE, READ, WRITE, owns, permits
 from fireflyer.fs.core.meta.context import Context, Rows
+from fireflyer.fs.core.meta.directories import require_reach
 from fireflyer.fs.core.meta.open_rows import CLIENT_ROWS, CLIENTS, GENERATION_KEY, UNLINKED_ROWS, ClientRow, UnlinkedRow
-from fireflyer.fs.core.meta.tables import FORMAT, HOLDS, UNLINKED, inode_key, number_key, pair_key
+from fireflyer.fs.core.meta.tables import FORMAT, HOLDS, UNLINKED, decode_inode, inode_key, number_key, pair_key
+from fireflyer.fs.core.rows import SESSIONS
+from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
 from fireflyer.fs.schema.meta import Beat, Done
 
-__all__ = ["BEATS_AFTER", "beat", "client_row", "enrol", "generation", "set_generation", "unlink"]
+__all__ = [
+    "BEATS_AFTER",
+    "MAX_HOLDS",
+    "beat",
+    "client_row",
+    "enrol",
+    "generation",
+    "put_client",
+    "set_generation",
+    "unlink",
+]
 
+MAX_HOLDS: Final = 1 << 16
+"""Of a user's client. Those of trusted mounts are not bounded."""
 BEATS_AFTER: Final = 3
 """Of a client, after which it has named what it had open."""
 
 
 async def enrol(context: Context) -> None:
-    """Before a client's first request: the collector waits for the beats of those that are enrolled, and the reaper
-    finds by it what is left of them."""
-    if await client_row(context.rows, context.asker.client) is None:
-        _put_client(context, ClientRow())
+    """Before a client's first request, while its session lives: the collector waits for the beats of those that are
+    enrolled, and the reaper finds by it what is left of them."""
+    client = context.asker.client
+    if await client_row(context.rows, client) is None:
+        key = SESSIONS.key(client)
+        row = await context.rows.get(key)
+        user = "" if row is None else SESSIONS.decode(key, row)[1].user
+        put_client(context, client, ClientRow(user=user))
 
 
 async def beat(request: Beat, context: Context) -> Done:
-    client = context.asker.client
-    for inode in request.held:
-        if await context.rows.get(inode_key(inode)) is not None:
-            context.rows.set(pair_key(HOLDS, inode, client), FORMAT)
-    for inode in request.closed:
-        context.rows.clear(pair_key(HOLDS, inode, client))
-    row = await client_row(context.rows, client) or ClientRow()
-    _put_client(context, ClientRow(row.beats + (1 if request.whole else 0)))
+    client, rows = context.asker.client, context.rows
+    before = await client_row(rows, client) or ClientRow()
+    holds = before.holds
+    closed = tuple(dict.fromkeys(request.closed))
+    for key, there in zip(*await _looked_up(context, closed), strict=True):
+        if there is not None:
+            rows.clear(key)
+            holds = max(0, holds - 1)
+    gone = dict.fromkeys(closed)
+    held = [inode for inode in dict.fromkeys(request.held) if inode not in gone]
+    values = await rows.get_many([inode_key(inode) for inode in held])
+    for inode, value, key, there in zip(held, values, *await _looked_up(context, held), strict=True):
+        if value is None or there is not None:
+            continue
+        if context.asker.by_path and (holds >= MAX_HOLDS or not await _may_hold(context, inode, value)):
+            continue
+        rows.set(key, FORMAT)
+        holds += 1
+    row = msgspec.structs.replace(before, beats=before.beats + (1 if request.whole else 0), holds=holds)
+    if row != before:
+        put_client(context, client, row)
     return Done()
+
+
+async def _looked_up(context: Context, inodes: Sequence[InodeId]) -> tuple[list[bytes], list[bytes | None]]:
+    """The holds of this client."""
+    keys = [pair_key(HOLDS, inode, context.asker.client) for inode in inodes]
+    return keys, await context.rows.get_many(keys)
+
+
+async def _may_hold(context: Context, inode_id: InodeId, value: bytes) -> bool:
+    """Whether he might have opened it."""
+    inode, asker = decode_inode(inode_key(inode_id), value), context.asker
+    if owns(asker, inode):
+        return True
+    if not any(permits(asker, inode, mask) for mask in (READ, WRITE, EXECUTE)):
+        return False
+    try:
+        await require_reach(context, inode)
+    except FileError:
+        return False
+    return True
 
 
 async def unlink(context: Context, inode: Inode) -> None:
@@ -64,8 +123,8 @@ async def client_row(rows: Rows, client: ClientId) -> ClientRow | None:
     return None if value is None else CLIENT_ROWS.decode(key, value)
 
 
-def _put_client(context: Context, row: ClientRow) -> None:
-    context.rows.set(number_key(CLIENTS, context.asker.client), CLIENT_ROWS.encode(row))
+def put_client(context: Context, client: ClientId, row: ClientRow) -> None:
+    context.rows.set(number_key(CLIENTS, client), CLIENT_ROWS.encode(row))
 
 
 async def generation(rows: Rows) -> int:

@@ -6,11 +6,16 @@ truncation it may count bytes that are gone, so under another `cut` the chains a
 there: never what was cut off, never less than what was written since. (`cut` grows when a truncation begins, and again
 when its chunks are gone: a length that was found meanwhile is not believed either.)
 
+A *lazy* close tells nothing, because its client has told everything before. It takes one handle out of the row, and may
+come late: what the client has opened or truncated since is left alone.
+
 While a truncation is not through (`cutting`), nobody extends the file: whoever would raises `NotAtOnce`, and finishes
 it first.
 
 *Over the quota* a report is refused with EDQUOT, and the file stays as long as it was. What lies behind its end is cut
 off when the last writer has closed; until then others may have written there what they are still to report.
+
+Users with tokens are believed too, for a while: their files are noted (`grants`), and measured some time later.
 """
 
 from __future__ import annotations
@@ -20,9 +25,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fireflyer.fs.core.files.times import believed, times_of_write
 from fireflyer.fs.core.meta import areas
-from fireflyer.fs.core.meta.attributes import without_privileges
+from fireflyer.fs.core.meta.attributes import set_attributes, without_privileges
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.grants import put_grant
 from fireflyer.fs.core.meta.layout import max_bytes
 from fireflyer.fs.core.meta.open_rows import (
     CUT_ROWS,
@@ -34,15 +41,25 @@ from fireflyer.fs.core.meta.open_rows import (
     cut_of,
     writers_of,
 )
+from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.meta.tables import WRITERS, number_key, pair_key
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
-from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved
+from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved, SetAttributes
 
 __all__ = ["MAX_HANDLES", "UNKNOWN_CUT", "Measured", "close", "drop_writer", "file_of", "grown", "opened", "report"]
-__all__ += ["reserve", "start_cut", "unprivileged", "writer_of", "writer_row"]
+__all__ += [
+    "cut_excess",
+    "found_excess",
+    "reserve",
+    "set_attributes_of_written",
+    "start_cut",
+    "unprivileged",
+    "writer_of",
+    "writer_row",
+]
 
 MAX_HANDLES: Final = 65536
 """Of one file, open for writing at one client."""
@@ -89,6 +106,7 @@ async def opened(request: Open, context: Context, inode: Inode, *, created: bool
         raise NotAtOnce(inode.id, "chunks have to be removed")
     if request.flags & OpenFlag.WRITE:
         _add_handle(context, inode.id, request.handle, dict(writers).get(context.asker.client))
+        _noted_writer(context, inode.id, body)
     if cuts:
         row = CutRow(
             CutKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=request.flags
@@ -118,16 +136,37 @@ async def report(request: Report, context: Context, measured: Measured | None = 
     if refused is not None:
         _put_row(context, inode.id, context.asker.client, msgspec.structs.replace(row, excess=True))
         return refused
-    return Found(_noted(context, inode, wrote=request.wrote))
+    return Found(_noted(context, inode, request))
+
+
+async def set_attributes_of_written(
+    request: SetAttributes, context: Context, measured: Measured | None = None
+) -> Found | Refused:
+    """And before that its report. Raises `FileError`: then neither is done."""
+    told = request.report
+    if told is not None:
+        inode = await find(context, request.place, follow=request.follow)
+        if inode.id != told.inode:
+            raise file_error(errno.EINVAL, f"the report is of inode {told.inode}, and this is {inode.id}")
+        answer = await report(told, context, measured)
+        if isinstance(answer, Refused):
+            return answer
+    return await set_attributes(request, context)
 
 
 async def close(request: Close, context: Context, measured: Measured | None = None) -> Found | Refused:
-    inode, row = await _reported(request, context, measured)
-    inode, refused = await grown(context, inode, _end_of(request, inode, measured))
-    if refused is None:
-        inode = _noted(context, inode, wrote=request.wrote)
+    refused: Refused | None = None
+    if request.lazy:
+        inode, _ = file_of(await context.inode(request.inode))
+        row = await writer_of(context, inode.id, request.handle)
+    else:
+        inode, row = await _reported(request, context, measured)
+        inode, refused = await grown(context, inode, _end_of(request, inode, measured))
+        if refused is None:
+            inode = _noted(context, inode, request)
     handles = tuple(one for one in row.handles if one != request.handle)
     row = WriterRow(handles, row.excess or refused is not None)
+    _noted_writer(context, inode.id, file_of(inode)[1])
     if handles:
         _put_row(context, inode.id, context.asker.client, row)
     else:
@@ -137,20 +176,37 @@ async def close(request: Close, context: Context, measured: Measured | None = No
 
 async def drop_writer(context: Context, inode: Inode, client: ClientId, *, excess: bool) -> Inode:
     """The client does not write the file any more. With the last one goes what was written over the quota."""
-    others = [(one, row) for one, row in await writers_of(context, inode.id) if one != client]
-    if any(row.handles for _, row in others):
-        if excess:
-            _put_row(context, inode.id, client, WriterRow((), excess=True))
-        else:
-            context.rows.clear(pair_key(WRITERS, inode.id, client))
+    if excess:
+        _put_row(context, inode.id, client, WriterRow((), excess=True))
+    else:
+        context.rows.clear(pair_key(WRITERS, inode.id, client))
+    return await cut_excess(context, inode)
+
+
+async def cut_excess(context: Context, inode: Inode) -> Inode:
+    """Where nobody writes the file any more: begins to cut off what was written over the quota. While another cut is
+    under way that is still to be done, and the rows that say so stay until its end."""
+    rows = await writers_of(context, inode.id)
+    excess = any(row.excess for _, row in rows)
+    if any(row.handles for _, row in rows) or (excess and await cut_of(context, inode.id) is not None):
         return inode
-    for one in (client, *(one for one, _ in others)):
+    for one, _ in rows:
         context.rows.clear(pair_key(WRITERS, inode.id, one))
-    excess = excess or any(row.excess for _, row in others)
     inode, body = file_of(inode)
-    if excess and inode.links and body.cutting is None and await cut_of(context, inode.id) is None:
+    if excess and inode.links and body.cutting is None:
         return start_cut(context, inode, CutRow(CutKind.TRUNCATE, body.length, 0, 0, 0, 0, 0))
     return inode
+
+
+async def found_excess(context: Context, inode: Inode) -> None:
+    """Something lies behind the end that is over the quota: it is cut off when nobody writes the file."""
+    rows = await writers_of(context, inode.id)
+    if rows:
+        client, row = rows[0]
+        _put_row(context, inode.id, client, msgspec.structs.replace(row, excess=True))
+        await cut_excess(context, inode)
+    elif inode.links:
+        start_cut(context, inode, CutRow(CutKind.TRUNCATE, file_of(inode)[1].length, 0, 0, 0, 0, 0))
 
 
 async def reserve(request: Reserve, context: Context) -> Reserved:
@@ -165,7 +221,7 @@ async def reserve(request: Reserve, context: Context) -> Reserved:
     inode, refused = await grown(context, inode, end)
     if refused is not None:
         raise file_error(refused.errno, refused.message)
-    inode = _written(context, inode)
+    inode = _written(context, inode, request.written_ns)
     context.put(inode)
     return Reserved(body.length, inode)
 
@@ -204,17 +260,20 @@ def _end_of(request: Report | Close, inode: Inode, measured: Measured | None) ->
     return measured.end if measured is not None else 0
 
 
-def _noted(context: Context, inode: Inode, *, wrote: bool) -> Inode:
+def _noted(context: Context, inode: Inode, request: Report | Close) -> Inode:
     """Puts what has changed."""
-    if wrote:
-        inode = _written(context, inode)
+    if request.wrote:
+        inode = _written(context, inode, request.written_ns)
     context.put(inode)
     return inode
 
 
-def _written(context: Context, inode: Inode) -> Inode:
+def _written(context: Context, inode: Inode, written_ns: int = 0) -> Inode:
     inode = unprivileged(context, inode)
-    return msgspec.structs.replace(inode, mtime_ns=context.now_ns, ctime_ns=context.now_ns)
+    mtime_ns = ctime_ns = context.now_ns
+    if written_ns:
+        mtime_ns, ctime_ns = times_of_write(inode, believed(written_ns, context.now_ns))
+    return msgspec.structs.replace(inode, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
 
 
 def unprivileged(context: Context, inode: Inode) -> Inode:
@@ -232,6 +291,11 @@ def _add_handle(context: Context, inode: InodeId, handle: int, row: WriterRow | 
         raise file_error(errno.EMFILE, f"inode {inode} is open {MAX_HANDLES} times at this client")
     excess = row is not None and row.excess
     _put_row(context, inode, context.asker.client, WriterRow(tuple(sorted((*handles, handle))), excess))
+
+
+def _noted_writer(context: Context, inode: InodeId, body: FileBody) -> None:
+    if context.asker.by_path:
+        put_grant(context, inode, body.layout)
 
 
 async def writer_row(context: Context, inode: InodeId, client: ClientId) -> WriterRow | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 
 from fireflyer.fs.core.meta.access import EXECUTE, READ, permits, require
-from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.context import REST_MASK, Context
 from fireflyer.fs.core.meta.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.open_rows import is_doomed
 from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.tables import (
     ENTRY_PREFIX_BYTES,
@@ -39,7 +40,10 @@ _DOTS = (b".", b"..")
 
 
 async def stat(request: Stat, context: Context) -> Found:
-    return Found(await find(context, request.place, follow=request.follow))
+    inode = await find(context, request.place, follow=request.follow)
+    if not inode.links and await is_doomed(context, inode):
+        raise file_error(errno.ESTALE, "the file was removed, and is not open any more")
+    return Found(inode)
 
 
 async def stat_many(request: StatMany, context: Context) -> FoundMany:
@@ -47,7 +51,9 @@ async def stat_many(request: StatMany, context: Context) -> FoundMany:
     searched: dict[InodeId, bool] = {}
     found: list[Inode | int] = []
     get = context.rows.get
-    for place in request.places:
+    for at, place in enumerate(request.places, 1):
+        if not at & REST_MASK:
+            await context.breathe()
         base, name = place.base, place.path
         if name and b"/" not in name and b"\0" not in name and len(name) <= MAX_NAME_BYTES and name not in _DOTS:
             may_search = searched.get(base)
@@ -87,7 +93,8 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
         raise file_error(errno.ESTALE)
     body = directory_body(directory)
     await require_reach(context, directory)
-    require(context.asker, directory, READ)
+    if not request.opened or context.asker.by_path:
+        require(context.asker, directory, READ)
     if directory.links == 0:
         raise file_error(errno.ENOENT, "the directory is removed")
     begin = entry_key(directory.id, request.after) + (b"\0" if request.after else b"")

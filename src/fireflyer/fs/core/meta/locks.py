@@ -48,7 +48,8 @@ MAX_LOCKS: Final = 4096
 MAX_WALK: Final = 256
 """Owners looked at for a circle. A longer one is not found, and its waits end with their time."""
 LOCK_PAUSE_NS: Final = 50_000_000
-"""Until somebody who waits asks again, if nobody says earlier that a lock was let go."""
+"""Until somebody who waits asks again, if nobody says earlier that a lock was let go; each time twice as long."""
+MAX_LOCK_PAUSE_NS: Final = 400_000_000
 WAIT_MARGIN_NS: Final = 1_000_000_000
 """Clocks of services differ by less."""
 
@@ -79,6 +80,7 @@ async def get_lock(request: GetLock, context: Context) -> LockState:
 async def wait_and_lock(request: Lock, ports: Ports) -> Answer:
     """EDEADLK besides."""
     until_ns = ports.now_ns() + request.wait_ns
+    pause_ns = LOCK_PAUSE_NS
     while True:
         left_ns = max(0, until_ns - ports.now_ns())
 
@@ -88,7 +90,8 @@ async def wait_and_lock(request: Lock, ports: Ports) -> Answer:
         answer = await ports.transact(attempt)
         if answer is not None:
             return answer
-        await ports.pause(min(LOCK_PAUSE_NS, left_ns), request.inode)
+        await ports.pause(min(pause_ns, left_ns), request.inode)
+        pause_ns = min(2 * pause_ns, MAX_LOCK_PAUSE_NS)
 
 
 async def release_all(context: Context, inode: InodeId, client: ClientId) -> None:
@@ -108,7 +111,8 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     elif blockers and left_ns:
         if request.window is Window.RANGE:
             until_ns = context.now_ns + left_ns + WAIT_MARGIN_NS
-            context.rows.set(key, WAIT_ROWS.encode(WaitRow(request.inode, wanted, until_ns)))
+            if await context.rows.get(key) is None:  # else it is there since the first attempt
+                context.rows.set(key, WAIT_ROWS.encode(WaitRow(request.inode, wanted, until_ns)))
         _let_go_first(context, request.inode, held, wanted)
         return None
     elif blockers:
@@ -117,23 +121,23 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     else:
         _take(context, request.inode, held, wanted)
     context.rows.clear(key)
-    keep(context.rows, context.asker.client, context.number, answer)
+    keep(context.rows, context.asker.client, context.number, answer, context.sign)
     return answer
 
 
 async def _checked(request: Lock, context: Context) -> Held:
     if request.start >= request.end:
         raise file_error(errno.EINVAL, f"a lock of bytes [{request.start}, {request.end})")
-    inode = await context.inode(request.inode)
-    if inode is None:
-        raise file_error(errno.ESTALE)
     asker = context.asker
     if request.kind is not LockKind.NONE:
+        inode = await context.inode(request.inode)
+        if inode is None:
+            raise file_error(errno.ESTALE)
         await require_reach(context, inode)
-    allowed = request.kind is LockKind.NONE or permits(asker, inode, READ) or permits(asker, inode, WRITE)
-    # It may have opened the file before its rights were taken.
-    if not allowed and asker.client not in [client for client, _ in await writers_of(context, inode.id)]:
-        raise file_error(errno.EACCES)
+        allowed = permits(asker, inode, READ) or permits(asker, inode, WRITE)
+        # It may have opened the file before its rights were taken.
+        if not allowed and asker.client not in [client for client, _ in await writers_of(context, inode.id)]:
+            raise file_error(errno.EACCES)
     start, end = (request.start, request.end) if request.window is Window.RANGE else (0, END_OF_FILE)
     return Held(request.window, request.kind, start, end, asker.client, request.owner, request.process)
 

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 
 from fireflyer.fs.core.meta import (
     areas,
-    attributes,
     cutting,
     entries,
     holds,
@@ -91,7 +90,7 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.RemoveDirectory: entries.remove_directory,
     messages.RemoveTree: trees.remove_tree,
     messages.Rename: renaming.rename,
-    messages.SetAttributes: attributes.set_attributes,
+    messages.SetAttributes: lengths.set_attributes_of_written,
     messages.SetValue: values.set_value,
     messages.RemoveValue: values.remove_value,
     messages.Lock: locks.lock,

@@ -24,12 +24,23 @@ from fireflyer.fs.core.meta.context import Context, Rows
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, WRITERS, Coder, corrupt, number_key, pair_key
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import InodeId
+from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
 from fireflyer.fs.schema.meta import LockKind, Window
 
 __all__ = ["CLIENTS", "CLIENT_ROWS", "CUTS", "CUT_ROWS", "GENERATION_KEY", "LEASE_KEY", "LEASE_ROWS", "LOCKS_ROWS"]
 __all__ += ["PAGE_ROWS", "UNLINKED_ROWS", "WAITS", "WAIT_ROWS", "WRITER_ROWS", "ClientRow", "CutKind", "CutRow", "Held"]
-__all__ += ["LeaseRow", "LocksRow", "UnlinkedRow", "WaitRow", "WriterRow", "any_in", "cut_of", "holds_of", "lives"]
+__all__ += [
+    "LeaseRow",
+    "LocksRow",
+    "UnlinkedRow",
+    "WaitRow",
+    "WriterRow",
+    "any_in",
+    "cut_of",
+    "holds_of",
+    "is_doomed",
+    "lives",
+]
 __all__ += ["locks_of", "next_key", "pair_of", "waits_of", "writers_of"]
 
 CLIENTS: Final = b"FC"
@@ -44,7 +55,8 @@ _U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 class WriterRow(msgspec.Struct, frozen=True, array_like=True):
     handles: tuple[int, ...]
-    """Ascending. None: it has closed the file, and `excess` is to be known until all others have."""
+    """Ascending. None: it has closed the file, and `excess` is to be known until all others have, and until a cut that
+    is under way has ended."""
     excess: bool = False
     """It has written behind the end what the quota did not allow: to be cut off when nobody writes any more."""
 
@@ -76,6 +88,12 @@ class WaitRow(msgspec.Struct, frozen=True, array_like=True):
 class ClientRow(msgspec.Struct, frozen=True, array_like=True):
     beats: _U63 = 0
     """Complete ones."""
+    user: str = ""
+    """Whose session it was, which this row outlives. Empty: a service's."""
+    holds: _U63 = 0
+    """Of it there are so many rows."""
+    struck: bool = False
+    """It has not beaten for long, and is waited for no more: nothing is done for it until it has another session."""
 
 
 class CutKind(enum.IntEnum):
@@ -159,6 +177,13 @@ async def cut_of(context: Context, inode: InodeId) -> CutRow | None:
 
 async def any_in(rows: Rows, begin: bytes, end: bytes) -> bool:
     return bool((await rows.get_range(begin, end, limit=1)).items)
+
+
+async def is_doomed(context: Context, inode: Inode) -> bool:
+    """Whether its chunks are being removed: who had it open has lost it."""
+    if inode.links or not isinstance(inode.body, FileBody) or inode.body.cutting is None:
+        return False
+    return await cut_of(context, inode.id) is None
 
 
 def pair_of(key: bytes) -> tuple[int, int]:

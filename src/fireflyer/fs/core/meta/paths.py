@@ -6,6 +6,8 @@
 
 At each name, in this order: is it a directory (ENOTDIR), may it be searched (EACCES), is the name too long, is it
 there. That also goes for "." and "..". A slash behind the last name wants a directory, and follows a symbolic link.
+
+A link may name another one after two thousand times ".", so the names that links add are counted, not links only.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from __future__ import annotations
 import enum
 import errno
 from dataclasses import dataclass
+from typing import Final
 
 from fireflyer.fs.core.meta.access import EXECUTE, permits
-from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.context import REST_MASK, Context
 from fireflyer.fs.core.meta.directories import parent_of, require_reach
 from fireflyer.fs.core.meta.tables import EntryRow, corrupt, decode_entry, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
@@ -31,6 +34,9 @@ from fireflyer.fs.schema.inodes import (
 from fireflyer.fs.schema.meta import Place
 
 __all__ = ["Last", "Spot", "Walker", "find", "look_up"]
+
+MAX_NAMES: Final = 4096
+"""Of a path with all links on its way: twice what a path has at most."""
 
 
 class Last(enum.Enum):
@@ -55,7 +61,7 @@ class Spot:
 
 
 class Walker:
-    __slots__ = ("_context", "_directory", "_links", "_pending", "_place", "_slash")
+    __slots__ = ("_context", "_directory", "_links", "_names", "_pending", "_place", "_slash")
 
     def __init__(self, context: Context, place: Place) -> None:
         """Raises ENAMETOOLONG, EINVAL."""
@@ -68,6 +74,7 @@ class Walker:
         self._place = place
         self._directory: Inode | None = None
         self._links = 0
+        self._names = 0
         self._slash = False
         self._pending: list[bytes] = []
         if b"/" in path:
@@ -85,6 +92,9 @@ class Walker:
             if not permits(context.asker, directory, EXECUTE):
                 raise file_error(errno.EACCES)
             name = pending.pop()
+            context.steps += 1
+            if not context.steps & REST_MASK:
+                await context.rest()
             if not pending:
                 self._directory = directory
                 return Spot(directory, name, _DOTS.get(name, Last.NAME), self._slash)
@@ -132,6 +142,9 @@ class Walker:
 
     def _push(self, path: bytes) -> None:
         parts = [part for part in path.split(b"/") if part]
+        self._names += len(parts)
+        if self._names > MAX_NAMES:
+            raise file_error(errno.ELOOP, f"the links on the way lead over more than {MAX_NAMES} names")
         parts.reverse()
         self._pending.extend(parts)
         self._slash = path.endswith(b"/")

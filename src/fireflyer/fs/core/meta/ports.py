@@ -8,16 +8,19 @@ The service and the simulation hand in their own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from fireflyer.base.errors import DataCorruption, PermanentError, UsageError
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.schema.ids import ChainId, ClientId, TableId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Answer
 
-__all__ = ["Answered", "ChunkPort", "NotAtOnce", "Ports", "Stored"]
+__all__ = ["LASTING", "Answered", "ChunkPort", "NotAtOnce", "Ports", "Stored"]
 
 T = TypeVar("T")
+LASTING: Final = (PermanentError, DataCorruption, UsageError)
+"""Errors of one row or file: the same work again would meet them again, other work goes on."""
 Stored: TypeAlias = tuple[int, int]
 """A chunk that is there: its index, and how many bytes it has."""
 
@@ -41,7 +44,12 @@ class Answered(Exception):
 class ChunkPort(Protocol):
     """The chunk store, by the session `Ports.session`. Raises errors of `fireflyer.base.errors`; then it is not known
     what was done. Updates of one chunk are done in their order: once a later one is answered, an earlier one that had
-    failed was before it, or never will be."""
+    failed was before it, or never will be.
+
+    An update has the `session` that alone may send it: the one that the row of the cut names. A service that is taken
+    for dead gets another session, and what it had not sent would go on under that one while somebody else has ended the
+    cut, and cut off what was written since. Under another session it is refused with `StaleVersion`, at the moment of
+    sending. 0: whichever there is."""
 
     def chains(self, table: TableId) -> Sequence[ChainId]:
         """Of the table, in its order. Raises `NotFound`."""
@@ -52,13 +60,15 @@ class ChunkPort(Protocol):
     async def list(self, chain: ChainId, file: InodeId, start: int, limit: int) -> Sequence[Stored]:
         """Its chunks from index `start` on, ascending."""
 
-    async def remove(self, file: InodeId, chunks: Sequence[tuple[ChainId, int]]) -> None:
+    async def remove(self, file: InodeId, chunks: Sequence[tuple[ChainId, int]], *, session: ClientId) -> None:
         """Also of chunks that are not there."""
 
-    async def truncate(self, file: InodeId, chain: ChainId, index: int, length: int) -> None:
+    async def truncate(self, file: InodeId, chain: ChainId, index: int, length: int, *, session: ClientId) -> None:
         """Of a chunk that is longer."""
 
-    async def write_zeros(self, file: InodeId, chain: ChainId, index: int, offset: int, size: int) -> None:
+    async def write_zeros(
+        self, file: InodeId, chain: ChainId, index: int, offset: int, size: int, *, session: ClientId
+    ) -> None:
         """Into bytes that the chunk has."""
 
 
@@ -67,7 +77,7 @@ class Ports(Protocol):
 
     @property
     def session(self) -> ClientId:
-        """By which `chunks` changes chunks."""
+        """By which `chunks` changes chunks at present."""
 
     @property
     def settle_ns(self) -> int:
@@ -96,6 +106,9 @@ class Ports(Protocol):
         False: somebody does."""
 
     def release(self, inode: InodeId) -> None: ...
+
+    def doubtful(self) -> Sequence[InodeId]:
+        """Inodes with `doubts`."""
 
     def doubts(self, inode: InodeId) -> dict[Any, Any]:
         """What `cutting` remembers in this process of updates of the inode's chunks whose outcome it does not know. The

@@ -16,7 +16,7 @@ from fireflyer.fs.core.meta.open_rows import cut_of
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce, Ports
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import InodeId
-from fireflyer.fs.schema.meta import Answer, Close, Found, Lock, Opened, Report, Request
+from fireflyer.fs.schema.meta import Answer, Close, Found, Lock, Opened, Report, Request, SetAttributes
 
 __all__ = ["carry_out_long"]
 
@@ -28,20 +28,22 @@ async def carry_out_long(request: Request, ports: Ports) -> Answer:
     try:
         if isinstance(request, Lock):
             return await locks.wait_and_lock(request, ports)
-        if isinstance(request, Report | Close):
+        if isinstance(request, Report | Close | SetAttributes):
             return await _report(request, ports)
         return await _cut(request, ports)
     except Answered as known:
         return known.answer
 
 
-async def _report(request: Report | Close, ports: Ports) -> Answer:
+async def _report(request: Report | Close | SetAttributes, ports: Ports) -> Answer:
     measured: Measured | None = None
     while True:
 
         async def attempt(context: Context, measured: Measured | None = measured) -> Answer:
             if isinstance(request, Close):
                 return _kept(context, await lengths.close(request, context, measured))
+            if isinstance(request, SetAttributes):
+                return _kept(context, await lengths.set_attributes_of_written(request, context, measured))
             return _kept(context, await lengths.report(request, context, measured))
 
         try:
@@ -76,5 +78,5 @@ async def _cut(request: Request, ports: Ports) -> Answer:
 
 def _kept(context: Context, answer: Answer) -> Answer:
     if context.number:
-        replies.keep(context.rows, context.asker.client, context.number, answer)
+        replies.keep(context.rows, context.asker.client, context.number, answer, context.sign)
     return answer

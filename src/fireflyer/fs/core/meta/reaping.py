@@ -7,7 +7,9 @@ then one *sweep* goes through the tables, a page in each step, for all clients t
     seen to be over ──settle_ns──> sweep: locks, waits, holds, writers ──> swept ──KEPT_NS──> answers and enrolment go
 
 A writer that died has reported nothing of its last bytes: the length becomes what the chains have. Where a file cannot
-be looked at now (a chain is away, a cut is under way) its writer stays, and the next sweep comes back to it.
+be looked at now (a chain is away, a cut is under way) its writer stays, and the next sweep comes back to it. Since
+each may have to wait for its chains, `AT_ONCE` are looked at side by side, and a step ends after `STEP_NS` where it is.
+A row that is damaged is left to people.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from fireflyer.base.errors import PermanentError, TransientError
+from fireflyer.base.errors import TransientError
 from fireflyer.fs.core.meta import cutting, locks, replies
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.lengths import Measured, drop_writer, file_of, grown, writer_row
 from fireflyer.fs.core.meta.open_rows import CLIENTS, LOCKS_ROWS, PAGE_ROWS, WAITS, lives, next_key, pair_of
-from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
+from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, WRITERS, number_key, pair_key, prefix_end
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
@@ -30,6 +32,9 @@ __all__ = ["KEPT_NS", "Reaper", "end_writer"]
 
 KEPT_NS: Final = 600_000_000_000
 """Answers of a client whose session is over: it may ask once more what became of its last requests."""
+AT_ONCE: Final = 16
+"""Rows of dead clients that are ended side by side."""
+STEP_NS: Final = 10_000_000_000
 _TABLES: Final = (LOCKS, WAITS, HOLDS, WRITERS)
 
 
@@ -43,8 +48,11 @@ class Reaper:
         self._tables: list[bytes] = []
         self._after = b""
         self._left_over: dict[ClientId, None] = {}
+        self._failed: TransientError | None = None
+        """Of the store: the step is to be repeated."""
+        self._noted = ""
         self.trouble = ""
-        """Why a file could not be looked at last."""
+        """Why a file could not be looked at in the last sweep; empty where all could."""
 
     async def step(self, ports: Ports) -> bool:
         """True: there is more to do at once."""
@@ -54,6 +62,7 @@ class Reaper:
             due = [one for one, seen_ns in self._seen_ns.items() if seen_ns <= due_ns and one not in self._swept]
             self._sweeping, self._tables, self._after = tuple(due), list(_TABLES), b""
             self._left_over.clear()
+            self._noted = ""
         if self._sweeping:
             await self._sweep_page(ports)
         return bool(self._sweeping)
@@ -80,8 +89,17 @@ class Reaper:
             return list(page.items), page.more
 
         items, more = await ports.transact(read)
-        for key, value in items:
-            await self._end(table, key, value, ports)
+        rows = [(key, value) for key, value in items if self._concerns(table, key)]
+        until_ns = ports.now_ns() + STEP_NS
+        for at in range(0, len(rows), AT_ONCE):
+            some = rows[at : at + AT_ONCE]
+            self._failed = None
+            await ports.together([self._ending(table, key, value, ports) for key, value in some])
+            if self._failed is not None:
+                raise self._failed
+            if at + AT_ONCE < len(rows) and ports.now_ns() > until_ns:
+                self._after = some[-1][0]
+                return
         if more:
             self._after = items[-1][0]
             return
@@ -89,6 +107,21 @@ class Reaper:
         if not self._tables:
             self._swept.update((one, None) for one in self._sweeping if one not in self._left_over)
             self._sweeping = ()
+            self.trouble = self._noted
+
+    def _ending(self, table: bytes, key: bytes, value: bytes, ports: Ports) -> Callable[[], Awaitable[None]]:
+        async def end() -> None:
+            try:
+                await self._end(table, key, value, ports)
+            except TransientError as error:
+                self._failed = error
+            except LASTING as error:
+                self._note(f"row {key.hex()}: {error}")
+
+        return end
+
+    def _note(self, trouble: str) -> None:
+        self._noted = self.trouble = trouble
 
     async def _end(self, table: bytes, key: bytes, value: bytes, ports: Ports) -> None:
         """What there is in this row of those that are over."""
@@ -97,22 +130,27 @@ class Reaper:
             held = {lock.client: None for lock in LOCKS_ROWS.decode(key, value).held}
             for client in [one for one in held if one in self._sweeping]:
                 await ports.transact(_releasing(inode_id, client))
-        elif table == WAITS:
-            if int.from_bytes(key[2:10], "big") in self._sweeping:
-                await ports.transact(_clearing(key))
-        elif pair_of(key)[1] in self._sweeping:
-            if table == HOLDS:
-                await ports.transact(_clearing(key))
-            else:
-                await self._end_writer(*pair_of(key), ports)
+        elif table in (WAITS, HOLDS):
+            await ports.transact(_clearing(key))
+        else:
+            await self._end_writer(*pair_of(key), ports)
+
+    def _concerns(self, table: bytes, key: bytes) -> bool:
+        """Whether a row of one client is of one that is over; locks are of many."""
+        if len(key) != 10 if table == LOCKS else len(key) < 18:
+            self._note(f"row {key.hex()} has a key of another length")
+            return False
+        if table == LOCKS:
+            return True
+        return int.from_bytes(key[2:10] if table == WAITS else key[10:], "big") in self._sweeping
 
     async def _end_writer(self, inode_id: InodeId, client: ClientId, ports: Ports) -> None:
         try:
             if await end_writer(inode_id, client, ports):
                 return
-            self.trouble = f"inode {inode_id} is being cut by another service"
-        except (TransientError, PermanentError) as error:
-            self.trouble = f"inode {inode_id}: {error}"
+            self._note(f"inode {inode_id} is being cut by another service")
+        except (TransientError, *LASTING) as error:
+            self._note(f"inode {inode_id}: {error}")
         self._left_over[client] = None
 
 

@@ -14,7 +14,7 @@ import msgspec
 from fireflyer.fs.core.meta import entries, trash
 from fireflyer.fs.core.meta.access import EXECUTE, WRITE, require, require_removal
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import changed_directory, is_in
+from fireflyer.fs.core.meta.directories import changed_directory, depth_in, is_in
 from fireflyer.fs.core.meta.paths import Last, Spot, Walker, look_up
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, entry_key
 from fireflyer.fs.schema.errors import file_error
@@ -118,8 +118,8 @@ def _exchange(context: Context, move: _Move, other: Inode) -> None:
     source, target = move.source.directory, move.target.directory
     _set(context, source.id, move.source.name, other)
     _set(context, target.id, move.target.name, move.moved)
-    context.put(_moved(move.moved, target.id, context.now_ns))
-    context.put(_moved(other, source.id, context.now_ns))
+    context.put(_moved(move.moved, target, context.now_ns))
+    context.put(_moved(other, source, context.now_ns))
     more = _directories(move.moved) - _directories(other)
     context.put(changed_directory(source, context.now_ns, 0, 0 if move.within else -more))
     if not move.within:
@@ -131,7 +131,7 @@ async def _move(context: Context, move: _Move) -> None:
     now_ns = context.now_ns
     context.rows.clear(entry_key(source.id, move.source.name))
     _set(context, target.id, move.target.name, move.moved)
-    context.put(_moved(move.moved, target.id, now_ns))
+    context.put(_moved(move.moved, target, now_ns))
     gone, gone_directories = (0, 0) if other is None else (1, _directories(other))
     moved_directories = _directories(move.moved)
     if move.within:
@@ -147,11 +147,14 @@ def _set(context: Context, directory: InodeId, name: bytes, inode: Inode) -> Non
     context.rows.set(entry_key(directory, name), encode_entry(EntryRow(inode.id, inode.kind)))
 
 
-def _moved(inode: Inode, directory: InodeId, now_ns: int) -> Inode:
+def _moved(inode: Inode, directory: Inode, now_ns: int) -> Inode:
+    """Raises ENAMETOOLONG."""
     body = inode.body
     if isinstance(body, DirectoryBody):
-        return msgspec.structs.replace(inode, ctime_ns=now_ns, body=msgspec.structs.replace(body, parent=directory))
-    return msgspec.structs.replace(inode, ctime_ns=now_ns, home=directory)
+        depth = body.depth if body.parent == directory.id else depth_in(directory)
+        body = msgspec.structs.replace(body, parent=directory.id, depth=depth)
+        return msgspec.structs.replace(inode, ctime_ns=now_ns, body=body)
+    return msgspec.structs.replace(inode, ctime_ns=now_ns, home=directory.id)
 
 
 def _directories(inode: Inode) -> int:

@@ -64,6 +64,7 @@ def _changed(inode: Inode, to: SetInode) -> Inode:
             body.entries if to.entries is None else to.entries,
             body.subdirectories if to.subdirectories is None else to.subdirectories,
             body.defaults,
+            body.depth,
         )
     links, area = (inode.links if to.links is None else to.links), (inode.area if to.area is None else to.area)
     home = inode.home if to.parent is None else to.parent
@@ -89,9 +90,8 @@ async def _lost_and_found(context: Context) -> Inode:
             return found
         name, number = b"%s.%d" % (LOST_AND_FOUND, number), number + 1
     now_ns = context.now_ns
-    made = Inode(
-        context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.area, DirectoryBody(ROOT)
-    )  # fmt: skip
+    body = DirectoryBody(ROOT, depth=1)
+    made = Inode(context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.area, body)
     context.put(made)
     context.rows.set(entry_key(ROOT, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))
     context.put(changed_directory(root, now_ns, 1, 1))

@@ -6,6 +6,7 @@
     FA + directory (8)             a quota area                  `AreaRow`
     FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
     FW FO FL FU                    writers, holds, locks, what is unlinked: `open_rows`, as FC FG FK FQ
+    FP                             which files users may write to: `grants`
     FR FX                          the service's: replies; numbers given out, services, leases
 
 Numbers are big-endian, so that ranges are in their order; the names of one directory are one range. A value is a byte,

@@ -87,7 +87,7 @@ async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: in
         now_ns,
         now_ns,
         parent.area,
-        DirectoryBody(parent.id),
+        DirectoryBody(parent.id, depth=directory_body(parent).depth + 1),
     )
     context.put(made)
     context.rows.set(entry_key(parent.id, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))
@@ -101,7 +101,7 @@ async def _add(context: Context, own: Inode, name: bytes, inode: Inode, seconds:
     context.rows.set(entry_key(own.id, kept_as), encode_entry(EntryRow(inode.id, inode.kind)))
     context.put(changed_directory(own, now_ns, 1, 1 if isinstance(body, DirectoryBody) else 0))
     if isinstance(body, DirectoryBody):
-        body = msgspec.structs.replace(body, parent=own.id)
+        body = msgspec.structs.replace(body, parent=own.id, depth=directory_body(own).depth + 1)
     context.put(msgspec.structs.replace(inode, ctime_ns=now_ns, body=body, home=own.id))
     row = TrashRow(inode.id, own.id, kept_as, asker.uid, asker.gid, asker.groups)
     context.rows.set(pair_key(TRASH, now_ns + seconds * SECOND, inode.id), TRASH_ROWS.encode(row))

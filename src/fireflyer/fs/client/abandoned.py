@@ -1,0 +1,106 @@
+"""Handles that have to be closed at the service, though nobody waits for it any more.
+
+    close failed without an answer ──> `Closing` ──┐
+                                                   ├─ every few seconds ──> Close ──answered, whatever it says──> gone
+    open given up, perhaps done    ──> `Unheard` ──┘
+
+A handle that nobody closes keeps its file from ever being collected, and what was not reported stays unknown, for as
+long as the session lives: months, for a mount. A session that ends closes all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.meta import Actor, Close, Found, Place, Stat
+
+if TYPE_CHECKING:
+    from fireflyer.fs.client.body import Body
+    from fireflyer.fs.client.port import Port
+
+__all__ = ["Abandoned", "Closing", "Unheard"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Closing:
+    """Of a file that was written. The body stays, and with it what is not reported."""
+
+    body: Body
+    handle: int
+    actor: Actor | None
+
+
+@dataclass(slots=True, eq=False)
+class Unheard:
+    """An open for writing whose answer nobody has waited for."""
+
+    place: Place
+    follow: bool
+    handle: int
+    actor: Actor | None
+    inode: Inode | None = None
+    """Where the answer came later."""
+
+
+class Abandoned:
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._waiting: dict[Closing | Unheard, None] = {}
+
+    def add(self, one: Closing | Unheard) -> None:
+        self._waiting[one] = None
+
+    def keeps(self, body: Body) -> bool:
+        return any(isinstance(one, Closing) and one.body is body for one in self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def clear(self) -> None:
+        """The session is over, and with it all handles."""
+        self._waiting.clear()
+
+    async def work_off(self) -> list[Body]:
+        """Bodies that nothing waits for any more. Whatever gets no answer comes last the next time."""
+        over: list[Body] = []
+        for one in list(self._waiting):
+            if one not in self._waiting or (isinstance(one, Closing) and one.body.flying):
+                continue
+            try:
+                await (_close(one) if isinstance(one, Closing) else self._find_and_close(one))
+            except FileError as error:  # an answer: the handle is not open any more
+                _log.info("a file that was given up is closed handle=%d answer=%s", one.handle, error)
+            except FireflyerError as error:
+                _log.info("a file that was given up is not closed yet handle=%d reason=%s", one.handle, error)
+                if self._waiting.pop(one, self) is None:
+                    self._waiting[one] = None
+                break
+            self._waiting.pop(one, None)
+            if isinstance(one, Closing) and not self.keeps(one.body):
+                over.append(one.body)
+        return over
+
+    async def _find_and_close(self, one: Unheard) -> None:
+        inode = one.inode
+        if inode is None:
+            try:
+                answer = await self._port.call(Stat(one.place, one.follow), one.actor)
+            except FileError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    _log.warning("a file that was perhaps opened cannot be found reason=%s", error)
+                raise
+            inode = answer.inode if isinstance(answer, Found) else None
+        if inode is not None and isinstance(inode.body, FileBody):
+            await self._port.call(Close(inode.id, one.handle, 0, inode.body.cut, False), one.actor)
+
+
+async def _close(one: Closing) -> None:
+    await one.body.report(one.handle, closing=True, actor=one.actor)

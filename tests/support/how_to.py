@@ -1,0 +1,51 @@
+"""What people type who read docs/how-to, in a directory of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.support.leash import leashed
+
+__all__ = ["Shell"]
+
+LIMIT_S: Final = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    directory: Path
+
+    def run(self, *command: str) -> str:
+        """What it prints; `ff` is this one."""
+        programs = self.directory / "bin"
+        if not programs.exists():
+            programs.mkdir()
+            ff = programs / "ff"
+            ff.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m fireflyer "$@"\n')
+            ff.chmod(0o755)
+        env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+        env.pop("FIREFLYER_FS", None)
+        done = subprocess.run(
+            command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        return done.stdout
+
+    @contextlib.contextmanager
+    def chunk_store(self, text: str) -> Iterator[None]:
+        """It runs in the block, as `text` says."""
+        assert "`ff fs up --dir fs -d`" in text
+        place = ("--dir", str(self.directory / "fs"))
+        with leashed((sys.executable, "-P", "-m", "fireflyer", "fs", "down", "--force", *place)):
+            self.run("ff", "fs", "up", "--dir", "fs", "-d")
+            try:
+                yield
+            finally:
+                self.run("ff", "fs", "down", "--dir", "fs")

@@ -1,0 +1,588 @@
+"""Open files of several clients, step by step: what one does while another one's session, or his own, is over."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.file_rig import FileRig, no_space
+
+from fireflyer.base.errors import NotFound, Timeout, Unreachable
+from fireflyer.base.units import MIB, MS
+from fireflyer.fs.client.body import file_of
+from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.core.meta.tables import HOLDS, WRITERS
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.meta import Answers, Beat, Calls, Close, Found, Open, OpenFlag, Place, Report, Request, Stat
+from fireflyer.fs.schema.routing import Routing
+
+
+def run(test: Callable[[FileRig], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        async with FileRig() as rig:
+            await test(rig)
+
+    asyncio.run(inside())
+
+
+async def content(files: Files, path: str) -> bytes:
+    async with await files.open(path) as file:
+        return await file.pread(0, 1 << 24)
+
+
+@pytest.mark.parametrize("by", ["path", "inode"])
+def test_an_open_that_cuts_comes_after_what_was_written_before(by: str) -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        first = await files.open("/a", "wb")
+        await first.pwrite(b"x" * 10, 0)
+        if by == "path":
+            second = await files.open("/a", "wb")
+        else:
+            place = Place((await files.stat("/a")).inode.id)
+            second = await files.open_at(place, OpenFlag.WRITE | OpenFlag.TRUNCATE)
+        assert (await files.stat("/a")).st_size == first.length == 0
+        await second.pwrite(b"new", 0)
+        await second.close()
+        await first.close()
+        other, _ = await rig.client()
+        assert await content(other, "/a") == await content(files, "/a") == b"new"
+
+    run(test)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_what_waits_when_the_session_ends_is_never_written(sent: bool) -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        other, _ = await rig.client()
+        written, read = await files.open("/a", "wb"), await files.open("/a")
+        await written.pwrite(b"old" * 100_000, 0)
+        played.held = True
+        if sent:
+            written.body.begin(everything=True)
+        await rig.rig.end_session(played.client)
+        async with await other.open("/a", "wb") as file:
+            await file.pwrite(b"0123456789", 0)
+        await files.mkdir("/d")  # tells that there is another session
+        played.held = False
+        for end in (written.flush, written.fsync, written.close):
+            with pytest.raises(FileError) as caught:
+                await end()
+            assert caught.value.errno == errno.ESTALE
+        assert await read.pread(0, 100) == b"0123456789"
+        await read.close()
+        assert await content(other, "/a") == b"0123456789"
+        assert {len(chunk) for chunk in rig.store.bytes.values()} == {10}
+        assert not files.opening.dirty_bytes
+        async with await files.open("/a", "r+b") as file:
+            await file.pwrite(b"X", 3)
+        assert await content(other, "/a") == b"012X456789"
+
+    run(test)
+
+
+def test_what_was_fetched_ahead_goes_when_another_client_has_written_in_place() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"x" * 3_000_000, 0)
+        read = await files.open("/a")
+        for at in range(0, 600_000, 200_000):
+            assert await read.pread(at, 200_000) == b"x" * 200_000
+        assert read.ahead.blocks
+        other, _ = await rig.client()
+        async with await other.open("/a", "r+b") as file:
+            await file.pwrite(b"y" * 2_000_000, 600_000)
+        opened = await files.open("/a")
+        assert await read.pread(600_000, 200_000) == b"y" * 200_000
+        await opened.close()
+        await read.close()
+
+    run(test)
+
+
+def test_a_change_between_two_reports_of_this_client_is_seen_too() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        other, _ = await rig.client()
+        mine = await files.open("/a", "w+b")
+        await mine.pwrite(b"x" * 3_000_000, 0)
+        await mine.fsync()
+        for at in range(0, 600_000, 200_000):
+            await mine.pread(at, 200_000)
+        assert mine.ahead.blocks
+        async with await other.open("/a", "r+b") as file:
+            await file.pwrite(b"y" * 2_000_000, 600_000)
+        await mine.pwrite(b"z", 0)
+        await mine.fsync()
+        assert await mine.pread(600_000, 200_000) == b"y" * 200_000
+        await mine.close()
+
+    run(test)
+
+
+def test_an_answer_that_is_older_than_a_report_does_not_shorten_a_file() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        file = await files.open("/a", "wb")
+        late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        before = rig.sends
+
+        async def sends(calls: Calls) -> Answers:
+            answers = await before(calls)
+            if isinstance(calls.calls[0].request, Stat):
+                await late
+            return answers
+
+        rig.sends = sends
+        asked = asyncio.create_task(files.stat("/a"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await file.pwrite(b"x" * 100, 0)
+        await file.fsync()
+        late.set_result(None)
+        assert (await asked).st_size == 100
+        await file.truncate(7)
+        assert (await files.stat("/a")).st_size == 7
+        await file.close()
+
+    run(test)
+
+
+def test_times_before_a_close_are_those_after_it() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        other, _ = await rig.client()
+        seen = [await files.stat("/")]
+        file = await files.open("/a", "wb")
+        seen = [await files.stat("/a")]
+        for step in range(3):
+            await file.pwrite(b"x" * step, 1 + step)
+            seen.append(await file.stat())
+            await file.fsync()
+            seen.append(await other.stat("/a"))
+        await file.append(b"more")
+        seen.append(await file.stat())
+        await file.close()
+        seen.append(await files.stat("/a"))
+        seen.append(await other.stat("/a"))
+        times = [(one.st_mtime_ns, one.st_ctime_ns) for one in seen]
+        assert times[3] == times[4]
+        assert times[5] == times[6]
+        assert times[-3] == times[-2] == times[-1]
+        assert len(set(times)) == 4
+
+    run(test)
+
+
+async def handles_of(rig: FileRig, files: Files, path: str) -> int:
+    """Open for writing, as the service knows."""
+    inode = (await files.stat(path)).inode.id
+    return len(await rig.rig.rows(WRITERS + inode.to_bytes(8, "big")))
+
+
+class Silent:
+    """Requests of one kind are done, or not, and not answered, until `over`."""
+
+    def __init__(self, rig: FileRig, kind: type, *, done: bool) -> None:
+        self.over = False
+        before = rig.sends
+
+        async def sends(calls: Calls) -> Answers:
+            if self.over or not isinstance(calls.calls[0].request, kind):
+                return await before(calls)
+            if done:
+                await before(calls)
+            raise Unreachable("the connection was lost")
+
+        rig.sends = sends
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_an_open_that_was_given_up_leaves_no_writer(done: bool) -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"kept", 0)
+        silent = Silent(rig, Open, done=done)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(files.open("/a", "r+b"), 0.05)
+        abandoned, came = files.opening.abandoned, asyncio.Event()
+        add = abandoned.add
+
+        def adds(one: Any) -> None:
+            add(one)
+            came.set()
+
+        abandoned.add = adds  # type: ignore[method-assign]
+        silent.over = True
+        await came.wait()  # the answer, when nobody waits for it
+        assert await handles_of(rig, files, "/a") == 1
+        await files.opening.look_after()
+        assert await handles_of(rig, files, "/a") == 0
+        assert await content(files, "/a") == b"kept"
+
+    run(test)
+
+
+def test_an_open_that_was_not_answered_in_time_leaves_no_writer() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        async with await files.open("/a", "wb"):
+            pass
+        silent = Silent(rig, Open, done=True)
+        call = files.meta.call_in_session
+
+        async def soon(request: Any, **more: Any) -> Any:
+            return await call(request, **(more | {"timeout_ns": 50 * MS}))
+
+        files.meta.call_in_session = soon  # type: ignore[method-assign]
+        with pytest.raises(Timeout):
+            await files.open("/a", "r+b")
+        silent.over = True
+        assert await handles_of(rig, files, "/a") == 1
+        await files.opening.look_after()
+        assert await handles_of(rig, files, "/a") == 0
+        assert not len(files.opening.abandoned)
+
+    run(test)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_close_that_was_not_answered_is_said_again(cancelled: bool) -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        other, _ = await rig.client()
+        file = await files.open("/a", "wb")
+        await file.pwrite(b"x" * 100, 0)
+        silent = Silent(rig, Close, done=False)
+        if cancelled:
+            played.held = True
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(file.close(), 0.02)
+            played.held = False
+        else:
+            call = files.meta.call
+
+            async def soon(request: Any, **more: Any) -> Any:
+                return await call(request, **(more | {"timeout_ns": 50 * MS}))
+
+            files.meta.call = soon  # type: ignore[method-assign]
+            with pytest.raises(FileError):
+                await file.close()
+            files.meta.call = call  # type: ignore[method-assign]
+        assert (await files.stat("/a")).st_size == 100
+        assert (await other.stat("/a")).st_size == 0
+        silent.over = True
+        while len(files.opening.abandoned):
+            await files.opening.look_after()
+            await asyncio.sleep(0)
+        assert (await other.stat("/a")).st_size == 100
+        assert await handles_of(rig, files, "/a") == 0
+        assert not files.opening.bodies
+
+    run(test)
+
+
+def test_a_file_whose_chains_are_away_leaves_room_to_write_others() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client(FileOptions(umask=0, write_bytes=16 * MIB))
+        stuck, file = await files.open("/stuck", "wb"), await files.open("/a", "wb")
+        played.away = stuck.inode_id
+        more = asyncio.create_task(stuck.pwrite(bytes(20 * MIB), 0))
+        await asyncio.sleep(0)
+        assert files.opening.dirty_bytes == 12 * MIB
+        for at in range(0, 8 * MIB, MIB // 2):
+            await file.pwrite(bytes(MIB // 2), at)
+        await file.close()
+        assert not more.done()
+        played.away = 0
+        assert await more == 20 * MIB
+        await stuck.close()
+        assert (await files.stat("/stuck")).st_size == 20 * MIB
+
+    run(test)
+
+
+def test_files_that_are_open_are_held_before_they_are_looked_for_in_another_session() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"kept", 0)
+        read = await files.open("/a")
+        await files.unlink("/a")
+        await rig.rig.end_session(played.client)
+        await files.mkdir("/d")
+        asked: list[Request] = []
+        before, doomed = rig.sends, True
+
+        async def sends(calls: Calls) -> Answers:
+            asked.extend(call.request for call in calls.calls)
+            answers = await before(calls)
+            if isinstance(asked[-1], Stat) and doomed:
+                (found,) = answers.answers
+                assert isinstance(found, Found)
+                body = msgspec.structs.replace(file_of(found.inode), cutting=0)
+                return Answers((Found(msgspec.structs.replace(found.inode, body=body)),))
+            return answers
+
+        rig.sends = sends
+        with pytest.raises(FileError) as caught:
+            await read.pread(0, 4)
+        assert caught.value.errno == errno.ESTALE
+        beat, stat = asked
+        assert isinstance(beat, Beat)
+        assert beat.held == (read.inode_id,)
+        assert beat.whole
+        assert isinstance(stat, Stat)
+        doomed = False
+        assert await read.pread(0, 4) == b"kept"
+        await read.close()
+
+    run(test)
+
+
+def test_what_was_closed_while_a_beat_waited_for_another_session_is_not_held_there() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"kept", 0)
+        read, other = await files.open("/a"), await files.open("/a")
+        kept = await files.open("/a", "r+b")
+        await kept.close()
+        await files.meta.beat()
+        silent = Silent(rig, Beat, done=False)
+        beat = asyncio.create_task(files.meta.beat())
+        await turns()
+        await read.close()
+        await other.close()
+        await rig.rig.end_session(played.client)
+        silent.over = True
+        await beat
+        for _ in range(2):
+            await files.meta.beat()
+        assert not await rig.rig.rows(HOLDS)
+
+    run(test)
+
+
+def test_a_beat_that_waits_until_the_sessions_are_exchanged_is_of_the_one_before() -> None:
+    """The next session has its number, and what was held is not forgotten yet."""
+
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"kept", 0)
+        read = await files.open("/a")
+        await files.meta.beat()
+        await rig.rig.end_session(played.client)
+        played.want_routing = lambda: None  # type: ignore[method-assign]
+        played.exchanging, played.client = True, await rig.rig.open_session(rig.next_session())
+        beat = asyncio.create_task(files.meta.beat())
+        await turns()
+        await read.close()
+        played.exchanging = False
+        for tell in played.on_exchange:
+            tell()
+        await beat
+        await files.meta.beat()
+        assert not await rig.rig.rows(HOLDS)
+
+    run(test)
+
+
+def test_a_file_whose_session_ends_before_its_open_for_reading_is_heard_is_looked_for() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"kept", 0)
+        call = files.meta.call_in_session
+
+        async def late(request: Any, **more: Any) -> Any:
+            answered = await call(request, **more)
+            await rig.rig.end_session(played.client)
+            await played.exchange()
+            return answered
+
+        files.meta.call_in_session = late  # type: ignore[method-assign]
+        read = await files.open("/a")
+        files.meta.call_in_session = call  # type: ignore[method-assign]
+        assert not await rig.rig.rows(HOLDS)
+        assert await read.pread(0, 4) == b"kept"
+        assert len(await rig.rig.rows(HOLDS)) == 1
+        await read.close()
+
+    run(test)
+
+
+def test_what_ends_all_files_waits_for_all_of_them_at_once() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        opened = [await files.open(f"/{one}", "wb") for one in range(20)]
+        for file in opened:
+            await file.pwrite(b"x", 0)
+            await file.flush()
+        asked: list[int] = []
+        before = rig.sends
+
+        async def sends(calls: Calls) -> Answers:
+            asked.append(len(calls.calls))
+            return await before(calls)
+
+        rig.sends = sends
+        await files.opening.look_after()
+        assert asked == [20]
+        for file in opened:
+            await file.pwrite(b"y", 0)
+        await files.opening.close()
+        assert sum(asked) == 40
+        assert len(asked) < 15
+
+    run(test)
+
+
+def test_chains_that_a_service_knows_first_are_asked_for() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        played.routing = Routing(1)
+        async with await files.open("/a", "wb") as file:
+            await file.pwrite(b"x", 0)
+        assert await content(files, "/a") == b"x"
+        other, later = await rig.client()
+        later.routing = Routing(1)
+
+        async def never(table: int) -> None: ...
+
+        later.learn_table = never  # type: ignore[method-assign]
+        with pytest.raises(NotFound):
+            await other.open("/a", "r+b")
+        assert await handles_of(rig, files, "/a") == 1
+        await other.opening.look_after()
+        assert await handles_of(rig, files, "/a") == 0
+
+    run(test)
+
+
+async def turns() -> None:
+    """What can be done without waiting for anything else is done."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_a_report_that_its_session_does_not_live_to_hear_is_forgotten() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        other, _ = await rig.client()
+        written, read = await files.open("/a", "wb"), await files.open("/a")
+        await written.pwrite(b"x" * 100, 0)
+        silent = Silent(rig, Report, done=False)
+        told = asyncio.create_task(written.fsync())
+        await turns()
+        await rig.rig.end_session(played.client)
+        async with await other.open("/a", "wb") as file:
+            await file.pwrite(b"0123456789", 0)
+        await files.mkdir("/d")
+        silent.over = True
+        with pytest.raises(FileError) as caught:
+            await told
+        assert caught.value.errno == errno.ESTALE
+        assert (await files.stat("/a")).st_size == (await read.stat()).st_size == 10
+        with pytest.raises(FileError):
+            await written.close()
+        await read.close()
+
+    run(test)
+
+
+def test_who_waits_for_room_when_the_session_ends_writes_nothing() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client(FileOptions(umask=0, write_bytes=MIB))
+        written = await files.open("/a", "wb")
+        played.held = True
+        await written.pwrite(bytes(MIB), 0)
+        waits = asyncio.create_task(written.pwrite(b"late", 0))
+        await turns()
+        await rig.rig.end_session(played.client)
+        await files.mkdir("/d")
+        played.held = False
+        with pytest.raises(FileError) as caught:
+            await waits
+        assert caught.value.errno == errno.ESTALE
+        await turns()
+        assert not rig.store.bytes
+        assert not files.opening.dirty_bytes
+        with pytest.raises(FileError):
+            await written.close()
+
+    run(test)
+
+
+def test_a_file_whose_session_ends_before_its_open_is_heard_is_lost() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        call = files.meta.call_in_session
+
+        async def late(request: Any, **more: Any) -> Any:
+            answered = await call(request, **more)
+            await rig.rig.end_session(played.client)
+            await played.exchange()
+            return answered
+
+        files.meta.call_in_session = late  # type: ignore[method-assign]
+        file = await files.open("/a", "wb")
+        files.meta.call_in_session = call  # type: ignore[method-assign]
+        with pytest.raises(FileError) as caught:
+            await file.pwrite(b"x", 0)
+        assert caught.value.errno == errno.ESTALE
+        with pytest.raises(FileError):
+            await file.close()
+        async with await files.open("/a", "r+b") as file:
+            await file.pwrite(b"x", 0)
+
+    run(test)
+
+
+def test_attributes_that_are_set_beside_a_close_come_after_it() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        file = await files.open("/a", "wb")
+        await file.pwrite(b"x", 0)
+        silent = Silent(rig, Close, done=False)
+        closed = asyncio.create_task(file.close())
+        await turns()
+        times = asyncio.create_task(files.utime("/a", ns=(5, 7)))
+        await turns()
+        assert not times.done()
+        silent.over = True
+        await closed
+        await times
+        assert (await files.stat("/a")).st_mtime_ns == 7
+
+    run(test)
+
+
+def test_fsync_of_an_open_for_reading_tells_the_length_and_errors() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client()
+        other, _ = await rig.client()
+        written, read = await files.open("/a", "wb"), await files.open("/a")
+        await written.pwrite(b"x" * 100, 0)
+        await read.fsync()
+        assert (await other.stat("/a")).st_size == 100
+        played.failing = no_space
+        await written.pwrite(b"x", 200)
+        for file in (read, written):
+            with pytest.raises(FileError) as caught:
+                await file.fsync()
+            assert caught.value.errno == errno.ENOSPC
+        await read.fsync()
+        await read.close()
+        await written.close()
+
+    run(test)
