@@ -2,7 +2,8 @@
 
 One file by pieces of 1 MiB: made, written and synced until `close` has returned; then opened and read, which finds
 nothing in the kernel of the mount (its pages were dropped at the open), and everything in the page cache behind it. The
-file of the round before is emptied before the clock starts, and compared after it has stopped.
+file of the round before is emptied and memory is taken back from the host before the clock starts, and the file is
+compared after it has stopped.
 
 The peer passes reads and writes through in native threads, to ext4: `fsync` makes its one copy durable, on the disk on
 which ours has two, each of them durable before its piece counts as written. The bounds: `sendfile` to `recv` over one
@@ -27,6 +28,7 @@ from tests.support.mounting import Mount, local_mount, missing, mounted
 
 from bench.fs import bounds
 from bench.fs.cluster import Cluster, processor_s, running, spread
+from bench.fs.host_memory import take_back
 from bench.fs.results import ONE_CONNECTION
 from bench.report import Bound, Options, Result, figure
 from fireflyer.base.errors import DataCorruption
@@ -40,6 +42,8 @@ ROUNDS: Final = {"tiny": 1, "brief": 3, "full": 3}
 BOUND_S: Final = {"tiny": 0.1, "brief": 0.7, "full": 2.0}
 DEPTH: Final = 8
 """Of 1 MiB, under way at the bounds."""
+NEEDED: Final = {"read": 1.25, "write": 2.25}
+"""Memory that the pages take which appear meanwhile, at most, of the bytes."""
 PIECES: Final = 33
 """Different ones, one after the other."""
 LEAST_BYTES_PER_S: Final = {"read": 1e9, "write": 5e8}
@@ -108,6 +112,7 @@ def _by_turns(options: Options, directory: Path, places: dict[str, _Place]) -> l
                 pass
         for what, act in acts.items():
             for name, place in places.items():
+                take_back(NEEDED[what] * total)
                 one = _measured(place, act)
                 if turn:
                     took[what][name].append(one)

@@ -19,6 +19,7 @@ import numpy as np
 
 import fireflyer.fs
 from bench.fs.cluster import Cluster, running, spread
+from bench.fs.host_memory import take_back
 from bench.report import Options, Result, figure
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.units import GIB, KIB, MIB
@@ -33,6 +34,8 @@ DEPTH: Final = 32
 """Of the chunk client, of 1 MiB: what a file may have that is not at the storage nodes."""
 AHEAD: Final = 8
 """... and what is fetched ahead of a reader."""
+NEEDED: Final = 2.25
+"""Memory that the pages of two replicas take, at most, of the bytes."""
 RECORDS: Final = 64
 LEAST_SHARE: Final = 0.85
 TARGET: Final = f"at least {LEAST_SHARE:.0%} of the chunk client"
@@ -77,8 +80,9 @@ class _Streams:
         for turn in range(self._options.rounds + 1):
             if turn:
                 self._remove()
-            writes["ours"].append(_took(self._write_file))
-            writes["theirs"].append(_took(self._write_chunks))
+            for name, write in (("ours", self._write_file), ("theirs", self._write_chunks)):
+                take_back(NEEDED * self._count * MIB)
+                writes[name].append(_took(write))
             reads["ours"].append(_took(self._read_file))
             reads["theirs"].append(_took(self._read_chunks))
         return [self._result("write", writes), self._result("read", reads)]

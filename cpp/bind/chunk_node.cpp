@@ -111,11 +111,12 @@ nb::list take(ff::ChunkNode& node, std::size_t limit) {
 // ---------------------------------------------------------------------------------------------- the node
 
 NodeTarget open_target(const std::shared_ptr<ff::ChunkNode>& node, std::uint64_t number, const std::string& directory, std::uint64_t capacity_bytes,
-                       double reserve, bool durable) {
+                       double reserve, std::uint64_t reserve_at_most_bytes, bool durable) {
   return with_chunk_errors([&] {
     ff::EngineOptions options;
     options.capacity_bytes = capacity_bytes;
     options.reserve = reserve;
+    options.reserve_at_most_bytes = reserve_at_most_bytes;
     options.durable = durable;
     nb::gil_scoped_release released;
     return NodeTarget{node, node->open_target(number, directory, options)};
@@ -162,7 +163,7 @@ void bind_node(nb::module_& m) {
       .def_prop_ro("event_fd", [](ff::ChunkNode& self) { return self.events().descriptor(); })
       .def("take", &take, nb::arg("limit"))
       .def("open_target", &open_target, nb::arg("target"), nb::arg("directory"), nb::kw_only(), nb::arg("capacity_bytes") = 0, nb::arg("reserve") = 0.05,
-           nb::arg("durable") = true)
+           nb::arg("reserve_at_most_bytes") = UINT64_MAX, nb::arg("durable") = true)
       .def("connect", [](ff::ChunkNode& self, int fd, bool reads, bool trusted) { return self.server().connect(fd, reads, trusted); },
            nb::arg("fd"), nb::kw_only(), nb::arg("reads"), nb::arg("trusted") = false, Released())
       .def(

@@ -95,7 +95,8 @@ void Blocks::release(const BlockAddress& address) {
 bool Blocks::may_grow(std::uint64_t bytes) const {
   if (limits_.capacity_bytes != 0 && file_bytes_ + bytes > limits_.capacity_bytes) return false;
   const DiskSpace space = disk_.space();
-  const double left = std::max(limits_.reserve * static_cast<double>(space.total_bytes), static_cast<double>(limits_.least_free_bytes));
+  const double share = limits_.reserve * static_cast<double>(space.total_bytes);
+  const double left = std::max(std::min(share, static_cast<double>(limits_.reserve_at_most_bytes)), static_cast<double>(limits_.least_free_bytes));
   return space.free_bytes >= bytes && static_cast<double>(space.free_bytes - bytes) >= left;
 }
 

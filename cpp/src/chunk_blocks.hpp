@@ -17,6 +17,7 @@ struct BlockLimits {
   std::uint64_t group_bytes;     // space is asked for in pieces of this size, or of one block if that is more
   std::uint64_t capacity_bytes;  // of all files; 0: what the disk has
   double reserve;                // share of the disk that is left free
+  std::uint64_t reserve_at_most_bytes;  // and of a large one no more than this
   std::uint64_t least_free_bytes;  // and at least so much, for the journal: blocks must not take what removals need
 };
 

@@ -36,7 +36,7 @@ std::optional<ChunkId> after(const ChunkId& chunk);
 // All that is known, and what of it waits for the disk. `mutex` guards everything but the content of files.
 struct ChunkEngine::State {
   State(std::unique_ptr<Disk> disk_given, const EngineOptions& options_given)
-      : options(options_given), disk(std::move(disk_given)), blocks(*disk, {options.group_bytes, options.capacity_bytes, options.reserve, 4 * options.journal_step}),
+      : options(options_given), disk(std::move(disk_given)), blocks(*disk, {options.group_bytes, options.capacity_bytes, options.reserve, options.reserve_at_most_bytes, 4 * options.journal_step}),
         checksums(options.checksum_lines), snapshot_from(options.snapshot_bytes), beside(options.durable && options.sync_beside ? 1 : 0) {}
 
   using Lock = std::unique_lock<std::mutex>;

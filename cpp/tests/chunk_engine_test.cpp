@@ -224,6 +224,12 @@ void at_the_limit_updates_are_refused_and_the_rest_goes_on() {
   reserved.reserve = 0.2;
   ChunkEngine full(std::move(owned), reserved);
   refused(EngineErrorKind::no_space, "no space", [&] { full.stage(chunk, update(UpdateKind::write, 1, 0, data), ticket); });
+
+  auto large = std::make_unique<LoggedDisk>();
+  large->free_bytes = large->total_bytes / 10;
+  reserved.reserve_at_most_bytes = large->free_bytes / 2;
+  ChunkEngine roomy(std::move(large), reserved);
+  put(roomy, chunk, 1, data);
 }
 
 void small_content_takes_a_large_block_rather_than_none() {

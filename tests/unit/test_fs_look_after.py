@@ -55,7 +55,7 @@ def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is
         heard: asyncio.Queue[Measured | Of] = asyncio.Queue()
         news = asyncio.Event()
         looking = asyncio.create_task(
-            look_after(target, news, reserve=0.05, is_sure=lambda: True, post=heard.put_nowait)
+            look_after(target, news, config=config, is_sure=lambda: True, post=heard.put_nowait)
         )
         news.set()
         assert isinstance(await heard.get(), Measured)

@@ -45,6 +45,7 @@ struct EngineOptions {
   std::uint64_t group_bytes = std::uint64_t{64} << 20;    // how much space is asked of the disk at once
   std::uint64_t capacity_bytes = 0;                       // for all blocks; 0: what the disk has
   double reserve = 0.05;                                  // share of the disk that is left free
+  std::uint64_t reserve_at_most_bytes = UINT64_MAX;       // ... and of a large disk no more than this
   std::uint64_t snapshot_bytes = std::uint64_t{64} << 20; // of journal, after which a snapshot is taken
   std::size_t snapshot_step = 1024;                       // records copied for it without giving the lock back
   std::uint64_t max_chunks = std::uint64_t{1} << 26;      // their records are in memory, and an empty one takes nothing else

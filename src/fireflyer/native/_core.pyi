@@ -199,10 +199,18 @@ class ChunkNode:
     def event_fd(self) -> int: ...
     def take(self, limit: int) -> list[tuple[Any, ...]]: ...
     # Reads the journal, and locks the directory, which must exist; what is not its own it leaves alone.
-    # capacity_bytes 0: what the disk has. reserve: share of the disk that is left free. BlockingIOError: locked by
-    # another one. OSError: the disk. ChunkError "damaged": what was durable is gone. ValueError: open already.
+    # capacity_bytes 0: what the disk has. reserve: share of the disk that is left free, and at most how much that is.
+    # BlockingIOError: locked by another one. OSError: the disk. ChunkError "damaged": what was durable is gone.
+    # ValueError: open already.
     def open_target(
-        self, target: int, directory: str, *, capacity_bytes: int = 0, reserve: float = 0.05, durable: bool = True
+        self,
+        target: int,
+        directory: str,
+        *,
+        capacity_bytes: int = 0,
+        reserve: float = 0.05,
+        reserve_at_most_bytes: int = ...,
+        durable: bool = True,
     ) -> ChunkTarget: ...
     # A connected, authenticated stream socket's descriptor (detached), nothing read ahead. It is the node's from now
     # on, also when this raises. Without `reads` a frame of reads ends the link. Link numbers are never used twice.

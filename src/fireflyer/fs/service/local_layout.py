@@ -25,6 +25,7 @@ import msgspec
 
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.units import GIB
 from fireflyer.fs.core.placement import place, uniform_cluster
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import NewChain
@@ -44,6 +45,8 @@ MAX_FILE_BYTES: Final = 64 << 20
 TARGETS_PER_NODE_ID: Final = 1000
 """Target 2003 is the third one of node 2."""
 _VERSION: Final = 1
+_RESERVE_BYTES: Final = GIB
+"""Of one's own machine, whose disk is not for chunks alone and may be nearly full."""
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
@@ -227,6 +230,7 @@ class Layout:
             targets=tuple(StorageTarget(one, self.target_directory(node.id, one)) for one in node.targets),
             secret_file=self.secret_file,
             tokens_file=self.tokens_file,
+            reserve_at_most_bytes=_RESERVE_BYTES,
             durable=cluster.durable,
             io_threads=2,
             job_threads=1,

@@ -420,7 +420,7 @@ class _Storage:
         return look_after(
             target,
             self._news[number],
-            reserve=self._config.reserve,
+            config=self._config,
             is_sure=lambda: self._core is not None and self._core.attendance.sure(number),
             post=self._post,
         )

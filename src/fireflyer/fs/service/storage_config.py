@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fireflyer.base.units import MIB
+from fireflyer.base.units import GIB, MIB
 from fireflyer.fs.schema.manager import MAX_TARGETS_PER_NODE
 
 __all__ = ["StorageConfig", "StorageTarget"]
@@ -41,7 +41,9 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     advertise: str = ""
     """The host name under which others reach this process; `host` where it is empty."""
     reserve: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.05
-    """Share of each disk that is left free."""
+    """Share of each disk that is left free,"""
+    reserve_at_most_bytes: _Bytes = 16 * GIB
+    """and of a large one no more than this."""
     durable: bool = True
     """False: what was acknowledged may be lost in a power cut, and the target says that it is not sure."""
     io_threads: _Count = 4

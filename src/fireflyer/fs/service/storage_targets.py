@@ -95,6 +95,7 @@ def _open_chunks(
             directory.chunks,
             capacity_bytes=one.capacity_bytes,
             reserve=config.reserve,
+            reserve_at_most_bytes=config.reserve_at_most_bytes,
             durable=config.durable,
         )
     except BlockingIOError:
@@ -111,7 +112,7 @@ async def look_after(
     target: OpenTarget,
     news: asyncio.Event,
     *,
-    reserve: float,
+    config: StorageConfig,
     is_sure: Callable[[], bool],
     post: Callable[[Measured | Of], None],
 ) -> None:
@@ -124,7 +125,7 @@ async def look_after(
             await asyncio.to_thread(target.directory.check)
             if is_sure() and not target.directory.sure:
                 await asyncio.to_thread(target.directory.now_sure)
-            post(await asyncio.to_thread(measure, target, reserve))
+            post(await asyncio.to_thread(measure, target, config))
         except (TransientError, NoSpace) as error:
             # No descriptors or memory, or no space to write down that it is sure: that passes.
             _log.warning("target=%d cannot be looked at now reason=%s", number, error)
@@ -138,11 +139,12 @@ async def look_after(
         news.clear()
 
 
-def measure(target: OpenTarget, reserve: float) -> Measured:
+def measure(target: OpenTarget, config: StorageConfig) -> Measured:
     """How full it is. Blocks."""
     stats = target.engine.native.stats()
     used = stats["taken_bytes"]
-    left = max(0, stats["free_bytes"] - int(reserve * stats["total_bytes"]))
+    reserved = min(int(config.reserve * stats["total_bytes"]), config.reserve_at_most_bytes)
+    left = max(0, stats["free_bytes"] - reserved)
     capacity = target.config.capacity_bytes or max(used, stats["file_bytes"]) + left
     disk = 0 if target.config.capacity_bytes else os.stat(target.directory.chunks).st_dev
     return Measured(target.config.id, used, capacity, disk)
