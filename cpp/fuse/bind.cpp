@@ -10,9 +10,11 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -95,7 +97,11 @@ nb::list take(ff::FuseSession& session, std::size_t limit) {
 // ---------------------------------------------------------------------------------------------- answers
 
 // What the kernel says to an answer is not ours: who asked may be gone.
-void reply_error(ff::FuseSession& self, std::uint64_t number, int error) { fuse_reply_err(self.answer(number).request, error); }
+void reply_error(ff::FuseSession& self, std::uint64_t number, int error) {
+  const auto asked = self.answer(number);
+  if (error != 0) self.counts().refused(error);
+  fuse_reply_err(asked.request, error);
+}
 
 void reply_entry(ff::FuseSession& self, std::uint64_t number, nb::handle attributes, double valid_s) {
   const fuse_entry_param entry = entry_of(attributes, valid_s);
@@ -133,19 +139,19 @@ void reply_target(ff::FuseSession& self, std::uint64_t number, const nb::bytes& 
 void reply_value(ff::FuseSession& self, std::uint64_t number, const nb::bytes& value) {
   const auto asked = self.answer(number);
   if (asked.size == 0) fuse_reply_xattr(asked.request, value.size());
-  else if (value.size() > asked.size) fuse_reply_err(asked.request, ERANGE);
+  else if (value.size() > asked.size) self.counts().refused(ERANGE), fuse_reply_err(asked.request, ERANGE);
   else fuse_reply_buf(asked.request, value.c_str(), value.size());
 }
 
 void reply_written(ff::FuseSession& self, std::uint64_t number, std::size_t count) {
-  self.counts().written_bytes += count;
+  self.counts().written(count);
   fuse_reply_write(self.answer(number).request, count);
 }
 
 void reply_data(ff::FuseSession& self, std::uint64_t number, const ff::Memory& memory, std::size_t count) {
   if (count > memory.size) throw std::invalid_argument("the memory has " + std::to_string(memory.size) + " bytes");
   const auto asked = self.answer(number);
-  self.counts().read_bytes += count;
+  self.counts().read(count);
   self.send(asked, memory, count);
 }
 
@@ -233,10 +239,19 @@ void bind_answers(nb::class_<ff::FuseSession>& session) {
       .def("reply_lock", &reply_lock, nb::arg("number"), nb::arg("kind"), nb::arg("start"), nb::arg("end"), nb::arg("process"));
 }
 
-nb::dict stats(ff::FuseSession& self) {
+nb::dict requests(ff::FuseSession& self) {
+  std::map<std::string_view, std::uint64_t> found;
+  for (std::size_t opcode = 0; opcode < ff::FuseCounts::opcodes; ++opcode)
+    if (const std::uint64_t count = self.counts().requests[opcode].load()) found[ff::name_of_opcode(opcode)] += count;
   nb::dict made;
-  made["requests"] = self.counts().requests.load(), made["events"] = self.counts().events.load();
-  made["read_bytes"] = self.counts().read_bytes.load(), made["written_bytes"] = self.counts().written_bytes.load();
+  for (const auto& [name, count] : found) made[nb::str(name.data(), name.size())] = count;
+  return made;
+}
+
+nb::dict errors(ff::FuseSession& self) {
+  nb::dict made;
+  for (std::size_t error = 0; error < ff::FuseCounts::errnos; ++error)
+    if (const std::uint64_t count = self.counts().errors[error].load()) made[nb::int_(error)] = count;
   return made;
 }
 
@@ -262,15 +277,22 @@ NB_MODULE(_fuse, m) {
             self.forget_entry(parent, text);
           },
           nb::arg("parent"), nb::arg("name"))
-      .def("stats", &stats)
+      .def_prop_ro("requests", &requests)
+      .def_prop_ro("errors", &errors)
+      .def_prop_ro("read_bytes", [](ff::FuseSession& self) { return self.counts().read_bytes.load(); })
+      .def_prop_ro("written_bytes", [](ff::FuseSession& self) { return self.counts().written_bytes.load(); })
+      .def_prop_ro("waiting_reads", &ff::FuseSession::waiting_reads)
       .def("stop", &ff::FuseSession::stop, Released())
-      .def("close", [](ff::FuseSession& self) {
-        {
-          const nb::gil_scoped_release released;
-          self.end();
-        }
-        self.close();  // answers are given under the lock of the interpreter, so none is under way
-      });
+      .def(
+          "close",
+          [](ff::FuseSession& self, bool unmount) {
+            {
+              const nb::gil_scoped_release released;
+              self.end(unmount);
+            }
+            self.close();  // answers are given under the lock of the interpreter, so none is under way
+          },
+          nb::kw_only(), nb::arg("unmount"));
   bind_answers(session);
   m.def("detach", &detach, nb::arg("directory"), nb::kw_only(), nb::arg("lazy") = false);
 }

@@ -1,4 +1,5 @@
 // What the kernel asks, as libfuse calls it: most of it becomes an event as it is.
+#include <linux/fuse.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -16,6 +17,10 @@ namespace ff {
 namespace {
 
 FuseSession& of(fuse_req_t request) { return *static_cast<FuseSession*>(fuse_req_userdata(request)); }
+void refuse(fuse_req_t request, int error) {
+  of(request).counts().refused(error);
+  fuse_reply_err(request, error);
+}
 std::uint64_t handle_of(const fuse_file_info* file) { return file == nullptr ? 0 : file->fh; }
 std::uint64_t number(std::uint64_t value) { return value; }
 std::int64_t signed_number(std::int64_t value) { return value; }
@@ -86,7 +91,7 @@ void access(fuse_req_t request, fuse_ino_t inode, int mask) { look(request, "acc
 
 void statfs(fuse_req_t request, fuse_ino_t inode) { look(request, "statfs", inode, {}); }
 
-// The kernel asks for these with each write, or with each look at rights; there are none.
+// The kernel asks for these with each write, or with each look at rights; there are none. No program is refused by that.
 bool of_the_kernel(std::string_view name) { return name.starts_with("security.") || name.starts_with("system."); }
 
 void getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_t size) {
@@ -99,7 +104,7 @@ void getxattr(fuse_req_t request, fuse_ino_t inode, const char* name, std::size_
 void listxattr(fuse_req_t request, fuse_ino_t inode, std::size_t size) { look(request, "listxattr", inode, {number(size)}, size); }
 void setxattr(fuse_req_t request, fuse_ino_t inode, const char* name, const char* value, std::size_t size, int flags) {
   if (of_the_kernel(name)) {
-    fuse_reply_err(request, EOPNOTSUPP);
+    refuse(request, EOPNOTSUPP);
     return;
   }
   of(request).ask(request, "setxattr", inode, {std::string(name), std::string(value, size), number(static_cast<unsigned>(flags))});
@@ -121,10 +126,10 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
     Memory memory = session.pool().take(size);
     const ssize_t count = ::pread(local->fd(), memory.data, size, offset);
     if (count < 0) {
-      fuse_reply_err(request, errno);
+      refuse(request, errno);
       return;
     }
-    session.counts().read_bytes += static_cast<std::uint64_t>(count);
+    session.counts().read(static_cast<std::size_t>(count));
     fuse_reply_buf(request, reinterpret_cast<const char*>(memory.data), static_cast<std::size_t>(count));
     return;
   }
@@ -136,10 +141,10 @@ void write(fuse_req_t request, fuse_ino_t inode, const char* data, std::size_t s
   if (const auto local = session.local(file->fh)) {
     const ssize_t count = ::pwrite(local->fd(), data, size, offset);
     if (count < 0) {
-      fuse_reply_err(request, errno);
+      refuse(request, errno);
       return;
     }
-    session.counts().written_bytes += static_cast<std::uint64_t>(count);
+    session.counts().written(static_cast<std::size_t>(count));
     fuse_reply_write(request, static_cast<std::size_t>(count));
     return;
   }
@@ -218,6 +223,55 @@ const fuse_lowlevel_ops& fuse_operations() {
     return made;
   }();
   return operations;
+}
+
+const char* name_of_opcode(std::size_t opcode) {
+  switch (opcode) {
+    case FUSE_LOOKUP: return "lookup";
+    case FUSE_FORGET: return "forget";
+    case FUSE_BATCH_FORGET: return "batch_forget";
+    case FUSE_GETATTR: return "getattr";
+    case FUSE_SETATTR: return "setattr";
+    case FUSE_READLINK: return "readlink";
+    case FUSE_SYMLINK: return "symlink";
+    case FUSE_MKNOD: return "mknod";
+    case FUSE_MKDIR: return "mkdir";
+    case FUSE_UNLINK: return "unlink";
+    case FUSE_RMDIR: return "rmdir";
+    case FUSE_RENAME:
+    case FUSE_RENAME2: return "rename";
+    case FUSE_LINK: return "link";
+    case FUSE_OPEN: return "open";
+    case FUSE_CREATE: return "create";
+    case FUSE_READ: return "read";
+    case FUSE_WRITE: return "write";
+    case FUSE_FLUSH: return "flush";
+    case FUSE_FSYNC: return "fsync";
+    case FUSE_RELEASE: return "release";
+    case FUSE_FALLOCATE: return "fallocate";
+    case FUSE_LSEEK: return "lseek";
+    case FUSE_COPY_FILE_RANGE: return "copy_file_range";
+    case FUSE_STATFS: return "statfs";
+    case FUSE_SETXATTR: return "setxattr";
+    case FUSE_GETXATTR: return "getxattr";
+    case FUSE_LISTXATTR: return "listxattr";
+    case FUSE_REMOVEXATTR: return "removexattr";
+    case FUSE_OPENDIR: return "opendir";
+    case FUSE_READDIR: return "readdir";
+    case FUSE_READDIRPLUS: return "readdirplus";
+    case FUSE_RELEASEDIR: return "releasedir";
+    case FUSE_FSYNCDIR: return "fsyncdir";
+    case FUSE_GETLK: return "getlk";
+    case FUSE_SETLK: return "setlk";
+    case FUSE_SETLKW: return "setlkw";
+    case FUSE_ACCESS: return "access";
+    case FUSE_IOCTL: return "ioctl";
+    case FUSE_POLL: return "poll";
+    case FUSE_INTERRUPT: return "interrupt";
+    case FUSE_INIT: return "init";
+    case FUSE_DESTROY: return "destroy";
+    default: return "other";
+  }
 }
 
 }  // namespace ff

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <linux/fuse.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -66,6 +67,14 @@ void block_signals() {
   sigfillset(&all);
   sigdelset(&all, wake_signal);
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
+}
+
+// The kernel ends the connection; the number is closed later, by whom it belongs to.
+void let_go(int fd) {
+  const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (nothing < 0) return;
+  ::dup3(nothing, fd, O_CLOEXEC);
+  ::close(nothing);
 }
 
 struct Receiving {
@@ -150,7 +159,7 @@ void FuseSession::work() {
     const int received = fuse_session_receive_buf(session_, &mine.buffer);
     if (received == -EINTR) continue;
     if (received <= 0) break;
-    counts_.requests.fetch_add(1, std::memory_order_relaxed);
+    counts_.requested(static_cast<const fuse_in_header*>(mine.buffer.mem)->opcode);  // nothing is spliced
     fuse_session_process_buf(session_, &mine.buffer);
   }
   fuse_session_exit(session_);
@@ -176,7 +185,7 @@ void FuseSession::stop() {
   threads_.clear();
 }
 
-void FuseSession::end() {
+void FuseSession::end(bool unmount) {
   if (ended_all_) return;
   stop();
   ended_all_ = true;
@@ -195,12 +204,13 @@ void FuseSession::end() {
     open.swap(asked_);
   }
   for (auto& [number, asked] : open) fuse_reply_err(asked.request, ENOTCONN);
-  fuse_session_unmount(session_);
+  if (unmount) fuse_session_unmount(session_);
+  else let_go(fuse_session_fd(session_));
 }
 
 void FuseSession::close() {
   if (closed_) return;
-  end();
+  end(true);
   closed_ = true;
   // Who makes the kernel forget pages may wait for it as long as there is this process: then its end frees the session.
   const std::unique_lock lock(life_mutex_, forget_wait);
@@ -257,7 +267,6 @@ void FuseSession::ask(fuse_req_t request, const char* kind, std::uint64_t inode,
     asked_[event.number] = {request, size, handle};
   }
   const std::uint64_t number = event.number;
-  counts_.events.fetch_add(1, std::memory_order_relaxed);
   // Before it can be answered, and freed by that.
   if (interruptible) fuse_req_interrupt_func(request, &FuseSession::interrupted, reinterpret_cast<void*>(number));
   events_.put(std::move(event));
@@ -283,6 +292,11 @@ void FuseSession::ask_waiting_reads() {
     reads_.pop_front();
     ask_with(read, std::move(*memory));
   }
+}
+
+std::size_t FuseSession::waiting_reads() {
+  const std::lock_guard lock(reads_mutex_);
+  return reads_.size();
 }
 
 void FuseSession::ask_with(const Read& read, Memory memory) {

@@ -8,6 +8,7 @@
 #define FUSE_USE_VERSION 312
 #include <fuse3/fuse_lowlevel.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -75,8 +76,17 @@ class LocalFile {
   int fd_;
 };
 
+// Since it was mounted. Each is one addition where it happens; who asks reads them all, not of one instant.
 struct FuseCounts {
-  std::atomic<std::uint64_t> requests = 0, events = 0, read_bytes = 0, written_bytes = 0;
+  static constexpr std::size_t opcodes = 64, errnos = 134;  // what is larger is counted in the first place
+  std::array<std::atomic<std::uint64_t>, opcodes> requests{};  // by the kernel's numbers (operations.cpp has the names)
+  std::array<std::atomic<std::uint64_t>, errnos> errors{};
+  std::atomic<std::uint64_t> read_bytes = 0, written_bytes = 0;
+
+  void requested(std::size_t opcode) { requests[opcode < opcodes ? opcode : 0].fetch_add(1, std::memory_order_relaxed); }
+  void refused(int error) { errors[error > 0 && error < static_cast<int>(errnos) ? static_cast<std::size_t>(error) : 0].fetch_add(1, std::memory_order_relaxed); }
+  void read(std::size_t bytes) { read_bytes.fetch_add(bytes, std::memory_order_relaxed); }
+  void written(std::size_t bytes) { written_bytes.fetch_add(bytes, std::memory_order_relaxed); }
 };
 
 class FuseSession {
@@ -90,8 +100,9 @@ class FuseSession {
   void start(int threads);
   // No more requests are received; those that were can still be answered. Whoever asks meanwhile waits.
   void stop();
-  // Stops, unmounts it if that was not done, and answers what is open with an error. Idempotent.
-  void end();
+  // Stops, and answers what is open with an error. `unmount`: libfuse detaches what is on the place, whosoever that is.
+  // Idempotent.
+  void end(bool unmount);
   // Ends it, if that was not done. Nobody may be answering. Idempotent.
   void close();
 
@@ -99,6 +110,8 @@ class FuseSession {
   FuseCounts& counts() { return counts_; }
   // For what is read.
   MemoryPool& pool() { return *pool_; }
+  // Reads that wait for memory: no events yet.
+  std::size_t waiting_reads();
 
   struct Asked {
     fuse_req_t request = nullptr;
@@ -173,5 +186,6 @@ class FuseSession {
 
 // operations.cpp
 const fuse_lowlevel_ops& fuse_operations();
+const char* name_of_opcode(std::size_t opcode);
 
 }  // namespace ff

@@ -302,6 +302,34 @@ def test_asked_to_end_it_does_not_wait_for_who_waits_for_a_lock(plain: Mount) ->
         os.close(fd)
 
 
+def test_asked_to_end_while_requests_do_not_go_on_it_leaves_its_place_at_once(tmp_path: Path) -> None:
+    """Who is not patient with it kills it then, and no dead mount stays."""
+    place = str(tmp_path / "place")
+    with local_mount(str(tmp_path / "source"), place, natively=False, held=True) as held:
+        listed = Path(f"/proc/{held.process.pid}/mountinfo")
+        with subprocess.Popen(["stat", os.path.join(held.path, "held")], stderr=subprocess.DEVNULL) as waiting:
+            try:
+                wait_until(lambda: _in_a_call(waiting.pid), 60, "it does not wait")
+                held.process.send_signal(signal.SIGTERM)
+                wait_until(lambda: place not in listed.read_text(), 60, "the mount stays")
+                assert held.process.poll() is None
+            finally:
+                held.process.kill()
+
+
+def test_what_others_have_mounted_on_its_place_since_stays_when_it_ends(plain: Mount) -> None:
+    with subprocess.Popen(plain.command(["cat"]), stdin=subprocess.PIPE) as inside:
+        namespace = ["nsenter", f"--mount=/proc/{inside.pid}/ns/mnt", "--"]
+        wait_until(lambda: os.readlink(f"/proc/{inside.pid}/cwd") == plain.place, 60, "it is not in it")
+        plain.unmount("--lazy")
+        subprocess.run([*namespace, "mount", "-t", "tmpfs", "other", plain.place], check=True)
+        plain.process.send_signal(signal.SIGTERM)
+        assert "finished" in plain.end()
+        assert plain.process.returncode == 0
+        found = subprocess.run([*namespace, "stat", "-f", "-c", "%T", plain.place], capture_output=True, check=True)
+        assert found.stdout == b"tmpfs\n"
+
+
 def test_many_programs_at_once(plain: Mount) -> None:
     script = "for n in $(seq 60); do mkdir d$1.$n && echo $1 > d$1.$n/f && mv d$1.$n/f g$1.$n && rmdir d$1.$n; done"
     with_all = [

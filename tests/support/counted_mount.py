@@ -86,7 +86,7 @@ async def _main(place: str) -> None:
 
         Serving._answer = answer  # type: ignore[method-assign]
         mounted_files = MountedFiles(files, trusted=True)
-        await serve_mount(place, mounted_files, MountOptions(), on_ready=lambda: print("Mounted", flush=True))
+        await serve_mount(place, mounted_files, MountOptions(), on_ready=lambda _: print("Mounted", flush=True))
         print(msgspec.json.encode(counting.counted()).decode(), flush=True)
 
 

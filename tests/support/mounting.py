@@ -51,7 +51,7 @@ class Held(Finishing):
 
 async def main(source, place, how):
     files = Held(source) if how == "held" else Finishing(source, natively=how == "natively")
-    await serve_mount(place, files, MountOptions(allow_other=True), on_ready=lambda: print("Mounted", flush=True))
+    await serve_mount(place, files, MountOptions(allow_other=True), on_ready=lambda _: print("Mounted", flush=True))
 
 asyncio.run(main(*sys.argv[1:]))
 '''

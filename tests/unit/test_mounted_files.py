@@ -28,6 +28,7 @@ from tests.support.mounted_rig import (
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.body import file_of
 from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.mount.figures import Held
 from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.operations import Changes, Opened, Set
 from fireflyer.fs.schema.errors import FileError
@@ -86,6 +87,23 @@ def test_each_close_of_one_open_file_returns_when_all_is_stored() -> None:
         sent = heard(rig)
         await mounted.flush(handle, ONE)
         assert sent == []
+
+    run(test)
+
+
+def test_it_tells_what_it_holds() -> None:
+    async def test(rig: FileRig) -> None:
+        mounted, _ = await mount(rig)
+        assert mounted.held == Held(0, 0, 0)
+        inode, handle = await create(mounted)
+        again = await mounted.open(ROOT_USER, inode, os.O_RDONLY)
+        await write(mounted, handle, b"dirty")
+        assert mounted.held == Held(1, 2, 5)
+        await mounted.flush(handle, ONE)
+        assert mounted.held == Held(1, 2, 0)
+        await mounted.release(handle, ONE, unlock=False)
+        await mounted.release(again.handle, ONE, unlock=False)
+        assert mounted.held == Held(0, 0, 0)
 
     run(test)
 

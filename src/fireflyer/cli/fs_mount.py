@@ -17,6 +17,7 @@ from fireflyer.cli.fs_connect import Where, where_options
 
 if TYPE_CHECKING:
     from fireflyer.fs.mount.daemon import MountOptions
+    from fireflyer.runtime.address import Address
 
 __all__ = ["mount_command", "umount_command"]
 
@@ -27,6 +28,7 @@ MOUNT_LOG: Final = "mount.log"
 @where_options
 @click.option("--allow-other", is_flag=True, help="Let other users in: each acts as who he is here.")
 @click.option("--read-only", is_flag=True, help="Let nothing be changed through this mount.")
+@click.option("--metrics", "metrics_listen", metavar="HOST:PORT", help="Figures for Prometheus, to whoever asks there.")
 @click.option("--log", "log_path", metavar="FILE", help="With --detach.  [default: mount.log in --dir, or none]")
 @click.option("-d", "--detach", is_flag=True, help="Return when it is mounted; end it with `ff fs umount`.")
 @click.option("--report-fd", type=int, hidden=True)
@@ -37,6 +39,7 @@ def mount_command(
     place: str,
     allow_other: bool,
     read_only: bool,
+    metrics_listen: str | None,
     log_path: str | None,
     detach: bool,
     report_fd: int | None,
@@ -51,12 +54,25 @@ def mount_command(
     """
     from fireflyer.fs.mount.daemon import MountOptions, check_place
     from fireflyer.identity import NodeCredential
+    from fireflyer.runtime.address import parse_listen
 
+    if not place:
+        raise UsageError("PLACE is empty; give a directory")
+    if log_path is not None and not detach and report_fd is None:
+        raise UsageError("--log goes with --detach; without it the log is standard error")
+    if metrics_listen is not None:
+        parse_listen(metrics_listen)
     trusted = bool(where.directory) or isinstance(where.credential, NodeCredential)
     if allow_other and not trusted:
         raise UsageError("--allow-other: with a token all would act as its user; mount with the node secret instead")
     name = f"ff://{os.path.abspath(where.directory) if where.directory else ','.join(where.managers)}"
-    options = MountOptions(name=name, allow_other=allow_other, read_only=read_only, check_rights=trusted)
+    options = MountOptions(
+        name=name,
+        allow_other=allow_other,
+        read_only=read_only,
+        check_rights=trusted,
+        metrics_listen=metrics_listen or "",
+    )
     check_place(place, options)
     if detach:
         return run_detached(sys.argv[1:], log_path or _default_log(where))
@@ -79,8 +95,9 @@ def _run(where: Where, place: str, options: MountOptions, trusted: bool, report_
     # Who may set the kernel's readahead needs none of ours.
     files_options = FileOptions(ahead_bytes=0) if os.geteuid() == 0 else FileOptions()
 
-    def on_ready() -> None:
-        report(report_fd, f"Mounted on {quote(place)}; unmount: ff fs umount {quote(place)}\n")
+    def on_ready(metrics: Address | None) -> None:
+        figures = f"  metrics: http://{metrics}/metrics\n" if metrics is not None else ""
+        report(report_fd, f"Mounted on {quote(place)}; unmount: ff fs umount {quote(place)}\n{figures}")
 
     async def serve() -> None:
         files = await connect_async(
@@ -99,6 +116,8 @@ def umount_command(*, place: str, lazy: bool) -> int:
     """Unmount PLACE. What programs have written is stored when it returns (but with --lazy)."""
     from fireflyer.fs.mount.daemon import unmount, unmount_and_wait
 
+    if not place:
+        raise UsageError("PLACE is empty; give the directory of a mount")
     stored = True
     try:
         if lazy:
@@ -109,7 +128,7 @@ def umount_command(*, place: str, lazy: bool) -> int:
         if error.errno == errno.EBUSY:
             raise Busy(f"{place} is in use; end the programs in it, or: ff fs umount --lazy {quote(place)}") from None
         if error.errno in (errno.EINVAL, errno.ENOENT):
-            raise UsageError(f"nothing is mounted on {place}") from None
+            raise UsageError(f"nothing is mounted on {place} by 'ff fs mount'") from None
         raise UsageError(f"{place} cannot be unmounted: {error.strerror}") from None
     click.echo(
         f"{quote(place)} is unmounted" + ("." if stored else "; its process may still be storing what was written.")

@@ -1,9 +1,10 @@
 """A mount's process from the first check to the unmounting.
 
 *The end.* Unmounted by somebody: the kernel has sent what it had, and we finish what was asked. Asked to end (SIGTERM,
-SIGINT): we unmount it, which comes to the same; where programs are still in it, requests are received no more, what
-they wrote is sent on, and from then on they get ENOTCONN. Killed: the kernel gives ENOTCONN at once, and what was
-written and neither flushed nor closed is lost, as with a machine that loses power.
+SIGINT): we unmount it, which comes to the same. Where programs are still in it, it leaves its place at once, so that
+nothing stays there if we are killed while we store; requests are received no more, what was written is sent on, and
+from then on programs get ENOTCONN. What others have mounted on the place meanwhile is left alone. Killed: the kernel
+gives ENOTCONN at once, and what was written and neither flushed nor closed is lost, as with a machine that loses power.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Final, Protocol
 
-from fireflyer.base.errors import NotFound, PermanentError, PermissionDenied, UsageError
+from fireflyer.base.errors import Busy, NotFound, PermanentError, PermissionDenied, UsageError
+from fireflyer.fs.mount.figures import Held
 from fireflyer.fs.mount.operations import Operations
+from fireflyer.fs.mount.places import SUBTYPE, Listed, is_mounted, mounted_on
 from fireflyer.fs.mount.serving import PROCESS_VALUE, Serving, process_name
+from fireflyer.runtime.address import Address
+from fireflyer.runtime.metrics import Series, serving_metrics
 
 if TYPE_CHECKING:
     from fireflyer.native.fuse import FuseSession
@@ -42,6 +47,9 @@ _STORED_S: Final = 300.0
 
 
 class Mounted(Operations, Protocol):
+    @property
+    def held(self) -> Held: ...
+
     async def finish(self) -> None:
         """Everything that was written is sent on, and everything open is closed. Called once, at the end."""
         ...
@@ -50,16 +58,17 @@ class Mounted(Operations, Protocol):
 @dataclass(frozen=True, slots=True)
 class MountOptions:
     """`name`: what `mount` shows as the source. `allow_other`: other users than who mounts, too. `check_rights`: by the
-    kernel, from owner and mode."""
+    kernel, from owner and mode. `metrics_listen`: HOST:PORT, for Prometheus; "": nowhere."""
 
     name: str = "fireflyer"
     allow_other: bool = False
     read_only: bool = False
     check_rights: bool = True
+    metrics_listen: str = ""
 
     def words(self) -> list[str]:
         name = self.name.replace("\\", "\\\\").replace(",", "\\,")
-        words = [f"fsname={name}", "subtype=fireflyer"]
+        words = [f"fsname={name}", f"subtype={SUBTYPE}"]
         chosen = {"allow_other": self.allow_other, "ro": self.read_only, "default_permissions": self.check_rights}
         return words + [word for word, given in chosen.items() if given]
 
@@ -80,6 +89,10 @@ def check_place(directory: str, options: MountOptions) -> None:
                 f"{directory} is a mount whose process is gone; first: ff fs umount {quote(directory)}"
             ) from None
         raise PermissionDenied(f"{directory} cannot be read: {error.strerror}") from None
+    if is_mounted(directory):
+        raise UsageError(
+            f"{directory} is such a mount already; give another directory, or: ff fs umount {quote(directory)}"
+        )
     if found:
         raise UsageError(f"{directory} is not empty ({found[0]!r}, …); give an empty directory")
     if os.geteuid() == 0:
@@ -97,9 +110,11 @@ def _users_may_share() -> bool:
 
 
 def unmount(directory: str, *, lazy: bool = False) -> None:
-    """Raises `OSError` (EBUSY: programs are in it; EINVAL: it is no mount)."""
+    """Raises `OSError` (EBUSY: programs are in it; EINVAL: it is no mount like ours)."""
     from fireflyer.native.fuse import detach
 
+    if not is_mounted(directory):
+        raise OSError(errno.EINVAL, "it is no mount of fireflyer")
     directory = os.path.abspath(directory)
     if os.geteuid() == 0:
         detach(directory, lazy=lazy)
@@ -115,30 +130,61 @@ def unmount_and_wait(directory: str, wait_s: float = _STORED_S) -> bool:
     """Until its process has stored what was written, and ended. False: that takes longer, or cannot be known. Raises as
     `unmount`."""
     with contextlib.ExitStack() as stack:
-        process = -1
-        with contextlib.suppress(OSError, ValueError):
+        process, gone = -1, False
+        try:
             name = os.getxattr(directory, PROCESS_VALUE).decode("ascii")
             process = os.pidfd_open(int(name.partition(" ")[0]))
             stack.callback(os.close, process)
             if process_name(int(name.partition(" ")[0])) != name:
                 process = -1  # it is of another namespace of processes
+        except OSError as error:
+            gone = error.errno in (errno.ENOTCONN, errno.ESRCH)
+        except ValueError:
+            pass  # another file system has such a value
         unmount(directory)
         if process < 0:
-            return False
+            return gone
         return bool(select.select([process], [], [], wait_s)[0])
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a mount of this process was made. It may have been unmounted since, and another one be there."""
+
+    directory: str
+    mounted: Listed | None
+
+    def is_ours(self) -> bool:
+        return mounted_on(self.directory) == self.mounted
+
+    def free(self) -> None:
+        """Programs that are in it stay in it."""
+        if self.is_ours():
+            with contextlib.suppress(OSError):
+                unmount(self.directory, lazy=True)
+
+
 async def serve_mount(
-    directory: str, operations: Mounted, options: MountOptions, *, on_ready: Callable[[], None]
+    directory: str, operations: Mounted, options: MountOptions, *, on_ready: Callable[[Address | None], None]
 ) -> None:
-    """Runs until it is unmounted, or asked to end. `on_ready`: programs can use it. `operations` is finished in any
-    case. Raises `FireflyerError`."""
+    """Runs until it is unmounted, or asked to end. `on_ready`: programs can use it; where its metrics are.
+    `operations` is finished in any case. Raises `FireflyerError`."""
+    served: list[Serving] = []
+
+    async def metrics() -> Sequence[Series]:
+        if not served:
+            raise Busy("it is not mounted yet")
+        return served[0].series(operations.held)
+
     try:
-        session = await asyncio.to_thread(_mount, directory, options)
-        try:
-            await _serve(directory, session, operations, on_ready)
-        finally:
-            await asyncio.to_thread(session.close)
+        async with serving_metrics(options.metrics_listen, metrics) as address:
+            session = await asyncio.to_thread(_mount, directory, options)
+            place = _Place(directory, mounted_on(directory))
+            try:
+                served.append(Serving(session, operations))
+                await _serve(place, session, served[0], lambda: on_ready(address))
+            finally:
+                await asyncio.to_thread(lambda: session.close(unmount=place.is_ours()))
     finally:
         await operations.finish()
 
@@ -166,31 +212,32 @@ def _read_ahead(directory: str) -> None:
             file.write(str(_READAHEAD_KIB))
 
 
-async def _serve(directory: str, session: FuseSession, operations: Mounted, on_ready: Callable[[], None]) -> None:
-    serving = Serving(session, operations)
+async def _serve(place: _Place, session: FuseSession, serving: Serving, on_ready: Callable[[], None]) -> None:
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_end.set)
     serving.start()
     try:
-        await asyncio.to_thread(_read_ahead, directory)
+        await asyncio.to_thread(_read_ahead, place.directory)
         on_ready()
         ended, asked = loop.create_task(serving.ended.wait()), loop.create_task(asked_to_end.wait())
         await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
-            await _leave(directory, session, ended)
+            await _leave(place, session, ended)
         asked.cancel()
         await serving.drain()
     finally:
         await serving.close()
 
 
-async def _leave(directory: str, session: FuseSession, ended: asyncio.Task[bool]) -> None:
-    try:
-        await asyncio.to_thread(unmount, directory)
-        async with asyncio.timeout(_ENDED_S):
-            await ended
-    except (OSError, TimeoutError) as error:
-        _log.warning("%s is still in use (%s): programs in it get errors from now on", directory, error)
+async def _leave(place: _Place, session: FuseSession, ended: asyncio.Task[bool]) -> None:
+    if await asyncio.to_thread(place.is_ours):
+        try:
+            await asyncio.to_thread(unmount, place.directory)
+            async with asyncio.timeout(_ENDED_S):
+                await ended
+        except (OSError, TimeoutError) as error:
+            _log.warning("%s is still in use (%s): programs in it get errors from now on", place.directory, error)
+            await asyncio.to_thread(place.free)
     await asyncio.to_thread(session.stop)

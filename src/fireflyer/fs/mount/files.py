@@ -46,6 +46,7 @@ from fireflyer.base.units import MS
 from fireflyer.fs.client.endings import Endings
 from fireflyer.fs.client.files import Files
 from fireflyer.fs.client.opened import File
+from fireflyer.fs.mount.figures import Held
 from fireflyer.fs.mount.operations import (
     Attributes,
     Caller,
@@ -161,6 +162,10 @@ class MountedFiles:
         self._kept: collections.OrderedDict[int, _State] = collections.OrderedDict()
         self._endings = Endings(files.meta)
         self._released = Releases()
+
+    @property
+    def held(self) -> Held:
+        return Held(len(self._inodes), len(self._handles), self._files.opening.dirty_bytes)
 
     async def finish(self) -> None:
         """Raises nothing that only says that bytes are lost."""

@@ -26,14 +26,16 @@ import itertools
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.mount.directories import Directory
+from fireflyer.fs.mount.figures import Held, mount_series
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Opened, Operations, RangeLock
 from fireflyer.fs.mount.waiting import in_any_case, in_thread
 from fireflyer.fs.schema.errors import FileError
+from fireflyer.runtime.metrics import Series
 
 if TYPE_CHECKING:
     from fireflyer.native.fuse import FuseMemory, FuseSession
@@ -126,6 +128,13 @@ class Serving:
     def start(self, threads: int = THREADS) -> None:
         self._loop.add_reader(self._session.event_fd, self._take)
         self._session.start(threads)
+
+    def series(self, held: Held) -> Sequence[Series]:
+        """For Prometheus."""
+        under_way = dict.fromkeys(self._kinds, 0)
+        for event in self._asked.values():
+            under_way[event[0]] += 1
+        return mount_series(self._session, under_way, len(self._directories), held)
 
     async def drain(self) -> None:
         """Until all that was asked is answered. Who waits for a lock waits no more."""
