@@ -99,7 +99,7 @@ def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:
     ],
 )
 def test_a_planted_bug_is_found(bug: str) -> None:
-    """Some are too rare for chance; those are played by hand in `test_replica`."""
+    """Some are too rare for chance; those are played by hand in `test_replica_sessions`."""
     found = next(((seed, what) for seed, what in plant(bug, range(BUGS[bug].within)) if what), None)
     assert found is not None
     print(bug, *found)

@@ -13,15 +13,33 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core.reads import decide
 from fireflyer.fs.core.replica import Limits, Replica
-from fireflyer.fs.schema.chunks import Change, Look, LookKind, LookReply, Operation, PeerMessage, Update, UpdateReply
+from fireflyer.fs.schema.chunks import (
+    Answer,
+    Change,
+    Look,
+    LookKind,
+    LookReply,
+    Operation,
+    PeerMessage,
+    Put,
+    Refusal,
+    Refused,
+    Request,
+    SyncDone,
+    Update,
+    UpdateReply,
+)
 from fireflyer.fs.schema.ids import ChunkId, TargetId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 from fireflyer.native import crc32c
 
-__all__ = ["CHUNK", "Letter", "Machine", "Rig", "write"]
+__all__ = ["CHUNK", "FAR_NS", "LASTSRV", "OFFLINE", "REMOVE", "SERVING", "SYNCING", "Letter", "Machine", "Rig"]
+__all__ += ["is_answer", "is_done", "is_put", "refusal", "write"]
 
 CHUNK = ChunkId(1, 0)
 FAR_NS = 1 << 60
+SERVING, SYNCING, OFFLINE, LASTSRV = "serving", "syncing", "offline", "lastsrv"
+REMOVE = Change(Operation.REMOVE)
 
 
 def write(data: bytes, offset: int = 0) -> Change:
@@ -164,3 +182,21 @@ class Rig:
         self.now_ns += after_ns
         for machine in self.machines.values():
             machine.feed(fx.Tick())
+
+
+def refusal(rig: Rig, waiter: int) -> Refusal:
+    reply = rig.replies[waiter]
+    assert isinstance(reply, Refused), reply
+    return reply.refusal
+
+
+def is_put(letter: Letter) -> bool:
+    return isinstance(letter.message, Request) and isinstance(letter.message.body, Put)
+
+
+def is_answer(letter: Letter) -> bool:
+    return isinstance(letter.message, Answer)
+
+
+def is_done(letter: Letter) -> bool:
+    return isinstance(letter.message, Request) and isinstance(letter.message.body, SyncDone)

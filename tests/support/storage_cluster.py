@@ -15,12 +15,14 @@ import contextlib
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tests.support.data_connection import FOUND, MISSING, DataConnection
+from tests.support.loops import on_loop
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB
@@ -44,12 +46,15 @@ from fireflyer.fs.service.manager import run_manager
 from fireflyer.fs.service.manager_config import ManagerConfig
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.target_directory import make_target
-from fireflyer.identity.handshake import NodeCredential
+from fireflyer.identity.handshake import NodeCredential, UserCredential
 from fireflyer.identity.secrets import new_secret, save_secret
+from fireflyer.identity.tokens import TokenStore
 from fireflyer.native import crc32c
 
-__all__ = ["FAILURE_TIMEOUT_MS", "PATIENT_MS", "Node", "Store", "cluster"]
+__all__ = ["FAILURE_TIMEOUT_MS", "FIRST", "PATIENT_MS", "SECOND", "THIRD", "Node", "Store", "cluster", "in_cluster"]
+__all__ += ["user_of"]
 
+FIRST, SECOND, THIRD = ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 7)
 FAILURE_TIMEOUT_MS = 1500
 PATIENT_MS = 15_000
 """Where nobody is to be taken for dead: a busy machine may well let a process stand still for a second."""
@@ -324,3 +329,18 @@ async def cluster(
         await store.close()
         manager.cancel()
         await asyncio.wait([manager])
+
+
+def in_cluster(
+    work: Callable[[Store], Coroutine[Any, Any, None]], directory: Path, *, limit_s: float = 60, **options: Any
+) -> None:
+    async def run() -> None:
+        async with cluster(directory, **({"nodes": 3, "replicas": 3} | options)) as store:
+            await work(store)
+
+    on_loop(run, limit_s=limit_s)()
+
+
+def user_of(store: Store, tokens: TokenStore, name: str) -> UserCredential:
+    tokens.create_user(name, int(time.time()))
+    return UserCredential(tokens.issue(name, int(time.time())))

@@ -2,87 +2,31 @@
 
 import copy
 import gc
-import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
+from tests.support.ddp_threads import (
+    Gradients,
+    TwoHeads,
+    assert_close,
+    batch,
+    gradients,
+    network,
+    run,
+    same_bits,
+    seeded,
+    share,
+    single_process,
+)
 from tests.support.thread_world import ThreadCommunicator, run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fireflyer.base.errors import PeerFailed, UsageError
+from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint import capture, load_into
 from fireflyer.training import DistributedDataParallel as Ddp
 from fireflyer.training.replicas import broadcast_tensors
-
-T = TypeVar("T")
-Gradients = dict[str, torch.Tensor]
-
-
-ONE_AT_A_TIME = threading.Lock()
-
-
-def seeded(build: Callable[[], T], seed: int = 0) -> T:
-    """Ranks are threads here, and share one generator of random numbers."""
-    with ONE_AT_A_TIME:
-        torch.manual_seed(seed)
-        return build()
-
-
-def network(seed: int = 0) -> nn.Sequential:
-    return seeded(
-        lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)), seed
-    )
-
-
-def batch(size: int = 12, seed: int = 1) -> torch.Tensor:
-    return torch.randn(size, 6, generator=torch.Generator().manual_seed(seed))
-
-
-def meta_buffer() -> nn.Module:
-    module = nn.Linear(2, 2)
-    module.register_buffer("mask", torch.empty(1, device="meta"))
-    return module
-
-
-def share(whole: torch.Tensor, comm: ThreadCommunicator) -> torch.Tensor:
-    return whole.chunk(comm.world_size)[comm.rank]
-
-
-def gradients(module: nn.Module) -> Gradients:
-    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-
-
-def run(size: int, body: Callable[[ThreadCommunicator], T], *, fail_at: int | None = None) -> list[T]:
-    outcomes: list[T] = []
-    for outcome in run_ranks(size, body, fail_at=fail_at):
-        if isinstance(outcome, BaseException):
-            raise outcome
-        outcomes.append(outcome)
-    return outcomes
-
-
-def errors(size: int, body: Callable[[ThreadCommunicator], object], *, fail_at: int | None = None) -> list[str]:
-    """`Class: message` of each rank."""
-    outcomes = run_ranks(size, body, fail_at=fail_at)
-    return [f"{type(o).__name__}: {o}" if isinstance(o, BaseException) else f"returned {o}" for o in outcomes]
-
-
-def same_bits(a: Gradients, b: Gradients) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def assert_close(actual: Gradients, expected: Gradients) -> None:
-    assert actual.keys() == expected.keys()
-    for name, gradient in actual.items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
-
-
-def single_process(module: nn.Module, whole: torch.Tensor) -> Gradients:
-    module(whole).square().mean().backward()
-    return gradients(module)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -230,43 +174,6 @@ def test_shared_frozen_and_mixed_parameters() -> None:
             torch.testing.assert_close(result[name], gradient, rtol=tolerance, atol=tolerance)
 
 
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(6, 4)
-        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor, heads: str) -> Any:
-        x = self.body(x).tanh()
-        return sum(getattr(self, head)(x).square().mean() for head in heads.split())
-
-
-def test_a_parameter_without_gradient_is_an_error_on_all_ranks() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        model = Ddp(TwoHeads(), comm, bucket_bytes=1)
-        model(share(batch(), comm), "left right" if comm.rank == 0 else "left").backward()
-
-    other, own = errors(2, body)
-    assert other.startswith("UsageError: another rank computed no gradient")
-    assert own.startswith(
-        "UsageError: 2 parameters received no gradient: right.bias, right.weight; use them in the loss"
-    )
-
-
-def test_training_goes_on_after_that_error() -> None:
-    def body(comm: ThreadCommunicator) -> Gradients:
-        model = Ddp(seeded(TwoHeads), comm)
-        with pytest.raises(UsageError, match="received no gradient"):
-            model(share(batch(), comm), "left").backward()
-        model.zero_grad()
-        model(share(batch(), comm), "left right").backward()
-        return gradients(model.module)
-
-    expected = seeded(TwoHeads)
-    expected(batch(), "left right").backward()
-    assert_close(run(2, body)[0], gradients(expected))
-
-
 def test_unused_parameters_count_as_zero_on_request() -> None:
     def body(comm: ThreadCommunicator) -> Gradients:
         model = Ddp(seeded(TwoHeads), comm, bucket_bytes=1, find_unused_parameters=True)
@@ -326,35 +233,6 @@ def test_buffers_follow_rank_0_in_training_only() -> None:
     assert zero[3] == one[3]
 
 
-def test_what_is_no_module_is_refused() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        function: Any = torch.relu
-        Ddp(function, comm)
-
-    assert errors(1, body) == [
-        "UsageError: cannot wrap a builtin_function_or_method; the first argument is a torch.nn.Module"
-    ]
-
-
-def test_another_module_on_a_rank_is_refused_by_all() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        Ddp(nn.Linear(6, 3 if comm.rank == 2 else 2), comm)
-
-    zero, one, two = errors(3, body)
-    assert zero == one == "UsageError: the modules of ranks [2] differ from rank 0's; their own errors say in what"
-    assert two == (
-        "UsageError: rank 2 wraps another module than rank 0: item 0 is parameter 'weight' (3, 6) float32 trained "
-        "here, parameter 'weight' (2, 6) float32 trained there"
-    )
-
-
-def test_other_options_on_a_rank_are_refused_by_all() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        Ddp(nn.Linear(6, 2), comm, bucket_bytes=100 + comm.rank)
-
-    assert "bucket_bytes=101" in errors(2, body)[1]
-
-
 def test_initial_values_come_from_rank_0_whatever_their_type() -> None:
     class Values(nn.Module):
         def __init__(self, rank: int) -> None:
@@ -390,78 +268,6 @@ def test_values_are_copied_through_a_staging_buffer_of_any_size(staging_bytes: i
 
     for tensors in run(2, body):
         assert [tensor.tolist() for tensor in tensors] == [[n] * n for n in (3, 0, 17, 1, 8)]
-
-
-def test_a_failed_peer_leaves_backward_with_its_own_class() -> None:
-    construction = 3  # two to compare modules, one for the parameters
-
-    def body(comm: ThreadCommunicator) -> None:
-        model = Ddp(network(), comm, bucket_bytes=1)
-        assert len(comm.started) == construction
-        for _ in range(2):
-            with pytest.raises(PeerFailed) as caught:
-                model(share(batch(), comm)).square().mean().backward()
-            assert caught.value.rank == 1
-
-    run(2, body, fail_at=construction + 2)
-
-
-def test_an_error_when_starting_an_allreduce_leaves_backward_as_it_is() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        model = Ddp(network(), comm, bucket_bytes=1)
-
-        def refuse(kind: str) -> None:
-            if len(comm.started) == 6:  # the fourth allreduce, after the three operations of the construction
-                raise PeerFailed("rank 7 is gone", rank=7)
-
-        comm.on_start = refuse
-        with pytest.raises(PeerFailed, match="rank 7 is gone"):
-            model(batch()).square().mean().backward()
-        comm.on_start = lambda kind: None
-        model.zero_grad()
-        model(batch()).square().mean().backward()
-
-    run(1, body)
-
-
-def test_a_pass_broken_off_by_the_user_is_told_at_the_next_one() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        model = Ddp(network(), comm, bucket_bytes=1)
-        layer = model.module.get_submodule("0").weight
-        assert isinstance(layer, nn.Parameter)
-
-        def fail(grad: torch.Tensor) -> None:
-            raise KeyError("user")
-
-        handle = layer.register_hook(fail)  # type: ignore[no-untyped-call]
-        with pytest.raises(KeyError):
-            model(batch()).square().mean().backward()
-        handle.remove()
-        for _ in range(2):
-            with pytest.raises(UsageError, match="broke off after 5 of 6 allreduces"):
-                model(batch())
-
-    run(1, body)
-
-
-def test_a_pass_broken_off_before_the_first_allreduce_leaves_no_trace() -> None:
-    def body(comm: ThreadCommunicator) -> Gradients:
-        model = Ddp(network(), comm)
-        layer = model.module.get_submodule("0").weight
-        assert isinstance(layer, nn.Parameter)
-
-        def fail(grad: torch.Tensor) -> None:
-            raise KeyError("user")
-
-        handle = layer.register_hook(fail)  # type: ignore[no-untyped-call]
-        with pytest.raises(KeyError):
-            model(share(batch(), comm)).square().mean().backward()
-        handle.remove()
-        model.zero_grad()
-        model(share(batch(), comm)).square().mean().backward()
-        return gradients(model.module)
-
-    assert_close(run(2, body)[0], single_process(network(), batch()))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -530,45 +336,6 @@ def test_input_gradients_alone_start_no_allreduce() -> None:
         return len(comm.started) - before
 
     assert run(2, body) == [0, 0]
-
-
-def test_changed_parameters_are_refused() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        model = Ddp(network(), comm)
-        model.module.get_submodule("2").requires_grad_(False)
-        model(batch())
-
-    assert errors(1, body) == [
-        "UsageError: parameters were replaced, frozen or unfrozen after wrapping: ['2.bias', '2.weight']; wrap again"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (nn.Linear(2, 2).requires_grad_(False), "no parameter that requires a gradient"),
-        (nn.Linear(2, 2, dtype=torch.complex64), "is torch.complex64"),
-        (nn.Linear(2, 2, device="meta"), "'weight' is on meta"),
-        (meta_buffer(), "'mask' is on meta"),
-    ],
-)
-def test_modules_that_cannot_be_trained_are_refused(module: nn.Module, message: str) -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        Ddp(module, comm)
-
-    assert message in errors(1, body)[0]
-
-
-def test_sparse_gradients_are_refused() -> None:
-    def body(comm: ThreadCommunicator) -> None:
-        model = Ddp(nn.Embedding(5, 2, sparse=True), comm)
-        model(torch.tensor([1])).sum().backward()
-
-    assert "sparse gradient" in errors(1, body)[0]
-
-
-def test_bucket_bytes_must_be_positive() -> None:
-    assert "bucket_bytes 0 must be positive" in errors(1, lambda comm: Ddp(network(), comm, bucket_bytes=0))[0]
 
 
 def test_state_dict_is_the_modules_own() -> None:

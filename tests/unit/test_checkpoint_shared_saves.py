@@ -1,0 +1,313 @@
+"""The checkpoint managers of several ranks: each checkpoint is of all of them, or of none."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from tests.support.checkpoint_ranks import Ranks
+from tests.support.checkpoint_states import Gate, damage, flip, manager, same, save_all, state_of
+
+from fireflyer.base.errors import (
+    Aborted,
+    DataCorruption,
+    NoSpace,
+    NotFound,
+    Timeout,
+    UsageError,
+)
+from fireflyer.base.events import CheckpointReport
+from fireflyer.base.ports import Disk
+from fireflyer.base.units import SECOND
+from fireflyer.checkpoint import (
+    CheckpointManager,
+    State,
+    capture,
+    verify,
+)
+from fireflyer.checkpoint.background import BackgroundSave
+from fireflyer.runtime.disk import RealDisk, RealFile
+from fireflyer.runtime.store import LocalStore
+from fireflyer.sim import Fault, FaultKind, SimDisk
+
+# Several ranks.
+
+
+def own_of(rank: int, step: int) -> dict[str, torch.Tensor]:
+    return {"rng": torch.full((4,), 10 * step + rank, dtype=torch.int64)}
+
+
+def rank_state(rank: int, step: int) -> State:
+    return State(state_of(step).shared, own_of(rank, step), {"step": step})
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return RealDisk()
+
+
+def test_ranks_share_the_work_and_each_gets_its_own_back(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 3, disk)
+    for step in (10, 20, 30):
+        results = ranks.together(lambda ours, step=step: ours.save(step, rank_state(ours.rank, step)).result())  # type: ignore[misc]
+        assert {*results} == {f"step-{step:08d}"}
+        ranks.together(lambda ours: ours.wait())
+    ranks.close()
+    assert sorted((report.rank, report.step) for report in ranks.reports if report.error is None) == [
+        (rank, step) for rank in range(3) for step in (10, 20, 30)
+    ]
+    shards = sorted((tmp_path / "step-00000030").glob("*.safetensors"))
+    stored = [{*safetensors.torch.load_file(shard)} for shard in shards]
+    assert sum(len(names) for names in stored) == len({name for names in stored for name in names}) == 5 + 3
+    assert all(len(names) > 1 for names in stored), "every rank writes shared tensors"
+
+    again = Ranks(str(tmp_path), 3, disk, attempt=1)
+    for rank, restored in enumerate(again.together(lambda ours: ours.restore())):
+        assert same(restored, 30)
+        assert restored is not None
+        assert restored.own is not None
+        assert torch.equal(restored.own["rng"], own_of(rank, 30)["rng"])
+    again.close()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_another_number_of_ranks_can_resume(tmp_path: Path, disk: Disk, world_size: int) -> None:
+    ranks = Ranks(str(tmp_path), 3, disk)
+    ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10)).result())
+    ranks.close()
+    again = Ranks(str(tmp_path), world_size, disk, attempt=1)
+    for rank, restored in enumerate(again.together(lambda ours: ours.restore())):
+        assert same(restored, 10)
+        assert restored is not None
+        assert (restored.own is None) == (rank >= 3)
+    again.together(lambda ours: ours.save(20, rank_state(ours.rank, 20)).result())
+    again.close()
+
+
+def test_a_rank_that_cannot_write_fails_the_save_on_every_rank() -> None:
+    device = SimDisk()
+    disk = device.mount()
+    ranks = Ranks("/c", 3, disk)
+    ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10), blocking=True).result())
+    device.faults = [Fault(kind=FaultKind.NO_SPACE, operation="pwrite", path_contains="shard-00002")]
+    errors = ranks.together(lambda ours: ours.save(20, rank_state(ours.rank, 20)).error())
+    assert all(isinstance(error, NoSpace) for error in errors)
+    assert str(errors[0]).startswith("rank 2: ")
+    device.faults = []
+    names = ranks.together(lambda ours: ours.save(30, rank_state(ours.rank, 30), blocking=True).result())
+    assert names == ["step-00000030"] * 3
+    ranks.close()
+    assert disk.list("/c") == ["step-00000010", "step-00000030"]
+
+
+def test_where_ranks_differ_in_buffers_rank_0s_are_stored(tmp_path: Path, disk: Disk) -> None:
+    def model_of(rank: int) -> torch.nn.Module:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        model(torch.rand(8, 3) + rank)
+        return model
+
+    models = [model_of(rank) for rank in range(4)]
+    ranks = Ranks(str(tmp_path), 4, disk)
+    ranks.together(lambda ours: ours.save(10, capture(models[ours.rank])).result())
+    restored = ranks.together(lambda ours: ours.restore())
+    ranks.close()
+    for one in restored:
+        assert one is not None
+        for name, value in models[0].state_dict().items():
+            assert torch.equal(one.shared[f"model/{name}"], value), name
+    assert all(info.problem is None for info in verify(str(tmp_path)))
+    shards = sorted((tmp_path / "step-00000010").glob("*.safetensors"))
+    assert all(any("model/" in name for name in safetensors.torch.load_file(shard)) for shard in shards)
+
+
+class Gated(RealDisk):
+    """Stops before it creates the manifest of step 20."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def create(self, path: str) -> RealFile:
+        if path.endswith("manifest.json") and "00000020" in path:
+            self.reached.set()
+            assert self.go_on.wait(30)
+        return super().create(path)
+
+
+def test_a_launch_that_is_not_quite_dead_cannot_commit_what_the_next_one_writes(tmp_path: Path) -> None:
+    old_disk, new_disk = Gated(), Gated()
+    old = manager(tmp_path, disk=old_disk, keep=1)
+    old.save(10, state_of(10), blocking=True).result()
+    late = old.save(20, state_of(20))
+    assert old_disk.reached.wait(30)
+    new = manager(tmp_path, disk=new_disk, keep=1)
+    new.save(15, state_of(15), blocking=True).result()
+    ours = new.save(20, state_of(20))  # the same step, attempt and number of the save
+    assert new_disk.reached.wait(30)
+    old_disk.go_on.set()
+    assert isinstance(late.error(), NotFound)
+    new_disk.go_on.set()
+    assert ours.result() == "step-00000020"
+    old.close()
+    new.close()
+    assert [(info.name, info.problem) for info in verify(str(tmp_path))] == [("step-00000020", None)]
+
+
+def test_ranks_with_different_shared_tensors_do_not_make_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 2, disk)
+
+    def save(ours: CheckpointManager) -> object:
+        shared = {"w": torch.zeros(4), "x": torch.zeros(4 + ours.rank)}
+        return ours.save(10, State(shared)).error()
+
+    errors = ranks.together(save)
+    assert all(isinstance(error, UsageError) for error in errors)
+    assert "rank 1 has other shared tensors" in str(errors[0])
+    ranks.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_every_rank_passes_over_the_same_checkpoints(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 2, disk)
+    for step in (10, 20):
+        ranks.together(lambda ours, step=step: ours.save(step, rank_state(ours.rank, step), blocking=True).result())  # type: ignore[misc]
+    ranks.close()
+    flip(tmp_path / "step-00000020" / "shard-00001-of-00002.safetensors", -1)
+    again = Ranks(str(tmp_path), 2, disk, attempt=1)
+    restored = again.together(lambda ours: ours.restore())
+    assert all(same(one, 10) for one in restored)
+    assert len({one.passed_over for one in restored if one is not None}) == 1
+    again.close()
+
+
+def test_when_rank_0_cannot_restore_the_others_hear_why(tmp_path: Path, disk: Disk) -> None:
+    save_all(tmp_path, [10])
+    damage(tmp_path / "step-00000010", "missing shard")
+    ranks = Ranks(str(tmp_path), 2, disk)
+
+    def failing(ours: CheckpointManager) -> str:
+        with pytest.raises(DataCorruption) as caught:
+            ours.restore()
+        return str(caught.value)
+
+    messages = ranks.together(failing)
+    assert all("none of the 1 checkpoints" in message for message in messages)
+    ranks.close()
+
+
+def test_ranks_agree_on_a_period_in_time_and_on_skipping(tmp_path: Path) -> None:
+    disk = Gate()
+    ranks = Ranks(str(tmp_path), 2, disk, period_ns=SECOND)
+    late = [manager._clock.now_ns() + 10 * SECOND * (manager.rank == 0) for manager in ranks.managers]
+    assert ranks.together(lambda ours: ours.due(1, late[ours.rank])) == [True, True]
+    first = ranks.together(lambda ours: ours.save(1, rank_state(ours.rank, 1)))
+    assert disk.reached.wait(30)
+    second = ranks.together(lambda ours: ours.save(2, rank_state(ours.rank, 2)))
+    assert [handle.skipped for handle in second] == [True, True]
+    disk.open_gate.set()
+    assert [handle.result() for handle in first] == ["step-00000001"] * 2
+    ranks.together(lambda ours: ours.wait())
+    third = ranks.together(lambda ours: ours.save(3, rank_state(ours.rank, 3)).result())
+    assert third == ["step-00000003"] * 2
+    ranks.close()
+
+
+class SlowRank1(RealDisk):
+    """Rank 1 gets stuck in the first file it creates, rank 0 cannot write its first."""
+
+    def __init__(self) -> None:
+        self.stuck = threading.Event()
+        self.go_on = threading.Event()
+
+    def create(self, path: str) -> RealFile:
+        if "00000010" in path and "shard-00000" in path:
+            assert self.stuck.wait(30)
+            raise NoSpace(f"create {path}: no space left")
+        file = super().create(path)
+        if "00000010" in path:
+            self.stuck.set()
+            assert self.go_on.wait(30)
+        return file
+
+
+def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp_path: Path) -> None:
+    disk = SlowRank1()
+    ranks = Ranks(str(tmp_path), 2, disk)
+    first = ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10)))
+    assert isinstance(first[0].error(), NoSpace)
+    ranks.managers[0].wait()
+    assert not first[1].done()
+
+    def go_on_when_given_up(stuck: BackgroundSave) -> None:
+        assert stuck._given_up.wait(30)
+        disk.go_on.set()
+
+    def save(ours: CheckpointManager) -> str | None:
+        if ours.rank == 1:
+            threading.Thread(target=go_on_when_given_up, args=(ours._current,)).start()
+        return ours.save(20, rank_state(ours.rank, 20)).result()
+
+    assert ranks.together(save) == ["step-00000020"] * 2
+    assert isinstance(first[1].error(), Aborted)
+    ranks.close()
+    assert os.listdir(tmp_path) == ["step-00000020"]
+    assert [info.problem for info in verify(str(tmp_path))] == [None]
+
+
+def test_a_record_too_long_for_the_store_fails_the_save_at_once(tmp_path: Path, disk: Disk) -> None:
+    def save(ours: CheckpointManager) -> str:
+        shared = {f"{'x' * 900}/{index}": torch.zeros(1) for index in range(9000)}
+        return str(ours.save(10, State(shared), blocking=True).error())
+
+    ranks = Ranks(str(tmp_path), 2, disk)
+    for error in ranks.together(save):
+        assert "at most 4194304 are allowed" in error
+    ranks.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_rank_0_said_before_a_save_was_given_up_is_heard(tmp_path: Path, disk: Disk) -> None:
+    store = LocalStore()
+    kept: list[CheckpointReport] = []
+
+    class Late:
+        """Rank 1's store: the outcome comes at the very end of a wait, and the next save begins right then."""
+
+        def get(self, key: str, timeout_ns: int) -> bytes:
+            value = store.get(key, 30 * SECOND)
+            if key.endswith("/1/outcome") and not self.told:
+                self.told = True
+                follower._current._given_up.set()  # type: ignore[union-attr]
+                raise Timeout("nothing yet")
+            return value
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store, name)
+
+        told = False
+
+    def make(rank: int, store: object) -> CheckpointManager:
+        return manager(tmp_path, rank=rank, world_size=2, store=store, on_event=kept.append)
+
+    leader, follower = make(0, store), make(1, Late())
+    handles = [one.save(10, rank_state(one.rank, 10)) for one in (leader, follower)]
+    assert [handle.result(60 * SECOND) for handle in handles] == ["step-00000010"] * 2
+    assert [report.error for report in kept] == [None, None]
+    leader.close()
+    follower.close()
+
+
+def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 2, disk, timeout_ns=SECOND // 5)
+    handle = ranks.managers[0].save(10, rank_state(0, 10))
+    error = handle.error()
+    assert error is not None
+    assert "another rank is gone" in str(error)
+    ranks.managers[0].close()
+    assert os.listdir(tmp_path) == []
+    ranks.close()
