@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("files"))
+def local(module_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(module_path)
     try:
         cluster.ff("up", "--detach", "--failure-timeout", "2")
         yield cluster

@@ -60,8 +60,8 @@ FOUND, DENIED = 1, 6
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    found = LocalCluster(tmp_path_factory.mktemp("attacks"))
+def cluster(module_path: Path) -> Iterator[LocalCluster]:
+    found = LocalCluster(module_path)
     try:
         found.ff("up", "--detach", "--relaxed")
         yield found

@@ -27,8 +27,8 @@ FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    found = LocalCluster(tmp_path_factory.mktemp("cluster"))
+def cluster(module_path: Path) -> Iterator[LocalCluster]:
+    found = LocalCluster(module_path)
     try:
         found.ff("up", "--detach", "--relaxed", "--nodes", "2", "--targets-per-node", "1")
         found.wait(found.whole)

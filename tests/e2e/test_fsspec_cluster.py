@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    found = LocalCluster(tmp_path_factory.mktemp("cluster"))
+def cluster(module_path: Path) -> Iterator[LocalCluster]:
+    found = LocalCluster(module_path)
     try:
         found.ff("up", "--detach", "--relaxed")
         yield found

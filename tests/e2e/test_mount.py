@@ -30,12 +30,14 @@ MakeMount = Callable[..., Mount]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
-    cluster.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")
-    cluster.wait(cluster.whole)
-    yield cluster
-    cluster.close()
+def cluster(module_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(module_path)
+    try:
+        cluster.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")
+        cluster.wait(cluster.whole)
+        yield cluster
+    finally:
+        cluster.close()
 
 
 def _mounts(stack: ExitStack, cluster: LocalCluster, directory: Path) -> MakeMount:

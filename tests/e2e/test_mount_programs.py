@@ -19,8 +19,8 @@ pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.pati
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
+def whole(module_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    cluster = LocalCluster(module_path)
     place = str(tmp_path_factory.mktemp("place"))
     try:
         cluster.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -28,9 +29,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace | str
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(session_path: Path) -> Iterator[LocalCluster]:
     """Real processes."""
-    found = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    found = LocalCluster(session_path)
     try:
         found.ff("up", "--detach", "--relaxed")
         yield found
