@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from fireflyer.fs.core.meta import expiring, tables
 from fireflyer.fs.core.meta.checking import Checker, Problem
@@ -90,9 +90,23 @@ class Names:
         return body
 
     def expire(self, limit: int = 100) -> bool:
-        result = self.run(lambda context: expiring.expire(context, limit), SYSTEM)
+        result = self.run(lambda context: expiring.expire(context, context.now_ns, limit), SYSTEM)
         assert isinstance(result, bool)
         return result
+
+    def lead(self, clock: expiring.TrashClock, monotonic_ns: int) -> None:
+        """What who leads does for the trash; his wall clock is `now_ns`."""
+        names = self
+
+        class _Ports:
+            def now_ns(self) -> int:
+                return monotonic_ns
+
+            async def transact(self, body: Any) -> Any:
+                return await names._engine.transact(lambda rows: body(names.context(rows, SYSTEM)))
+
+        while self._runner.run(clock.step(cast(Any, _Ports()), 100)):
+            pass
 
     def rows(self) -> list[tuple[bytes, bytes]]:
         page = self.store.scan(self.store.version, EVERYTHING)

@@ -9,6 +9,9 @@ from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.expiring import TrashClock
+from fireflyer.fs.core.meta.keeping import EXPIRE_EVERY_NS
+from fireflyer.fs.core.meta.trash import MOST_STEP_NS
 from fireflyer.fs.schema.inodes import Defaults, Kind
 from fireflyer.fs.schema.meta import (
     Area,
@@ -30,6 +33,8 @@ from fireflyer.fs.schema.meta import (
 )
 
 ALICE, BOB = user(1001), user(1002)
+YEAR_NS = 365 * 86400 * SECOND
+STEP_S = EXPIRE_EVERY_NS // SECOND
 
 
 def begin(names: Names, *paths: str, seconds: int = 60) -> None:
@@ -118,6 +123,60 @@ def test_it_is_removed_for_good_when_its_time_has_come() -> None:
         assert listed(names, ".trash/1001") == []
         assert not [key for key, _ in names.rows() if key[:2] == b"FT"]
         names.check()
+
+
+def lead(names: Names, clock: TrashClock, from_s: int, seconds: int) -> int:
+    """For so long; when it is then, by that leader's own clock."""
+    for now_s in range(from_s, from_s + seconds, STEP_S):
+        names.lead(clock, now_s * SECOND)
+    return from_s + seconds
+
+
+@pytest.mark.parametrize("wrong_ns", [YEAR_NS, -YEAR_NS])
+def test_a_leader_whose_wall_clock_is_wrong_removes_nothing_early_or_late(wrong_ns: int) -> None:
+    with Names() as names:
+        lead(names, TrashClock(), 1000, 20)
+        begin(names, "f")
+        names.do(Remove(at("d/f")), asker=ALICE)
+        names.now_ns += wrong_ns
+        other = TrashClock()
+        now_s = lead(names, other, 7, 60)
+        assert len(listed(names, ".trash/1001")) == 1
+        lead(names, other, now_s, MOST_STEP_NS // SECOND + 2 * STEP_S)
+        assert listed(names, ".trash/1001") == []
+        names.check()
+
+
+@pytest.mark.parametrize("wrong_ns", [YEAR_NS, -YEAR_NS])
+def test_what_is_removed_by_a_service_whose_wall_clock_is_wrong_stays_as_long_as_other_things(wrong_ns: int) -> None:
+    with Names() as names:
+        clock = TrashClock()
+        now_s = lead(names, clock, 1000, 20)
+        begin(names, "f")
+        names.now_ns += wrong_ns
+        names.do(Remove(at("d/f")), asker=ALICE)
+        names.now_ns -= wrong_ns
+        now_s = lead(names, clock, now_s, 60)
+        assert len(listed(names, ".trash/1001")) == 1
+        lead(names, clock, now_s, MOST_STEP_NS // SECOND + 2 * STEP_S)
+        assert listed(names, ".trash/1001") == []
+
+
+def test_several_that_believe_to_lead_and_pauses_make_its_time_no_shorter() -> None:
+    with Names() as names:
+        clocks = [TrashClock() for _ in range(3)]
+        now_s = lead(names, clocks[0], 1000, 20)
+        begin(names, "f")
+        names.do(Remove(at("d/f")), asker=ALICE)
+        removed_s = now_s
+        while now_s < removed_s + 60:
+            for clock in clocks:
+                names.lead(clock, now_s * SECOND)
+            now_s += 1
+        assert len(listed(names, ".trash/1001")) == 1
+        names.do(MakeNode(at("d/g"), Kind.FILE), Remove(at("d/g")), asker=BOB)
+        names.lead(clocks[0], (now_s + 3600) * SECOND)  # it stood still, or the machine did
+        assert len(listed(names, ".trash/1002")) == 1
 
 
 def test_it_is_off_by_default_and_off_in_the_trash() -> None:

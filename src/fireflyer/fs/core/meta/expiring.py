@@ -2,26 +2,82 @@
 
 It is removed with the rights of who removed it, so that moving a tree to the trash does not remove what is others' in
 it: that, and what the user has moved away from there, is left alone.
+
+*The clock* is a row. Who leads moves it on by the time for which he has seen it unchanged, by a clock of his that only
+goes on, and by no more than `MOST_STEP_NS` at once. So it never goes faster than time does, whoever's wall clock is
+wrong and however many believe that they lead; while nobody leads it stands still, and everything stays for so much
+longer. Wall clocks begin it, where nothing in the trash says when it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.directories import changed_directory, directory_body
 from fireflyer.fs.core.meta.entries import drop_name
-from fireflyer.fs.core.meta.tables import TRASH, TRASH_ROWS, TrashRow, decode_entry, entry_key, number_key, pair_key
+from fireflyer.fs.core.meta.ports import Ports
+from fireflyer.fs.core.meta.tables import (
+    TRASH,
+    TRASH_CLOCK_KEY,
+    TRASH_CLOCK_ROWS,
+    TRASH_ROWS,
+    TrashClockRow,
+    TrashRow,
+    decode_entry,
+    entry_key,
+    number_key,
+    pair_key,
+    prefix_end,
+)
+from fireflyer.fs.core.meta.trash import MOST_STEP_NS
 from fireflyer.fs.core.meta.trees import empty_directory
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Inode, Kind
 
-__all__ = ["expire"]
+__all__ = ["TrashClock", "expire"]
 
 
-async def expire(context: Context, limit: int) -> bool:
-    """Removes up to about `limit` names whose time has come by `context.now_ns`; True: call it again at once. The asker
-    does not count."""
-    end = number_key(TRASH, max(0, context.now_ns) + 1)
-    page = await context.rows.get_range(pair_key(TRASH, 0, 0), end, limit=max(1, limit))
+class TrashClock:
+    """What one process has seen of it."""
+
+    def __init__(self) -> None:
+        self._row: TrashClockRow | None = None
+        self._seen_ns = 0
+
+    async def step(self, ports: Ports, limit: int) -> bool:
+        """Moves it on, and removes what leaves the trash by then. True: call it again at once."""
+
+        async def body(context: Context) -> tuple[TrashClockRow, int, bool]:
+            row, seen_ns = await self._moved(context, ports.now_ns)
+            return row, seen_ns, await expire(context, row.now_ns, limit)
+
+        self._row, self._seen_ns, more = await ports.transact(body)
+        return more
+
+    async def _moved(self, context: Context, clock: Callable[[], int]) -> tuple[TrashClockRow, int]:
+        value = await context.rows.get(TRASH_CLOCK_KEY)
+        seen_ns = clock()  # behind it: who has moved it did so for the time before
+        if value is None:
+            row = TrashClockRow(await _first_ns(context))
+        else:
+            row = TRASH_CLOCK_ROWS.decode(TRASH_CLOCK_KEY, value)
+            if row == self._row:
+                row = TrashClockRow(row.now_ns + min(seen_ns - self._seen_ns, MOST_STEP_NS))
+        context.rows.set(TRASH_CLOCK_KEY, TRASH_CLOCK_ROWS.encode(row))
+        return row, seen_ns
+
+
+async def _first_ns(context: Context) -> int:
+    page = await context.rows.get_range(TRASH, prefix_end(TRASH), limit=1)
+    first = [int.from_bytes(key[len(TRASH) :][:8], "big") for key, _ in page.items]
+    return min([max(0, context.now_ns), *first])
+
+
+async def expire(context: Context, now_ns: int, limit: int) -> bool:
+    """Removes up to about `limit` names whose time has come by the clock of the trash; True: call it again at once. The
+    asker does not count."""
+    page = await context.rows.get_range(pair_key(TRASH, 0, 0), number_key(TRASH, now_ns + 1), limit=max(1, limit))
     for key, value in page.items:
         if limit <= 0:
             return True

@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fireflyer.base.errors import DataCorruption, TransientError
-from fireflyer.fs.core.meta import cutting, expiring
+from fireflyer.fs.core.meta import cutting
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.expiring import TrashClock
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, LEASE_KEY, LEASE_ROWS, PAGE_ROWS, LeaseRow, lives, next_key
 from fireflyer.fs.core.meta.ports import LASTING, Ports
 from fireflyer.fs.core.meta.reaping import Reaper
@@ -43,6 +44,7 @@ class Keeper:
         self.collector = Collector()
         self.reaper = Reaper()
         self.surveyor = Surveyor()
+        self._trash = TrashClock()
         self.leads = False
         self._seen: LeaseRow | None = None
         self._seen_ns = 0
@@ -162,10 +164,6 @@ class Keeper:
             return False
         if self._expired_ns is not None and now_ns - self._expired_ns < EXPIRE_EVERY_NS:
             return False
-
-        async def body(context: Context) -> bool:
-            return await expiring.expire(context, EXPIRED_AT_ONCE)
-
-        more = await ports.transact(body)
+        more = await self._trash.step(ports, EXPIRED_AT_ONCE)
         self._expired_ns = None if more else now_ns
         return more

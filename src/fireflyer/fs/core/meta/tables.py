@@ -7,6 +7,7 @@
     FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
     FW FO FL FU                    writers, holds, locks, what is unlinked: `open_rows`, as FC FG FK FQ
     FP                             which files users may write to: `grants`
+    FXtrash                        the clock of the trash        `TrashClockRow`
     FR FX                          the service's: replies; numbers given out, services, leases
 
 Numbers are big-endian, so that ranges are in their order; the names of one directory are one range. A value is a byte,
@@ -33,6 +34,7 @@ ENTRIES: Final = b"FE"
 VALUES: Final = b"FV"
 AREAS: Final = b"FA"
 TRASH: Final = b"FT"
+TRASH_CLOCK_KEY: Final = b"FXtrash"
 UNLINKED: Final = b"FU"
 WRITERS: Final = b"FW"
 HOLDS: Final = b"FO"
@@ -74,6 +76,10 @@ class TrashRow(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[int, ...] = ()
 
 
+class TrashClockRow(msgspec.Struct, frozen=True, array_like=True):
+    now_ns: int
+
+
 class Coder(Generic[R]):
     """Values of one kind of row."""
 
@@ -99,9 +105,11 @@ class Coder(Generic[R]):
 
 AREA_ROWS: Final = Coder(AreaRow)
 TRASH_ROWS: Final = Coder(TrashRow)
+TRASH_CLOCK_ROWS: Final = Coder(TrashClockRow)
 _INODE: Final = Coder(Inode)
 _ENTRY: Final = Coder(EntryRow)
-__all__ += ["AREA_ROWS", "ENTRY_PREFIX_BYTES", "TRASH_ROWS", "corrupt"]
+__all__ += ["AREA_ROWS", "ENTRY_PREFIX_BYTES", "TRASH_CLOCK_KEY", "TRASH_CLOCK_ROWS", "TRASH_ROWS", "TrashClockRow"]
+__all__ += ["corrupt"]
 
 encode_inode: Final = _INODE.encode
 encode_entry: Final = _ENTRY.encode

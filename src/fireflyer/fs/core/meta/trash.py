@@ -7,6 +7,9 @@ there: still in the same area, so it still counts, and any `mv` restores it. Rem
 Kept are files, links and so on whose last name goes, also those that a rename replaces, and whole trees that
 `RemoveTree` removes; not empty directories. `.trash` is made when it is first needed. Another's directory or file of
 that name is left alone: then the trash is `.trash.1`, and so on.
+
+*When it leaves* is told by a clock of its own, a row (`expiring`): whose wall clock is wrong empties no trash, whether
+he removes or expires. The row is at most `MOST_STEP_NS` behind when something is removed, so that is added.
 """
 
 from __future__ import annotations
@@ -21,13 +24,25 @@ from fireflyer.fs.core.meta import areas
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.directories import changed_directory, directory_body, is_in
 from fireflyer.fs.core.meta.paths import look_up
-from fireflyer.fs.core.meta.tables import TRASH, TRASH_ROWS, EntryRow, TrashRow, encode_entry, entry_key, pair_key
+from fireflyer.fs.core.meta.tables import (
+    TRASH,
+    TRASH_CLOCK_KEY,
+    TRASH_CLOCK_ROWS,
+    TRASH_ROWS,
+    EntryRow,
+    TrashRow,
+    encode_entry,
+    entry_key,
+    pair_key,
+)
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryBody, Inode, InodeId, Kind
 
-__all__ = ["TRASH_NAME", "keep"]
+__all__ = ["MOST_STEP_NS", "TRASH_NAME", "keep"]
 
 TRASH_NAME: Final = b".trash"
+MOST_STEP_NS: Final = 10 * SECOND
+"""So much the clock of the trash goes on at once."""
 _TRIES: Final = 100
 """Other names, where one is taken."""
 _ALL_READ: Final = 0o755
@@ -104,7 +119,15 @@ async def _add(context: Context, own: Inode, name: bytes, inode: Inode, seconds:
         body = msgspec.structs.replace(body, parent=own.id, depth=directory_body(own).depth + 1)
     context.put(msgspec.structs.replace(inode, ctime_ns=now_ns, body=body, home=own.id))
     row = TrashRow(inode.id, own.id, kept_as, asker.uid, asker.gid, asker.groups)
-    context.rows.set(pair_key(TRASH, now_ns + seconds * SECOND, inode.id), TRASH_ROWS.encode(row))
+    context.rows.set(pair_key(TRASH, await _now_ns(context) + seconds * SECOND, inode.id), TRASH_ROWS.encode(row))
+
+
+async def _now_ns(context: Context) -> int:
+    """By the clock of the trash, which begins with the first service that leads."""
+    value = await context.rows.get(TRASH_CLOCK_KEY)
+    if value is None:
+        return context.now_ns
+    return TRASH_CLOCK_ROWS.decode(TRASH_CLOCK_KEY, value).now_ns + MOST_STEP_NS
 
 
 async def _free_name(context: Context, own: Inode, name: bytes, inode_id: InodeId) -> bytes:
