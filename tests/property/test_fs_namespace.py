@@ -3,6 +3,7 @@ store is a tree, all counted, areas exact."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 from typing import Any
@@ -33,10 +34,12 @@ from fireflyer.fs.schema.meta import (
     Removed,
     RemoveDirectory,
     RemoveTree,
+    RemoveValue,
     Rename,
     RenameFlag,
     SetArea,
     SetDefaults,
+    SetValue,
 )
 
 PATHS = st.sampled_from(["a", "b", "c", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b"]).map(
@@ -55,6 +58,9 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("remove_tree"), PATHS, st.sampled_from([1, 2, 3, 100])),
     st.tuples(st.just("set_area"), PATHS, st.booleans()),
     st.tuples(st.just("set_trash"), PATHS, st.sampled_from([0, 10])),
+    st.tuples(st.just("set_value"), PATHS, st.sampled_from([b"user.a", b"user.bb"]), st.integers(0, 9)),
+    st.tuples(st.just("set_value"), PATHS, st.sampled_from([b"user.a", b"user.bb"]), st.integers(0, 9)),
+    st.tuples(st.just("remove_value"), PATHS),
     st.tuples(st.just("restore"), PATHS),
     st.tuples(st.just("expire"), st.sampled_from([1, 3, 15])),
     st.tuples(st.just("collect"), st.integers(0, 5)),
@@ -107,6 +113,17 @@ class Both:
             context.put(msgspec.structs.replace(inode, body=FileBody(inode.body.layout, inode_id)))
 
         self.names.run(body)
+
+    def set_value(self, path: tuple[str, ...], name: bytes, size: int) -> None:
+        """The model has none: what areas count is compared, by `check`."""
+        with contextlib.suppress(FileError):
+            self.names.do(SetValue(place(path), name, bytes(size), follow=False))
+        self._expected = 0
+
+    def remove_value(self, path: tuple[str, ...]) -> None:
+        with contextlib.suppress(FileError):
+            self.names.do(RemoveValue(place(path), b"user.a", follow=False))
+        self._expected = 0
 
     def link(self, existing: tuple[str, ...], path: tuple[str, ...]) -> None:
         self._model(self.model.link, existing, path)
@@ -164,7 +181,10 @@ class Both:
             inode = await context.known(int.from_bytes(key[-8:], "big"))
             context.rows.clear(key)
             context.rows.clear(tables.inode_key(inode.id))
-            await areas.charge(context, inode.area, -inode.length, -1)
+            context.rows.clear_range(
+                tables.number_key(tables.VALUES, inode.id), tables.number_key(tables.VALUES, inode.id + 1)
+            )
+            await areas.charge(context, inode.area, -inode.charged_bytes, -1)
 
         self.names.run(body)
 

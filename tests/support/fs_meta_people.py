@@ -46,6 +46,7 @@ from fireflyer.fs.schema.meta import (
     Refused,
     Remove,
     RemoveDirectory,
+    RemoveValue,
     Rename,
     RenameFlag,
     Report,
@@ -53,7 +54,9 @@ from fireflyer.fs.schema.meta import (
     Reserve,
     Reserved,
     SetAttributes,
+    SetValue,
     Stat,
+    Symlink,
     Truncate,
     Window,
 )
@@ -110,6 +113,7 @@ class MetaClient:
         self.done: dict[str, int] = {}
         self.chance = world.sim.fork_random(f"client {name}")
         self.laziness = world.sim.fork_random(f"lazy client {name}")
+        self.values = world.sim.fork_random(f"attributes of client {name}")
         self.client = 0
         self._messages = 0
         """Never again the same: answers to a process before this one are not its."""
@@ -250,6 +254,8 @@ class MetaClient:
         self.idle = True
 
     async def _one_thing(self) -> None:
+        if self.world.plan not in ("cuts", "holds", "sessions") and self.values.random() < 0.15:
+            await self.values.choice([self._set_value, self._set_value, self._remove_value, self._symlinks])()
         kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (3, self._open_to_write), (8, self._write_some), (3, self._report_some), (2, self._truncate),
             (2, self._truncate_by_name), (2, self._allocate), (3, self._open_to_read), (5, self._read_some),
@@ -509,6 +515,29 @@ class MetaClient:
             await self.ask(MakeDirectory(place))
         else:
             await self.ask(RemoveDirectory(place))
+
+    # --- what quotas count besides files ---
+
+    def _valued(self) -> Place:
+        """Of what is open too, which may have no name any more."""
+        known = [file.inode for file in self._files] + [inode for inode, _, _ in self._readers]
+        if known and self.values.random() < 0.5:
+            return Place(self.values.choice(known))
+        return Place(ROOT, self.values.choice((*self.world.paths, *DIRECTORIES)))
+
+    async def _set_value(self) -> None:
+        name = self.values.choice((b"user.a", b"user.bb"))
+        await self.ask(SetValue(self._valued(), name, bytes(self.values.randrange(3 * CELL_BYTES))))
+
+    async def _remove_value(self) -> None:
+        await self.ask(RemoveValue(self._valued(), b"user.a"))
+
+    async def _symlinks(self) -> None:
+        place = Place(ROOT, self.values.choice((b"q/s", b"d/s")))
+        if self.values.random() < 0.6:
+            await self.ask(Symlink(place, b"x" * self.values.randrange(1, 300)))
+        else:
+            await self.ask(Remove(place))
 
     # --- locks ---
 

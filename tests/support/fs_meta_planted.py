@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from tests.support.fs_meta_chaos import chaos
 from tests.support.fs_meta_chunks import ChunkClient
@@ -22,6 +23,7 @@ from fireflyer.fs.core.meta import (
     namespace,
     reaping,
     replies,
+    values,
 )
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.context import Context
@@ -285,6 +287,15 @@ def collected_bytes_stay_in_use(patch: Patch) -> None:
     patch.setattr(collecting, "_clear", clear)
 
 
+def attributes_are_charged_again_with_each_change(patch: Patch) -> None:
+    original = values._charge
+
+    async def charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
+        await original(context, msgspec.structs.replace(inode, value_bytes=0), kept)
+
+    patch.setattr(values, "_charge", charge)
+
+
 def chunks_are_forgotten(patch: Patch) -> None:
     """Only those of the first chain are removed."""
 
@@ -362,6 +373,7 @@ for _plant, _within, _plan in [
     (collects_what_is_written, 50, ""),
     (the_inode_goes_before_its_chunks, 400, ""),
     (collected_bytes_stay_in_use, 50, ""),
+    (attributes_are_charged_again_with_each_change, 50, ""),
     (chunks_are_forgotten, 50, ""),
     (unlinked_files_are_forgotten, 50, ""),
 ]:  # fmt: skip

@@ -13,7 +13,7 @@ from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
 from fireflyer.fs.core.meta.namespace import carry_out, make_root
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
 from fireflyer.fs.schema.meta import Found, Place, Request, Stat
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Transaction
 from fireflyer.kvstore.core.keys import EVERYTHING
@@ -105,7 +105,7 @@ class Names:
             async def transact(self, body: Any) -> Any:
                 return await names._engine.transact(lambda rows: body(names.context(rows, SYSTEM)))
 
-        while self._runner.run(clock.step(cast(Any, _Ports()), 100)):
+        while self._runner.run(clock.step(cast("Any", _Ports()), 100)):
             pass
 
     def rows(self) -> list[tuple[bytes, bytes]]:
@@ -141,7 +141,7 @@ def violations(items: Iterable[tuple[bytes, bytes]]) -> list[str]:
     if not found:
         found += _wrong_counts(inodes, names)
         found += _wrong_places(inodes, names)
-        found += _wrong_areas(inodes, rows[tables.AREAS])
+        found += _wrong_areas(inodes, rows[tables.AREAS], _sizes(inodes, rows[tables.VALUES]))
     found += _wrong_others(inodes, rows)
     return found
 
@@ -201,7 +201,16 @@ def _wrong_places(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
             yield f"{inode.id} cannot be reached from the root"
 
 
-def _wrong_areas(inodes: dict[int, Inode], rows: dict[bytes, bytes]) -> Iterable[str]:
+def _sizes(inodes: dict[int, Inode], values: dict[bytes, bytes]) -> dict[int, int]:
+    """What an area counts for each inode: contents of files, targets, names and values of attributes."""
+    sizes = {inode.id: inode.length for inode in inodes.values()}
+    for key, value in values.items():
+        inode = int.from_bytes(key[2:10], "big")
+        sizes[inode] = sizes.get(inode, 0) + len(key) - 10 + len(value)
+    return sizes
+
+
+def _wrong_areas(inodes: dict[int, Inode], rows: dict[bytes, bytes], sizes: dict[int, int]) -> Iterable[str]:
     areas = {row.head: row for row in (tables.AREA_ROWS.decode(*item) for item in rows.items())}
     counted: Counter[int] = Counter()
     lengths: Counter[int] = Counter()
@@ -212,7 +221,7 @@ def _wrong_areas(inodes: dict[int, Inode], rows: dict[bytes, bytes]) -> Iterable
                 yield f"area {area}, of inode {inode.id} or around its area, has no row, or lies in itself"
                 break
             counted[area] += 1
-            lengths[area] += inode.body.length if isinstance(inode.body, FileBody) else 0
+            lengths[area] += sizes[inode.id]
             area, steps = areas[area].outer, steps + 1
     for row in areas.values():
         if (row.inodes, row.bytes) != (counted[row.head], lengths[row.head]) or not row.inodes:

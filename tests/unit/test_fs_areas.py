@@ -6,9 +6,10 @@ import errno
 
 import msgspec
 import pytest
-from tests.support.fs_names import Names, at, user
+from tests.support.fs_names import Names, at, problems, user
 
-from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta import areas, collecting, tables
+from fireflyer.fs.core.meta.checking import ProblemKind
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.tables import inode_key
 from fireflyer.fs.schema.inodes import FileBody, Inode, Kind
@@ -19,10 +20,13 @@ from fireflyer.fs.schema.meta import (
     Link,
     MakeDirectory,
     MakeNode,
+    Place,
     Remove,
     RemoveDirectory,
+    RemoveValue,
     Rename,
     SetArea,
+    SetValue,
     Space,
     Symlink,
 )
@@ -50,12 +54,11 @@ def collect(names: Names, inode: Inode) -> None:
     """As the collector does when the chunks are gone."""
 
     async def body(context: Context) -> None:
-        length = inode.body.length if isinstance(inode.body, FileBody) else 0
         context.rows.clear(inode_key(inode.id))
         for key, _ in names.rows():
             if key[:2] == b"FU" and key.endswith(inode.id.to_bytes(8, "big")):
                 context.rows.clear(key)
-        await areas.charge(context, inode.area, -length, -1)
+        await areas.charge(context, inode.area, -inode.charged_bytes, -1)
 
     names.run(body)
     names.check()
@@ -74,8 +77,8 @@ def test_use_is_counted_to_the_area_and_to_all_around_it() -> None:
         make_file(names, "a/f", 10)
         make_file(names, "a/b/f", 500)
         names.do(Symlink(at("a/b/l"), b"f"), Link(at("a/b/f"), at("a/b/again")))
-        assert use(names, "a/b") == (500, 3)
-        assert use(names, "a") == (510, 5)
+        assert use(names, "a/b") == (501, 3)
+        assert use(names, "a") == (511, 5)
 
 
 def test_what_would_go_over_a_limit_is_refused_and_what_takes_less_is_not() -> None:
@@ -95,6 +98,59 @@ def test_what_would_go_over_a_limit_is_refused_and_what_takes_less_is_not() -> N
             grow(names, "a/b/f", 71)
         names.do(Remove(at("a/b/f")), RemoveDirectory(at("a/b")))
         assert use(names, "a") == (70, 3)
+
+
+def test_attributes_and_targets_count_as_bytes_do() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 1000), MakeDirectory(at("a/b")), SetArea(at("a/b"), 2000))
+        make_file(names, "a/b/f", 100)
+        names.do(SetValue(at("a/b/f"), b"user.x", bytes(94)), SetValue(at("a/b"), b"user.x", bytes(4)))
+        names.do(Symlink(at("a/b/l"), b"t" * 90))
+        assert use(names, "a/b") == use(names, "a/b") == (300, 3)
+        assert use(names, "a") == (300, 4)
+        for refused in (SetValue(at("a/b/f"), b"user.y", bytes(695)), Symlink(at("a/b/m"), b"t" * 701)):
+            assert names.errno(refused) == errno.EDQUOT
+        names.do(SetValue(at("a/b/f"), b"user.x", bytes(794)))
+        assert use(names, "a") == (1000, 4)
+        names.do(SetArea(at("a"), 10))
+        names.do(SetValue(at("a/b/f"), b"user.x", b""))
+        assert use(names, "a") == (206, 4)
+        names.do(RemoveValue(at("a/b/f"), b"user.x"), RemoveValue(at("a/b"), b"user.x"))
+        assert names.errno(RemoveValue(at("a/b"), b"user.x")) == errno.ENODATA
+        assert use(names, "a/b") == (190, 3)
+        names.do(SetArea(at("a")), MakeDirectory(at("a/c")), SetValue(at("a/c"), b"user.z", bytes(4)))
+        names.do(SetArea(at("a"), 900))
+        assert use(names, "a") == (200, 5)
+
+
+def test_attributes_of_what_is_open_without_a_name_count_until_it_is_collected() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 1000))
+        make_file(names, "a/f", 100)
+        inode = names.stat("a/f")
+        names.do(SetValue(at("a/f"), b"user.x", bytes(4)), Remove(at("a/f")))
+        (key,) = [key for key, _ in names.rows() if key[:2] == tables.UNLINKED]
+        names.do(SetValue(Place(inode.id), b"user.x", bytes(40)))
+        assert use(names, "a") == (146, 2)
+        names.run(lambda context: collecting._clear(context, key, inode))  # as it was when its chunks were removed
+        assert use(names, "a") == (0, 1)
+
+
+def test_what_was_stored_before_attributes_counted_is_counted_when_it_changes() -> None:
+    with Names() as names:
+        names.do(MakeDirectory(at("a")), SetArea(at("a"), 1000), MakeNode(at("a/f"), Kind.FILE))
+        names.do(SetValue(at("a/f"), b"user.x", bytes(4)))
+        inode = names.stat("a/f")
+
+        async def as_before(context: Context) -> None:
+            context.put(msgspec.structs.replace(inode, value_bytes=0))
+            await areas.charge(context, inode.area, -inode.value_bytes, 0)
+
+        names.run(as_before)
+        assert [one.kind for one in problems(names)] == [ProblemKind.VALUES]
+        names.do(RemoveValue(at("a/f"), b"user.x"))
+        assert use(names, "a") == (0, 2)
+        assert problems(names) == []
 
 
 def test_what_is_unlinked_counts_until_it_is_collected() -> None:

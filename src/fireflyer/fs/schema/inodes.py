@@ -139,6 +139,9 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
     body: FileBody | DirectoryBody | SymlinkBody | DeviceBody
     home: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """Of what is no directory: the one in which it got its last name. 0: not known."""
+    value_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """Of its extended attributes with their names, and of a symbolic link the target: what its area counts besides the
+    length of a file."""
 
     @property
     def length(self) -> int:
@@ -146,3 +149,8 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
         if isinstance(self.body, FileBody):
             return self.body.length
         return len(self.body.target) if isinstance(self.body, SymlinkBody) else 0
+
+    @property
+    def charged_bytes(self) -> int:
+        """What its area counts."""
+        return self.value_bytes + (self.body.length if isinstance(self.body, FileBody) else 0)

@@ -1,5 +1,8 @@
 """Quota areas: limits and exact use of everything below a directory.
 
+Bytes are the lengths of files, extended attributes with their names, and targets of symbolic links; what an inode has
+of the last two, it says itself (`Inode.value_bytes`), and what it says is what was charged.
+
 Areas lie in each other: a row names the area outside it, and what is charged to one is charged to all outside it, in
 the transaction that makes the use. An inode says which area it is in; names never lead from one area into another
 (rename and link over the border are EXDEV), so a directory belongs to its area with everything below it, down to the
@@ -26,7 +29,7 @@ from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, AreaRow, number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
-from fireflyer.fs.schema.inodes import MAX_STRIPE, Defaults, FileBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import MAX_STRIPE, Defaults, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Area, Found, GetArea, GetSpace, SetArea, SetDefaults, Space
 
 __all__ = ["MAX_COUNTED", "charge", "get_area", "get_space", "set_area", "set_defaults"]
@@ -218,8 +221,7 @@ async def _count(context: Context, head: Inode) -> _Counted:
 def _add(counted: _Counted, inode: Inode) -> None:
     counted.found.append(inode)
     counted.inodes += 1
-    if isinstance(inode.body, FileBody):
-        counted.bytes += inode.body.length
+    counted.bytes += inode.charged_bytes
 
 
 async def _names(context: Context, directory: InodeId, most: int) -> list[tuple[InodeId, Kind]]:

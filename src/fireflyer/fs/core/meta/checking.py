@@ -32,7 +32,7 @@ from fireflyer.fs.core.meta.tables import (
     decode_inode,
     number_key,
 )
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryBody, FileBody, InodeId, Kind
+from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryBody, FileBody, InodeId, Kind, SymlinkBody
 
 __all__ = ["Adopt", "Checker", "ClearRow", "Problem", "ProblemKind", "Repair", "SetInode", "SetUse", "Unlink"]
 
@@ -49,6 +49,7 @@ class ProblemKind(enum.Enum):
     COUNTS = "wrong numbers of entries"
     PARENT = "wrong parent"
     AREA = "wrong area"
+    VALUES = "wrong size of extended attributes"
     USE = "wrong use of an area"
     UNLINKED = "unlinked and not waiting to be collected"
     REMAINS = "row of an inode that is gone"
@@ -67,6 +68,7 @@ class SetInode(msgspec.Struct, frozen=True):
     subdirectories: int | None = None
     parent: InodeId | None = None
     area: int | None = None
+    value_bytes: int | None = None
 
 
 class SetUse(msgspec.Struct, frozen=True):
@@ -107,6 +109,9 @@ class _Seen:
     links: int
     area: int
     length: int
+    value_bytes: int
+    found_value_bytes: int
+    """Without what rows of attributes hold, which are counted when all rows were given."""
     parent: InodeId = 0
     entries: int = 0
     subdirectories: int = 0
@@ -129,6 +134,7 @@ class Checker:
         self._areas: dict[InodeId, AreaRow] = {}
         self._names: list[tuple[bytes, InodeId, Kind]] = []
         self._unlinked: dict[InodeId, int] = {}
+        self._value_bytes: dict[InodeId, int] = {}
         self._others: list[tuple[InodeId, bytes]] = []
         self._problems: list[Problem] = []
 
@@ -145,7 +151,8 @@ class Checker:
             inode = decode_inode(key, value)
             body = inode.body
             length = body.length if isinstance(body, FileBody) else 0
-            seen = _Seen(inode.kind, inode.links, inode.area, length)
+            target_bytes = len(body.target) if isinstance(body, SymlinkBody) else 0
+            seen = _Seen(inode.kind, inode.links, inode.area, length, inode.value_bytes, target_bytes)
             if isinstance(body, DirectoryBody):
                 seen.parent, seen.entries, seen.subdirectories = body.parent, body.entries, body.subdirectories
             self._inodes[inode.id] = seen
@@ -156,7 +163,11 @@ class Checker:
             area = AREA_ROWS.decode(key, value)
             self._areas[area.head] = area
         elif table == VALUES:
-            self._others.append((int.from_bytes(key[2:ENTRY_PREFIX_BYTES], "big"), key))
+            inode_id = int.from_bytes(key[2:ENTRY_PREFIX_BYTES], "big")
+            self._others.append((inode_id, key))
+            self._value_bytes[inode_id] = (
+                self._value_bytes.get(inode_id, 0) + len(key) - ENTRY_PREFIX_BYTES + len(value)
+            )
         elif table == UNLINKED and len(key) == _PAIR_KEY_BYTES:
             inode_id = int.from_bytes(key[-8:], "big")
             self._unlinked[inode_id] = self._unlinked.get(inode_id, 0) + 1
@@ -174,6 +185,7 @@ class Checker:
         found += self._lost()
         found += self._names_outside()
         found += self._wrong_inodes()
+        found += self._wrong_values()
         found += self._wrong_use()
         found += self._remains()
         return found
@@ -280,6 +292,13 @@ class Checker:
             text = f"directory {inode_id} is in {seen.within} and says {seen.parent}"
             yield Problem(ProblemKind.PARENT, text, SetInode(inode_id, parent=seen.within))
 
+    def _wrong_values(self) -> Iterator[Problem]:
+        for inode_id, seen in self._inodes.items():
+            found = seen.found_value_bytes + self._value_bytes.get(inode_id, 0)
+            if seen.value_bytes != found:
+                text = f"inode {inode_id} has {found} bytes of attributes and target, and counts {seen.value_bytes}"
+                yield Problem(ProblemKind.VALUES, text, SetInode(inode_id, value_bytes=found))
+
     def _wrong_use(self) -> Iterator[Problem]:
         """By what inodes say: where that is wrong, it is mended first."""
         used: dict[InodeId, tuple[int, int]] = dict.fromkeys(self._areas, (0, 0))
@@ -291,7 +310,7 @@ class Checker:
                 yield Problem(ProblemKind.AREA, text, SetInode(inode_id, area=0))
             while area in used and steps <= len(used):
                 in_bytes, inodes = used[area]
-                used[area] = (in_bytes + seen.length, inodes + 1)
+                used[area] = (in_bytes + seen.length + seen.value_bytes, inodes + 1)
                 area, steps = outers[area], steps + 1
         for head, area_row in self._areas.items():
             in_bytes, inodes = used[head]

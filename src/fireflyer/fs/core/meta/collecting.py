@@ -333,6 +333,7 @@ def _striking(client: ClientId, beats: int) -> Callable[[Context], Awaitable[Non
 
 def _clearing(emptied: Sequence[tuple[bytes, Inode]]) -> Callable[[Context], Awaitable[None]]:
     async def body(context: Context) -> None:
+        await context.rows.get_many([inode_key(inode.id) for _, inode in emptied])  # known then, in one question
         for key, inode in emptied:
             await _clear(context, key, inode)
 
@@ -357,9 +358,9 @@ async def _doomed(context: Context, key: bytes) -> Inode | None:
 async def _clear(context: Context, key: bytes, inode: Inode) -> None:
     if await context.rows.get(key) is None:
         return  # done, by another or by a commit that was not known
+    inode = await context.known(inode.id)  # its attributes may be others than when its chunks were removed
     context.rows.clear(key)
     context.rows.clear(inode_key(inode.id))
     context.rows.clear(number_key(LOCKS, inode.id))
     context.rows.clear_range(number_key(VALUES, inode.id), number_key(VALUES, inode.id + 1))
-    length = inode.body.length if isinstance(inode.body, FileBody) else 0
-    await areas.charge(context, inode.area, -length, -1)
+    await areas.charge(context, inode.area, -inode.charged_bytes, -1)

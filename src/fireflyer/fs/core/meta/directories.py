@@ -91,4 +91,6 @@ def changed_directory(directory: Inode, now_ns: int, entries_more: int, subdirec
         now_ns,
         directory.area,
         DirectoryBody(body.parent, entries, subdirectories, body.defaults, body.depth),
+        directory.home,
+        directory.value_bytes,
     )

@@ -287,10 +287,11 @@ async def _make(
         elif mode & SET_GID and mode & GROUP_EXECUTE and not (asker.unrestricted or asker.has_group(gid)):
             mode &= ~SET_GID
     area = directory.area
+    target_bytes = len(body.target) if isinstance(body, SymlinkBody) else 0
     if area:
-        await areas.charge(context, area, 0, 1)
+        await areas.charge(context, area, target_bytes, 1)
     home = 0 if kind is Kind.DIRECTORY else directory.id
-    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body, home)
+    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body, home, target_bytes)
     rows = context.rows
     rows.set(inode_key(inode_id), encode_inode(inode))
     rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode_id, kind)))

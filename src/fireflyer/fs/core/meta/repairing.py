@@ -68,7 +68,8 @@ def _changed(inode: Inode, to: SetInode) -> Inode:
         )
     links, area = (inode.links if to.links is None else to.links), (inode.area if to.area is None else to.area)
     home = inode.home if to.parent is None else to.parent
-    return msgspec.structs.replace(inode, links=links, area=area, body=body, home=home)
+    value_bytes = inode.value_bytes if to.value_bytes is None else to.value_bytes
+    return msgspec.structs.replace(inode, links=links, area=area, body=body, home=home, value_bytes=value_bytes)
 
 
 async def _adopt(each: Adopt, inode: Inode, context: Context) -> None:

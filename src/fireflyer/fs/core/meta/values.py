@@ -3,21 +3,25 @@
 
 As on Linux: `user.` only of files and directories; in a sticky directory's own attributes only its owner writes; who
 may not see a `trusted.` one is told that there is none.
+
+Names and values count in the quota areas of their inode.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from fireflyer.fs.core.meta import areas
 from fireflyer.fs.core.meta.access import READ, STICKY, WRITE, owns, require
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.tables import VALUES, number_key
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import Inode, Kind
+from fireflyer.fs.schema.inodes import Inode, Kind, SymlinkBody
 from fireflyer.fs.schema.meta import (
     MAX_VALUE_BYTES,
     Done,
@@ -72,8 +76,8 @@ async def set_value(request: SetValue, context: Context) -> Done:
     kept[name] = len(request.value)
     if sum(len(each) + size for each, size in kept.items()) > _MAX_ALL_BYTES or len(kept) > _MAX_VALUES:
         raise file_error(errno.ENOSPC, f"over {_MAX_ALL_BYTES} bytes or {_MAX_VALUES} extended attributes of one inode")
+    await _charge(context, inode, kept)
     context.rows.set(_key(inode, name), request.value)
-    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns))
     return Done()
 
 
@@ -82,12 +86,21 @@ async def remove_value(request: RemoveValue, context: Context) -> Done:
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, request.name, WRITE)
     _check_namespace(request.name)
-    key = _key(inode, request.name)
-    if await context.rows.get(key) is None:
+    kept = dict(await _all(context, inode))
+    if kept.pop(request.name, None) is None:
         raise file_error(errno.ENODATA)
-    context.rows.clear(key)
-    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns))
+    await _charge(context, inode, kept)
+    context.rows.clear(_key(inode, request.name))
     return Done()
+
+
+async def _charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
+    """For what it has from now on: names and sizes. Raises EDQUOT, and then has written nothing."""
+    target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkBody) else 0
+    value_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
+    if value_bytes != inode.value_bytes:
+        await areas.charge(context, inode.area, value_bytes - inode.value_bytes, 0)
+    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns, value_bytes=value_bytes))
 
 
 def _check_name(name: bytes) -> None:
