@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tests.support.fs_meta import CHAINS, MetaRig, PlayedChunks, expect, user
 from tests.support.loops import on_loop
@@ -35,6 +35,7 @@ from fireflyer.fs.schema.meta import (
     SetArea,
     SetAttributes,
     Stat,
+    Truncate,
 )
 from fireflyer.fs.service.meta_requests import RequestPorts
 from fireflyer.identity import Account
@@ -52,6 +53,19 @@ class _AwayChunks(PlayedChunks):
         if self.away:
             raise Unreachable("chain 1 is away")
         return await super().last(file, chains)
+
+
+class _MeanwhileChunks(PlayedChunks):
+    """When it has been asked for last chunks, and before that is told, something else happens: once."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def last(self, file: int, chains: Sequence[int]) -> Sequence[tuple[int, int] | None]:
+        found = await super().last(file, chains)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return found
 
 
 class _Ports(RequestPorts):
@@ -162,6 +176,30 @@ async def test_a_file_that_is_never_closed_is_charged_now_and_then() -> None:
         await keeper.lead(rig.ports)
         await keeper.cut(rig.ports)
         assert sorted(key[2] for key in rig.chunks.lengths) == [3, 6]
+
+
+@on_loop
+async def test_a_file_that_is_truncated_while_its_chains_are_asked_is_asked_for_again() -> None:
+    """Played by hand, since chance hardly meets it: what was measured under the cut before is gone."""
+    chunks = _MeanwhileChunks(1000)
+    async with _Rig(chunks) as rig:
+        await rig.begin()
+        expect(await rig.ask(5, SetArea(at("d"), bytes=100 * MIB)), Area)
+        file = await rig.opened()
+        rig.write(file, 7)
+
+        ends = []
+
+        async def truncate() -> None:
+            assert expect(await rig.ask(7, Truncate(Place(file.id), 0, 1), EVE), Found).inode.length == 0
+            ends.append(list(chunks.lengths))
+            rig.write(file, 0)
+
+        chunks.meanwhile = truncate
+        await rig.survey_later()
+        assert ends == [[]]
+        assert expect(await rig.ask(5, Stat(at("d/f"))), Found).inode.length == MIB
+        assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == MIB
 
 
 @on_loop
