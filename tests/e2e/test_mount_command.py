@@ -34,9 +34,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def _in_a_namespace(script: str, place: Path, cluster: LocalCluster) -> str:
     """What it printed; mounts that it made are gone."""
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+    environment = {**os.environ, "FF": " ".join(FF), "PYTHON": sys.executable, "LC_ALL": "C"}
     done = subprocess.run(
         [*command, str(place), str(cluster.directory)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "FF": " ".join(FF), "LC_ALL": "C"},
+        capture_output=True, text=True, timeout=120, check=False, env=environment,
     )  # fmt: skip
     return done.stdout
 
@@ -54,26 +55,30 @@ def test_other_file_systems_are_not_unmounted(cluster: LocalCluster, tmp_path: P
     assert kept == "kept"
 
 
-def test_a_mount_is_not_covered_by_another_and_one_that_was_killed_is_unmounted(
+def test_a_mount_is_not_covered_by_another_nor_waited_for_and_one_that_was_killed_is_unmounted(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     place = tmp_path / "a place"
     place.mkdir()
     (tmp_path / "link").symlink_to(place)
     script = """
-        trap 'umount -l "$1" 2>/dev/null' EXIT
+        process=
+        trap 'umount -l "$1" 2>/dev/null; [ -z "$process" ] || kill -9 "$process" 2>/dev/null' EXIT
         $FF mount "$1" --dir "$2" -d >/dev/null || exit 1
         timeout 60 $FF mount "$1" --dir "$2" 2>&1
-        process=$("$3" -c 'import os, sys
+        process=$($PYTHON -c 'import os, sys
 print(os.getxattr(sys.argv[1], "user.fireflyer.process").split()[0].decode())' "$1")
+        kill -STOP "$process"
+        timeout 60 $FF mount "$1" --dir "$2" 2>&1
+        timeout 60 $FF umount "$1" 2>&1
         kill -9 "$process"; while kill -0 "$process" 2>/dev/null; do :; done
         $FF mount "$1" --dir "$2" 2>&1
         $FF umount "$(dirname "$1")/link" && $FF umount "$1" 2>&1
     """
-    script = script.replace("$3", sys.executable)
-    covering, dead, unmounted, nothing = _in_a_namespace(script, place, cluster).splitlines()
-    assert "is such a mount already" in covering
-    assert "is a mount whose process is gone" in dead
+    covering, standing, no_answer, dead, unmounted, nothing = _in_a_namespace(script, place, cluster).splitlines()
+    assert covering == standing == dead
+    assert "is such a mount already, or what is left of one" in covering
+    assert "does not answer; end it" in no_answer
     assert unmounted == f"{tmp_path}/link is unmounted."
     assert "nothing is mounted" in nothing
 

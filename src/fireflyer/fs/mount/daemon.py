@@ -14,10 +14,12 @@ import contextlib
 import errno
 import logging
 import os
+import queue
 import select
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from shlex import quote
@@ -43,6 +45,8 @@ _CONFIG: Final = "/etc/fuse.conf"
 _READAHEAD_KIB: Final = 4096
 """The kernel's 128 KiB would be a request for each 128 KiB; only root may set it."""
 _ENDED_S: Final = 10.0
+_ANSWER_S: Final = 10.0
+"""It answers that itself, without the cluster."""
 _STORED_S: Final = 300.0
 
 
@@ -77,6 +81,11 @@ def check_place(directory: str, options: MountOptions) -> None:
     """Raises `FireflyerError` where it cannot be mounted, before anything is begun."""
     if not os.path.exists(_DEVICE):
         raise UsageError(f"there is no {_DEVICE}; load it (modprobe fuse), or give it to the container (--device)")
+    if is_mounted(directory):  # before anything is asked of it: nobody may answer
+        raise UsageError(
+            f"{directory} is such a mount already, or what is left of one; give another directory, or first: "
+            f"ff fs umount {quote(directory)}"
+        )
     try:
         found = os.listdir(directory)
     except FileNotFoundError:
@@ -84,15 +93,7 @@ def check_place(directory: str, options: MountOptions) -> None:
     except NotADirectoryError:
         raise UsageError(f"{directory} is no directory; give an empty one") from None
     except OSError as error:
-        if error.errno == errno.ENOTCONN:
-            raise UsageError(
-                f"{directory} is a mount whose process is gone; first: ff fs umount {quote(directory)}"
-            ) from None
         raise PermissionDenied(f"{directory} cannot be read: {error.strerror}") from None
-    if is_mounted(directory):
-        raise UsageError(
-            f"{directory} is such a mount already; give another directory, or: ff fs umount {quote(directory)}"
-        )
     if found:
         raise UsageError(f"{directory} is not empty ({found[0]!r}, …); give an empty directory")
     if os.geteuid() == 0:
@@ -126,13 +127,36 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
         raise OSError(errno.EBUSY if "busy" in said else errno.EINVAL, said or "it cannot be unmounted")
 
 
+def _serving_process(directory: str) -> str:
+    """As `process_name`. In a thread, which may have to be left alone with its question."""
+    answers: queue.SimpleQueue[bytes | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(os.getxattr(directory, PROCESS_VALUE))
+        except OSError as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True, name="mount-process").start()
+    try:
+        answer = answers.get(timeout=_ANSWER_S)
+    except queue.Empty:
+        raise Busy(
+            f"the process of {directory} does not answer; end it, or, without waiting for what was written: "
+            f"ff fs umount --lazy {quote(directory)}"
+        ) from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer.decode("ascii")
+
+
 def unmount_and_wait(directory: str, wait_s: float = _STORED_S) -> bool:
     """Until its process has stored what was written, and ended. False: that takes longer, or cannot be known. Raises as
-    `unmount`."""
+    `unmount`, and `Busy` where its process answers nothing: programs in it wait for ever, and so would we."""
     with contextlib.ExitStack() as stack:
         process, gone = -1, False
         try:
-            name = os.getxattr(directory, PROCESS_VALUE).decode("ascii")
+            name = _serving_process(directory)
             process = os.pidfd_open(int(name.partition(" ")[0]))
             stack.callback(os.close, process)
             if process_name(int(name.partition(" ")[0])) != name:
