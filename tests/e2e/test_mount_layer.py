@@ -127,6 +127,12 @@ def test_attributes_times_values_and_space(plain: Mount) -> None:
     assert os.statvfs(path).f_blocks > 0
 
 
+def test_which_process_serves_it_is_told_not_stored(plain: Mount) -> None:
+    assert int(os.getxattr(plain.path, "user.fireflyer.process").split()[0]) == plain.process.pid
+    with pytest.raises(PermissionError):
+        os.setxattr(plain.path, "user.fireflyer.process", b"1 1")
+
+
 def test_files_belong_to_who_makes_them(plain: Mount) -> None:
     os.chmod(plain.path, 0o777)
     plain.run("setpriv", "--reuid=1234", "--regid=2345", "--clear-groups", "touch", "mine")

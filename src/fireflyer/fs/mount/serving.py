@@ -290,6 +290,8 @@ class Serving:
     async def _do_setxattr(
         self, number: int, inode: int, caller: Caller, name: bytes, value: bytes, flags: int
     ) -> None:
+        if name == PROCESS_VALUE:
+            raise PermissionError(errno.EPERM, "it is told by the mount")
         await self._operations.set_value(caller, inode, name, value, flags)
         self._session.reply_error(number, 0)
 
