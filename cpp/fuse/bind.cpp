@@ -1,5 +1,6 @@
 // Python's view of a mount: take events, answer each by its number.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -267,6 +268,9 @@ NB_MODULE(_fuse, m) {
       .def("take", &take, nb::arg("limit"))
       .def(
           "is_open", [](ff::FuseSession& self, std::uint64_t number) { return self.peek(number).has_value(); }, nb::arg("number"))
+      .def("read_memory", &ff::FuseSession::read_memory, nb::arg("size"))
+      .def_prop_ro_static("read_limit_bytes", [](nb::handle) { return ff::max_read_bytes; })
+      .def_static("read_cost_bytes", &ff::MemoryPool::cost_of, nb::arg("size"))
       .def("forget_attributes", &ff::FuseSession::forget_attributes, nb::arg("inode"), Released())
       .def("forget_pages", &ff::FuseSession::forget_pages, nb::arg("inode"), Released())
       .def(
@@ -281,7 +285,6 @@ NB_MODULE(_fuse, m) {
       .def_prop_ro("errors", &errors)
       .def_prop_ro("read_bytes", [](ff::FuseSession& self) { return self.counts().read_bytes.load(); })
       .def_prop_ro("written_bytes", [](ff::FuseSession& self) { return self.counts().written_bytes.load(); })
-      .def_prop_ro("waiting_reads", &ff::FuseSession::waiting_reads)
       .def("stop", &ff::FuseSession::stop, Released())
       .def(
           "close",

@@ -30,6 +30,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   Memory take(std::size_t size);
   // The same without waiting, when there is room.
   std::optional<Memory> try_take(std::size_t size);
+  // Of the limit.
+  static std::size_t cost_of(std::size_t size);
   // Called whenever there is more room, by whoever gave memory back; it gives none back itself. When this returns, what
   // was to be called before is not called any more.
   void on_room(std::function<void()> call);
@@ -44,7 +46,6 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   void wait_for_room(std::size_t size);
   void left(std::size_t size);
   void tell_room();
-  static std::size_t cost_of(std::size_t size);
   Memory taken(std::size_t size);
 
   std::shared_mutex tell_mutex_;

@@ -44,7 +44,9 @@ void init(void*, fuse_conn_info* connection) {
   connection->max_write = max_transfer_bytes;
   connection->max_read = max_transfer_bytes;
   connection->max_readahead = static_cast<unsigned>(8 * max_transfer_bytes);
-  connection->max_background = 64;
+  // The kernel keeps what is beyond in a queue of its own, whose files it is for: so many may wait for chains that are
+  // away. From the threshold on it fetches nothing ahead.
+  connection->max_background = 1024;
   connection->congestion_threshold = 48;
 }
 
@@ -133,7 +135,7 @@ void read(fuse_req_t request, fuse_ino_t inode, std::size_t size, off_t offset, 
     fuse_reply_buf(request, reinterpret_cast<const char*>(memory.data), static_cast<std::size_t>(count));
     return;
   }
-  session.ask_to_read({request, inode, file->fh, static_cast<std::uint64_t>(offset), size});
+  session.ask(request, "read", inode, {number(file->fh), number(static_cast<std::uint64_t>(offset)), number(size)}, size, file->fh, true);
 }
 
 void write(fuse_req_t request, fuse_ino_t inode, const char* data, std::size_t size, off_t offset, fuse_file_info* file) {

@@ -18,8 +18,6 @@
 namespace ff {
 namespace {
 
-// Of reads under way; others wait in a queue. The kernel has no more than `max_background` of them.
-constexpr std::size_t max_read_bytes = std::size_t{48} << 20;
 // Of writes that were received. Whoever receives waits then, so it is more than files that do not go on should fill.
 constexpr std::size_t max_written_bytes = std::size_t{1} << 30;
 constexpr std::size_t least_adopted_bytes = std::size_t{128} << 10;  // less is copied
@@ -132,7 +130,9 @@ FuseSession::FuseSession(const std::string& directory, const std::vector<std::st
   if (session_ == nullptr) throw std::runtime_error(take_last_words("libfuse makes no session"));
   if (fuse_session_mount(session_, directory.c_str()) == 0) {
     ::fcntl(fuse_session_fd(session_), F_SETFD, FD_CLOEXEC);
-    pool_->on_room([this] { ask_waiting_reads(); });
+    pool_->on_room([this] {
+      if (wants_room_.exchange(false)) events_.put({0, "room", 0, {}, {}});
+    });
     return;
   }
   fuse_session_destroy(session_);
@@ -196,8 +196,6 @@ void FuseSession::end(bool unmount) {
   }
   for (std::thread& thread : answering_) thread.join();
   pool_->on_room(nullptr);
-  for (const Read& read : reads_) fuse_reply_err(read.request, ENOTCONN);
-  reads_.clear();
   std::unordered_map<std::uint64_t, Asked> open;
   {
     const std::lock_guard lock(asked_mutex_);
@@ -272,39 +270,11 @@ void FuseSession::ask(fuse_req_t request, const char* kind, std::uint64_t inode,
   events_.put(std::move(event));
 }
 
-void FuseSession::ask_to_read(const Read& read) {
-  std::optional<Memory> memory;
-  {
-    const std::lock_guard lock(reads_mutex_);
-    if (reads_.empty()) memory = pool_->try_take(read.size);
-    if (!memory) reads_.push_back(read);
-  }
-  if (memory) ask_with(read, std::move(*memory));
-  else ask_waiting_reads();  // something may have been given back meanwhile
-}
-
-void FuseSession::ask_waiting_reads() {
-  const std::lock_guard lock(reads_mutex_);
-  while (!reads_.empty()) {
-    const Read read = reads_.front();
-    std::optional<Memory> memory = pool_->try_take(read.size);
-    if (!memory) return;
-    reads_.pop_front();
-    ask_with(read, std::move(*memory));
-  }
-}
-
-std::size_t FuseSession::waiting_reads() {
-  const std::lock_guard lock(reads_mutex_);
-  return reads_.size();
-}
-
-void FuseSession::ask_with(const Read& read, Memory memory) {
-  std::vector<FuseArgument> arguments;
-  arguments.emplace_back(read.handle);
-  arguments.emplace_back(read.offset);
-  arguments.emplace_back(std::move(memory));
-  ask(read.request, "read", read.inode, std::move(arguments), read.size, read.handle, true);
+std::optional<Memory> FuseSession::read_memory(std::size_t size) {
+  std::optional<Memory> memory = pool_->try_take(size);
+  if (memory) return memory;
+  wants_room_ = true;
+  return pool_->try_take(size);  // it may have been given back before we said so
 }
 
 FuseSession::Asked FuseSession::answer(std::uint64_t number) {

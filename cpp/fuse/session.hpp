@@ -29,6 +29,8 @@ namespace ff {
 
 inline constexpr std::size_t max_transfer_bytes = std::size_t{1} << 20;  // of one read or write
 inline constexpr std::size_t max_caller_groups = 64;
+// Of reads that have memory. Who answers divides it: see `fs.mount.read_memory`.
+inline constexpr std::size_t max_read_bytes = std::size_t{96} << 20;
 
 struct Caller {
   std::uint32_t uid = 0, gid = 0, pid = 0;
@@ -110,8 +112,8 @@ class FuseSession {
   FuseCounts& counts() { return counts_; }
   // For what is read.
   MemoryPool& pool() { return *pool_; }
-  // Reads that wait for memory: no events yet.
-  std::size_t waiting_reads();
+  // The same for who answers: none while there is no room. There is an event then, "room", when some was given back.
+  std::optional<Memory> read_memory(std::size_t size);
 
   struct Asked {
     fuse_req_t request = nullptr;
@@ -131,13 +133,6 @@ class FuseSession {
   // --- called by the threads of the session
   void ask(fuse_req_t request, const char* kind, std::uint64_t inode, std::vector<FuseArgument> arguments, std::size_t size = 0, std::uint64_t handle = 0,
            bool interruptible = false);
-  struct Read {
-    fuse_req_t request;
-    std::uint64_t inode, handle, offset;
-    std::size_t size;
-  };
-  // When there is memory for it; whoever receives does not wait for that.
-  void ask_to_read(const Read& read);
   std::shared_ptr<LocalFile> local(std::uint64_t handle);
   void drop(std::uint64_t handle);
   Memory received(const char* data, std::size_t size);
@@ -145,8 +140,6 @@ class FuseSession {
  private:
   void work();
   void answer_with_data();
-  void ask_waiting_reads();
-  void ask_with(const Read& read, Memory memory);
   static void interrupted(fuse_req_t request, void* given);
 
   std::shared_ptr<MemoryPool> pool_, incoming_;
@@ -166,8 +159,7 @@ class FuseSession {
   std::uint64_t next_ = 1;
   std::unordered_map<std::uint64_t, Asked> asked_;
 
-  std::mutex reads_mutex_;
-  std::deque<Read> reads_;  // that wait for memory, in their order
+  std::atomic<bool> wants_room_ = false;
 
   struct Answer {
     fuse_req_t request;

@@ -47,7 +47,7 @@ class Held(Finishing):
             self.go.set()
         if name == b"held":
             await self.go.wait()
-        return await super().lookup(caller, parent, b"file" if name == b"read" and self.waiting >= 48 else name)
+        return await super().lookup(caller, parent, b"file" if name == b"read" and self.waiting >= 96 else name)
 
 async def main(source, place, how):
     files = Held(source) if how == "held" else Finishing(source, natively=how == "natively")

@@ -25,6 +25,7 @@ from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.opening import FileOptions, Opening
 from fireflyer.fs.client.port import Port
 from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import MAX_PATH_BYTES, ROOT, Defaults, Inode, Kind
 from fireflyer.fs.schema.meta import (
     MAX_LISTED,
@@ -101,6 +102,10 @@ class Files:
         while True:
             await asyncio.sleep(_LOOK_S)
             await self.opening.look_after()
+
+    def answered_ns(self, chain: ChainId) -> int:
+        """When it has last answered a read of this client, by `time.monotonic_ns`; 0: never."""
+        return self._port.answered_ns.get(chain, 0)
 
     # --- what there is ---
 

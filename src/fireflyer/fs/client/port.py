@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, Protocol
 
@@ -49,6 +50,8 @@ class Port(abc.ABC):
         self.meta = meta
         self._store = store
         self._chains: dict[TableId, tuple[ChainId, ...]] = {}
+        self.answered_ns: dict[ChainId, int] = {}
+        """When each has last answered a read, by `time.monotonic_ns`."""
 
     @abc.abstractmethod
     def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
@@ -92,12 +95,11 @@ class Port(abc.ABC):
         ticket: Ticket[int] = Ticket(self.wait)
 
         def done(result: Any) -> None:
-            if isinstance(result, Arrived):
-                ticket.finish(result.length)
-            elif isinstance(result, Failed):
+            if isinstance(result, Failed):
                 ticket.fail(error_from_wire(result.code, result.message))
-            else:
-                ticket.finish(MISSING)
+                return
+            self.answered_ns[chain] = time.monotonic_ns()
+            ticket.finish(result.length if isinstance(result, Arrived) else MISSING)
 
         try:
             operation = self._store.begin(chain, chunk, Glance(LookKind.READ, offset, len(into)), into, done)

@@ -29,7 +29,6 @@ class Held:
 
 def mount_series(session: FuseSession, under_way: Mapping[str, int], directories: int, held: Held) -> Sequence[Series]:
     """`under_way`: requests that are not answered, by kind. `directories`: that are open."""
-    waits = {**under_way, "read": under_way["read"] + session.waiting_reads}
     errors = {errno.errorcode.get(error, "other"): count for error, count in session.errors.items()}
     return [
         _by("fireflyer_mount_requests_total", "Requests of the kernel", "request", session.requests),
@@ -42,7 +41,7 @@ def mount_series(session: FuseSession, under_way: Mapping[str, int], directories
             "fireflyer_mount_under_way",
             "gauge",
             "Requests that are not answered yet; locks may wait for long",
-            [({"request": kind}, float(count)) for kind, count in waits.items()],
+            [({"request": kind}, float(count)) for kind, count in under_way.items()],
         ),
         Series.one("fireflyer_mount_inodes", "gauge", "Files that are open, each once", held.inodes),
         Series.one("fireflyer_mount_open_files", "gauge", "Opens of files that were not closed", held.files),

@@ -383,6 +383,13 @@ class MountedFiles:
     async def read(self, handle: int, offset: int, memory: memoryview) -> int:
         return await self._handle(handle).file.pread_into(memory, offset)
 
+    def chains_of(self, handle: int, offset: int, size: int) -> tuple[int, ...]:
+        opened = self._handles.get(handle)
+        return () if opened is None else opened.file.body.where.chains(offset, size)
+
+    def answered_ns(self, chain: int) -> int:
+        return self._files.answered_ns(chain)
+
     async def write(self, handle: int, offset: int, memory: memoryview) -> Written:
         opened = self._handle(handle)
         here = self._inodes[opened.inode]

@@ -26,6 +26,7 @@ import itertools
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.mount.directories import Directory
 from fireflyer.fs.mount.figures import Held, mount_series
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Opened, Operations, RangeLock
+from fireflyer.fs.mount.read_memory import ReadMemory
 from fireflyer.fs.mount.waiting import in_any_case, in_thread
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.runtime.metrics import Series
@@ -119,6 +121,10 @@ class Serving:
         self._draining = False
         self._directories: dict[int, Directory] = {}
         self._next_directory = 1
+        self._memory = ReadMemory(
+            session.read_memory, session.read_cost_bytes, session.read_limit_bytes,
+            now_ns=time.monotonic_ns, answered_ns=operations.answered_ns,
+        )  # fmt: skip
         self.ended = asyncio.Event()
         """Set when it is unmounted."""
         self._kinds: dict[str, Callable[..., Awaitable[None]]] = {
@@ -165,6 +171,8 @@ class Serving:
             kind, number = event[0], event[1]
             if kind == "interrupt":
                 self._interrupt(event[4][0])
+            elif kind == "room":
+                self._memory.retry()
             elif kind == "ended":
                 self.ended.set()
             else:
@@ -340,11 +348,15 @@ class Serving:
         found, opened = await self._operations.create(caller, parent, name, mode & 0o7777, flags)
         self._session.reply_create(number, found, self._valid_s, opened.handle, direct=opened.direct, fd=opened.fd)
 
-    async def _do_read(
-        self, number: int, _inode: int, _caller: Caller, handle: int, offset: int, memory: FuseMemory
-    ) -> None:
-        count = await self._operations.read(handle, offset, memoryview(memory))
-        self._session.reply_data(number, memory, count)
+    async def _do_read(self, number: int, _inode: int, _caller: Caller, handle: int, offset: int, size: int) -> None:
+        chains = self._operations.chains_of(handle, offset, size)
+        memory = await self._memory.take(chains, size)
+        try:
+            count = await self._operations.read(handle, offset, memoryview(memory))
+            self._session.reply_data(number, memory, count)
+        finally:
+            del memory
+            self._memory.give_back(chains, size)
 
     async def _do_write(
         self, number: int, inode: int, _caller: Caller, handle: int, offset: int, memory: FuseMemory

@@ -38,3 +38,9 @@ class Where:
         for piece in pieces(self.layout, offset, size):
             yield Part(order[piece.chunk % len(order)], piece.chunk, piece.offset, piece.size, at)
             at += piece.size
+
+    def chains(self, offset: int, size: int) -> tuple[ChainId, ...]:
+        """That have bytes [offset, offset + size)."""
+        first, last = offset // self.chunk_bytes, (offset + max(size, 1) - 1) // self.chunk_bytes
+        most = min(last - first + 1, len(self.order))
+        return tuple(self.order[chunk % len(self.order)] for chunk in range(first, first + most))
