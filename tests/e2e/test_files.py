@@ -145,6 +145,23 @@ def test_batches_go_straight_into_arrays(fs: FileSystem) -> None:
         assert bytes(buffers[2]) == content[-4:].tobytes() + bytes(6)
 
 
+def test_what_cannot_be_meant_is_refused(fs: FileSystem) -> None:
+    with fs.open("/meant", "wb") as file:
+        file.write(bytes(100))
+    with fs.open_file("/meant") as file:
+        into = np.zeros((3, 4), dtype=np.uint8)
+        with pytest.raises(UsageError, match="2 offsets and 3 rows; give as many rows as offsets"):
+            fs.read_records(file, [0, 4], into)
+        with pytest.raises(UsageError, match="offsets are float64; give whole numbers"):
+            fs.read_records(file, [0, 0.5, 4], into)
+        assert fs.read_records(file, [0, 4, 98], into).tolist() == [4, 4, 2]
+    with pytest.raises(OSError, match="length -1 is negative"):
+        fs.truncate("/meant", -1)
+    with pytest.raises(FileNotFoundError) as missing:
+        fs.rename("/meant", "/none/meant")
+    assert (missing.value.filename, missing.value.filename2) == ("/meant", "/none/meant")
+
+
 def test_a_writer_whose_last_reference_goes_in_the_middle_of_another_call_writes_all(fs: FileSystem) -> None:
     for mode in ("wb", "ab"):
         held = [fs.open("/left", mode)]

@@ -83,15 +83,15 @@ def files_over(chunks: Chunks, options: FileOptions, meta: MetaClient | None = N
 
 
 def parse(
-    where: str, token: str | None = None, credential: Credential | None = None
+    where: object, token: str | None = None, credential: Credential | None = None
 ) -> tuple[tuple[str, ...], Credential, str | None]:
-    """Managers, who asks, and the directory that says so. Raises `UsageError`."""
-    if not where.startswith(_SCHEME):
+    """Managers, who asks, and the directory that says so. Raises `UsageError`, also for what is no str."""
+    if not isinstance(where, str) or not where.startswith(_SCHEME):
         raise UsageError(f"{where!r}: a file system is ff://host:port[,host:port] or ff:///directory")
     if token is not None and credential is not None:
         raise UsageError("give a token or a credential, not both")
     rest = where.removeprefix(_SCHEME)
-    proof = credential if token is None else UserCredential(token)
+    proof = credential if token is None else UserCredential(token.strip())  # files end with a line's end
     if rest.startswith("%2F"):  # as in the paths of `ff fs`
         rest = unquote(rest.rstrip("/"))
     if rest.startswith("/"):

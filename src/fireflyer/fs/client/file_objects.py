@@ -10,6 +10,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.attributes import Attributes
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.opened import File
+from fireflyer.fs.client.processes import refuse_pickling
 from fireflyer.fs.schema.meta import END_OF_FILE, AllocateMode, LockKind, Window
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ BUFFER_BYTES: Final = 256 << 10
 
 class OpenFile:
     """As `fireflyer.fs.client.opened.File`, blocking; for any number of threads."""
+
+    __reduce__ = refuse_pickling
 
     def __init__(self, engine: Engine, file: File) -> None:
         self._engine = engine

@@ -26,6 +26,7 @@ from fireflyer.fs.client.file_objects import OpenFile, RawFile, wrapped
 from fireflyer.fs.client.files import Files, Path
 from fireflyer.fs.client.modes import flags_of, is_append
 from fireflyer.fs.client.opened import File
+from fireflyer.fs.client.processes import refuse_pickling
 from fireflyer.fs.client.records import read_rows, read_together
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
@@ -38,6 +39,8 @@ _T = TypeVar("_T")
 
 class FileSystem:
     """Made by `fireflyer.fs.connect`."""
+
+    __reduce__ = refuse_pickling
 
     def __init__(self, engine: Engine, files: Files, close: Callable[[], None]) -> None:
         """`close`: of what the engine uses."""

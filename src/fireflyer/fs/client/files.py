@@ -24,6 +24,7 @@ from fireflyer.fs.client.modes import flags_of
 from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.opening import FileOptions, Opening
 from fireflyer.fs.client.port import Port
+from fireflyer.fs.client.processes import refuse_pickling
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import MAX_PATH_BYTES, ROOT, Defaults, Inode, Kind
@@ -84,6 +85,8 @@ _NANO: Final = 1_000_000_000
 
 class Files:
     """Made by `connect_async`; for one event loop. (`FileSystem` drives the same coroutines in threads.)"""
+
+    __reduce__ = refuse_pickling
 
     def __init__(self, port: Port, options: FileOptions, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """`close`: of what the port uses."""
@@ -255,7 +258,11 @@ class Files:
 
     async def rename(self, source: Path, target: Path, flags: int = 0) -> None:
         """`flags`: `schema.meta.RenameFlag`. Replaces what is at `target`, as `os.rename` does."""
-        await self._call(Rename(_place(source), _place(target), flags), source)
+        try:
+            await self._call(Rename(_place(source), _place(target), flags), source)
+        except FileError as error:
+            error.filename2 = _shown(target)
+            raise
 
     async def link(self, existing: Path, path: Path, follow: bool = False) -> None:
         await self._call(Link(_place(existing), _place(path), follow), path)
@@ -308,6 +315,8 @@ class Files:
 
     async def truncate(self, path: Path, length: int) -> None:
         """The file has `length` bytes then; new ones are zeros."""
+        if length < 0:
+            raise file_error(errno.EINVAL, f"length {length} is negative", _shown(path))
         await self.truncate_at(_place(path), length, path=path)
 
     async def truncate_at(

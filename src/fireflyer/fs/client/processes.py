@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from multiprocessing.util import Finalize
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["OfOneProcess", "PerProcess"]
+__all__ = ["OfOneProcess", "PerProcess", "refuse_pickling"]
 
 
 class OfOneProcess:
@@ -34,6 +34,14 @@ class OfOneProcess:
                 f"this client belongs to process {self._process}; a forked child opens its own, with "
                 "fireflyer.fs.client.PerProcess"
             )
+
+
+def refuse_pickling(client: object) -> NoReturn:
+    """As `__reduce__`: connections and open files stay where they are."""
+    raise UsageError(
+        f"a {type(client).__name__} is not for other processes; each opens its own, with "
+        "fireflyer.fs.client.PerProcess(fireflyer.fs.connect, …)"
+    )
 
 
 _kept: list[object] = []

@@ -30,8 +30,10 @@ async def read_rows(engine: Engine, file: File, offsets: Any, into: Any) -> _Cou
     if not count:
         return np.zeros(0, dtype=np.int64)
     size, rest = divmod(memory.nbytes, count)
-    if rest:
-        raise UsageError(f"{memory.nbytes} bytes for {count} records: not the same for each")
+    shape = tuple(getattr(into, "shape", (memory.nbytes,)))
+    if rest or (len(shape) > 1 and shape[0] != count):
+        given = f"{shape[0]} rows" if len(shape) > 1 else f"{memory.nbytes} bytes"
+        raise UsageError(f"{count} offsets and {given}; give as many rows as offsets")
     plan = await _plan([file], np.zeros(count, dtype=np.int64), wanted, np.full(count, size), np.arange(count) * size)
     await _carry_out(engine, plan.reads, memory, file, into)
     for row in plan.odd:
@@ -58,7 +60,10 @@ async def read_together(engine: Engine, wanted: Sequence[tuple[File, int, Any]])
 
 def _places(offsets: Any) -> _Counts:
     try:
-        return np.ascontiguousarray(offsets, dtype=np.int64)
+        given = np.asarray(offsets)
+        if given.size and given.dtype.kind not in "iuO":
+            raise UsageError(f"offsets are {given.dtype}; give whole numbers")
+        return np.ascontiguousarray(given, dtype=np.int64)
     except OverflowError as error:
         raise UsageError(f"an offset is beyond 2^63 - 1: {error}") from error
 

@@ -19,18 +19,21 @@ class FileError(PermanentError, OSError):
 
     code = "file"
 
-    def __init__(self, number: int, message: str, path: str | None = None) -> None:
+    def __init__(self, number: int, message: str, path: str | None = None, target: str | None = None) -> None:
+        """`target`: the second path of an operation that has two."""
         PermanentError.__init__(self, message)
         self.errno = number
         self.strerror = message
         self.filename = path
+        self.filename2 = target
 
     def __str__(self) -> str:
         where = "" if self.filename is None else f": {self.filename!r}"
-        return f"[Errno {self.errno}] {self.message}{where}"
+        to = "" if self.filename2 is None else f" -> {self.filename2!r}"
+        return f"[Errno {self.errno}] {self.message}{where}{to}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return file_error, (self.errno, self.message, self.filename)
+        return file_error, (self.errno, self.message, self.filename, self.filename2)
 
 
 class _Missing(FileError, FileNotFoundError): ...
@@ -101,6 +104,6 @@ _BY_NUMBER: Final[dict[int, type[FileError]]] = {
 }
 
 
-def file_error(number: int, message: str = "", path: str | None = None) -> FileError:
+def file_error(number: int, message: str = "", path: str | None = None, target: str | None = None) -> FileError:
     """The error with this errno. `message`: one line, by default the usual words for the number."""
-    return _BY_NUMBER.get(number, FileError)(number, message or _WORDS.get(number, f"error {number}"), path)
+    return _BY_NUMBER.get(number, FileError)(number, message or _WORDS.get(number, f"error {number}"), path, target)

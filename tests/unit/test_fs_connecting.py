@@ -1,0 +1,40 @@
+"""What `fireflyer.fs.connect` is given, and where its clients may not go."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from fireflyer.base.errors import UsageError
+from fireflyer.fs.client.connecting import parse
+from fireflyer.fs.client.file_objects import OpenFile
+from fireflyer.fs.client.file_system import FileSystem
+from fireflyer.fs.client.files import Files
+from fireflyer.fs.schema.errors import file_error
+from fireflyer.identity import UserCredential
+
+
+def test_a_token_is_good_as_it_is_read_from_a_file() -> None:
+    _, credential, _ = parse("ff://host:7000", "fft1.name.secret\n")
+    assert isinstance(credential, UserCredential)
+    assert credential.token == "fft1.name.secret"
+
+
+@pytest.mark.parametrize("where", [None, b"ff:///fs", 7, "fs", "/fs"])
+def test_what_is_no_address_is_refused_in_the_same_words(where: object) -> None:
+    with pytest.raises(UsageError, match="a file system is ff://host:port"):
+        parse(where)
+
+
+@pytest.mark.parametrize("kind", [FileSystem, Files, OpenFile])
+def test_who_pickles_a_client_is_told_what_to_use(kind: type) -> None:
+    with pytest.raises(UsageError, match=f"a {kind.__name__} is not for other processes.*PerProcess"):
+        pickle.dumps(object.__new__(kind))
+
+
+def test_an_error_of_two_paths_says_both_and_goes_to_other_processes() -> None:
+    error = pickle.loads(pickle.dumps(file_error(2, "", "/a", "/none/b")))
+    assert isinstance(error, FileNotFoundError)
+    assert (error.filename, error.filename2) == ("/a", "/none/b")
+    assert str(error) == "[Errno 2] no such file or directory: '/a' -> '/none/b'"
