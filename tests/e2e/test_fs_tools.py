@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from tests.support.fs_files import content_of
 from tests.support.fs_local import LocalCluster
+from tests.support.mounting import needs_fuse
 
 import fireflyer.fs
+from fireflyer.fs.client.local import access_of
 
 pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
 MIB = 1 << 20
@@ -200,3 +202,26 @@ def test_several_threads_use_one_file_system(cluster: LocalCluster) -> None:
         assert not errors
         assert len(files.listdir("/threads")) == 96
         files.rmtree("/threads")
+
+
+def test_standard_output_that_takes_no_more_is_no_fault_of_the_file(cluster: LocalCluster) -> None:
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs"]
+    where = ["--dir", str(cluster.directory)]
+    subprocess.run([*command, "put", "-", "/full", *where], input=bytes(MIB), check=True)
+    for verb in ("cat", "ls", "stat"):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([*command, verb, "/full", *where], stdout=full, stderr=subprocess.PIPE, check=False)
+        assert (done.returncode, done.stderr) == (1, b"error: standard output: no space left on device\n")
+
+
+@needs_fuse
+def test_a_detached_mount_without_a_log_says_why_it_failed(cluster: LocalCluster, tmp_path: Path) -> None:
+    managers, _ = access_of(str(cluster.directory))
+    token, place = tmp_path / "token", tmp_path / "mnt"
+    token.write_text("no token")
+    token.chmod(0o600)
+    place.mkdir()
+    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", "-d", "--manager", managers[0]]
+    command += ["--token-file", str(token), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "this is not a user token" in done.stderr

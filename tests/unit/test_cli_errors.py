@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fireflyer.base.errors import DataCorruption, FireflyerError, JobFailed, NoS
 from fireflyer.cli import main
 from fireflyer.cli import version as version_verb
 from fireflyer.cli.run import parse_environment, script_arguments
+from fireflyer.fs.schema.errors import file_error
 
 Capture = pytest.CaptureFixture[str]
 
@@ -177,3 +179,11 @@ def test_version_names_what_matters(capsys: Capture) -> None:
     assert main(["version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["fireflyer", "python", "torch", "kernels"]
+
+
+def test_an_error_of_a_file_names_it(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise file_error(errno.ENOENT, path="/none/x")
+
+    monkeypatch.setattr(version_verb.command, "callback", refused)
+    assert error_of(capsys, ["version"], 1) == "error: /none/x: no such file or directory\n"

@@ -196,6 +196,9 @@ def test_mv_renames_and_moves_into_directories(ff: Shell) -> None:
     assert (ff.root / "a/deep/two").read_bytes() == b"1" * 100
     assert "no directory" in ff("mv", "/a/deep/two", "/a/link", "/a/nowhere", code=2)
     assert "no such file" in ff("mv", "/none", "/a", code=1)
+    missing = ff("mv", "/a/two", "/a/deep/two", "/none/x", code=2)
+    assert missing == "error: /none/x is no directory\n"
+    assert ff("mv", "/a/deep/two", "/none/x", code=1).startswith("error: /a/deep/two -> /none/x: no such file")
     assert "needed" in ff("mv", "/a", code=2)
 
 
@@ -291,6 +294,18 @@ def test_sync_makes_one_directory_as_another(ff: Shell, tmp_path: Path) -> None:
     ff("sync", "--delete", "here/a", "ff:///mirror")
     assert "extra" not in os.listdir(ff.root / "mirror")
     assert (tmp_path / "third/extra/x").is_dir()
+
+
+def test_sync_of_a_directory_into_itself_is_refused_the_first_time_too(ff: Shell) -> None:
+    fill(ff.root)
+    for _ in range(2):
+        assert "is inside" in ff("sync", "ff:///a", "ff:///a/deep/copy", code=2)
+    assert not (ff.root / "a/deep/copy").exists()
+
+
+def test_bench_looks_for_the_directory_beside_before_it_measures(ff: Shell) -> None:
+    assert "'--beside': Directory '/none' does not exist" in ff("bench", "--beside", "/none", code=2)
+    assert os.listdir(ff.root) == []
 
 
 def test_sync_leaves_what_another_copy_is_writing(ff: Shell, tmp_path: Path) -> None:

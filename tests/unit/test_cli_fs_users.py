@@ -76,3 +76,16 @@ def test_what_cannot_be_is_one_line(
     text = capsys.readouterr().err
     assert text.startswith(f"error: {message}")
     assert text.count("\n") == 1
+
+
+def test_the_environment_names_the_cluster_here_too(
+    directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    for target in (f"ff://{directory}", f"ff://{directory.replace('/', '%2F')}"):
+        monkeypatch.setenv("FIREFLYER_FS", target)
+        assert user("list") == 0
+        assert capsys.readouterr().out.startswith("admin ")
+    monkeypatch.setenv("FIREFLYER_FS", "ff://host:7000")
+    assert user("list") == 2
+    assert "FIREFLYER_FS names managers" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import pytest
 from fireflyer.base.errors import Aborted, PermanentError, UsageError
 from fireflyer.fs.tools import copying
 from fireflyer.fs.tools.addresses import Address, parse_address
-from fireflyer.fs.tools.copying import CopyOptions, copy_file
+from fireflyer.fs.tools.copying import CopyOptions, copy_file, copy_link
 from fireflyer.fs.tools.partial import PREFIX, Owner, Partial, alive, is_partial, key_of, me, parse_partial
 from fireflyer.fs.tools.plans import CopyFile, Step, plan_copy
 from fireflyer.fs.tools.running import Runner
@@ -354,3 +354,11 @@ def test_what_is_no_address(url: str) -> None:
     with pytest.raises(UsageError):
         parse_address(url)
     assert Address().target == ""
+
+
+def test_a_link_that_cannot_be_made_is_told_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("somewhere")
+    tree = LocalTree(str(tmp_path))
+    with pytest.raises(FileNotFoundError) as missing:
+        copy_link(tree, "/link", tree, "/none/link")
+    assert missing.value.filename == "/none/link"

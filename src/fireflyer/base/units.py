@@ -99,4 +99,4 @@ def parse_bytes(text: str) -> int:
 
 def parse_duration(text: str) -> int:
     """Nanoseconds of `"30s"`, `"1.5min"` or `"500ms"`; a unit is required. Raises `UsageError`."""
-    return _parse(text, _TIME_UNITS, "duration", "500ms, 30s or 5min")
+    return _parse(text, _TIME_UNITS, "duration", "500ms, 30s, 5min or 7d")

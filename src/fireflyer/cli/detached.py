@@ -12,9 +12,11 @@ import click
 
 from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
 
-__all__ = ["report", "run_detached"]
+__all__ = ["report", "report_failure", "run_detached"]
 
 MAX_REPORT_BYTES: Final = 1 << 16
+_FAILED: Final = "\0"
+"""What is reported after it is why it could not come up."""
 
 
 def run_detached(arguments: Sequence[str], log_path: str) -> int:
@@ -34,11 +36,12 @@ def run_detached(arguments: Sequence[str], log_path: str) -> int:
         )
         os.close(write_fd)
         text = reported.read(MAX_REPORT_BYTES).decode()
-    if text:
+    failure = text.removeprefix(_FAILED) if text.startswith(_FAILED) else ""
+    if text and not failure:
         click.echo(text, nl=False)
         return 0
     code = process.wait()
-    reason = _last_error(log_path, began)
+    reason = failure or _last_error(log_path, began)
     error: FireflyerError = PermanentError(reason or f"it ended with exit code {code}; its log is {log_path}")
     raise UsageError(error.message) if code == 2 else error
 
@@ -50,6 +53,13 @@ def report(report_fd: int | None, text: str) -> None:
         return
     os.write(report_fd, text.encode())
     os.close(report_fd)
+
+
+def report_failure(report_fd: int | None, why: str) -> None:
+    """Instead of `report`, by who may have no log that says it."""
+    if report_fd is not None:
+        os.write(report_fd, f"{_FAILED}{why}".encode()[:MAX_REPORT_BYTES])
+        os.close(report_fd)
 
 
 def _last_error(path: str, began: int) -> str:

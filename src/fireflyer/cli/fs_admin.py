@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY, Where, ask_one, expect, where_options
+from fireflyer.cli.fs_connect import CLUSTER_HELP, Where, ask_one, directory_of, expect, where_options
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ def rotate_keys_command(*, where: Where, revoke: bool) -> int:
 
 
 @click.command("add-node", short_help="Add a node to a cluster of `ff fs up`.")
-@click.option("--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="Its directory.")
+@click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP)
 @click.option("--targets", metavar="N", type=WholeNumber(1, 256), help="Its targets.  [default: as the first node's]")
-def add_node_command(*, directory: str, targets: int | None) -> int:
+def add_node_command(*, directory: str | None, targets: int | None) -> int:
     """Add a node with empty targets to the cluster in DIR, which runs. `rebalance` moves a share of the chunks there.
 
     A node on another machine is added with its own configuration file: see docs/how-to/chunk-store.md.
@@ -146,9 +146,9 @@ def add_node_command(*, directory: str, targets: int | None) -> int:
     from fireflyer.fs.schema.manager import AddNode, AddTargets
     from fireflyer.fs.service.local_layout import Layout, with_new_node
 
-    layout = Layout(directory)
+    layout = Layout(directory_of(directory))
     cluster, node = with_new_node(layout.load(), targets)
-    ask_all(local(directory), [AddNode(node.id), AddTargets(node.id, node.targets)])
+    ask_all(local(layout.directory), [AddNode(node.id), AddTargets(node.id, node.targets)])
     layout.save(cluster)
     signal_holder(layout.lock_file, signal.SIGHUP)
     click.echo(

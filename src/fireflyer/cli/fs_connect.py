@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fireflyer.fs.schema.routing import Routing
     from fireflyer.runtime.rpc import Credential
 
-__all__ = ["DEFAULT_DIRECTORY", "TARGET_VARIABLE", "Where", "ask_all", "ask_one", "cluster_options", "expect", "local"]
-__all__ += ["named", "reach", "routing", "target_of", "where_options"]
+__all__ = ["CLUSTER_HELP", "DEFAULT_DIRECTORY", "TARGET_VARIABLE", "Where", "ask_all", "ask_one", "cluster_options"]
+__all__ += ["directory_of", "expect", "local", "named", "reach", "routing", "target_of", "where_options"]
 
 DEFAULT_DIRECTORY: Final = "fs"
 TARGET_VARIABLE: Final = "FIREFLYER_FS"
@@ -94,6 +94,19 @@ def target_of(directory: str | None, managers: tuple[str, ...]) -> str:
             raise UsageError(f"{TARGET_VARIABLE} is {target!r}; write it like ff://HOST:PORT or ff:///directory")
         return target
     return f"ff://{os.path.abspath(directory if directory is not None else DEFAULT_DIRECTORY)}"
+
+
+def directory_of(directory: str | None) -> str:
+    """Of commands that need the directory of a local cluster: what `--dir`, or the environment, or the default names.
+    Raises `UsageError` where the environment names managers."""
+    from fireflyer.fs.tools.addresses import SCHEME, parse_address
+
+    target = target_of(directory, ())
+    if target.startswith(SCHEME + "/"):
+        return target[len(SCHEME) :]
+    if found := parse_address(target).directory:
+        return found
+    raise UsageError(f"{TARGET_VARIABLE} names managers, and this is done in the directory of a cluster; give --dir")
 
 
 def named(target: str, token_file: str | None, secret_file: str | None) -> Where:

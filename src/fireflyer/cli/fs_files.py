@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from fireflyer.fs.client.ring import Ring
     from fireflyer.fs.tools.plans import Step
 
-__all__ = ["TARGET_VARIABLE", "Bars", "Place", "Places", "clean", "files_options", "jobs_option", "reason", "say"]
+__all__ = ["TARGET_VARIABLE", "Bars", "Place", "Places", "clean", "files_options", "flush_out", "jobs_option", "reason"]
+__all__ += ["say", "write_out"]
 
 DEFAULT_JOBS: Final = 8
 MAX_JOBS: Final = 256
@@ -215,7 +216,30 @@ def say(text: str, end: bytes = b"\n") -> None:
     sys.stdout.flush()
     if sys.stdout.isatty():
         text = clean(text)
-    sys.stdout.buffer.write(os.fsencode(text) + end)
+    write_out(os.fsencode(text) + end)
+
+
+def write_out(data: bytes | memoryview) -> None:
+    with _standard_output():
+        sys.stdout.buffer.write(data)
+
+
+def flush_out() -> None:
+    with _standard_output():
+        sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[None]:
+    """What goes wrong there is no error of the path that is shown, and the end."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from fireflyer.cli.output import lost_output
+
+        raise lost_output(error) from error
 
 
 class Bars:

@@ -117,7 +117,7 @@ def mv_command(*, paths: tuple[str, ...], keep: bool, exact: bool, verbose: bool
             try:
                 place.tree.rename(source.path, place.path, 1 if keep else 0)
             except OSError as error:
-                error.filename = f"{path} -> {place.given}" if error.errno != errno.ENOENT else path
+                error.filename = f"{path} -> {place.given}"
                 raise
             if verbose:
                 say(f"{path} -> {place.given}")

@@ -235,8 +235,7 @@ def sync_command(
         raise UsageError("neither is in the cluster; a path there begins with ff://, as ff:///data")
     if not stat.S_ISDIR(source.tree.stat(source.path).st_mode):
         raise UsageError(f"{source_text} is no directory; copy a file with cp, put or get")
-    if _mode(target):
-        _check(source, target)
+    _check(source, target)
     with Bars(places, "Comparing", quiet=quiet, verbose=verbose) as bars:
         steps = list(
             plan_sync(

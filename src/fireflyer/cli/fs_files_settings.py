@@ -22,6 +22,7 @@ __all__ = ["defaults_command", "quota_command"]
 
 MAX_INODES = (1 << 63) - 1
 MAX_STRIPE = 1024
+DAY_S = 86400
 
 
 @click.command("quota", short_help="Show or set how much a directory may hold.")
@@ -122,9 +123,15 @@ def defaults_command(
 
 
 def _defaults_text(defaults: Defaults) -> str:
-    from fireflyer.base.units import SECOND
-
     chunk = f"chunks of {format_bytes(defaults.chunk_bytes)}" if defaults.chunk_bytes else "the cluster's chunks"
     stripe = counted(defaults.stripe, "chain") if defaults.stripe else "the cluster's stripe"
-    trash = f"trash for {format_duration(defaults.trash_s * SECOND)}" if defaults.trash_s else "no trash"
+    trash = f"trash for {_time_text(defaults.trash_s)}" if defaults.trash_s else "no trash"
     return f"{chunk}, {stripe}, {trash}"
+
+
+def _time_text(seconds: int) -> str:
+    """In whole days where it is given so."""
+    from fireflyer.base.units import SECOND
+
+    days, rest = divmod(seconds, DAY_S)
+    return format_duration(seconds * SECOND) if rest else counted(days, "day")

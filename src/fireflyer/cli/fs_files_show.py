@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from fireflyer.cli.fs_files import SETTINGS, Place, Places, clean, files_options, say
+from fireflyer.cli.fs_files import SETTINGS, Place, Places, clean, files_options, flush_out, say, write_out
 
 if TYPE_CHECKING:
     from fireflyer.fs.tools.trees import Attributes
@@ -242,10 +242,10 @@ def cat_command(*, paths: tuple[str, ...], places: Places) -> None:
             file = place.tree.open(place.path, "rb")
             try:
                 while count := file.readinto(block):
-                    sys.stdout.buffer.write(block[:count])
+                    write_out(block[:count])
             finally:
                 file.close()
-    sys.stdout.buffer.flush()
+    flush_out()
 
 
 _KINDS: Final = {

@@ -33,7 +33,12 @@ LOOK_S: Final = 1.0
     help="How many small files.",
 )
 @click.option("--small", default="160KB", show_default=True, metavar="SIZE", help="Of each small file.")
-@click.option("--beside", metavar="DIR", help="Of this machine, measured too.  [default: a temporary one]")
+@click.option(
+    "--beside",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Of this machine, measured too.  [default: a temporary one]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @jobs_option
 @files_options

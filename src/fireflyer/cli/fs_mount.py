@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from fireflyer.base.errors import Busy, UsageError
-from fireflyer.cli.detached import report, run_detached
+from fireflyer.base.errors import Busy, FireflyerError, UsageError
+from fireflyer.cli.detached import report, report_failure, run_detached
 from fireflyer.cli.fs_connect import Where, where_options
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ def _run(where: Where, place: str, options: MountOptions, trusted: bool, report_
     # Who may set the kernel's readahead needs none of ours.
     files_options = FileOptions(ahead_bytes=0) if os.geteuid() == 0 else FileOptions()
 
+    ready = False
+
     def on_ready(metrics: Address | None) -> None:
+        nonlocal ready
+        ready = True
         figures = f"  metrics: http://{metrics}/metrics\n" if metrics is not None else ""
         report(report_fd, f"Mounted on {quote(place)}; unmount: ff fs umount {quote(place)}\n{figures}")
 
@@ -105,7 +109,12 @@ def _run(where: Where, place: str, options: MountOptions, trusted: bool, report_
         )
         await serve_mount(place, MountedFiles(files, trusted=trusted), options, on_ready=on_ready)
 
-    run(serve())
+    try:
+        run(serve())
+    except FireflyerError as error:
+        if not ready:
+            report_failure(report_fd, error.message)
+        raise
     return 0
 
 

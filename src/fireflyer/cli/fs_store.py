@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Final, TypeVar
 import click
 
 from fireflyer.base.errors import PermanentError, UsageError
-from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
+from fireflyer.cli.fs_connect import CLUSTER_HELP, directory_of
 
 if TYPE_CHECKING:
     from fireflyer.fs.core.meta.checking import Problem
@@ -39,7 +39,7 @@ def store_options(function: Callable[..., object]) -> Callable[..., object]:
     command: Callable[..., object] = call
     for option in (
         click.option("--store", metavar="URL", help="embedded:/absolute/path or postgresql://user@host/database."),
-        click.option("--dir", "directory", metavar="DIR", help="Of a cluster that `ff fs up` made.  [default: ./fs]"),
+        click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP),
     ):
         command = option(command)
     return command
@@ -55,7 +55,7 @@ def _found(directory: str | None, store: str | None) -> Iterator[str]:
             raise UsageError("--dir and --store exclude each other; give one of them")
         yield store
         return
-    layout = Layout(directory if directory is not None else DEFAULT_DIRECTORY)
+    layout = Layout(directory_of(directory))
     cluster = layout.load()
     with RunLock(layout.lock_file):
         yield layout.store_url(cluster)

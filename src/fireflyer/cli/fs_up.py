@@ -30,7 +30,7 @@ DOWN_S: Final = 30.0
 UP_LOG: Final = "up.log"
 
 
-@click.command("up", short_help="Start a chunk store on this machine.")
+@click.command("up", short_help="Start a file system on this machine.")
 @click.option(
     "--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="Where everything lies."
 )
@@ -192,7 +192,7 @@ def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
     )
 
 
-@click.command("down", short_help="End a chunk store that `ff fs up` has started.")
+@click.command("down", short_help="End what `ff fs up` has started.")
 @click.option(
     "--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="As given to `up`."
 )

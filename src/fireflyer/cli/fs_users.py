@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import NotFound, UsageError
-from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
+from fireflyer.cli.fs_connect import CLUSTER_HELP, directory_of
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ def user_command() -> None:
 
 def _where(function: click.decorators.FC) -> click.decorators.FC:
     file = click.option("--tokens-file", metavar="FILE", help="As the configurations name it, instead of --dir.")
-    directory = click.option(
-        "--dir",
-        "directory",
-        metavar="DIR",
-        help=f"Of a cluster that `ff fs up` made.  [default: ./{DEFAULT_DIRECTORY}]",
-    )
+    directory = click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP)
     return directory(file(function))
 
 
@@ -50,7 +45,7 @@ def _store(directory: str | None, tokens_file: str | None) -> TokenStore:
         if not os.path.isdir(parent):
             raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {parent}; make it first")
         return TokenStore(tokens_file)
-    layout = Layout(directory if directory is not None else DEFAULT_DIRECTORY)
+    layout = Layout(directory_of(directory))
     layout.load()
     return TokenStore(layout.tokens_file)
 

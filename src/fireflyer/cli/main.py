@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
             stream.reconfigure(errors="backslashreplace")  # a narrow locale must not end a job
     try:
         code = _ff.main(args=args, prog_name=program, standalone_mode=False)
-        sys.stdout.flush()
+        _flush_stdout()
         return code if isinstance(code, int) else 0
     except Exception as error:
         if _debug_asked(args):
@@ -94,6 +94,17 @@ def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
         return _explain(error, program)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
+
+
+def _flush_stdout() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from fireflyer.cli.output import lost_output
+
+        raise lost_output(error) from error
 
 
 def _debug_asked(args: Sequence[str]) -> bool:
@@ -121,7 +132,8 @@ def _explain(error: Exception, program: str) -> int:
         case JobFailed():
             return _fail(error.message, error.exit_code or EXIT_FAILURE)
         case FireflyerError():
-            return _fail(error.message, EXIT_FAILURE)
+            name = getattr(error, "filename", None)
+            return _fail(f"{os.fsdecode(name)}: {error.message}" if name else error.message, EXIT_FAILURE)
         case BrokenPipeError():
             from fireflyer.cli.output import silence_stdout
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import click
 from rich.console import Console
 
 from fireflyer.analytics.html import render_html
@@ -19,6 +20,7 @@ from fireflyer.runtime.disk import translate_os_error
 __all__ = [
     "EVENTS_NAME",
     "REPORT_NAME",
+    "lost_output",
     "read_events",
     "show_report",
     "silence_stdout",
@@ -43,6 +45,12 @@ def silence_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+def lost_output(error: OSError) -> click.ClickException:
+    """Standard output takes no more, as a file on a full disk; nothing is written there from now on."""
+    silence_stdout()
+    return click.ClickException(f"standard output: {(error.strerror or str(error)).lower()}")
 
 
 def stdout_console() -> Console:

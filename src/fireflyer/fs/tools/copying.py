@@ -210,12 +210,16 @@ def copy_link(source: Tree, path: str, target: Tree, place: str) -> None:
     wanted = source.readlink(path)
     directory = posixpath.dirname(place)
     temporary = join(directory, Partial(key_of(place, path, source.stat(path, False)), me(next(_serial)), 0).name)
-    target.symlink(wanted, temporary)
     try:
-        target.rename(temporary, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            target.unlink(temporary)
+        target.symlink(wanted, temporary)
+        try:
+            target.rename(temporary, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                target.unlink(temporary)
+            raise
+    except OSError as error:
+        error.filename = place
         raise
 
 

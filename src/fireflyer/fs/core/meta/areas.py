@@ -115,7 +115,7 @@ async def set_defaults(request: SetDefaults, context: Context) -> Found:
 def _check_defaults(defaults: Defaults) -> None:
     size = defaults.chunk_bytes
     if size and (size & (size - 1) or not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES):
-        raise file_error(errno.EINVAL, f"chunks of {size} bytes; a power of two from {MIN_CHUNK_BYTES} to 64 MiB")
+        raise file_error(errno.EINVAL, f"chunks of {size} bytes; give a power of two, 64 KiB to 64 MiB")
     if defaults.stripe > MAX_STRIPE:
         raise file_error(errno.EINVAL, f"a stripe of {defaults.stripe} chains; at most {MAX_STRIPE}")
 
