@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.
 def local(module_path: Path) -> Iterator[LocalCluster]:
     cluster = LocalCluster(module_path)
     try:
-        cluster.ff("up", "--detach", "--failure-timeout", "2")
+        cluster.ff("up", "--detach", "--failure-timeout", "2", "--targets-per-node", "2")
         yield cluster
     finally:
         cluster.close()

@@ -63,7 +63,7 @@ FOUND, DENIED = 1, 6
 def cluster(module_path: Path) -> Iterator[LocalCluster]:
     found = LocalCluster(module_path)
     try:
-        found.ff("up", "--detach", "--relaxed")
+        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
         yield found
     finally:
         found.close()

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     found = LocalCluster(tmp_path)
     try:
-        found.ff("up", "--detach", "--relaxed")
+        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
         yield found
     finally:
         found.close()

@@ -26,7 +26,7 @@ MIB = 1 << 20
 def cluster(module_path: Path) -> Iterator[LocalCluster]:
     found = LocalCluster(module_path)
     try:
-        found.ff("up", "--detach", "--relaxed")
+        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
         yield found
     finally:
         found.close()

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.
 def cluster(module_path: Path) -> Iterator[LocalCluster]:
     found = LocalCluster(module_path)
     try:
-        found.ff("up", "--detach", "--relaxed")
+        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
         yield found
     finally:
         for one in spec._shared.values():

@@ -33,7 +33,7 @@ def cluster(session_path: Path) -> Iterator[LocalCluster]:
     """Real processes."""
     found = LocalCluster(session_path)
     try:
-        found.ff("up", "--detach", "--relaxed")
+        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
         yield found
     finally:
         found.close()

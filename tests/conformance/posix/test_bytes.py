@@ -153,7 +153,7 @@ def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Whose nodes may be killed."""
     cluster = LocalCluster(tmp_path)
     try:
-        cluster.ff("up", "--detach", "--failure-timeout", "2")
+        cluster.ff("up", "--detach", "--failure-timeout", "2", "--targets-per-node", "2")
         yield cluster
     finally:
         cluster.close()
