@@ -24,7 +24,7 @@ from tests.support.mounting import Mount, mounted, needs_fuse
 
 from fireflyer.fs.mount.serving import VALID_S
 
-pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.patient, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
 MakeMount = Callable[..., Mount]
 
