@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.fs_local import LocalCluster
 
+import fireflyer.fs
+
 pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -42,12 +44,27 @@ def test_what_administrators_set_holds_and_metadata_comes_back(cluster: LocalClu
     listed = cluster.ff("find", "/")
 
     assert "the cluster runs, under process" in cluster.ff("admin", "fsck", code=1)
+    (tmp_path / "later").write_bytes(b"made after the dump" * 4_000)
     cluster.ff("down")
     assert cluster.ff("admin", "fsck") == "nothing is wrong\n"
     dump, store = tmp_path / "dump", cluster.directory / "manager-1" / "store"
     assert cluster.ff("admin", "dump", str(dump)).endswith(f" rows in {dump}\n")
+    cluster.ff("up", "--detach", "--relaxed")
+    for number in range(4):
+        cluster.ff("put", str(tmp_path / "later"), f"/later{number}")
+    cluster.ff("down")
     store.rename(tmp_path / "lost")
     cluster.ff("admin", "load", str(dump))
     cluster.ff("up", "--detach", "--relaxed")
     assert cluster.ff("find", "/") == listed
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as fs:
+        for number in range(4):
+            with fs.open(f"/new{number}", "wb") as file:
+                file.seek(50_000)
+                file.write(b"end")
+            assert fs.open(f"/new{number}", "rb").read() == bytes(50_000) + b"end", (
+                "bytes of what was made after the dump"
+            )
+        for number in range(4):
+            fs.unlink(f"/new{number}")
     assert len(cluster.ff("cat", "/d/in/first")) == 70_000

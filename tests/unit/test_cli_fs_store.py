@@ -6,19 +6,24 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.fs_names import Names, at, violations
 
 from fireflyer import kvstore
 from fireflyer.base.errors import Busy
+from fireflyer.base.units import SECOND
 from fireflyer.cli import main
 from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
 from fireflyer.fs.core.meta.tables import entry_key, inode_key
-from fireflyer.fs.core.rows import LEASE_KEY
+from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decode_row, encode_row
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, SetArea, SetValue, Symlink
+from fireflyer.fs.schema.routing import Chain, Member, TargetState
+from fireflyer.fs.service.meta_ids import KEY as IDS_KEY
+from fireflyer.fs.service.meta_ids import skipped
 from fireflyer.fs.service.meta_registry import PREFIX as SERVICES
-from fireflyer.fs.service.meta_store import check_store
+from fireflyer.fs.service.meta_store import check_store, load_store
 from fireflyer.kvstore import Engine, MemoryEngine, Transaction
 from fireflyer.runtime import run
 
@@ -32,7 +37,7 @@ def made() -> Rows:
         )
         names.do(Link(at("d/f"), at("d/e/g")), Symlink(at("l"), b"d/f"), SetValue(at("d/f"), b"user.x", b"1"))
         names.check()
-        return [*names.rows(), (b"FXid", b"\x01" + (1000).to_bytes(8, "big"))]
+        return [*names.rows(), (IDS_KEY, skipped(None, 1000))]
 
 
 def on_store(directory: Path, work: Callable[[Engine], Awaitable[Rows]]) -> Rows:
@@ -41,6 +46,20 @@ def on_store(directory: Path, work: Callable[[Engine], Awaitable[Rows]]) -> Rows
             return await work(engine)
 
     return run(whole())
+
+
+def loaded(directory: Path, file: Path, now_ns: int) -> int:
+    async def whole() -> int:
+        async with await kvstore.open(url(directory)) as engine:
+            with file.open("rb") as source:
+                return await load_store(engine, source, now_ns)
+
+    return run(whole())
+
+
+def first_id(rows: dict[bytes, bytes]) -> int:
+    """Of the next inode."""
+    return int.from_bytes(rows[IDS_KEY][1:], "big")
 
 
 def url(directory: Path) -> str:
@@ -113,10 +132,46 @@ def test_a_dump_is_loaded_into_an_empty_store_and_nowhere_else(
     assert main(["fs", "admin", "dump", "--store", url(tmp_path / "s"), str(file)]) == 0
     assert main(["fs", "admin", "dump", "--store", url(tmp_path / "s"), str(file)]) == 2
     assert main(["fs", "admin", "load", "--store", url(tmp_path / "new"), str(file)]) == 0
-    assert rows_of(tmp_path / "new") == rows
+    back = rows_of(tmp_path / "new")
+    assert dict(back) == dict(rows) | {IDS_KEY: dict(back)[IDS_KEY]}
     assert main(["fs", "admin", "load", "--store", url(tmp_path / "new"), str(file)]) == 2
     assert "the store is not empty" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dump", "new", "s"]
+
+
+def test_what_was_given_out_after_a_dump_is_not_given_again(tmp_path: Path) -> None:
+    """Chunks remember the numbers of inodes and sessions, and versions of chains."""
+    state = StateRow(version=7, failure_timeout_ns=SECOND, term=1, number=1, next_client=3)
+    chain = Chain(5, 9, (Member(11, 1, TargetState.SERVING),))
+    file = tmp_path / "dump"
+    put(tmp_path / "s", [*made(), (STATE_KEY, encode_row(state)), (CHAINS.key(5), encode_row(chain))])
+    assert main(["fs", "admin", "dump", "--store", url(tmp_path / "s"), str(file)]) == 0
+    starts = []
+    for second in (1_000, 1_001):
+        store = tmp_path / str(second)
+        assert loaded(store, file, second * SECOND) == len(rows_of(store))
+        rows = dict(rows_of(store))
+        now = decode_row(STATE_KEY, rows[STATE_KEY], StateRow)
+        assert CHAINS.decode(CHAINS.key(5), rows[CHAINS.key(5)])[1] == msgspec.structs.replace(
+            chain, version=9 + (1 << 12)
+        )
+        starts.append((first_id(rows), now.next_client, now.version))
+    assert all(after - before == 1 << 20 for before, after in zip(*starts, strict=True))
+    assert min(starts[0]) == 1_000 << 20
+    put(
+        tmp_path / "far",
+        [
+            *made(),
+            (IDS_KEY, skipped(None, 5_000 << 20)),
+            (STATE_KEY, encode_row(msgspec.structs.replace(state, next_client=6_000 << 20))),
+        ],
+    )
+    file.unlink()
+    assert main(["fs", "admin", "dump", "--store", url(tmp_path / "far"), str(file)]) == 0
+    loaded(tmp_path / "clock set back", file, 1_000 * SECOND)
+    rows = dict(rows_of(tmp_path / "clock set back"))
+    assert decode_row(STATE_KEY, rows[STATE_KEY], StateRow).next_client == 6_000 << 20
+    assert first_id(rows) == 5_000 << 20
 
 
 def test_a_dump_that_is_not_whole_loads_nothing(tmp_path: Path) -> None:

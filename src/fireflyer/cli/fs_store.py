@@ -148,7 +148,7 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.argument("file", metavar="FILE")
 def load_command(*, store: str, file: str) -> int:
     """Read what `ff fs admin dump` wrote into a store that is new. FILE is looked at as a whole before anything is
-    loaded."""
+    loaded. What was made after the dump is forgotten: `ff fs fsck --repair` removes its chunks."""
     from fireflyer.fs.service.meta_store import load_store
 
     try:
@@ -156,7 +156,7 @@ def load_command(*, store: str, file: str) -> int:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     with source:
-        rows = _on(store, functools.partial(load_store, file=source))
+        rows = _on(store, functools.partial(load_store, file=source, now_ns=time.time_ns()))
     click.echo(f"{rows} rows loaded")
     return 0
 

@@ -9,7 +9,7 @@ from fireflyer.base.errors import Busy, DataCorruption
 from fireflyer.fs.schema.inodes import ROOT, InodeId
 from fireflyer.kvstore import Engine, Transaction
 
-__all__ = ["BATCH", "Ids"]
+__all__ = ["BATCH", "KEY", "Ids", "skipped"]
 
 BATCH: Final = 4096
 PER_WORK: Final = 4
@@ -49,9 +49,21 @@ class Ids:
 
 
 async def _taken(transaction: Transaction) -> int:
-    row = await transaction.get(KEY)
+    first = _decoded(await transaction.get(KEY))
+    transaction.set(KEY, _encoded(first + BATCH))
+    return first
+
+
+def skipped(row: bytes | None, first: int) -> bytes:
+    """The row in whose place ids go on at `first`, or where they are if that is further on."""
+    return _encoded(max(_decoded(row), first))
+
+
+def _decoded(row: bytes | None) -> int:
     if row is not None and (len(row) != 9 or row[:1] != _FORMAT):
         raise DataCorruption("the row of the last inode number is damaged; restore the store")
-    first = ROOT + 1 if row is None else int.from_bytes(row[1:], "big")
-    transaction.set(KEY, _FORMAT + (first + BATCH).to_bytes(8, "big"))
-    return first
+    return ROOT + 1 if row is None else int.from_bytes(row[1:], "big")
+
+
+def _encoded(first: int) -> bytes:
+    return _FORMAT + first.to_bytes(8, "big")

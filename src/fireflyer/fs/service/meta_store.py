@@ -3,6 +3,10 @@
 A dump is a line with its format, then every row of the store (the manager's too: chains are where the chunks of files
 are found) as a MessagePack array of key and value, then an array of the number of rows and their CRC-32. It is whole or
 it is refused.
+
+Chunks are not in it, and remember numbers that were given out after it was written: an inode number given again would
+show another file's bytes, a session's would have its updates taken for old ones. A store that is loaded therefore goes
+on with numbers that nobody can have got.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
 from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
 from fireflyer.fs.core.meta.repairing import repair
-from fireflyer.fs.core.rows import LEASE_KEY
-from fireflyer.fs.service.meta_ids import Ids
+from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decode_row, encode_row
+from fireflyer.fs.service.meta_ids import KEY as IDS_KEY
+from fireflyer.fs.service.meta_ids import Ids, skipped
 from fireflyer.fs.service.meta_registry import MAX_SERVICES
 from fireflyer.fs.service.meta_registry import PREFIX as SERVICES
 from fireflyer.kvstore import Engine, Page, Reader, Transaction, prefix_range
@@ -33,6 +38,10 @@ MENDED_AT_ONCE: Final = 500
 LOADED_BYTES_AT_ONCE: Final = 4 << 20
 LOADED_ROWS_AT_ONCE: Final = 2000
 MAX_ROW_BYTES: Final = 4 << 20
+NUMBERS_PER_S: Final = 1 << 20
+"""Since 1970, more than any cluster gives out: numbers from that time on are new, however often a dump is loaded."""
+CHAIN_CHANGES: Final = 1 << 12
+"""More than a chain has seen since the dump; its version has 32 bits."""
 _LENGTH_BYTES: Final = 4
 
 Row = tuple[bytes, bytes]
@@ -86,20 +95,39 @@ async def dump_store(engine: Engine, file: IO[bytes], progress: Progress = _sile
     return rows
 
 
-async def load_store(engine: Engine, file: IO[bytes], progress: Progress = _silent) -> int:
-    """Into an empty store; rows read. `file` is read twice. Raises `UsageError` where the store is not empty,
-    `DataCorruption` for what is no whole dump: then nothing is in the store."""
+async def load_store(engine: Engine, file: IO[bytes], now_ns: int, progress: Progress = _silent) -> int:
+    """Into an empty store; rows written. `file` is read twice. `now_ns`: since 1970. Raises `UsageError` where the
+    store is not empty, `DataCorruption` for what is no whole dump: then nothing is in the store."""
     if (await engine.read(lambda rows: rows.get_range(b"", None, limit=1))).items:
-        raise UsageError("the store is not empty; load into a new one")
-    for _ in _read_rows(file):
+        raise UsageError("the store is not empty; move it away, or name an empty one with --store")
+    first = now_ns // 1_000_000_000 * NUMBERS_PER_S
+    for _ in _renumbered(_read_rows(file), first):
         """The whole file, before the first row of it counts."""
     file.seek(0)
     done = 0
-    for batch in _batches(_read_rows(file)):
+    for batch in _batches(_renumbered(_read_rows(file), first)):
         await engine.transact(lambda rows, batch=batch: _put(rows, batch), idempotent=True)  # type: ignore[misc]
         done += len(batch)
         progress(done)
     return done
+
+
+def _renumbered(rows: Iterator[Row], first: int) -> Iterator[Row]:
+    """New inodes, sessions and versions have numbers from `first` on."""
+    ids: bytes | None = None
+    for key, value in rows:
+        if key == IDS_KEY:
+            ids = value
+        elif key == STATE_KEY:
+            state = decode_row(key, value, StateRow)
+            numbers = {"version": max(state.version, first), "next_client": max(state.next_client, first)}
+            yield key, encode_row(msgspec.structs.replace(state, **numbers))
+        elif key.startswith(CHAINS.prefix):
+            _, chain = CHAINS.decode(key, value)
+            yield key, encode_row(msgspec.structs.replace(chain, version=chain.version + CHAIN_CHANGES))
+        else:
+            yield key, value
+    yield IDS_KEY, skipped(ids, first)
 
 
 async def _put(rows: Transaction, batch: Sequence[Row]) -> None:
