@@ -19,8 +19,14 @@ class FileError(PermanentError, OSError):
 
     code = "file"
 
-    def __init__(self, number: int, message: str, path: str | None = None, target: str | None = None) -> None:
-        """`target`: the second path of an operation that has two."""
+    def __init__(
+        self, number: int | str, message: str = "", path: str | None = None, target: str | None = None
+    ) -> None:
+        """`target`: the second path of an operation that has two. One argument alone is a message, as of any `OSError`:
+        who raises anew what another process has met (torch does, of a loader's) has no more than type and text."""
+        if isinstance(number, str):
+            message = number
+            number = _number_of(type(self))
         PermanentError.__init__(self, message)
         self.errno = number
         self.strerror = message
@@ -102,6 +108,10 @@ _BY_NUMBER: Final[dict[int, type[FileError]]] = {
     numbers.ETIMEDOUT: _TimedOut,
     numbers.EINTR: _Interrupted,
 }
+
+
+def _number_of(kind: type[FileError]) -> int:
+    return next((number for number, each in _BY_NUMBER.items() if each is kind), numbers.EIO)
 
 
 def file_error(number: int, message: str = "", path: str | None = None, target: str | None = None) -> FileError:
