@@ -22,7 +22,10 @@ _CALLER = (0, 0, os.getpid(), ())
 
 
 class PlayedSession:
-    """Hands on what it is told, as the native one does; `open` are those that were asked and not answered."""
+    """Hands on what it is told, as the native one does; `open` are those that were asked and not answered. Nobody
+    reads."""
+
+    read_limit_bytes = 0
 
     def __init__(self) -> None:
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -33,6 +36,13 @@ class PlayedSession:
 
     def start(self, threads: int) -> None:
         pass
+
+    def read_memory(self, size: int) -> None:
+        raise AssertionError
+
+    @staticmethod
+    def read_cost_bytes(size: int) -> int:
+        raise AssertionError
 
     def ask(self, number: int, kind: str) -> tuple[Any, ...]:
         """It is known; its event, for `tell`."""
@@ -76,6 +86,9 @@ class Waiting:
     async def lookup(self, *_: object) -> None:
         self.waits.set()
         await asyncio.Event().wait()
+
+    def answered_ns(self, chain: int) -> int:
+        raise AssertionError
 
     async def lock_whole(self, *_: object, wait: bool) -> None:
         assert wait
@@ -173,9 +186,14 @@ def test_at_the_end_locks_that_nobody_has_begun_to_ask_for_are_answered_too() ->
     asyncio.run(main())
 
 
-_STOPPED = (
-    "import signal, sys; signal.signal(signal.SIGABRT, lambda *_: None); print('there', flush=True); sys.stdin.read()"
-)
+_STOPPED = """
+import signal, sys
+# A shell that starts the tests in its background has them, and their children, ignore this.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGABRT, lambda *_: None)
+print("there", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.parametrize(
