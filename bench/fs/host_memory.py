@@ -3,7 +3,8 @@
 A guest that reports its free pages gives them to the host within seconds; each costs some 17 us when it is used again,
 4.4 ms a MiB, ten times what reading it through a mount costs. Who meets them is chance: whatever is measured after
 something large was freed. So as much as will be needed is touched before the clock starts, ours and the peers' alike.
-On a machine that has its memory for itself this costs a second and changes nothing.
+Pages go back during the measurement too, so this helps in part. On a machine that has its memory for itself it costs a
+second and changes nothing.
 """
 
 from __future__ import annotations
