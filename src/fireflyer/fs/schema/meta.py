@@ -22,36 +22,14 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_PATH_BYTES, Defaults, Inode, InodeId, Kind
 
 __all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_NUMBERS"]
-__all__ += [
-    "MAX_UNDER_WAY",
-    "MAX_VALUE_BYTES",
-    "MAX_VALUE_NAME_BYTES",
-    "Access",
-    "Actor",
-    "Allocate",
-    "AllocateMode",
-    "Answer",
-    "Answers",
-    "Area",
-    "Beat",
-]
-__all__ += ["Call", "Calls", "Changing", "Close", "Done", "Entry", "Found", "FoundMany", "GetArea", "GetLock"]
-__all__ += ["GetSpace", "GetValue", "Link", "ListDirectory", "ListValues", "Listing", "Lock", "LockKind", "LockState"]
-__all__ += ["MakeDirectory", "MakeNode", "Names", "Now", "Open", "OpenFlag", "Opened", "Place", "ReadLink", "Refused"]
-__all__ += ["Remove", "RemoveDirectory", "RemoveTree", "RemoveValue", "Removed", "Rename", "RenameFlag", "Renew"]
-__all__ += [
-    "Report",
-    "Request",
-    "Reserve",
-    "Reserved",
-    "SetArea",
-    "SetAttributes",
-    "SetDefaults",
-    "SetValue",
-    "Space",
-    "Stat",
-]
-__all__ += ["StatMany", "Symlink", "Target", "Truncate", "Value", "ValueFlag", "Window"]
+__all__ += ["MAX_UNDER_WAY", "MAX_VALUE_BYTES", "MAX_VALUE_NAME_BYTES", "Access", "Actor", "Allocate", "AllocateMode"]
+__all__ += ["Answer", "Answers", "Area", "Beat", "Call", "Calls", "Changing", "Close", "Done", "Entry", "Found"]
+__all__ += ["FoundMany", "GetArea", "GetLock", "GetSpace", "GetValue", "Link", "ListDirectory", "ListValues"]
+__all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Names", "Now", "Open"]
+__all__ += ["OpenFlag", "Opened", "Place", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
+__all__ += ["RemoveValue", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
+__all__ += ["SetArea", "SetAttributes", "SetDefaults", "SetValue", "Space", "Stat", "StatMany", "Symlink", "Target"]
+__all__ += ["Truncate", "Value", "ValueFlag", "Window"]
 
 MAX_CALLS: Final = 64
 """Of one `Calls`."""
