@@ -32,12 +32,12 @@ def read_config(path: str, config_type: type[C]) -> C:
 @click.argument("config_file", metavar="CONFIG")
 def manager_command(*, config_file: str) -> int:
     """Run a cluster manager in the foreground, as the TOML file CONFIG says, until SIGTERM."""
-    from fireflyer.cli.fs_meta import open_chunks
+    from fireflyer.fs.client.chunk_session import open_chunk_session
     from fireflyer.fs.service.manager import run_manager
     from fireflyer.fs.service.manager_config import ManagerConfig
 
     config = read_config(config_file, ManagerConfig)
-    return run_process(lambda on_ready: run_manager(config, on_ready=on_ready, open_chunks=open_chunks))
+    return run_process(lambda on_ready: run_manager(config, on_ready=on_ready, open_chunks=open_chunk_session))
 
 
 @click.command("storage", short_help="Run a storage process.")
