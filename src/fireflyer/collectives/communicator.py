@@ -41,6 +41,7 @@ from fireflyer.collectives.doors import Doors
 from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.flight import FlightBox, Snapshot
 from fireflyer.collectives.forming import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
+from fireflyer.collectives.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.meeting import Equipment
 from fireflyer.collectives.memory import OwnMemory
 from fireflyer.collectives.plan import CANONICAL, CANONICAL_KINDS, Plan
@@ -192,8 +193,6 @@ class Communicator(Formed):
         machine reaches the launcher, `transport` to what `ff run --transport` or FF_TRANSPORT says, "tcp" where nothing
         does, `dump_dir` to FF_DUMP_DIR, else `flight` in the directory of the run. Raises as `create` does.
         """
-        from fireflyer.collectives.job import JobPlans, tell_launcher, tuned  # tuning needs communicators itself
-
         plans = JobPlans(env.run_dir, name)
         store = open_store(env)
 

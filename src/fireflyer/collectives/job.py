@@ -23,9 +23,9 @@ from fireflyer.base.errors import DataCorruption, FireflyerError, PeerFailed, Us
 from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME, RankEnvironment
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
-from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.cost import Speeds
 from fireflyer.collectives.declaration import Declaration
+from fireflyer.collectives.group import Group
 from fireflyer.collectives.plan import Plan
 from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.tuning import measure
@@ -38,6 +38,7 @@ LARGE: Final = 186 * MIB
 """The size of array for which the log line says what is done."""
 
 _T = TypeVar("_T")
+_G = TypeVar("_G", bound=Group)
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class JobPlans:
         logger.warning("%s; a new plan is made, and sums may be rounded otherwise than before", text)
 
 
-def tuned(join: Callable[[Plan | None], Communicator], plans: JobPlans) -> Communicator:
+def tuned(join: Callable[[Plan | None], _G], plans: JobPlans) -> _G:
     """The group with a plan from measured speeds: those of an earlier attempt, or measured now, by all ranks at once.
 
     `join(plan)` makes the communicator; None: as `plans` say. Called by all ranks. Raises what both raise.
@@ -151,7 +152,7 @@ def tuned(join: Callable[[Plan | None], Communicator], plans: JobPlans) -> Commu
     return join(plan)
 
 
-def _told(comm: Communicator, data: bytes) -> bytes:
+def _told(comm: Group, data: bytes) -> bytes:
     """What rank 0 gave."""
     size = np.array([len(data)])
     comm.broadcast(size, root=0)
@@ -160,7 +161,7 @@ def _told(comm: Communicator, data: bytes) -> bytes:
     return array.tobytes()
 
 
-def _hosts(comm: Communicator) -> Sequence[str]:
+def _hosts(comm: Group) -> Sequence[str]:
     return [comm.hosts[comm.plan.leader_of(node)] for node in range(comm.nodes)]
 
 

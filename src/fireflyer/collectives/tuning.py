@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.units import KIB, MIB, MS, SECOND, format_duration, format_rate
-from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.cost import Speeds
+from fireflyer.collectives.group import Group
 from fireflyer.collectives.plan import TREE, Plan
 from fireflyer.collectives.routing import explain, layout_of, plan_for
 from fireflyer.collectives.shapes import shape_of
@@ -74,7 +74,7 @@ class _Pair(NamedTuple):
 
 
 def tune(
-    comm: Communicator,
+    comm: Group,
     *,
     zones: Sequence[int] = (),
     declared: Speeds | None = None,
@@ -111,7 +111,7 @@ def describe(tuning: Tuning) -> str:
     return "\n".join([*lines, explain(tuning.plan)])
 
 
-def measure(comm: Communicator, *, zones: Sequence[int] = (), declared: Speeds | None = None) -> Speeds:
+def measure(comm: Group, *, zones: Sequence[int] = (), declared: Speeds | None = None) -> Speeds:
     """The speeds of the group's machines and network, the same on all ranks. See `tune`."""
     speeds = declared or Speeds()
     plan = comm.plan
@@ -190,7 +190,7 @@ def _pairs(zones: tuple[int, ...]) -> tuple[list[tuple[int, int]], list[tuple[in
     return near, list(zip(first[::2], first[1::2], strict=False))
 
 
-def _measure_pairs(comm: Communicator, pairs: Sequence[tuple[int, int]]) -> Sequence[float]:
+def _measure_pairs(comm: Group, pairs: Sequence[tuple[int, int]]) -> Sequence[float]:
     """What this rank has measured as the first of its pair, else nothing."""
     comm.barrier()
     result: Sequence[float] = (0.0, 0.0, 0.0)
@@ -204,7 +204,7 @@ def _measure_pairs(comm: Communicator, pairs: Sequence[tuple[int, int]]) -> Sequ
     return result
 
 
-def _lead(comm: Communicator, peer: int) -> _Pair:
+def _lead(comm: Group, peer: int) -> _Pair:
     word = np.zeros(1, np.int64)
     trips = [_timed(lambda: _there_and_back(comm, peer, word)) for _ in range(ROUND_TRIPS)]
     long, back = np.zeros(LONG_BYTES, np.uint8), np.zeros(LONG_BYTES, np.uint8)
@@ -219,7 +219,7 @@ def _lead(comm: Communicator, peer: int) -> _Pair:
     return _Pair(median(trips[ROUND_TRIPS // 4 :]) / 2, moved / one_way_ns, 2 * moved / both_ns)
 
 
-def _follow(comm: Communicator, peer: int) -> None:
+def _follow(comm: Group, peer: int) -> None:
     word = np.zeros(1, np.int64)
     for _ in range(ROUND_TRIPS):
         _back_and_there(comm, peer, word)
@@ -232,17 +232,17 @@ def _follow(comm: Communicator, peer: int) -> None:
     _both_ways(comm, peer, long, back, count)
 
 
-def _there_and_back(comm: Communicator, peer: int, word: npt.NDArray[np.int64]) -> None:
+def _there_and_back(comm: Group, peer: int, word: npt.NDArray[np.int64]) -> None:
     comm.send(word, to=peer, tag=TAG)
     comm.recv(word, source=peer, tag=TAG)
 
 
-def _back_and_there(comm: Communicator, peer: int, word: npt.NDArray[np.int64]) -> None:
+def _back_and_there(comm: Group, peer: int, word: npt.NDArray[np.int64]) -> None:
     comm.recv(word, source=peer, tag=TAG)
     comm.send(word, to=peer, tag=TAG)
 
 
-def _stream(comm: Communicator, peer: int, data: npt.NDArray[np.uint8], count: int) -> None:
+def _stream(comm: Group, peer: int, data: npt.NDArray[np.uint8], count: int) -> None:
     """Done when the other has said that it has everything."""
     works = [comm.send(data, to=peer, tag=TAG, async_op=True) for _ in range(count)]
     comm.recv(np.zeros(1, np.int64), source=peer, tag=TAG)
@@ -250,15 +250,13 @@ def _stream(comm: Communicator, peer: int, data: npt.NDArray[np.uint8], count: i
         work.wait()
 
 
-def _drain(comm: Communicator, peer: int, data: npt.NDArray[np.uint8], count: int) -> None:
+def _drain(comm: Group, peer: int, data: npt.NDArray[np.uint8], count: int) -> None:
     for _ in range(count):
         comm.recv(data, source=peer, tag=TAG)
     comm.send(np.zeros(1, np.int64), to=peer, tag=TAG)
 
 
-def _both_ways(
-    comm: Communicator, peer: int, out: npt.NDArray[np.uint8], into: npt.NDArray[np.uint8], count: int
-) -> None:
+def _both_ways(comm: Group, peer: int, out: npt.NDArray[np.uint8], into: npt.NDArray[np.uint8], count: int) -> None:
     works = [comm.send(out, to=peer, tag=TAG, async_op=True) for _ in range(count)]
     for _ in range(count):
         comm.recv(into, source=peer, tag=TAG)
@@ -266,13 +264,13 @@ def _both_ways(
         work.wait()
 
 
-def _small_sum_ns(comm: Communicator) -> float:
+def _small_sum_ns(comm: Group) -> float:
     word = np.zeros(1, np.float32)
     times = [_timed(lambda: comm.allreduce(word)) for _ in range(SMALL_SUMS)]
     return median(times[SMALL_SUMS // 3 :])
 
 
-def _local_rates(comm: Communicator) -> Sequence[float]:
+def _local_rates(comm: Group) -> Sequence[float]:
     one, other = (np.ones(CACHED_BYTES // 4, np.float32) for _ in range(2))
     out = np.empty_like(one)
     large = np.ones(MEMORY_BYTES // 4, np.float32)
@@ -299,7 +297,7 @@ def _timed(work: Callable[[], object]) -> int:
     return max(1, time.monotonic_ns() - begin_ns)
 
 
-def _shared(comm: Communicator, mine: Sequence[float]) -> Array:
+def _shared(comm: Group, mine: Sequence[float]) -> Array:
     """A row for each rank, on all ranks: each adds its own to zeros, which is exact."""
     rows = np.zeros((comm.world_size, len(mine)), np.float64)
     rows[comm.rank] = mine
@@ -307,7 +305,7 @@ def _shared(comm: Communicator, mine: Sequence[float]) -> Array:
     return rows
 
 
-def _agreed(comm: Communicator, speeds: Speeds) -> Speeds:
+def _agreed(comm: Group, speeds: Speeds) -> Speeds:
     """Rank 0's."""
     names = Speeds.__struct_fields__
     values = np.array([getattr(speeds, name) for name in names], np.float64)
