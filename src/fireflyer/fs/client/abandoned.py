@@ -13,16 +13,13 @@ from __future__ import annotations
 import errno
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.fs.client.body import Body
+from fireflyer.fs.client.port import Port
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import FileBody, Inode
 from fireflyer.fs.schema.meta import Actor, Close, Found, Place, Stat
-
-if TYPE_CHECKING:
-    from fireflyer.fs.client.body import Body
-    from fireflyer.fs.client.port import Port
 
 __all__ = ["Abandoned", "Closing", "Unheard"]
 

@@ -18,7 +18,7 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -32,9 +32,11 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
+from fireflyer.fs.client.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.port import MISSING, Port
 from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.tickets import Ticket
+from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.ahead import Ahead, Block
 from fireflyer.fs.core.files.pending import Extent, Pending, unit_of
 from fireflyer.fs.core.files.pieces import Where
@@ -48,18 +50,17 @@ from fireflyer.fs.schema.meta import (
     Answer,
     Close,
     Found,
+    Opened,
     Place,
+    Renew,
     Report,
     Request,
     SetAttributes,
     Stat,
 )
+from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-if TYPE_CHECKING:
-    from fireflyer.fs.client.opened import File
-    from fireflyer.fs.client.opening import Opening
-
-__all__ = ["LOST", "UNKNOWN_CUT", "Body", "as_file_error", "file_of", "zero_behind"]
+__all__ = ["LOST", "UNKNOWN_CUT", "Body", "OpenFile", "as_file_error", "file_of", "zero_behind"]
 
 UNKNOWN_CUT: Final = (1 << 63) - 1
 """In a report: nobody knows what was written, ask the chains."""
@@ -81,19 +82,39 @@ def as_file_error(error: BaseException, path: str | None) -> FileError:
     return file_error(number, str(error), path)
 
 
-class Body:
-    """An inode that is open here."""
+class OpenFile(Protocol):
+    """What a body needs to know of each open of its inode: `client.opened.File`."""
 
-    def __init__(self, opening: Opening, inode: Inode, where: Where) -> None:
-        self.opening = opening
-        self.port: Port = opening.port
+    handle: int
+    """0: it cannot be written."""
+    readable: bool
+    actor: Actor | None
+    lost: bool
+    """The session in which it was opened for writing is over."""
+    closed: bool
+    ended: Ticket[None]
+    """When it is closed, and forgotten."""
+    ahead: Ahead
+
+    async def close(self) -> None: ...
+
+
+class Body:
+    """An inode that is open here. All inodes that a client has open share both budgets."""
+
+    def __init__(
+        self, port: Port, inode: Inode, where: Where, write_budget: WriteBudget, read_ahead_budget: ReadAheadBudget
+    ) -> None:
+        self.port = port
+        self._write_budget = write_budget
+        self._read_ahead_budget = read_ahead_budget
         self.id = inode.id
         self.inode = inode
         self.where = where
         self.cut = file_of(inode).cut
         """As the last answer to a request of this client that writes has said it."""
         unit = unit_of(where.chunk_bytes)
-        self.pending = Pending(unit, buffers=opening.buffers.setdefault(unit, []))
+        self.pending = Pending(unit, buffers=write_budget.buffers(unit))
         self.flying: dict[Extent, Ticket[None]] = {}
         self.durable_end = 0
         """Of what was written since the last report began and is at the storage nodes."""
@@ -107,7 +128,7 @@ class Body:
         """Known when the oldest write began that is not reported; None: there is none."""
         self.unknown = False
         """The outcome of a write is not known, and not reported."""
-        self.files: dict[File, None] = {}
+        self.files: dict[OpenFile, None] = {}
         self.rights: dict[Right, None] = {}
         """That were presented, and are renewed."""
         self.asked_ns = time.monotonic_ns()
@@ -130,7 +151,7 @@ class Body:
         return max(self.durable_end, self.reporting_end, self.pending.end() if self.pending else 0)
 
     @property
-    def writer(self) -> File | None:
+    def writer(self) -> OpenFile | None:
         return next((one for one in self.files if one.handle and not one.lost and not one.closed), None)
 
     @property
@@ -184,7 +205,11 @@ class Body:
         """What was fetched ahead of these bytes."""
         for file in self.files:
             if file.ahead.blocks:
-                self.opening.give_back(file.ahead.forget(begin, end))
+                self._read_ahead_budget.give_back(file.ahead.forget(begin, end))
+
+    def forget_ahead(self, file: OpenFile) -> None:
+        """All that was fetched ahead for this open."""
+        self._read_ahead_budget.give_back(file.ahead.forget(0, END_OF_FILE))
 
     # --- writing ---
 
@@ -196,7 +221,7 @@ class Body:
         losses = self.losses
         for at in range(0, len(data), _SLICE_BYTES):
             part = data[at : at + _SLICE_BYTES]
-            await self.opening.room(len(part), self)
+            await self._write_budget.room(len(part), self)
             if self.losses != losses:
                 raise file_error(errno.ESTALE, LOST)
             now_ns = time.time_ns()
@@ -206,7 +231,7 @@ class Body:
             self.forget(offset + at, offset + at + len(part))
             before = self.pending.kept_bytes
             self.pending.write(offset + at, part, self.cut, lent=lent)
-            self.opening.dirty_bytes += self.pending.kept_bytes - before
+            self._write_budget.dirty_bytes += self.pending.kept_bytes - before
             self.begin(everything=False)
 
     def begin(self, *, everything: bool) -> None:
@@ -224,8 +249,8 @@ class Body:
     def _ended(self, extent: Extent, ticket: Ticket[None], view: memoryview) -> None:
         self.pending.ended(extent)
         self.flying.pop(extent, None)
-        self.opening.dirty_bytes -= extent.size
-        self.opening.use_again(self.pending, extent, view)
+        self._write_budget.dirty_bytes -= extent.size
+        self._write_budget.use_again(self.pending, extent, view)
         if ticket.error is None:
             self.durable_end = max(self.durable_end, extent.end)
         else:
@@ -242,7 +267,7 @@ class Body:
             file.lost = True
         self.forget(0, END_OF_FILE)
         self.losses += 1
-        self.opening.dirty_bytes -= self.pending.drop()
+        self._write_budget.dirty_bytes -= self.pending.drop()
         for ticket in list(self.flying.values()):
             ticket.give_up()
         self.durable_end, self.oldest_cut, self.unknown = 0, None, False
@@ -323,14 +348,63 @@ class Body:
         if (writer := self.writer) is not None:
             await self.report(writer.handle, actor=writer.actor)
 
+    # --- rights ---
+
+    async def present(self, file: OpenFile, opened: Opened) -> None:
+        """To the storage nodes, and again before it expires: the capability with which `file` was opened."""
+        rights = (Rights.READ if file.readable else 0) | (Rights.WRITE if file.handle else 0)
+        right = Right(self.id, self.id, int(rights))
+        if right in self.rights:
+            return
+        self.rights[right] = None
+        try:
+            await self.port.present(right, opened.capability)
+        except BaseException:
+            self.rights.pop(right, None)
+            raise
+        handle, actor, meta = file.handle, file.actor, self.port.meta
+
+        async def again(wanted: Right) -> CapabilityAnswer:
+            answer = await meta.call(Renew(wanted.first_file, wanted.rights, handle), actor=actor)
+            if not isinstance(answer, Opened):
+                raise InvariantViolation(f"Renew was answered with {type(answer).__name__}")
+            return CapabilityAnswer(answer.capability, answer.expires_unix_s)
+
+        self.port.renew(right, opened.expires_unix_s, again)
+
+    def drop_rights(self) -> None:
+        for right in self.rights:
+            self.port.drop(right)
+        self.rights.clear()
+
+    async def _recover(self) -> None:
+        """There is another session: is the inode still there, and may it be read?"""
+        reader = next((one for one in self.files if not one.lost), None)
+        if reader is None:
+            return
+        had_rights = bool(self.rights)
+        self.rights.clear()
+        # In this order: what is found after it is held was not collected before, nor will be.
+        await self.port.ticket_of(self.port.meta.beat())
+        answer = await self.port.call(Stat(Place(self.id)), reader.actor)
+        if isinstance(answer, Found):
+            if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:
+                raise file_error(errno.ESTALE, "it was removed while this client had no session")
+            self.learn(answer.inode, writing=False)
+        if had_rights:
+            opened = await self.port.call(Renew(self.id, int(Rights.READ), 0), reader.actor)
+            if isinstance(opened, Opened) and opened.capability:
+                await self.present(reader, opened)
+        self.doubtful = False
+
     # --- reading ---
 
     async def refresh(self, beyond: int) -> None:
         """Who reads beyond the end asks whether it is still the end."""
         if self.doubtful:
-            await self.opening.recover(self)
+            await self._recover()
         if beyond > self.length and time.monotonic_ns() - self.asked_ns > _FRESH_NS:
-            answer = await self.port.call(Stat(Place(self.id)), self.opening.actor_of(self))
+            answer = await self.port.call(Stat(Place(self.id)), next((one.actor for one in self.files), None))
             if isinstance(answer, Found):
                 self.learn(answer.inode, writing=False)
 
@@ -349,7 +423,7 @@ class Body:
         try:
             await self._fill(into, offset, ahead, passed, fetch)
         finally:
-            self.opening.give_back(passed)
+            self._read_ahead_budget.give_back(passed)
         for at, data in lying:  # in their order; some have ended meanwhile, but after the chunk was read
             into[at : at + len(data)] = data
         if self.pending:
@@ -386,7 +460,7 @@ class Body:
         finally:
             for block, _, _ in blocks:
                 block.users -= 1
-            self.opening.give_back([block for block, _, _ in blocks if block.dropped])
+            self._read_ahead_budget.give_back([block for block, _, _ in blocks if block.dropped])
 
     def _ask(self, into: memoryview, offset: int) -> list[tuple[Ticket[int], memoryview]]:
         asked = []
@@ -397,7 +471,7 @@ class Body:
 
     def _fetch(self, ahead: Ahead, fetch: Sequence[Block]) -> None:
         for block in fetch:
-            if self.pending.overlaps(block.begin, block.end - block.begin) or not self.opening.lend(block):
+            if self.pending.overlaps(block.begin, block.end - block.begin) or not self._read_ahead_budget.lend(block):
                 ahead.forget(block.begin, block.end)
                 continue
             block.ticket, view = self._ask(block.memory[: block.end - block.begin], block.begin)[0]
@@ -410,7 +484,7 @@ class Body:
             await ticket
         except FireflyerError:  # perhaps long ago
             if ahead is not None:
-                self.opening.give_back(ahead.forget(block.begin, block.end))
+                self._read_ahead_budget.give_back(ahead.forget(block.begin, block.end))
             for other, view in self._ask(into, begin):
                 zero_behind(view, await other)
             return

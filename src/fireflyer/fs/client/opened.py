@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from fireflyer.base.errors import (
     FireflyerError,
     InvariantViolation,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.client.abandoned import Closing
+from fireflyer.fs.client.abandoned import Abandoned, Closing
 from fireflyer.fs.client.attributes import Attributes
 from fireflyer.fs.client.body import LOST, Body, as_file_error, file_of
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.files.ahead import Ahead, block_of
 from fireflyer.fs.schema.errors import FileError, file_error
+from fireflyer.fs.schema.inodes import Inode
 from fireflyer.fs.schema.meta import (
     END_OF_FILE,
     Actor,
@@ -35,13 +36,32 @@ from fireflyer.fs.schema.meta import (
     Window,
 )
 
-__all__ = ["File"]
+__all__ = ["File", "FileTable"]
+
+
+class FileTable(Protocol):
+    """What an open file needs of the table that it is in: `client.opening.Opening`."""
+
+    abandoned: Abandoned
+
+    def check(self) -> None:
+        """Raises `UsageError` in a forked child, EBADF when the client is closed."""
+
+    def end_lazily(self, inode: Inode, handle: int, actor: Actor | None) -> None: ...
+
+    def closed(self, body: Body) -> None:
+        """One of its files."""
 
 
 class File:
     """One open file, for coroutines. Made by `Files.open`; close it, or use it with `async with`."""
 
-    def __init__(self, body: Body, handle: int, *, readable: bool, actor: Actor | None, path: str | None) -> None:
+    def __init__(
+        self, table: FileTable, body: Body, handle: int,
+        *, readable: bool, actor: Actor | None, path: str | None, ahead_bytes: int,
+    ) -> None:  # fmt: skip
+        """`ahead_bytes`: to be fetched ahead, if it is read from front to back."""
+        self._table = table
         self._body = body
         self.handle = handle
         """0: it cannot be written."""
@@ -54,7 +74,7 @@ class File:
         self.closed = False
         self.ended: Ticket[None] = Ticket(body.port.wait)
         """When it is closed, and forgotten."""
-        self.ahead = Ahead(block_of(body.where.chunk_bytes), body.opening.options.ahead_bytes if readable else 0)
+        self.ahead = Ahead(block_of(body.where.chunk_bytes), ahead_bytes if readable else 0)
         self._seen = body.errors
         body.files[self] = None
 
@@ -218,7 +238,7 @@ class File:
                 self._raise_error()
         finally:
             if not answered and not self.lost:
-                body.opening.abandoned.add(Closing(body, self.handle, self.actor))
+                self._table.abandoned.add(Closing(body, self.handle, self.actor))
             self._leave()
 
     def close_lazily(self) -> bool:
@@ -229,14 +249,14 @@ class File:
             return False
         self.closed = True
         self._leave()
-        body.opening.end_lazily(body.inode, self.handle, self.actor)
+        self._table.end_lazily(body.inode, self.handle, self.actor)
         return True
 
     def _leave(self) -> None:
         body = self._body
         del body.files[self]
-        body.opening.give_back(self.ahead.forget(0, END_OF_FILE))
-        body.opening.closed(body)
+        body.forget_ahead(self)
+        self._table.closed(body)
         self.ended.finish(None)
 
     async def __aenter__(self) -> Self:
@@ -265,7 +285,7 @@ class File:
             self._body.learn(answer.inode, writing=True)
 
     def _check(self, may: bool = True, *, open_: bool = False) -> None:
-        self._body.opening.check()
+        self._table.check()
         if self.closed or not (may or open_):
             raise file_error(errno.EBADF, "the file is closed, or was not opened for this", self.path)
         if self.lost and not open_:

@@ -1,12 +1,10 @@
-"""Opening files, and what all open files of a client share: memory, rights, what is known of each inode."""
+"""Opening files, and what all open files of a client share: memory, and what is known of each inode."""
 
 from __future__ import annotations
 
-import collections
 import errno
 import time
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -14,28 +12,20 @@ from fireflyer.base.errors import FireflyerError, InvariantViolation, NotFound
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.abandoned import Abandoned, Unheard
 from fireflyer.fs.client.body import Body, file_of
+from fireflyer.fs.client.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.chunks import Options
 from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.port import Port
 from fireflyer.fs.client.processes import OfOneProcess
-from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.tickets import Ticket
-from fireflyer.fs.core.capability import Rights
-from fireflyer.fs.core.files.ahead import MAX_BLOCK_BYTES, Block
-from fireflyer.fs.core.files.pending import Extent, Pending
 from fireflyer.fs.core.files.pieces import Where
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
-from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, Place, Renew, Stat
-from fireflyer.fs.schema.sessions import CapabilityAnswer
+from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, Place, Stat
 
 __all__ = ["FileOptions", "Opening"]
 
-MAX_EXTENTS: Final = 1024
-"""Of one file that are not at the storage nodes."""
-_OF_ONE: Final = 0.75
-"""Of `write_bytes`, that one file may have."""
 _LATE_NS: Final = 5 * SECOND
 """An answer to an open for reading that took longer may be of a file that was collected meanwhile."""
 
@@ -58,12 +48,8 @@ class Opening(OfOneProcess):
         self.port = port
         self.options = options
         self.bodies: dict[InodeId, Body] = {}
-        self.dirty_bytes = 0
-        """Written here, and not at the storage nodes."""
-        self.buffers: dict[int, list[bytearray]] = {}
-        """For what is written, by size."""
-        self._free: collections.deque[memoryview] = collections.deque()
-        self._lent = 0
+        self._write_budget = WriteBudget(options.write_bytes, self.bodies.values())
+        self._read_ahead_budget = ReadAheadBudget(options.all_ahead_bytes)
         self._closed = False
         self.abandoned = Abandoned(port)
         self._ending: dict[Ticket[Answer], None] = {}
@@ -71,6 +57,11 @@ class Opening(OfOneProcess):
         port.on_lost(self._session_lost)
         self._session = port.meta.client
         """As heard of here."""
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Written here, and not at the storage nodes."""
+        return self._write_budget.dirty_bytes
 
     @property
     def is_closed(self) -> bool:
@@ -156,10 +147,12 @@ class Opening(OfOneProcess):
                 if handle and session == self._session:
                     self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
                 raise
-            body = self.bodies.setdefault(inode.id, Body(self, inode, where))
+            made = Body(self.port, inode, where, self._write_budget, self._read_ahead_budget)
+            body = self.bodies.setdefault(inode.id, made)
         body.learn(inode, writing=handle != 0)
         readable = bool(flags & (OpenFlag.READ | OpenFlag.EXECUTE))
-        file = File(body, handle, readable=readable, actor=actor, path=path)
+        ahead_bytes = self.options.ahead_bytes
+        file = File(self, body, handle, readable=readable, actor=actor, path=path, ahead_bytes=ahead_bytes)
         late = session != self._session
         if late:
             file.lost = handle != 0
@@ -167,7 +160,7 @@ class Opening(OfOneProcess):
         self.port.meta.hold(inode.id, late=late)
         if opened.capability:
             try:
-                await self._show(body, file, opened)
+                await body.present(file, opened)
             except BaseException:
                 await file.close()
                 raise
@@ -214,52 +207,7 @@ class Opening(OfOneProcess):
     def _leave(self, body: Body) -> None:
         if not body.files and not self.abandoned.keeps(body) and self.bodies.get(body.id) is body:
             del self.bodies[body.id]
-            for right in body.rights:
-                self.port.drop(right)
-            body.rights.clear()
-
-    # --- rights ---
-
-    async def _show(self, body: Body, file: File, opened: Opened) -> None:
-        rights = (Rights.READ if file.readable else 0) | (Rights.WRITE if file.handle else 0)
-        right = Right(body.id, body.id, int(rights))
-        if right in body.rights:
-            return
-        body.rights[right] = None
-        try:
-            await self.port.present(right, opened.capability)
-        except BaseException:
-            body.rights.pop(right, None)
-            raise
-        handle, actor, meta = file.handle, file.actor, self.port.meta
-
-        async def again(wanted: Right) -> CapabilityAnswer:
-            answer = await meta.call(Renew(wanted.first_file, wanted.rights, handle), actor=actor)
-            if not isinstance(answer, Opened):
-                raise InvariantViolation(f"Renew was answered with {type(answer).__name__}")
-            return CapabilityAnswer(answer.capability, answer.expires_unix_s)
-
-        self.port.renew(right, opened.expires_unix_s, again)
-
-    async def recover(self, body: Body) -> None:
-        """There is another session: is the inode still there, and may it be read?"""
-        reader = next((one for one in body.files if not one.lost), None)
-        if reader is None:
-            return
-        had_rights = bool(body.rights)
-        body.rights.clear()
-        # In this order: what is found after it is held was not collected before, nor will be.
-        await self.port.ticket_of(self.port.meta.beat())
-        answer = await self.port.call(Stat(Place(body.id)), reader.actor)
-        if isinstance(answer, Found):
-            if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:
-                raise file_error(errno.ESTALE, "it was removed while this client had no session")
-            body.learn(answer.inode, writing=False)
-        if had_rights:
-            opened = await self.port.call(Renew(body.id, int(Rights.READ), 0), reader.actor)
-            if isinstance(opened, Opened) and opened.capability:
-                await self._show(body, reader, opened)
-        body.doubtful = False
+            body.drop_rights()
 
     def _session_lost(self, session: ClientId) -> None:
         self._session = session
@@ -269,65 +217,6 @@ class Opening(OfOneProcess):
         self.abandoned.clear()
         for body in bodies:
             self._leave(body)
-
-    def actor_of(self, body: Body) -> Actor | None:
-        return next((one.actor for one in body.files), None)
-
-    # --- memory ---
-
-    async def room(self, size: int, body: Body) -> None:
-        """Waits until so much may be written. One file leaves room for others: its chains may be away."""
-        while (
-            self.dirty_bytes + size > self.options.write_bytes
-            or body.pending.waiting_bytes + size > max(size, int(self.options.write_bytes * _OF_ONE))
-            or len(body.pending.extents) >= MAX_EXTENTS
-        ):
-            body.begin(everything=True)
-            flying = self._oldest([body]) or self._oldest(self.bodies.values())
-            if flying is None:
-                for other in list(self.bodies.values()):
-                    other.begin(everything=True)
-                flying = self._oldest(self.bodies.values())
-                if flying is None:
-                    return
-            try:
-                await flying
-            except FireflyerError:
-                pass  # the file that it belongs to says so
-
-    def _oldest(self, bodies: Iterable[Body]) -> Any:
-        return next((ticket for body in bodies for ticket in body.flying.values()), None)
-
-    def use_again(self, pending: Pending, extent: Extent, view: memoryview) -> None:
-        """The memory of what is at the storage nodes."""
-        data, most = extent.data, self.options.write_bytes // pending.unit
-        if isinstance(data, memoryview) or len(data) != pending.unit or len(pending.buffers) >= most:
-            return
-        try:
-            view.release()
-        except BufferError:
-            return  # an attempt that was given up is still on its way
-        pending.buffers.append(data)
-
-    def lend(self, block: Block) -> bool:
-        """Memory for it; False: there is none now."""
-        if (self._lent + 1) * MAX_BLOCK_BYTES > self.options.all_ahead_bytes:
-            return False
-        self._lent += 1
-        block.memory = self._free.pop() if self._free else memoryview(bytearray(MAX_BLOCK_BYTES))
-        return True
-
-    def give_back(self, blocks: Iterable[Block]) -> None:
-        """Blocks that nobody will look for any more."""
-        for block in blocks:
-            block.dropped = True
-            if block.users or block.memory is None:
-                continue
-            if block.ticket is not None:
-                block.ticket.give_up()
-            self._free.append(block.memory)
-            block.memory = None
-            self._lent -= 1
 
     # --- now and then ---
 
