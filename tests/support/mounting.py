@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -21,40 +22,7 @@ __all__ = ["Mount", "local_mount", "missing", "mounted", "needs_fuse"]
 
 MOUNT_S: Final = 60.0
 END_S: Final = 60.0
-_LOCAL: Final = '''
-import asyncio, sys
-from fireflyer.fs.mount.daemon import MountOptions, serve_mount
-from fireflyer.fs.mount.local import LocalFiles
-
-class Finishing(LocalFiles):
-    async def finish(self):
-        print("finished", flush=True)
-
-class Held(Finishing):
-    """Reads, and who looks for "held", wait until somebody looks for "go"; "read" is there when as many reads are under
-    way as there is memory for."""
-    def __init__(self, source):
-        super().__init__(source, natively=False)
-        self.go, self.waiting = asyncio.Event(), 0
-
-    async def read(self, handle, offset, memory):
-        self.waiting += 1
-        await self.go.wait()
-        return await super().read(handle, offset, memory)
-
-    async def lookup(self, caller, parent, name):
-        if name == b"go":
-            self.go.set()
-        if name == b"held":
-            await self.go.wait()
-        return await super().lookup(caller, parent, b"file" if name == b"read" and self.waiting >= 96 else name)
-
-async def main(source, place, how):
-    files = Held(source) if how == "held" else Finishing(source, natively=how == "natively")
-    await serve_mount(place, files, MountOptions(allow_other=True), on_ready=lambda _: print("Mounted", flush=True))
-
-asyncio.run(main(*sys.argv[1:]))
-'''
+_ROOT: Final = Path(__file__).parents[2]
 
 
 def missing() -> str:
@@ -139,6 +107,7 @@ def local_mount(source: str, place: str, *, natively: bool, held: bool = False) 
     looked for, and "read" is there when they fill all memory."""
     os.makedirs(source, exist_ok=True)
     os.makedirs(place, exist_ok=True)
-    how = "held" if held else "natively" if natively else "by events"
-    with mounted([sys.executable, "-P", "-c", _LOCAL, source, place, how], place) as mount:
+    how = "held" if held else "natively" if natively else "events"
+    program = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-P", "-m", "tests.support.local_files"]
+    with mounted([*program, source, place, how], place) as mount:
         yield mount

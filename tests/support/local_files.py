@@ -1,5 +1,8 @@
-# ruff: noqa: ARG002  # the methods are those of a protocol
 """A local directory, mounted: what the mount's layer costs by itself, and a file system whose behaviour is known.
+
+    python -m tests.support.local_files SOURCE PLACE natively|events|held
+
+mounts SOURCE on PLACE, says "Mounted", and "finished" when it is unmounted.
 
 Reads and writes are native, names go through Python: so this has the same path as a mount of files, but for their
 client. Its numbers of inodes are the directory's own; each inode that was seen is held open, so none is used again.
@@ -13,8 +16,11 @@ import fcntl
 import os
 import resource
 import stat
+import sys
 from typing import Final
 
+from fireflyer.fs.mount.daemon import MountOptions, serve_mount
+from fireflyer.fs.mount.figures import Held
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Listing, Opened, RangeLock, Set, Space, Written
 
 __all__ = ["LocalFiles"]
@@ -226,3 +232,42 @@ class LocalFiles:
             for held in self._whole.values():
                 held.pop(owner, None)
             self._changed.notify_all()
+
+
+class Finishing(LocalFiles):
+    @property
+    def held(self) -> Held:
+        return Held(0, 0, 0)
+
+    async def finish(self) -> None:
+        print("finished", flush=True)
+
+
+class Waiting(Finishing):
+    """Reads, and who looks for "held", wait until somebody looks for "go"; "read" is there when as many reads are under
+    way as there is memory for."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source, natively=False)
+        self.go, self.waiting = asyncio.Event(), 0
+
+    async def read(self, handle: int, offset: int, memory: memoryview) -> int:
+        self.waiting += 1
+        await self.go.wait()
+        return await super().read(handle, offset, memory)
+
+    async def lookup(self, caller: Caller, parent: int, name: bytes) -> Attributes:
+        if name == b"go":
+            self.go.set()
+        if name == b"held":
+            await self.go.wait()
+        return await super().lookup(caller, parent, b"file" if name == b"read" and self.waiting >= 96 else name)
+
+
+async def _main(source: str, place: str, how: str) -> None:
+    files = Waiting(source) if how == "held" else Finishing(source, natively=how == "natively")
+    await serve_mount(place, files, MountOptions(allow_other=True), on_ready=lambda _: print("Mounted", flush=True))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))
