@@ -7,18 +7,19 @@ moment when a replica performs an effect: before its reply, or when it has just 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from tests.support.replica_engine import Engine
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.schema.routing import TargetState
-from fireflyer.sim import SimCrash
+from fireflyer.fs.schema.ids import TargetId
+from fireflyer.fs.schema.routing import Chain, TargetState
+from fireflyer.sim import SimCrash, SimNet, SimNode, World
 
-if TYPE_CHECKING:
-    from tests.support.replica_world import ReplicaWorld, StorageNode
-
-__all__ = ["FAULTS_NS", "MANAGER", "PLANS", "Faults", "Wire"]
+__all__ = ["FAULTS_NS", "MANAGER", "PLANS", "Faults", "FaultyNode", "FaultyWorld", "Wire"]
 
 FAULTS_NS: Final = 2 * SECOND
 """So long they happen; then all is healed."""
@@ -32,18 +33,52 @@ TRIPPING: Final[list[type[fx.Effect]]] = [
 ]  # fmt: skip
 
 
+class FaultyNode(Protocol):
+    """What faults need of a `replica_world.StorageNode`."""
+
+    node: SimNode
+    target: TargetId
+    engine: Engine
+    disk_failed: bool
+
+    def feed(self, event: fx.Event) -> None: ...
+    def crash(self, *, power: bool) -> None: ...
+    def fail_disk(self) -> None: ...
+
+
+class _Chained(Protocol):
+    chain: Chain
+
+
+class FaultyWorld(Protocol):
+    """What faults need of a `replica_world.ReplicaWorld`."""
+
+    sim: World
+    net: SimNet
+    chance: random.Random
+    managers: list[str]
+    epoch_ns: int
+
+    @property
+    def nodes(self) -> Sequence[FaultyNode]: ...
+    @property
+    def clients(self) -> Sequence[object]: ...
+    @property
+    def oracle(self) -> _Chained: ...
+
+
 class Wire(NamedTuple):
     """A fault that strikes when a replica has performed so many effects of a kind."""
 
     effect: type[fx.Effect]
     left: int
-    fault: Callable[[StorageNode], None]
+    fault: Callable[[FaultyNode], None]
 
 
 class Faults:
     """Of one world. Chance is the world's."""
 
-    def __init__(self, world: ReplicaWorld) -> None:
+    def __init__(self, world: FaultyWorld) -> None:
         self.world = world
         self.plan = ""
         self.wires: list[Wire] = []
@@ -95,22 +130,22 @@ class Faults:
         fault = self.world.chance.choice([self._crash_now, self._crash_now, self._mute, self._cut_off])
         self.wires.append(Wire(effect, count, fault))
 
-    def trip(self, node: StorageNode, effect: fx.Effect) -> None:
+    def trip(self, node: FaultyNode, effect: fx.Effect) -> None:
         for at, wire in enumerate(self.wires):
             if type(effect) is wire.effect and self.world.sim.now_ns < self.world.epoch_ns + FAULTS_NS:
                 self.wires[at] = wire._replace(left=wire.left - 1)
                 if wire.left == 1:
                     wire.fault(node)
 
-    def _crash_now(self, node: StorageNode) -> None:
+    def _crash_now(self, node: FaultyNode) -> None:
         self._stop(node, self.world.chance.random() < 0.7)
         raise SimCrash
 
-    def _mute(self, node: StorageNode) -> None:
+    def _mute(self, node: FaultyNode) -> None:
         """The others hear nothing of it, but the manager does."""
         self._part([node.node.name], [one.node.name for one in self.world.nodes if one is not node], one_way=True)
 
-    def _cut_off(self, node: StorageNode) -> None:
+    def _cut_off(self, node: FaultyNode) -> None:
         self._part([node.node.name], self.world.managers)
 
     def _reset(self) -> None:
@@ -127,18 +162,18 @@ class Faults:
             [self._one().node.name], [f"c{self.world.chance.randrange(len(self.world.clients)) + 1}"], one_way=True
         )
 
-    def _last_moment(self, node: StorageNode) -> None:
+    def _last_moment(self, node: FaultyNode) -> None:
         """Who became up to date can say so to the manager alone; the others learn late of what follows."""
         self._mute(node)
         self._part(self.world.managers, [one.node.name for one in self.world.nodes if one is not node], one_way=True)
 
-    def _black_out(self, node: StorageNode) -> None:
+    def _black_out(self, node: FaultyNode) -> None:
         """All lose power soon after somebody has dropped what it had staged."""
         after_ns = self.world.chance.randrange(4 * MS)
         for one in self.world.nodes:
             self.world.sim.call_after(after_ns, functools.partial(self._stop, one, True))
 
-    def _one(self) -> StorageNode:
+    def _one(self) -> FaultyNode:
         return self.world.chance.choice(self.world.nodes)
 
     def _crash(self) -> None:
@@ -150,12 +185,12 @@ class Faults:
                 delay_ns = self.world.chance.randrange(1, 30) * MS
                 self.world.sim.call_after(delay_ns, functools.partial(self._stop, node, True))
 
-    def _stop(self, node: StorageNode, power: bool) -> None:
+    def _stop(self, node: FaultyNode, power: bool) -> None:
         node.crash(power=power)
         down_ns = self.world.chance.choice([5 * MS, 60 * MS, 300 * MS, 900 * MS])
         self.world.sim.call_after(self.world.chance.randrange(down_ns), lambda: self.start(node))
 
-    def start(self, node: StorageNode) -> None:
+    def start(self, node: FaultyNode) -> None:
         if not node.node.alive and not node.disk_failed:
             node.node.restart()
 
