@@ -46,6 +46,7 @@ from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.inodes import FileBody, Inode
 from fireflyer.fs.schema.meta import (
     END_OF_FILE,
+    UNKNOWN_CUT,
     Actor,
     Answer,
     Close,
@@ -60,10 +61,8 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["LOST", "UNKNOWN_CUT", "Body", "OpenFile", "as_file_error", "file_of", "zero_behind"]
+__all__ = ["LOST", "Body", "OpenFile", "as_file_error", "file_of", "zero_behind"]
 
-UNKNOWN_CUT: Final = (1 << 63) - 1
-"""In a report: nobody knows what was written, ask the chains."""
 _FRESH_NS: Final = SECOND
 """A length is believed for so long by who reads beyond it."""
 LOST: Final = "the session of this client has ended, and the open file with it; open it again"

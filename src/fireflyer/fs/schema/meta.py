@@ -22,9 +22,10 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_PATH_BYTES, Defaults, Inode, InodeId, Kind
 
 __all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_NUMBERS"]
-__all__ += ["MAX_UNDER_WAY", "MAX_VALUE_BYTES", "MAX_VALUE_NAME_BYTES", "Access", "Actor", "Allocate", "AllocateMode"]
-__all__ += ["Answer", "Answers", "Area", "Beat", "Call", "Calls", "Changing", "Close", "Done", "Entry", "Found"]
-__all__ += ["FoundMany", "GetArea", "GetLock", "GetSpace", "GetValue", "Link", "ListDirectory", "ListValues"]
+__all__ += ["MAX_UNDER_WAY", "MAX_VALUE_BYTES", "MAX_VALUE_NAME_BYTES", "UNKNOWN_CUT", "Access", "Actor", "Allocate"]
+__all__ += ["AllocateMode", "Answer", "Answers", "Area", "Beat", "Call", "Calls", "Changing", "Close", "Done"]
+__all__ += ["Entry", "Found", "FoundMany", "GetArea", "GetLock", "GetSpace", "GetValue", "Link", "ListDirectory"]
+__all__ += ["ListValues"]
 __all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Names", "Now", "Open"]
 __all__ += ["OpenFlag", "Opened", "Place", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
 __all__ += ["RemoveValue", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
@@ -49,6 +50,8 @@ MAX_VALUE_NAME_BYTES: Final = 1024
 """That can be sent; more than 255 are ERANGE."""
 END_OF_FILE: Final = (1 << 63) - 1
 """As the end of a lock: however long the file is or will be."""
+UNKNOWN_CUT: Final = (1 << 63) - 1
+"""As the `cut` of a report: the client does not know what its last writes have done. The chains are asked."""
 
 _U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _U32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]

@@ -49,7 +49,7 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
 from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved, SetAttributes
 
-__all__ = ["MAX_HANDLES", "UNKNOWN_CUT", "Measured", "close", "drop_writer", "file_of", "grown", "opened", "report"]
+__all__ = ["MAX_HANDLES", "Measured", "close", "drop_writer", "file_of", "grown", "opened", "report"]
 __all__ += [
     "cut_excess",
     "found_excess",
@@ -63,8 +63,6 @@ __all__ += [
 
 MAX_HANDLES: Final = 65536
 """Of one file, open for writing at one client."""
-UNKNOWN_CUT: Final = (1 << 63) - 1
-"""In a report: the client does not know what its last writes have done. The chains are asked."""
 
 
 class Measured(NamedTuple):
