@@ -1,17 +1,14 @@
-"""The driver feeds a machine one event at a time, performs its effects in order, and keeps its timers."""
+"""The driver feeds a machine one event at a time, performs its effects in order."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 
 import pytest
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy
-from fireflyer.base.units import MS, SECOND
-from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.driver import MAX_EVENTS_QUEUED, Driver, run
 
 
@@ -49,41 +46,6 @@ async def test_effects_are_performed_in_order_before_the_next_event() -> None:
     await driver.run()
     assert performed == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"]
     driver.post("ignored after the stop")
-
-
-@on_loop
-async def test_timers_fire_in_time_order_never_early_and_not_when_cancelled() -> None:
-    clock = MonotonicClock()
-    machine = Recorder()
-    driver = Driver(machine, lambda effect: driver.stop() if effect == "second-2" else None)
-    start_ns = clock.now_ns()
-    driver.call_at_ns(start_ns + 30 * MS, "second")
-    cancelled = driver.call_at_ns(start_ns + 20 * MS, "cancelled")
-    driver.call_at_ns(start_ns + 10 * MS, "first")
-    driver.call_at_ns(start_ns - SECOND, "past")
-    driver.call_at_ns(start_ns + 3600 * SECOND, "never")
-    cancelled.cancel()
-    cancelled.cancel()
-    await driver.run()
-    assert [event for _, event in machine.seen] == ["past", "first", "second"]
-    assert machine.seen[1][0] >= start_ns + 10 * MS
-    assert machine.seen[2][0] >= start_ns + 30 * MS
-
-
-@on_loop
-async def test_events_may_come_from_other_threads() -> None:
-    machine = Recorder()
-    driver = Driver(machine, lambda effect: driver.stop() if effect == "99-2" else None)
-
-    def post() -> None:
-        for number in range(100):
-            driver.post_threadsafe(str(number))
-
-    thread = threading.Thread(target=post)
-    thread.start()
-    await driver.run()
-    thread.join()
-    assert [event for _, event in machine.seen] == [str(number) for number in range(100)]
 
 
 @on_loop
@@ -134,7 +96,6 @@ async def test_a_bug_anywhere_stops_the_driver_and_is_raised() -> None:
 @on_loop
 async def test_cancelling_run_stops_everything() -> None:
     driver = Driver(Recorder(), lambda effect: None)
-    driver.call_at_ns(MonotonicClock().now_ns() + 3600 * SECOND, "never")
     running = asyncio.create_task(driver.run())
     await asyncio.sleep(0)
     running.cancel()

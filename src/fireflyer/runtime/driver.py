@@ -3,7 +3,7 @@
 The machine decides, the driver acts: `post` queues an event, the loop hands it to `machine.handle` with the clock's
 time, and every effect that comes back goes to `perform`, in order, before the next event. Events that `perform` posts
 wait their turn, so the machine is never entered twice. Slow work belongs into `spawn`: it runs beside the machine and
-posts what came of it. Timers are events at an instant (`call_at_ns`).
+posts what came of it.
 
 An error in the machine, in `perform` or in spawned work is a bug of ours: the driver stops and `run` raises it.
 """
@@ -19,14 +19,12 @@ import uvloop
 
 from fireflyer.base.errors import Aborted, Busy
 from fireflyer.base.ports import Clock
-from fireflyer.base.units import SECOND
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.standard_streams import open_standard_streams
 
-__all__ = ["MAX_EVENTS_QUEUED", "MAX_TIMERS", "Driver", "Machine", "Timer", "run"]
+__all__ = ["MAX_EVENTS_QUEUED", "Driver", "Machine", "run"]
 
 MAX_EVENTS_QUEUED = 65536
-MAX_TIMERS = 65536
 _E = TypeVar("_E")
 _F = TypeVar("_F")
 _T = TypeVar("_T")
@@ -48,21 +46,8 @@ def run(main: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(main)
 
 
-class Timer:
-    """One event to come. `cancel` is idempotent and final: after it the event is not posted."""
-
-    __slots__ = ("_cancel", "when_ns")
-
-    def __init__(self, when_ns: int, cancel: Callable[[Timer], None]) -> None:
-        self.when_ns = when_ns
-        self._cancel = cancel
-
-    def cancel(self) -> None:
-        self._cancel(self)
-
-
 class Driver(Generic[_E, _F]):
-    """See the module's text. Lives in the loop in which it is made; only `post_threadsafe` may be called elsewhere."""
+    """See the module's text. Lives in the loop in which it is made, and is called there only."""
 
     def __init__(self, machine: Machine[_E, _F], perform: Callable[[_F], None], *, clock: Clock | None = None) -> None:
         self._machine = machine
@@ -72,7 +57,6 @@ class Driver(Generic[_E, _F]):
         self._events: collections.deque[_E] = collections.deque()
         self._scheduled = False
         self._finished: asyncio.Future[None] = self._loop.create_future()
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def post(self, event: _E) -> None:
@@ -86,19 +70,6 @@ class Driver(Generic[_E, _F]):
             self._scheduled = True
             self._loop.call_soon(self._drain)
 
-    def post_threadsafe(self, event: _E) -> None:
-        """`post` from another thread. An event for a full queue stops the driver with `Busy`."""
-        self._loop.call_soon_threadsafe(self._guarded, self.post, event)
-
-    def call_at_ns(self, when_ns: int, event: _E) -> Timer:
-        """Posts `event` when the clock shows `when_ns`, never earlier; at once if that is past."""
-        timer = Timer(when_ns, self._cancel)
-        if len(self._timers) >= MAX_TIMERS:
-            raise Busy(f"{MAX_TIMERS} timers are set already")
-        if not self._finished.done():
-            self._arm(timer, event)
-        return timer
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs `work` beside the machine; cancelled when the driver stops."""
         task = self._loop.create_task(work)
@@ -111,14 +82,12 @@ class Driver(Generic[_E, _F]):
         self._finish(None)
 
     async def run(self) -> None:
-        """Waits until `stop`, then ends timers and spawned work. Raises what broke the driver. Cancelling it stops."""
+        """Waits until `stop`, then ends spawned work. Raises what broke the driver. Cancelling it stops."""
         try:
             await asyncio.shield(self._finished)
         finally:
             self._finish(Aborted("the driver was cancelled"))
             self._events.clear()
-            for timer in list(self._timers):
-                timer.cancel()
             for task in self._tasks:
                 task.cancel()
             while self._tasks:
@@ -131,33 +100,14 @@ class Driver(Generic[_E, _F]):
         for _ in range(len(self._events)):
             if self._finished.done():
                 return
-            self._guarded(self._step, self._events.popleft())
+            self._step(self._events.popleft())
 
     def _step(self, event: _E) -> None:
-        for effect in self._machine.handle(self._clock.now_ns(), event):
-            self._perform(effect)
-
-    def _guarded(self, act: Callable[[_E], None], event: _E) -> None:
         try:
-            act(event)
+            for effect in self._machine.handle(self._clock.now_ns(), event):
+                self._perform(effect)
         except Exception as error:
             self._finish(error)
-
-    def _arm(self, timer: Timer, event: _E) -> None:
-        delay_ns = max(0, timer.when_ns - self._clock.now_ns())
-        self._timers[timer] = self._loop.call_later(delay_ns / SECOND, self._fire, timer, event)
-
-    def _fire(self, timer: Timer, event: _E) -> None:
-        if self._clock.now_ns() < timer.when_ns:  # the loop's clock is coarser than ours
-            self._arm(timer, event)
-            return
-        del self._timers[timer]
-        self._guarded(self.post, event)
-
-    def _cancel(self, timer: Timer) -> None:
-        handle = self._timers.pop(timer, None)
-        if handle is not None:
-            handle.cancel()
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
