@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.placement import Cluster, Place, StorageNode, Table
+from fireflyer.fs.core.placement import Cluster, Move, Place, StorageNode, Table
 
-__all__ = ["clusters", "domain_of", "held_by_place", "plain_ratios", "replicas_apart", "slots_of"]
+__all__ = ["apply_move", "clusters", "domain_of", "held_by_place", "plain_ratios", "replicas_apart", "slots_of"]
 
 
 @st.composite
@@ -30,6 +30,13 @@ def clusters(draw: st.DrawFn, *, most_nodes: int = 12) -> tuple[Cluster, int]:
 
 def domain_of(cluster: Cluster) -> dict[int, str]:
     return {node.id: node.domain or f"node-{node.id}" for node in cluster}
+
+
+def apply_move(table: Table, move: Move) -> Table:
+    chain = table.chains[move.chain]
+    assert move.source in chain
+    changed = tuple(move.to if place == move.source else place for place in chain)
+    return Table((*table.chains[: move.chain], changed, *table.chains[move.chain + 1 :]))
 
 
 def slots_of(cluster: Cluster) -> dict[Place, int]:

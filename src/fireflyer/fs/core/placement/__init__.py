@@ -7,7 +7,7 @@
 from fireflyer.fs.core.placement.measure import Quality
 from fireflyer.fs.core.placement.model import Cluster, Place, StorageNode, Table, uniform_cluster
 from fireflyer.fs.core.placement.placing import Placement, place, quality_of
-from fireflyer.fs.core.placement.rebalancing import Move, Plan, apply_move, moves_between, rebalance
+from fireflyer.fs.core.placement.rebalancing import Move, Plan, moves_between, rebalance
 
 __all__ = [
     "Cluster",
@@ -18,7 +18,6 @@ __all__ = [
     "Quality",
     "StorageNode",
     "Table",
-    "apply_move",
     "moves_between",
     "place",
     "quality_of",

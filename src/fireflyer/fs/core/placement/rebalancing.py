@@ -4,7 +4,7 @@ The caller describes the cluster as it shall be: a new node or disk is in it, on
 that is lost for ever is not in it. `rebalance` answers with a *goal* (a table of the same chains) and the moves there.
 
     stored table ──rebalance(cluster)──> Plan: goal, moves in rounds
-    for each move: the new target joins the chain, is copied, serves; the old one leaves; the table is `apply_move`'s
+    for each move: the new target joins the chain, is copied, serves; the old one leaves chain and table
     after any interruption: moves_between(table, goal), or rebalance again
 
 *Few moves.* Quotas are chosen such that as few targets as possible are above them (`quotas`); no plan can move fewer,
@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.base.errors import InvariantViolation, UsageError
+from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.disks import NO_DISK, assign_disks
 from fireflyer.fs.core.placement.measure import Counts, Quality, count_pairs, measure, ratio_of
@@ -42,7 +42,7 @@ from fireflyer.fs.core.placement.roles import balance_positions, order_chains
 from fireflyer.fs.core.placement.search import Search, Stay, goal_of
 from fireflyer.fs.core.placement.vacancies import fewest_moves
 
-__all__ = ["Move", "Plan", "apply_move", "moves_between", "rebalance"]
+__all__ = ["Move", "Plan", "moves_between", "rebalance"]
 
 SEARCH_STEPS: Final = 3000
 POLISH_STEPS: Final = 300
@@ -238,15 +238,6 @@ def _successors(before: Sequence[int], after: Sequence[int], domains: Sequence[i
                 comes[at] = fits[0]
                 arrivals.remove(fits[0])
     return comes
-
-
-def apply_move(table: Table, move: Move) -> Table:
-    """The table after this move. Raises `UsageError` where the chain has no target at the source."""
-    chain = table.chains[move.chain]
-    if move.source not in chain:
-        raise UsageError(f"chain {move.chain} has no target on node {move.source.node}, disk {move.source.disk}")
-    changed = tuple(move.to if place == move.source else place for place in chain)
-    return Table((*table.chains[: move.chain], changed, *table.chains[move.chain + 1 :]))
 
 
 def moves_between(table: Table, goal: Table, cluster: Cluster) -> tuple[Move, ...] | None:
