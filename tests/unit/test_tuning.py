@@ -16,7 +16,7 @@ from fireflyer.collectives import Communicator, Plan, make_plan
 from fireflyer.collectives.cost import Speeds
 from fireflyer.collectives.plan import SUITABLE
 from fireflyer.collectives.routing import plan_for
-from fireflyer.collectives.tuning import Tuning, describe, measure, tune
+from fireflyer.collectives.tuning import Tuning, measure, tune
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 from fireflyer.topology import count_crossings
@@ -69,9 +69,6 @@ def test_all_ranks_end_with_the_same_plan(nodes: list[int]) -> None:
     if len(set(nodes)) > 1:
         assert 1e7 < tuning.speeds.bytes_per_s < 1e12
         assert tuning.speeds.latency_ns != Speeds().latency_ns
-    text = describe(tuning)
-    assert text.startswith("measured in ")
-    assert len(text.splitlines()) == 2 + len(tuning.plan.routes)
 
 
 @pytest.mark.serial
@@ -103,7 +100,6 @@ def test_zones_are_measured_across_and_cross_once() -> None:
     zones = (0, 1, 0, 1)
     tuning = on_all(make_plan([0, 1, 2, 3]), lambda comm: tune(comm, zones=zones))[0]
     assert tuning.speeds.cross_bytes_per_s > 0
-    assert "between zones: " in describe(tuning)
     assert count_crossings(tuning.plan.trees, zones).pairs == ((0, 1),)
 
 

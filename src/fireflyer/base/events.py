@@ -32,9 +32,7 @@ __all__ = [
     "ResumeReport",
     "StepReport",
     "decode_log",
-    "decode_report",
     "encode_log_line",
-    "encode_report",
 ]
 
 
@@ -179,17 +177,6 @@ class Logged(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _log_decoder = msgspec.json.Decoder(Logged)
-_report_encoder = msgspec.msgpack.Encoder()
-_report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-
-
-def encode_report(report: Report) -> bytes:
-    return _report_encoder.encode(report)
-
-
-def decode_report(data: bytes) -> Report:
-    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` on hostile bytes."""
-    return _report_decoder.decode(data)
 
 
 def encode_log_line(entry: Logged) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Clock", "Data", "Disk", "DiskFile", "Net"]
+__all__ = ["Clock", "Data", "Disk", "DiskFile"]
 
 Data = bytes | bytearray | memoryview
 """Bytes to be written; a memoryview must be contiguous."""
@@ -17,12 +17,6 @@ class Clock(Protocol):
     """Monotonic time with bounded drift; nothing may be assumed about wall clocks."""
 
     def now_ns(self) -> int: ...
-
-
-class Net(Protocol):
-    """Messages between named endpoints: may be delayed, reordered, duplicated or lost, never altered."""
-
-    def send(self, source: str, target: str, payload: bytes) -> None: ...
 
 
 class DiskFile(Protocol):

@@ -30,15 +30,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.base.units import KIB, MIB, MS, SECOND, format_duration, format_rate
+from fireflyer.base.units import KIB, MIB, MS, SECOND
 from fireflyer.collectives.cost import Speeds
 from fireflyer.collectives.group import Group
 from fireflyer.collectives.plan import TREE, Plan
-from fireflyer.collectives.routing import explain, layout_of, plan_for
+from fireflyer.collectives.routing import layout_of, plan_for
 from fireflyer.collectives.shapes import shape_of
 from fireflyer.native import reduce as native_reduce
 
-__all__ = ["Tuning", "describe", "measure", "tune"]
+__all__ = ["Tuning", "measure", "tune"]
 
 Array = npt.NDArray[np.float64]
 
@@ -95,20 +95,6 @@ def tune(
     took = np.array([time.monotonic_ns() - begin_ns])
     comm.broadcast(took, root=0)
     return Tuning(speeds=speeds, plan=plan, zones=tuple(zones), took_ns=int(took[0]))
-
-
-def describe(tuning: Tuning) -> str:
-    """Speeds, routes and reasons, for people."""
-    speeds = tuning.speeds
-    lines = [
-        f"measured in {format_duration(tuning.took_ns)}: latency {speeds.latency_ns / 1000:.1f} us,"
-        f" {format_rate(speeds.bytes_per_s)} in one direction, {format_rate(speeds.both_ways_bytes_per_s)} in both,"
-        f" adding {format_rate(speeds.add_bytes_per_s)}, memory {format_rate(speeds.memory_bytes_per_s)}"
-    ]
-    if speeds.cross_bytes_per_s:
-        cross = format_rate(speeds.cross_bytes_per_s)
-        lines.append(f"between zones: latency {speeds.cross_latency_ns / 1000:.1f} us, {cross}")
-    return "\n".join([*lines, explain(tuning.plan)])
 
 
 def measure(comm: Group, *, zones: Sequence[int] = (), declared: Speeds | None = None) -> Speeds:

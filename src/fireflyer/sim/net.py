@@ -34,7 +34,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class SimNet:
-    """The `Net` port between the nodes of a world, addressed by node name."""
+    """Messages between the nodes of a world, addressed by node name."""
 
     def __init__(self, world: World, *, default: Link | None = None) -> None:
         self._world = world

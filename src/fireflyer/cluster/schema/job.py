@@ -11,7 +11,6 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, SECOND
 
 __all__ = [
-    "INTERRUPTED",
     "MAX_NODES",
     "MAX_RANKS",
     "Culprit",
@@ -25,8 +24,6 @@ __all__ = [
 
 MAX_NODES = 1024
 MAX_RANKS = 16384
-INTERRUPTED = 130
-"""Exit code of a job that Ctrl-C ended: 128 + SIGINT."""
 
 _FAULT = re.compile(r"(kill-node|kill-rank)=([0-9]{1,6})@([0-9]{1,12})(s?)")
 

@@ -96,7 +96,6 @@ class ChunkWorks:
         self._fence_until_ns = 0
         self._now_ns = 0
         self._gone = False
-        self._back_at_ns: int | None = None
         self._chunks: dict[ChunkId, ChunkWork] = {}
         self._touched: dict[ChunkId, None] = {}
         self._rows: dict[tuple[ClientId, Channel], Row] = {}

@@ -62,7 +62,6 @@ class SyncSource:
         self.number = number
         self.granted = False
         """*Done* was said, or is about to be."""
-        self.copied_chunks = 0
         self._index = index
         self._page = page
         self._copies = copies
@@ -167,7 +166,6 @@ class SyncSource:
         if self._active <= 0:
             raise InvariantViolation("a chunk was copied that nobody copies")
         self._active -= 1
-        self.copied_chunks += 1
 
 
 def differs(listed: Held | None, own: Held | None) -> bool:

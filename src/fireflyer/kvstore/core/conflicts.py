@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fireflyer.kvstore.core.keys import ENTRY_OVERHEAD_BYTES, KeyRange, key_after
 
-__all__ = ["NOTHING", "Conflicts", "Gathering", "merged"]
+__all__ = ["Conflicts", "Gathering", "merged"]
 
 
 class Conflicts(NamedTuple):
@@ -40,9 +40,6 @@ class Conflicts(NamedTuple):
         # The last range that begins before `wanted` may reach into it, or the next one begins in it.
         index = bisect.bisect_right(self.ranges, wanted.begin, key=_begin)
         return any(each.overlaps(wanted) for each in self.ranges[max(0, index - 1) : index + 1])
-
-
-NOTHING = Conflicts()
 
 
 def _begin(each: KeyRange) -> bytes:

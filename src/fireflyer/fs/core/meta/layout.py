@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, ChainId
+from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_STRIPE, Defaults, InodeId, Layout
 
-__all__ = ["MAX_CHUNKS", "Piece", "SplitMix64", "chain_of", "check_layout", "chunks_in", "end_at", "max_bytes"]
+__all__ = ["MAX_CHUNKS", "Piece", "SplitMix64", "chain_of", "end_at", "max_bytes"]
 __all__ += ["new_layout", "order_of", "pieces"]
 
 MAX_CHUNKS: Final = 1 << 32
@@ -51,16 +51,6 @@ class Piece(NamedTuple):
     chunk: int
     offset: int
     size: int
-
-
-def check_layout(layout: Layout) -> None:
-    """Raises `UsageError` for what no file may have."""
-    size = layout.chunk_bytes
-    if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES or size & (size - 1):
-        allowed = f"{MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"
-        raise UsageError(f"chunks of {size} bytes; a power of two, {allowed}, is allowed")
-    if not 1 <= layout.stripe <= MAX_STRIPE:
-        raise UsageError(f"a stripe of {layout.stripe} chains; 1 to {MAX_STRIPE} are allowed")
 
 
 def new_layout(context: Context, defaults: Defaults, inode: InodeId) -> Layout:
@@ -94,11 +84,6 @@ def chain_of(order: Sequence[ChainId], index: int) -> ChainId:
 def max_bytes(layout: Layout) -> int:
     """How long such a file can be."""
     return min(MAX_FILE_BYTES, layout.chunk_bytes * MAX_CHUNKS)
-
-
-def chunks_in(layout: Layout, length: int) -> int:
-    """Chunks of a file of this length without holes."""
-    return -(-length // layout.chunk_bytes)
 
 
 def end_at(layout: Layout, index: int, chunk_length: int) -> int:

@@ -12,7 +12,7 @@ import msgspec
 from fireflyer.fs.core.meta.open_rows import Held
 from fireflyer.fs.schema.meta import LockKind, Window
 
-__all__ = ["changed", "first_conflict", "in_the_way", "without_owner"]
+__all__ = ["changed", "in_the_way", "without_owner"]
 
 
 def _same_owner(one: Held, other: Held) -> bool:
@@ -30,10 +30,6 @@ def in_the_way(held: tuple[Held, ...], wanted: Held) -> list[Held]:
         and one.start < wanted.end and wanted.start < one.end
         and LockKind.WRITE in (one.kind, wanted.kind)
     ]  # fmt: skip
-
-
-def first_conflict(held: tuple[Held, ...], wanted: Held) -> Held | None:
-    return next(iter(in_the_way(held, wanted)), None)
 
 
 def changed(held: tuple[Held, ...], wanted: Held) -> tuple[Held, ...]:
