@@ -310,6 +310,27 @@ def test_a_file_whose_chains_are_away_leaves_room_to_write_others() -> None:
     run(test)
 
 
+def test_all_files_together_keep_no_more_than_the_write_budget() -> None:
+    async def test(rig: FileRig) -> None:
+        files, played = await rig.client(FileOptions(umask=0, write_bytes=16 * MIB))
+        opened = [await files.open(f"/{name}", "wb") for name in "abc"]
+        played.held = True
+        writes = [asyncio.create_task(file.pwrite(bytes(8 * MIB), 0)) for file in opened]
+        most = 0
+        for _ in range(100):
+            await asyncio.sleep(0)
+            most = max(most, files.opening.dirty_bytes)
+        done = [write.done() for write in writes]
+        played.held = False
+        assert await asyncio.gather(*writes) == [8 * MIB] * 3
+        assert most == 16 * MIB
+        assert done == [True, True, False]
+        await asyncio.gather(*(file.close() for file in opened))
+        assert files.opening.dirty_bytes == 0
+
+    run(test)
+
+
 def test_files_that_are_open_are_held_before_they_are_looked_for_in_another_session() -> None:
     async def test(rig: FileRig) -> None:
         files, played = await rig.client()
