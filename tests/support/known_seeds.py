@@ -1,0 +1,63 @@
+"""Where the simulations found each planted bug: the seed is tried first, so that finding it again takes one history.
+
+A change of the code may change what a seed leads to. Then the search goes on from the first seed, as far as the bug
+allows, and finds the bug later. To record the seeds again: `FF_ACCEPT=1 pytest -k planted tests/sim`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = ["Found", "search"]
+
+RECORD: Final = Path(__file__).parent.parent / "golden" / "planted_bugs.json"
+"""World -> bug -> seed."""
+
+
+class Found(NamedTuple):
+    seed: int
+    what: str
+    """The check that failed."""
+
+
+def search(world: str, bug: str, within: int, attempt: Callable[[int], str | None]) -> Found:
+    """The first seed, the recorded one before all others, for which `attempt` says what is wrong.
+
+    AssertionError: no seed below `within` finds the bug.
+    """
+    accepting = bool(os.environ.get("FF_ACCEPT"))
+    known = None if accepting else _read().get(world, {}).get(bug)
+    first = [] if known is None or known >= within else [known]
+    for seed in (*first, *range(within)):
+        what = attempt(seed)
+        if what is not None:
+            if accepting:
+                _record(world, bug, seed)
+            return Found(seed, what)
+    raise AssertionError(f"{bug}: no seed below {within} finds it")
+
+
+def _read() -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = json.loads(RECORD.read_text())
+    return found
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Several workers may record at the same time."""
+    with open(f"{RECORD}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _record(world: str, bug: str, seed: int) -> None:
+    with _locked():
+        seeds = _read() if RECORD.exists() else {}
+        seeds.setdefault(world, {})[bug] = seed
+        RECORD.write_text(json.dumps(seeds, indent=1, sort_keys=True) + "\n")
