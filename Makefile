@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
+# Python keeps what it has compiled, whatever the environment says: the tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,19 +54,24 @@ format: setup  ## Apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
-	$(BIN)/pytest -q -n $(WORKERS) -m "not slow and not serial and not gpu"
-	$(BIN)/pytest -q -m "serial and not slow and not gpu"
+# Tests that start processes mostly wait for them, so more of them run than there are processors.
+PYTEST := $(BIN)/pytest -q -n $(WORKERS)
+WAITING := $(BIN)/pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal
 
-test-slow: setup  ## Longer campaigns: wider simulations, sanitizers, many kills
+test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
+	$(PYTEST) -m "not slow and not processes and not gpu"
+	$(WAITING) -m "processes and not slow and not gpu"
+
+test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	scripts/native-tests
-	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "slow and not serial and not campaign and not gpu" --timeout 900
-	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "slow and serial and patient and not campaign and not gpu" --timeout 900
-	$(BIN)/pytest -q -m "slow and serial and not patient and not campaign and not gpu" --timeout 900
+	$(PYTEST) --dist worksteal -m "slow and not processes and not campaign and not gpu" --timeout 900
+	$(WAITING) -m "slow and processes and not campaign and not gpu" --timeout 900
+	$(PYTEST) --dist worksteal -m "campaign and not processes and not gpu" --rotate-campaigns 120
 
 test-campaigns: setup  ## What takes many minutes more: wide simulations, every small table beside an integer programming solver
-	FIREFLYER_TEST_EXAMPLES=new $(BIN)/pytest -q -n $(WORKERS) -m "not slow and not serial and not gpu" tests/property
-	$(BIN)/pytest -q -m "campaign and not gpu" --timeout 3600
+	FIREFLYER_TEST_EXAMPLES=new $(PYTEST) -m "not slow and not processes and not gpu" tests/property
+	$(PYTEST) --dist worksteal -m "campaign and not processes and not gpu"
+	$(BIN)/pytest -q -m "campaign and processes and not gpu"
 
 SEEDS ?= 2000
 sim: setup  ## Seeded worlds of the chunk store (SEEDS=20000; says which seed fails, and how to run it again)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.campaigns import commit_count, expected_s, parts
 from tests.support.patience import notice_stalls
 from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.shared_paths import module_path, session_path
@@ -31,6 +32,22 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fireflyer")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "of the selected campaigns, run the part of this commit: at most so much processor time"
+    parser.addoption("--rotate-campaigns", type=float, metavar="SECONDS", help=text)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most_s: float | None = config.getoption("--rotate-campaigns")
+    if most_s is None:
+        return
+    found = parts([expected_s(item) for item in items], most_s)
+    chosen = set(found[commit_count() % len(found)]) if found else set()
+    config.hook.pytest_deselected(items=[item for position, item in enumerate(items) if position not in chosen])
+    items[:] = [item for position, item in enumerate(items) if position in chosen]
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def outcomes(backend: str, nodes: Sequence[int]) -> list[dict[str, Any]]:
     return [rank.result for rank in ended]
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("nodes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_results_are_those_of_gloo(scenario: str, nodes: tuple[int, ...]) -> None:

@@ -27,7 +27,7 @@ def run_bench(directory: Path, timeout_s: int, *options: str) -> dict[str, Resul
     return {result.case: result for result in [msgspec.json.decode(line, type=Result) for line in lines]}
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_a_tiny_run_measures_ours_the_peers_and_the_bounds_side_by_side(tmp_path: Path) -> None:
     results = run_bench(tmp_path, 100, "--only", "allreduce/*x[12]/private/*", "--only", "latency/*/python/*")
     assert {"/".join(case.split("/")[:2]) for case in results} == {"allreduce/1x2", "allreduce/2x1", "latency/1x2"}
@@ -43,7 +43,7 @@ def test_a_tiny_run_measures_ours_the_peers_and_the_bounds_side_by_side(tmp_path
     assert "plain programs" in two_nodes.bound.formula if two_nodes.bound else False
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.slow
 def test_every_family_of_cases_runs(tmp_path: Path) -> None:
     results = run_bench(tmp_path, 600)

@@ -16,8 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 @pytest.mark.timeout(700)
 def test_every_family_of_cases_runs_beside_its_bounds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "fs", "--tiny"]

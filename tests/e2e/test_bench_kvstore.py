@@ -16,8 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 def test_a_tiny_run_measures_every_engine_beside_its_peer(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "kvstore", "--tiny"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

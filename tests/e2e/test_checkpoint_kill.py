@@ -16,7 +16,7 @@ from fireflyer.checkpoint import verify
 PROGRAM = Path(__file__).parents[1] / "support" / "endless_saver.py"
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_a_process_killed_while_saving_resumes_from_what_it_had_reported(tmp_path: Path) -> None:
     chance = random.Random(5)
     reported = 0

@@ -44,7 +44,7 @@ def test_a_loop_survives_without_standard_streams(program: str, closed: str) -> 
     assert ended.returncode == 0
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_a_job_runs_without_standard_streams(tmp_path: Path, closed: str) -> None:
     script = tmp_path / "job.py"

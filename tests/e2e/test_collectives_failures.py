@@ -15,7 +15,7 @@ from tests.support.tcp_proxy import Proxy
 
 from fireflyer.base.units import SECOND
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 TIMEOUT_NS = 2 * SECOND
 DEATH_LIMIT_S = 1.0

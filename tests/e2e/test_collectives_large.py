@@ -13,7 +13,7 @@ from tests.support.thread_ranks import together
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 COUNT = 2**31 + 4099
 STRIDE = 1_000_003

@@ -23,7 +23,7 @@ from fireflyer.collectives.cost import Speeds
 from fireflyer.collectives.routing import plan_for
 
 pytestmark = [
-    pytest.mark.serial,
+    pytest.mark.processes,
     pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "-"),
 ]
 SLOW = pytest.mark.slow

@@ -38,20 +38,20 @@ def all_agree(directory: Path, layout: str, **params: Any) -> tuple[str, int]:
     return results[0]["digest"], results[0]["operations"]
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_operation_type_and_size_agrees_with_numpy_and_bitwise_between_ranks(layout: str, tmp_path: Path) -> None:
     _, operations = all_agree(tmp_path, layout)
     assert operations > 190
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", ["1x4", "2x2", "3+1"])
 def test_ranks_that_may_not_read_each_others_memory_get_the_same(layout: str, tmp_path: Path) -> None:
     all_agree(tmp_path, layout, peer_memory=False)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @SLOW
 @pytest.mark.parametrize(
     ("layout", "peer_memory"),
@@ -66,14 +66,14 @@ def test_every_operation_with_every_size_and_memory(layout: str, peer_memory: bo
     all_agree(tmp_path, layout, peer_memory=peer_memory, rounds=21)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("algorithm", ["ring", "halving_doubling"])
 @pytest.mark.parametrize("layout", ["2+1", "5x1"])
 def test_the_other_algorithms_agree_as_well(layout: str, algorithm: str, tmp_path: Path) -> None:
     all_agree(tmp_path, layout, kinds=["allreduce"], rounds=2, algorithm=algorithm, sockets=3)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("layout", "params"),
     [
@@ -99,7 +99,7 @@ def test_every_fp8_number_that_does_not_fit_is_counted_once(
     assert sum(expected) > 100_000
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", ["1x4", "2+1"])
 def test_two_runs_give_the_same_bits_whatever_the_window(layout: str, tmp_path: Path) -> None:
     kinds, dtypes = ["allreduce"], ["f32", "bf16"]

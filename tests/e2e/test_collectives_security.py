@@ -364,7 +364,7 @@ def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | No
 # --- memory ---
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what another user may do")
 def test_another_user_cannot_reach_the_memory_of_a_rank() -> None:
     """The abstract socket lets him connect, and turns him away without the secret."""
@@ -383,10 +383,9 @@ def test_another_user_cannot_reach_the_memory_of_a_rank() -> None:
         group.check()
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_of_a_group_that_was_killed(sign: signal.Signals, tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
     with ranks_running(
         tmp_path, [0, 0, 1, 1], "endless_exchange", how="all_to_all", size=1000, timeout_ns=20 * SECOND
     ) as ranks:
@@ -395,13 +394,24 @@ def test_nothing_is_left_of_a_group_that_was_killed(sign: signal.Signals, tmp_pa
         inodes = set().union(*(sockets_of(pid) for pid in pids))
         named = names_of(inodes)
         assert any(name.startswith("@fireflyer-") for name in named.values())
-        assert set(os.listdir("/dev/shm")) <= before
+        shared = set().union(*(shared_files_of(pid) for pid in pids))
+        assert any(name.startswith("/memfd:") for name in shared), "else the test shows nothing"
+        assert not any(name.startswith("/dev/shm/") for name in shared)
         for rank in range(4):
             ranks.send_signal(rank, sign)
         assert all(code == -sign for code in ranks.exit_codes())
         assert names_of(inodes) == {}
-        assert set(os.listdir("/dev/shm")) <= before
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def shared_files_of(pid: int) -> set[str]:
+    """What it has open or mapped in memory: /memfd:NAME (deleted), or /dev/shm/NAME, which outlives it."""
+    mapped = {line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()}
+    opened = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed since it was listed
+            opened.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return {name for name in mapped | opened if name.startswith(("/memfd:", "/dev/shm/"))}
 
 
 def sockets_of(pid: int) -> set[str]:

@@ -15,7 +15,7 @@ from tests.support.torch_processes import Ended, run_torch_ranks
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.serial,
+    pytest.mark.processes,
     pytest.mark.timeout(400),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]

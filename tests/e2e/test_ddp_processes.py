@@ -39,7 +39,7 @@ def run_ranks(directory: Path, nodes: Sequence[int], scenario: str, **params: An
     return [json.loads(output) if output else None for output in outputs]
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1, 1]], ids=str)
 def test_gradients_are_those_of_one_process_and_training_repeats_bit_for_bit(nodes: list[int], tmp_path: Path) -> None:
     outcomes = run_ranks(tmp_path / "job", nodes, "train", steps=6, gradients=str(tmp_path / "gradients.pt"))
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_one_process_and_training_repeats_bit_for_bit(nod
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("nodes", [[0, 0, 1]], ids=str)
 def test_a_rank_killed_in_backward_is_named_in_the_others_backward(nodes: list[int], tmp_path: Path) -> None:
     *survivors, dead = run_ranks(tmp_path, nodes, "lose_a_rank")
@@ -68,7 +68,7 @@ def test_a_rank_killed_in_backward_is_named_in_the_others_backward(nodes: list[i
     assert survivors == [{"error": "PeerFailed", "rank": 2}] * 2
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("model", ["gpt", pytest.param("vgg", marks=pytest.mark.slow)])
 def test_sums_are_hidden_under_the_backward_pass_unless_one_bucket_waits_for_its_end(
     model: str, tmp_path: Path

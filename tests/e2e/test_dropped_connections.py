@@ -17,7 +17,7 @@ from tests.support.tcp_proxy import Blow, End, Proxy
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import Verdict, explain, find_dumps, read_dumps
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 TIMEOUT_NS = 1000 * MS
 NOTICED_S = 1.0

@@ -11,7 +11,7 @@ from tests.support.rank_processes import Event, Ranks, ranks_running
 
 from fireflyer.base.units import SECOND
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 TIMEOUT_NS = 2 * SECOND
 DEATH_LIMIT_S = 1.0

@@ -16,7 +16,7 @@ from tests.support.tcp_proxy import Proxy
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import explain, find_dumps, read_dumps
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 MODULE = "tests.support.fault_ranks"
 TIMEOUT_NS = 1000 * MS
@@ -92,7 +92,6 @@ def mismatches() -> list[Any]:
     ]
 
 
-@pytest.mark.patient
 @pytest.mark.parametrize(("kind", "other", "layout"), mismatches())
 def test_calls_that_differ_are_both_named_by_all_ranks(
     kind: str, other: dict[str, Any], layout: str, tmp_path: Path
@@ -109,7 +108,6 @@ def test_calls_that_differ_are_both_named_by_all_ranks(
             assert event["message"].count("called ") >= 2, event
 
 
-@pytest.mark.patient
 @pytest.mark.parametrize("layout", [pytest.param("1x3", marks=SLOW), "2x2"])
 def test_splits_that_differ_are_both_named_by_all_ranks(layout: str, tmp_path: Path) -> None:
     nodes, usual = LAYOUTS[layout], {"kind": "all_to_all", "count": 1000}

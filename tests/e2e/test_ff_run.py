@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 TIMEOUT_S = 90
 FF = (sys.executable, "-m", "fireflyer")

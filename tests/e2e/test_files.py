@@ -29,7 +29,7 @@ from fireflyer.fs.client.files import Files
 from fireflyer.fs.schema.inodes import Defaults
 from fireflyer.fs.schema.meta import LockKind
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

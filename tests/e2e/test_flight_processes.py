@@ -17,7 +17,7 @@ from tests.support.rank_processes import Ranks, ranks_running
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import Verdict, explain, find_dumps, read_dumps
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 TIMEOUT_NS = 1000 * MS
 ONE_NODE, TWO_NODES = [0, 0, 0], [0, 0, 1, 1]

@@ -47,7 +47,7 @@ from fireflyer.fs.schema.sessions import GetCapability
 from fireflyer.identity import NodeCredential
 from fireflyer.identity.handshake import Credential, UserCredential
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ADA, EVE = 1001, 1002
 SECRET_TEXT = b"what only Ada knows"

@@ -25,7 +25,7 @@ from fireflyer.fs.schema.chunks import Held, Listed
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.sessions import EndSession, GetSessions, SessionList
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 RANDOM = np.random.default_rng(5)
 ONE_SENDER = Options(limits=Limits(senders=1, large_bytes=8192, grant_bytes=65536))
 QUICK = Options(limits=Limits(attempt_ns=SECOND, suspect_ns=200 * MS))

@@ -21,7 +21,7 @@ from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import Defaults, FileBody
 from fireflyer.fs.tools.fsck import Fsck
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 MIB = 1 << 20
 
 

@@ -47,7 +47,7 @@ from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.identity import UserCredential
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient]
+pytestmark = [pytest.mark.processes]
 SETTING_UP: tuple[Request, ...] = (
     AddNode(1),
     AddNode(2),

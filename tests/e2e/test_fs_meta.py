@@ -37,7 +37,7 @@ from fireflyer.fs.schema.meta import (
 from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.meta_config import MetaConfig, MetaSettings
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient]
+pytestmark = [pytest.mark.processes]
 WORKERS = 8
 ROUNDS = 16
 WAIT_S = 150.0

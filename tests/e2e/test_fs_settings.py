@@ -11,7 +11,7 @@ from tests.support.fs_local import LocalCluster
 
 import fireflyer.fs
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

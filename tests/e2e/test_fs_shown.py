@@ -22,7 +22,7 @@ from fireflyer.fs.client import ChunkId, open_ring_to
 from fireflyer.fs.core.meta.layout import order_of
 from fireflyer.fs.schema.inodes import FileBody
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
 
 

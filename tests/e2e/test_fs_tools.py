@@ -18,7 +18,7 @@ from tests.support.mounting import needs_fuse
 import fireflyer.fs
 from fireflyer.fs.client.local import access_of
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 MIB = 1 << 20
 
 

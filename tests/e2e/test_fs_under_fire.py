@@ -22,7 +22,7 @@ from fireflyer.fs.client import connect, connect_to, open_ring_to
 from fireflyer.fs.core.capability import Rights
 from fireflyer.identity import UserCredential
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
 MOVES_S = 240.0
 """For some moves, whose nodes are killed again and again."""
 LONGEST_GAP_S = 20

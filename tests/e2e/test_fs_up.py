@@ -16,7 +16,7 @@ import pytest
 from tests.support.fs_local import LocalCluster, wait_gone
 from tests.support.launching import wait_until
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 QUICK = ("--failure-timeout", "2")
 
 

@@ -17,7 +17,7 @@ from fireflyer.fs import spec
 from fireflyer.fs.spec import FireflyerFileSystem
 from fireflyer.fs.tools.addresses import Address
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

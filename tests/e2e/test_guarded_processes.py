@@ -28,7 +28,7 @@ from fireflyer.runtime.processes import (
     watch_exit,
 )
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 def guarded(tmp_path: Path, *command: str, token: str | None = None) -> tuple[Guarded, asyncio.Future[int]]:

@@ -21,8 +21,7 @@ def test_every_setting_that_is_named_exists() -> None:
     assert all(name in Limits.__struct_fields__ for name in named)
 
 
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_programs_run(tmp_path: Path) -> None:

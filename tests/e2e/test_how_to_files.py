@@ -13,8 +13,7 @@ from tests.support.how_to import Shell
 TEXT = (Path(__file__).parents[2] / "docs/how-to/files.md").read_text()
 
 
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_commands_and_programs_run(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ def test_every_option_that_is_named_exists() -> None:
     assert set(named) == {"write_bytes", "ahead_bytes"} <= set(FileOptions.__struct_fields__)
 
 
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_programs_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from fireflyer.identity.secrets import new_secret, save_secret
 
-pytestmark = [pytest.mark.serial, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 TEXT = Path(__file__).parents[2] / "docs" / "how-to" / "reform-a-group.md"
 

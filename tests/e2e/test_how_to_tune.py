@@ -41,7 +41,7 @@ def test_the_plan_of_a_program_of_ones_own() -> None:
     assert isinstance(names["plan"], Plan)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--topology network.toml", "--tune"])
 def test_the_script_runs(tmp_path: Path, option: str) -> None:

@@ -58,7 +58,7 @@ def _kill_under_load(path: Path, rounds: int) -> None:
         on_loop(_check_load)(path, acknowledged)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_what_was_acknowledged_survives_a_kill_and_nothing_is_half(tmp_path: Path) -> None:
     _kill_under_load(tmp_path / "store", 2)
 
@@ -68,7 +68,7 @@ def test_what_was_acknowledged_survives_many_kills(tmp_path: Path) -> None:
     _kill_under_load(tmp_path / "store", 25)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_a_second_process_is_told_who_owns_the_store(tmp_path: Path) -> None:
     with _loading(tmp_path / "store", "x") as process:
         assert process.stdout is not None

@@ -21,7 +21,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.kvstore import CommitUnknown, Disconnected, KeyRange, Transaction, transact_once
 from fireflyer.kvstore.postgres import PostgresEngine, _Statements, coarse_locks
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from fireflyer.base.events import (
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts, parse_fault
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 FAST = Timeouts(settle_ns=20 * MS, stop_grace_ns=2 * SECOND, backoff_ns=20 * MS)
 

@@ -18,7 +18,7 @@ from fireflyer.collectives.flight import find_dumps, read_dumps
 from fireflyer.collectives.job import KeptPlan
 from fireflyer.topology import count_crossings
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 SUMMING = """
 import numpy as np

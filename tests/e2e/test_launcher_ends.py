@@ -27,7 +27,7 @@ from fireflyer.base.events import AttemptFailed, JobFinished
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.schema.job import JobSpec, Timeouts
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 WAITING = """
 {before}

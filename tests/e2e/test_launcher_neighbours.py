@@ -13,7 +13,7 @@ from fireflyer.base.events import NodeLost
 from fireflyer.cluster.schema.job import JobSpec
 from fireflyer.runtime.processes import MARKER
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 def test_a_node_of_many_ranks_beats_while_it_starts_them(tmp_path: Path) -> None:

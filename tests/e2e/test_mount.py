@@ -24,7 +24,7 @@ from tests.support.mounting import Mount, mounted, needs_fuse
 
 from fireflyer.fs.mount.serving import VALID_S
 
-pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.patient, pytest.mark.timeout(300)]
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
 MakeMount = Callable[..., Mount]
 
@@ -337,7 +337,7 @@ def test_after_its_process_was_killed_what_was_closed_is_there(make_mount: MakeM
 
 
 @pytest.mark.parametrize(
-    "expires", [pytest.param(True, marks=pytest.mark.campaign, id="when its session expires"), False]
+    "expires", [pytest.param(True, marks=pytest.mark.campaign(expected_s=10), id="when its session expires"), False]
 )
 def test_locks_of_a_mount_that_died_are_had_by_who_waits_for_them(
     cluster: LocalCluster, make_mount: MakeMount, top: str, expires: bool

@@ -20,7 +20,7 @@ from tests.support.mounting import Mount, mounted, needs_fuse
 from fireflyer.fs.core.meta.layout import order_of
 from fireflyer.fs.schema.inodes import Layout
 
-pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
 MIB = 1 << 20
 FRESH_S = 20

@@ -11,7 +11,7 @@ import pytest
 from tests.support.counted_mount import Counts, counted_mount
 from tests.support.mounting import Mount, needs_fuse
 
-pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial]
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes]
 FILES = 50
 
 

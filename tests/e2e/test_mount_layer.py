@@ -20,7 +20,7 @@ import pytest
 from tests.support.launching import wait_until
 from tests.support.mounting import Mount, local_mount, needs_fuse
 
-pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.patient]
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture(params=["natively", "by events"])

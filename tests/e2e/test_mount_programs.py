@@ -15,7 +15,7 @@ import pytest
 from tests.support.fs_local import LocalCluster
 from tests.support.mounting import Mount, mounted, needs_fuse
 
-pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.serial, pytest.mark.patient, pytest.mark.timeout(300)]
+pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

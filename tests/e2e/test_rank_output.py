@@ -11,7 +11,7 @@ from tests.support.launching import JobRun, run, write_script
 from fireflyer.cluster.schema.job import JobSpec
 from fireflyer.cluster.schema.wire import MAX_LINE_BYTES
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 def output_of(tmp_path: Path, script: str, *, ranks: int = 1) -> JobRun:

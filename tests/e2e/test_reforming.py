@@ -13,7 +13,7 @@ from tests.support.rank_processes import Event, Ranks, store_running
 from tests.support.reform_scenarios import sum_digest
 from tests.support.thread_ranks import together
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 SLOW = pytest.mark.slow
 LAYOUTS = {"1x4": [0, 0, 0, 0], "2x2": [0, 0, 1, 1], "4x1": [0, 1, 2, 3]}
@@ -80,7 +80,7 @@ def test_three_go_on_without_a_killed_one_and_then_with_a_new_one(layout: str, j
 @pytest.mark.parametrize(
     ("victim", "calls"),
     [
-        pytest.param(victim, calls, marks=[SLOW, pytest.mark.patient])
+        pytest.param(victim, calls, marks=SLOW)
         for victim, calls in [(1, 6), *((v, n) for v in (0, 2) for n in (1, 2, 3, 4, 5, 7, 9, 11))]
     ],
 )

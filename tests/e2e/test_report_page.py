@@ -12,7 +12,7 @@ from tests.support.job_logs import example_log
 from fireflyer.analytics.html import render_html
 from fireflyer.analytics.report import Fact, build_report
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_a_refused_connection_leaves_no_thread_behind(running: Running) -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_is_told_to_connect_again(running: Running) -> None:
     client = running.connect()
@@ -174,7 +174,7 @@ print("done")
 """
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_a_program_that_just_ends_ends_silently(running: Running, tmp_path: Path) -> None:
     secret = str(tmp_path / "secret")
     save_secret(running.service.secret, secret)

@@ -41,7 +41,7 @@ def mine() -> tuple[int, int]:
     return cpus[0], cpus[1]
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_threads_of_each_rank_run_near_its_memory(tmp_path: Path, mine: tuple[int, int]) -> None:
     root = described(tmp_path, mine)
     with ranks_running(tmp_path / "job", [0, 0], "", module=MODULE, root=root) as ranks:
@@ -60,7 +60,7 @@ def test_threads_of_each_rank_run_near_its_memory(tmp_path: Path, mine: tuple[in
             assert len(event["log"]) <= 2
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("params", [{"pin": False}, {"mask": "first"}])
 def test_threads_stay_where_the_program_put_them(tmp_path: Path, mine: tuple[int, int], params: dict[str, Any]) -> None:
     """Not pinned when not wanted; and never outside the mask that a process has, whatever the description says."""
@@ -77,7 +77,7 @@ def test_threads_stay_where_the_program_put_them(tmp_path: Path, mine: tuple[int
                 assert event["log"] == []
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_ranks_that_the_launcher_has_placed_tell_each_other(tmp_path: Path, mine: tuple[int, int]) -> None:
     """Each may use one processor, of another memory node than the other's: only together do they see both nodes."""
     root, masks = described(tmp_path, mine), [[mine[1]], [mine[0]]]

@@ -29,7 +29,7 @@ from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.service.storage_targets import LOOK_S
 from fireflyer.runtime.address import Address
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient]
+pytestmark = [pytest.mark.processes]
 
 
 @pytest.mark.slow

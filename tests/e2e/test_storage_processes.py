@@ -44,7 +44,7 @@ from fireflyer.fs.service.storage_config import StorageTarget
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.native import crc32c
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient]
+pytestmark = [pytest.mark.processes]
 
 
 def test_updates_pass_through_the_chain_and_are_read_at_every_replica(tmp_path: Path) -> None:

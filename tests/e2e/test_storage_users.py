@@ -35,7 +35,7 @@ from fireflyer.fs.schema.manager import RotateKeys
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.identity.tokens import TokenStore
 
-pytestmark = [pytest.mark.serial, pytest.mark.patient]
+pytestmark = [pytest.mark.processes]
 
 
 def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.torch_calls import SCENARIOS
 from tests.support.torch_processes import run_torch_ranks
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 NODES = [(0, 0), (0, 0, 1, 1)]
 STEPS = 3

@@ -10,7 +10,7 @@ from tests.support.torch_processes import run_torch_ranks
 
 from fireflyer.collectives.flight import find_dumps, read_dumps
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 WAYS = ["hfreduce", "hook", "ours"]
 

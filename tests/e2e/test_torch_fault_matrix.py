@@ -16,7 +16,7 @@ from tests.support.patience import allowed_s
 from tests.support.rank_processes import Event, Ranks
 from tests.support.torch_processes import torch_ranks_running
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 MODULE = "tests.support.torch_fault_ranks"
 WAYS = ("hfreduce", "hook", "ours", "fsdp hooks", "fsdp hfreduce")

@@ -14,7 +14,7 @@ from tests.support.torch_processes import run_torch_ranks
 
 from fireflyer.cluster.schema.job import JobSpec
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 @cache

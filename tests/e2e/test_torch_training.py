@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.torch_processes import run_torch_ranks
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 LAYOUTS = [(0, 0), (0, 0, 1, 1)]
 MODELS = ("vgg", "gpt")

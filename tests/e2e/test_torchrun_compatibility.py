@@ -12,7 +12,7 @@ from tests.support.launching import run, write_script
 
 from fireflyer.cluster.schema.job import JobSpec
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 PRINT_ENVIRONMENT = """
 import json

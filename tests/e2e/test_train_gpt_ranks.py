@@ -11,7 +11,7 @@ import pytest
 from fireflyer.base.events import ResumeReport, StepReport, decode_log
 from fireflyer.recipes.corpus import build_corpus
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 
 def train(

@@ -15,7 +15,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.native import ucx_module
 
 pytestmark = [
-    pytest.mark.serial,
+    pytest.mark.processes,
     pytest.mark.skipif(not os.path.exists(ucx_module()), reason="this build has no UCX (Debian: libucx-dev)"),
 ]
 

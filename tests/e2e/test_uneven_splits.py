@@ -11,7 +11,7 @@ from tests.support.rank_processes import ranks_running
 
 from fireflyer.base.units import SECOND
 
-pytestmark = pytest.mark.serial
+pytestmark = pytest.mark.processes
 
 TIMEOUT_NS = 60 * SECOND
 AT_ONCE_S = 2.0

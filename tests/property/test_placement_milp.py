@@ -42,7 +42,7 @@ def test_the_other_solver_does_find_tables() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
+@pytest.mark.campaign(expected_s=900)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("replicas", [2, 3, 4, 5])
 def test_up_to_twenty_nodes_none_is_better(replicas: int) -> None:

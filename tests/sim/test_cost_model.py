@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from tests.support.campaigns import campaign
 from tests.support.collective_times import simulate_ns
 
 from fireflyer.base.units import KIB, MIB
@@ -66,7 +67,7 @@ def test_predictions_hold(network: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most_messages", [8_000, pytest.param(40_000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("most_messages", [8_000, pytest.param(40_000, marks=campaign(expected_s=60))])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("kind", [kind for kind in SUITABLE if kind != "barrier"])
 def test_predictions_hold_for_large_arrays_too(network: str, kind: str, most_messages: int) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.known_seeds import search
 from tests.support.replica_bugs import BUGS, plant
 from tests.support.replica_campaign import history
 from tests.support.replica_faults import PLANS
@@ -18,8 +19,6 @@ from tests.support.seeds import more_seeds
 from fireflyer.base.units import SECOND
 
 BLOCK = 25
-SOON = 150
-"""Bugs that so many seeds find are planted in every test run."""
 
 
 @pytest.mark.parametrize("first", range(0, 150, BLOCK))
@@ -30,7 +29,7 @@ def test_what_clients_saw_can_be_explained_and_the_chain_recovers(first: int) ->
     assert sum(world.oracle.changes for world in worlds) > 2 * BLOCK
 
 
-@pytest.mark.parametrize("seeds", more_seeds(150, 2150, blocks=4, wide=6000))
+@pytest.mark.parametrize("seeds", more_seeds(150, 2150, blocks=4, wide=6000, seed_s=0.02))
 def test_so_it_is_for_many_seeds(seeds: range) -> None:
     for seed in seeds:
         run_seed(seed, ReplicaWorld)
@@ -48,7 +47,7 @@ def test_without_faults_every_update_is_done_and_the_chain_does_not_change(repli
     assert world.sim.now_ns < 4 * SECOND
 
 
-@pytest.mark.parametrize("seeds", [range(10), *more_seeds(10, 410, blocks=2, wide=1500)])
+@pytest.mark.parametrize("seeds", [range(10), *more_seeds(10, 410, blocks=2, wide=1500, seed_s=0.12)])
 def test_so_it_is_under_the_real_managers_too(seeds: range) -> None:
     """Two managers over one store, restarted, with commits of unknown outcome; the nodes' attendance is real too."""
     changes = 0
@@ -91,15 +90,8 @@ def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:
     assert history(8) != traces[0]
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        name if bug.within <= SOON else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
-        for name, bug in BUGS.items()
-    ],
-)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
     """Some are too rare for chance; those are played by hand in `test_replica_sessions`."""
-    found = next(((seed, what) for seed, what in plant(bug, range(BUGS[bug].within)) if what), None)
-    assert found is not None
-    print(bug, *found)
+    print(bug, *search("replicas", bug, BUGS[bug].within, lambda seed: plant(bug, seed)))

@@ -6,15 +6,13 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from fireflyer import kvstore
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Engine, MemoryEngine, MemoryStore, Transaction
 
 __all__ = ["KINDS", "Opened", "Place", "Side", "place_of", "put", "values"]
 
-KINDS = ["memory", "embedded", pytest.param("postgres", marks=pytest.mark.serial)]
+KINDS = ["memory", "embedded", "postgres"]
 
 
 class Place:

@@ -529,7 +529,7 @@ def wait_disturbed(ring: ChunkRing) -> None:
     ring.wait(1, -1)
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_signals_are_handled_while_a_ring_waits(rig: Rig) -> None:
     link, mine = rig.link()
     ring = ChunkRing()

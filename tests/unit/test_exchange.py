@@ -298,7 +298,7 @@ def test_abort_ends_messages_too(nodes: list[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.processes
 @pairs
 def test_more_than_two_gigabytes(nodes: list[int]) -> None:
     size = 2**31 + 4099

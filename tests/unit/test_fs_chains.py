@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from tests.support.campaigns import campaign
 
 from fireflyer.fs.core.chains import next_chain
 from fireflyer.fs.schema.manager import Condition, TargetReport
@@ -123,7 +124,7 @@ def test_every_chain_of_up_to_four_members_follows_the_table() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("members", [3, pytest.param(4, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("members", [3, pytest.param(4, marks=campaign(expected_s=120))])
 def test_members_in_any_order_follow_the_table(members: int) -> None:
     """Orders that the rules never make: nothing depends on who stands where."""
     for case in in_any_order(members):

@@ -203,7 +203,7 @@ def joined(plans: JobPlans) -> Callable[[list[int]], list[Any]]:
     return start
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_what_was_measured_is_kept_and_a_restart_measures_nothing(tmp_path: Path) -> None:
     plans = declared(tmp_path, Declaration(zones=(0, 1, 1), speeds=Speeds(message_ns=1234.0)))
     start = joined(plans)

@@ -55,7 +55,7 @@ def on_all(plan: Plan, work: Callable[[Communicator], T]) -> list[T]:
     return results
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("nodes", [[0], [0, 0, 0], [0, 1], [1, 0, 0, 1], [0, 1, 2]])
 def test_all_ranks_end_with_the_same_plan(nodes: list[int]) -> None:
     found = on_all(make_plan(nodes), tune)
@@ -71,7 +71,7 @@ def test_all_ranks_end_with_the_same_plan(nodes: list[int]) -> None:
         assert tuning.speeds.latency_ns != Speeds().latency_ns
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_a_tuned_plan_sums_and_a_restart_does_not_measure_again() -> None:
     tuning = on_all(make_plan([0, 1]), tune)[0]
     stored = msgspec.json.decode(msgspec.json.encode(tuning), type=Tuning)
@@ -88,14 +88,14 @@ def test_a_tuned_plan_sums_and_a_restart_does_not_measure_again() -> None:
     assert all(again == tuning for again, _ in on_all(stored.plan, work))
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_another_group_measures_again() -> None:
     old = on_all(make_plan([0]), tune)[0]
     new = on_all(make_plan([0, 0]), lambda comm: tune(comm, kept=old))[0]
     assert new.plan.world_size == 2
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_zones_are_measured_across_and_cross_once() -> None:
     zones = (0, 1, 0, 1)
     tuning = on_all(make_plan([0, 1, 2, 3]), lambda comm: tune(comm, zones=zones))[0]
@@ -108,7 +108,7 @@ def test_zones_must_be_those_of_the_nodes() -> None:
         on_all(make_plan([0, 0]), lambda comm: tune(comm, zones=(0, 1)))
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 def test_declared_speeds_stand_in_for_what_is_not_measured() -> None:
     declared = Speeds(message_ns=1234.0, local_latency_ns=777.0)
     speeds = on_all(make_plan([0, 1]), lambda comm: measure(comm, declared=declared))[1]
@@ -116,7 +116,7 @@ def test_declared_speeds_stand_in_for_what_is_not_measured() -> None:
     assert speeds.local_latency_ns == 777.0
 
 
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.parametrize("zones", [(0, 0, 1, 1, 1), (0, 1, 0, 1, 2)])
 @pytest.mark.parametrize("kind", ["allreduce", "reduce", "broadcast"])
 def test_trees_between_zones_work(zones: tuple[int, ...], kind: str) -> None:

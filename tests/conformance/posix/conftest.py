@@ -52,7 +52,7 @@ def mount(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> It
         yield place
 
 
-REAL: Final = [pytest.mark.slow, pytest.mark.serial, pytest.mark.patient]
+REAL: Final = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture(params=["core", pytest.param("client", marks=REAL), pytest.param("mount", marks=REAL)])

@@ -135,15 +135,13 @@ def test_on_chunks_in_memory_for_long(model: LocalPlace) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 def test_through_a_client(model: LocalPlace, client: ClientPlace) -> None:
     work(Twin(model, client, 2), 1500)
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 def test_on_a_mount(model: LocalPlace, mount: LocalPlace) -> None:
     work(Twin(model, mount, 3, mapped=True), 1500)
 
@@ -160,17 +158,16 @@ def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_on_a_mount_while_nodes_die(model: LocalPlace, own_cluster: LocalCluster, tmp_path: Path) -> None:
     with mounted_place(own_cluster, str(tmp_path / "mount")) as place:
         assert while_nodes_die(Twin(model, place, 4, mapped=True), own_cluster, 300, every=100) == 3
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(expected_s=600)
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.processes
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [6, 7])
 def test_for_long_on_a_mount_while_nodes_die(

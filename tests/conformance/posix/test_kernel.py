@@ -18,7 +18,7 @@ from tests.support.posix import kernel_calls
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.real import mounted_place
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.patient, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

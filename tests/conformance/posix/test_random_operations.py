@@ -63,15 +63,13 @@ def test_times(model: LocalPlace) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 def test_on_a_mount(model: LocalPlace, mount: LocalPlace) -> None:
     run(model, mount, examples=30, steps=50)
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 def test_on_several_mounts(model: LocalPlace, cluster: LocalCluster, tmp_path: Path) -> None:
     """Users who work through different ones find, when they open it, what the others have closed."""
     with ExitStack() as stack:
@@ -82,8 +80,7 @@ def test_on_several_mounts(model: LocalPlace, cluster: LocalCluster, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.serial
-@pytest.mark.patient
+@pytest.mark.processes
 def test_through_several_clients(model: LocalPlace, client: ClientPlace) -> None:
     """What one has closed, the others find when they open it."""
     run(model, client, examples=20, steps=50, close_to_open=True)

@@ -1,0 +1,56 @@
+"""Which campaigns `make test-slow` runs: a part that changes with each commit, so that some commits see them all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+__all__ = ["campaign", "commit_count", "expected_s", "parts"]
+
+ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def campaign(*, expected_s: float) -> list[pytest.MarkDecorator]:
+    """Of a test that `make test-campaigns` runs to its end. `expected_s`: the processor time that it takes."""
+    return [pytest.mark.slow, pytest.mark.campaign(expected_s=expected_s), pytest.mark.timeout(60 + 20 * expected_s)]
+
+
+def parts(costs_s: Sequence[float], most_s: float) -> list[list[int]]:
+    """The positions of the tests in each part: in order, at most `most_s` of processor time in each.
+
+    A test that takes longer by itself is in no part.
+    """
+    found: list[list[int]] = []
+    room_s = 0.0
+    for position, cost_s in enumerate(costs_s):
+        if cost_s > most_s:
+            continue
+        if not found or cost_s > room_s:
+            found.append([])
+            room_s = most_s
+        found[-1].append(position)
+        room_s -= cost_s
+    return found
+
+
+def expected_s(item: pytest.Item) -> float:
+    """The processor time that the campaign states. ValueError: it states none."""
+    marker = item.get_closest_marker("campaign")
+    stated = None if marker is None else marker.kwargs.get("expected_s")
+    if not stated:
+        raise ValueError(f"{item.nodeid}: a campaign states its processor time: campaign(expected_s=...)")
+    return float(stated)
+
+
+def commit_count() -> int:
+    """How many commits lead to this one; 0 outside a repository."""
+    command = ["git", "-C", ROOT, "rev-list", "--count", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return int(done.stdout)
