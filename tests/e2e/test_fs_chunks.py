@@ -305,11 +305,11 @@ async def kill_everybody_in_turn(run: Running) -> None:
             await run.until(lambda status, seen=version: status.chains[0].version > seen)  # type: ignore[misc]
         await run.nodes[node].start()
         version = await run.until_all_serve(version)
-    run.manager.kill()
-    run.manager.start()
-    run.manager.kill()
+    await asyncio.to_thread(run.manager.kill)
+    await asyncio.to_thread(run.manager.start)
+    await asyncio.to_thread(run.manager.kill)
     await run.nodes[1].stop()
-    run.manager.start()
+    await asyncio.to_thread(run.manager.start)
     await run.nodes[1].start()
     await run.until_all_serve(version)
 

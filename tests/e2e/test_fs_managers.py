@@ -111,7 +111,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
                 for _ in range(2):
                     before = await status_of(client)
                     primary = [one for one in managers if await answers(one, site)][0]  # noqa: RUF015
-                    primary.kill()
+                    await asyncio.to_thread(primary.kill)
                     began_ns = time.monotonic_ns()
                     after = await status_of(client)
                     assert seconds_since(began_ns) < 30
@@ -120,7 +120,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
                     asks = len(nodes[0].told)
                     await nodes[0].wait(lambda asks=asks: len(nodes[0].told) > asks + 3)  # type: ignore[misc]
                     assert nodes[0].serves(11)
-                    primary.start()
+                    await asyncio.to_thread(primary.start)
                 for one in nodes:
                     await one.close()
 

@@ -76,7 +76,10 @@ class Site:
 
 
 class ManagerProcess:
-    """Killed at the end of the block at the latest."""
+    """Killed at the end of the block at the latest.
+
+    `start`, `kill` and `end` block until it is so: where something else goes on in the event loop, as heartbeats of
+    played nodes do, they are called with `asyncio.to_thread`."""
 
     def __init__(self, config: str, *arguments: str) -> None:
         """`arguments`: in the place of `manager`."""
