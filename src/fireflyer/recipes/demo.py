@@ -2,12 +2,14 @@
 
 Two jobs with the same seed run one after the other on two nodes of two ranks each. The first is left alone. In the
 second the launcher kills node 1 (its agent and its ranks, with SIGKILL) when step `kill_step` is reported; the gang is
-started again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish and the loss
-curve of the second, from the step it resumed at to the end, is bitwise that of the first.
+started again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish, all ranks of
+the second resumed from the newest checkpoint that was committed, and every loss that any rank of either job reported,
+also of steps that were computed twice, is bitwise that of the first job's curve.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import struct
@@ -15,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from fireflyer.analytics import JobAccount, LossPoint, account
+from fireflyer.analytics import Failure, JobAccount, LossPoint, account
 from fireflyer.base.errors import Exists, UsageError
-from fireflyer.base.events import Logged, decode_log
+from fireflyer.base.events import CheckpointReport, Logged, ResumeReport, StepReport, decode_log
+from fireflyer.checkpoint.core.names import candidates
 from fireflyer.cluster import Fault, JobResult, JobSpec, RankLine, run_job
 from fireflyer.recipes.corpus import build_corpus
 
-__all__ = ["CurveComparison", "DemoResult", "DemoSpec", "compare_curves", "run_demo"]
+__all__ = ["CurveComparison", "DemoResult", "DemoSpec", "compare_curves", "judge", "run_demo"]
 
 
 class DemoSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +56,7 @@ class CurveComparison(msgspec.Struct, frozen=True):
     last_step: int
     compared: int
     first_difference: int | None
-    """The first step whose loss differs or is missing from one curve; None when all are bitwise equal."""
+    """The first step whose loss differs, is not finite, or is missing from one curve; None when all are equal."""
 
     @property
     def equal(self) -> bool:
@@ -71,14 +74,26 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     disturbed_log: tuple[Logged, ...] = ()
 
 
+def _pack(loss: float) -> bytes:
+    return struct.pack("<d", loss)
+
+
 def _bits(losses: Sequence[LossPoint]) -> dict[int, bytes]:
-    return {point.step: struct.pack("<d", point.loss) for point in losses}
+    """Without steps that have a loss that is not finite, or two different ones."""
+    found: dict[int, bytes] = {}
+    unclear: set[int] = set()
+    for point in losses:
+        bits = _pack(point.loss)
+        if not math.isfinite(point.loss) or found.setdefault(point.step, bits) != bits:
+            unclear.add(point.step)
+    return {step: bits for step, bits in found.items() if step not in unclear}
 
 
 def compare_curves(
     ours: Sequence[LossPoint], reference: Sequence[LossPoint], *, first: int, last: int
 ) -> CurveComparison:
-    """Compares steps `first` to `last`, both included. A step that either curve lacks counts as a difference."""
+    """Compares steps `first` to `last`, both included. A step that either curve lacks, or for which it has several
+    losses or one that is not finite, counts as a difference."""
     left, right = _bits(ours), _bits(reference)
     compared = 0
     for step in range(first, last + 1):
@@ -120,31 +135,63 @@ def _read_log(result: JobResult) -> list[Logged]:
         return decode_log(file, name=result.events_path)
 
 
-def _judge(spec: DemoSpec, reference: JobAccount, disturbed: JobAccount) -> tuple[list[tuple[str, str]], list[str]]:
-    """(facts, problems) of two finished jobs."""
+def judge(
+    spec: DemoSpec, undisturbed: Sequence[Logged], disturbed: Sequence[Logged]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """(facts, problems) of the logs of two finished jobs; the demonstration succeeded if there are no problems."""
+    reference, ours = account(undisturbed), account(disturbed)
     facts: list[tuple[str, str]] = []
-    problems: list[str] = []
-    injected = [failure for failure in disturbed.failures if failure.injected]
+    injected = [failure for failure in ours.failures if failure.injected]
     if not injected or injected[0].resumed_step is None:
         return facts, ["the node was not killed, or the job did not resume from a checkpoint after it"]
-    failure = injected[0]
-    resumed = failure.resumed_step or 0
-    comparison = compare_curves(disturbed.losses, reference.losses, first=resumed + 1, last=spec.steps)
+    failure, resumed = injected[0], injected[0].resumed_step
     facts.append(("node killed", f"node {spec.kill_node} (its agent and its ranks) at step {failure.broken_step}"))
     facts.append(("resumed from", f"step {resumed} ({failure.resumed_checkpoint})"))
-    if resumed == 0:
-        problems.append("the job started from the beginning: there was no checkpoint to resume from")
+    problems = _judge_start(failure, disturbed)
+    comparison = compare_curves(ours.losses, reference.losses, first=resumed + 1, last=spec.steps)
     if comparison.equal:
         steps = f"steps {resumed + 1} to {spec.steps}"
         facts.append(("loss curve", f"{steps} are bitwise those of the undisturbed run with the same seed"))
     else:
         problems.append(f"the loss curve differs from the undisturbed run, first at step {comparison.first_difference}")
-    before = compare_curves(disturbed.losses, reference.losses, first=1, last=resumed) if resumed else None
+    before = compare_curves(ours.losses, reference.losses, first=1, last=resumed) if resumed else None
     if before is not None and not before.equal:
         problems.append(f"the loss curve before the failure differs, first at step {before.first_difference}")
-    if disturbed.losses and disturbed.losses[-1].loss >= disturbed.losses[0].loss:
+    problems += _judge_reports("undisturbed", undisturbed, reference)
+    problems += _judge_reports("disturbed", disturbed, reference)
+    if ours.losses and ours.losses[-1].loss >= ours.losses[0].loss:
         problems.append("the loss did not fall")
     return facts, problems
+
+
+def _judge_start(failure: Failure, disturbed: Sequence[Logged]) -> list[str]:
+    """What is wrong with the checkpoint that the job resumed from after `failure`."""
+    resumed, name = failure.resumed_step or 0, failure.resumed_checkpoint
+    if resumed == 0:
+        return ["the job started from the beginning: there was no checkpoint to resume from"]
+    events = [entry.event for entry in disturbed]
+    problems: list[str] = []
+    starts = {(event.attempt, event.step, event.checkpoint) for event in events if isinstance(event, ResumeReport)}
+    if len(starts) > len({attempt for attempt, *_ in starts}):
+        problems.append("ranks of one attempt resumed from different checkpoints")
+    if [one.step for one in candidates([name or ""])] != [resumed]:
+        problems.append(f"the job resumed at step {resumed} from {name}, which is not a checkpoint of that step")
+    saves = [event for event in events if isinstance(event, CheckpointReport) and event.error is None]
+    newest = max((event.step for event in saves if event.attempt <= failure.attempt), default=0)
+    if resumed < newest:
+        problems.append(f"the job resumed from step {resumed} although the checkpoint of step {newest} was committed")
+    return problems
+
+
+def _judge_reports(job: str, log: Sequence[Logged], reference: JobAccount) -> list[str]:
+    """The first loss that a rank reported which is not that of the reference: an account keeps one for each step."""
+    curve = _bits(reference.losses)
+    for entry in log:
+        event = entry.event
+        if isinstance(event, StepReport) and event.loss is not None and curve.get(event.step) != _pack(event.loss):
+            where = f"rank {event.rank} in attempt {event.attempt}"
+            return [f"a loss of the {job} run is not that of the undisturbed curve: {where} at step {event.step}"]
+    return []
 
 
 async def run_demo(
@@ -180,7 +227,7 @@ async def run_demo(
         facts: list[tuple[str, str]] = []
         problems = [f"the disturbed run failed: {disturbed.reason}"]
     else:
-        facts, problems = _judge(spec, account(_read_log(undisturbed)), account(log))
+        facts, problems = judge(spec, _read_log(undisturbed), log)
     return DemoResult(
         ok=not problems,
         facts=tuple(facts),
