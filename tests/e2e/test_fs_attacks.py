@@ -49,7 +49,7 @@ from fireflyer.identity.handshake import Credential, UserCredential
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
-ADA, EVE = 1001, 1002
+ADA, EVE = 3001, 3002
 SECRET_TEXT = b"what only Ada knows"
 HERS = 7001
 """The handle that Ada has open."""
@@ -57,16 +57,6 @@ REFUSALS = (errno.EACCES, errno.EPERM)
 _NOTES = "/ada-public/notes"
 FOUND, DENIED = 1, 6
 """Of reads of chunks."""
-
-
-@pytest.fixture(scope="module")
-def cluster(module_path: Path) -> Iterator[LocalCluster]:
-    found = LocalCluster(module_path)
-    try:
-        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
-        yield found
-    finally:
-        found.close()
 
 
 @dataclass(frozen=True)
@@ -99,8 +89,8 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(cluster: LocalCluster) -> Scene:
-    tokens = {}
+def scene(shared_cluster: LocalCluster) -> Scene:
+    tokens, cluster = {}, shared_cluster
     for name, uid in (("ada", ADA), ("eve", EVE)):
         said = cluster.ff("admin", "user", "add", name, "--uid", str(uid), "--gid", str(uid), "--token")
         tokens[name] = said.strip().splitlines()[-1].split()[-1]

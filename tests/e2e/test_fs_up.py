@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.fs_local import LocalCluster, wait_gone
 from tests.support.launching import wait_until
@@ -38,6 +39,9 @@ def test_one_command_starts_it_and_the_same_command_finds_it_again(local: LocalC
     assert "ff fs down --dir" in text
     first = local.status()
     assert local.whole(first)
+    printed = msgspec.json.decode(local.ff("status", "--json"))
+    assert printed.keys() == first.keys()
+    assert printed["status"]["chains"] == first["status"]["chains"]
     for name in ("node-secret", "tokens.json", "admin-token"):
         assert stat.S_IMODE((local.directory / name).stat().st_mode) == 0o600
     assert "the cluster runs, under process" in local.ff("up", "--detach", code=1)

@@ -18,21 +18,17 @@ from fireflyer.fs.spec import FireflyerFileSystem
 from fireflyer.fs.tools.addresses import Address
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+DATA, USERS, T = "/fsspec-data", "/fsspec-users", "/fsspec-t"
 
 
 @pytest.fixture(scope="module")
-def cluster(module_path: Path) -> Iterator[LocalCluster]:
-    found = LocalCluster(module_path)
-    try:
-        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
-        yield found
-    finally:
-        for one in spec._shared.values():
-            with contextlib.suppress(Exception):
-                one.close()
-        spec._shared.clear()
-        FireflyerFileSystem.clear_instance_cache()
-        found.close()
+def cluster(shared_cluster: LocalCluster) -> Iterator[LocalCluster]:
+    yield shared_cluster
+    for one in spec._shared.values():
+        with contextlib.suppress(Exception):
+            one.close()
+    spec._shared.clear()
+    FireflyerFileSystem.clear_instance_cache()
 
 
 class OnACluster(abstract.AbstractFixtures):
@@ -40,8 +36,8 @@ class OnACluster(abstract.AbstractFixtures):
     def fs(self, cluster: LocalCluster) -> Iterator[FireflyerFileSystem]:
         found = FireflyerFileSystem(target=f"ff://{cluster.directory}")
         yield found
-        for path in found.ls("/", detail=False):
-            found.rm(path, recursive=True)
+        if found.exists(DATA):
+            found.rm(DATA, recursive=True)
 
     @pytest.fixture
     def fs_join(self) -> Callable[..., str]:
@@ -49,7 +45,7 @@ class OnACluster(abstract.AbstractFixtures):
 
     @pytest.fixture
     def fs_path(self) -> str:
-        return "/data"
+        return DATA
 
 
 class TestCopy(abstract.AbstractCopyTests, OnACluster):
@@ -81,24 +77,24 @@ def test_it_reads_and_writes_through_ours(
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     address = Address(directory=str(cluster.directory))
-    use(f"{address.prefix}/users/{module}", {})
+    use(f"{address.prefix}{USERS}/{module}", {})
 
 
 def test_a_transaction_and_many_ranges(cluster: LocalCluster) -> None:
     files = FireflyerFileSystem(target=f"ff://{cluster.directory}")
     with files.transaction:
-        files.pipe({"/t/a": bytes(100), "/t/b": b"b" * 100})
-        assert not files.exists("/t/a")
-    found = files.cat_ranges(["/t/a", "/t/b", "/t/none", "/t/b"], [0, 98, 0, None], [2, 200, 5, 3])
+        files.pipe({f"{T}/a": bytes(100), f"{T}/b": b"b" * 100})
+        assert not files.exists(f"{T}/a")
+    found = files.cat_ranges([f"{T}/a", f"{T}/b", f"{T}/none", f"{T}/b"], [0, 98, 0, None], [2, 200, 5, 3])
     assert [found[0], found[1], found[3]] == [b"\0\0", b"bb", b"bbb"]
     assert isinstance(found[2], FileNotFoundError)
-    with files.open("/t/b", "r+b") as file:
+    with files.open(f"{T}/b", "r+b") as file:
         file.seek(3)
         file.write(b"inside")
-    with files.open("/t/b", "ab") as file:
+    with files.open(f"{T}/b", "ab") as file:
         file.write(b"end")
-    assert files.cat("/t/b") == b"bbbinside" + b"b" * 91 + b"end"
-    with files.open("/t/lines", "wt") as text:
+    assert files.cat(f"{T}/b") == b"bbbinside" + b"b" * 91 + b"end"
+    with files.open(f"{T}/lines", "wt") as text:
         text.writelines(f"{number}\n" for number in range(3000))
-    with files.open("/t/lines", "rb") as lines:
+    with files.open(f"{T}/lines", "rb") as lines:
         assert [int(line) for line in lines] == list(range(3000))

@@ -30,14 +30,8 @@ MakeMount = Callable[..., Mount]
 
 
 @pytest.fixture(scope="module")
-def cluster(module_path: Path) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(module_path)
-    try:
-        cluster.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")
-        cluster.wait(cluster.whole)
-        yield cluster
-    finally:
-        cluster.close()
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    return shared_cluster
 
 
 def _mounts(stack: ExitStack, cluster: LocalCluster, directory: Path) -> MakeMount:

@@ -19,17 +19,11 @@ pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes, pytest.mark.t
 
 
 @pytest.fixture(scope="module")
-def whole(module_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    cluster = LocalCluster(module_path)
+def whole(shared_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     place = str(tmp_path_factory.mktemp("place"))
-    try:
-        cluster.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")
-        cluster.wait(cluster.whole)
-        ff = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", place, "--dir", str(cluster.directory)]
-        with mounted(ff, place) as found:
-            yield found
-    finally:
-        cluster.close()
+    ff = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", place, "--dir", str(shared_cluster.directory)]
+    with mounted(ff, place) as found:
+        yield found
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from multiprocessing.shared_memory import SharedMemory
 from hf3fs_fuse.io import deregister_fd, extract_mount_point, make_ioring, make_iovec, read_file, register_fd
 
 PAGE, PAGES = 65536, 32
-path = os.path.join(os.getcwd(), "directory", "pages")
-os.mkdir("directory")
+path = os.path.join(os.getcwd(), "usrbio", "pages")
+os.mkdir("usrbio")
 fd = os.open(path, os.O_RDWR | os.O_CREAT)
 os.ftruncate(fd, PAGE * PAGES)
 register_fd(fd)
@@ -49,29 +48,28 @@ deregister_fd(fd)
 os.close(fd)
 with open(path + ".renamed", "rb") as file:
     assert file.read() == data
-with open("plain", "wb") as file:
+with open("usrbio/plain", "wb") as file:
     file.write(data[:100000])
-assert bytes(read_file("plain")) == data[:100000]
+assert bytes(read_file("usrbio/plain")) == data[:100000]
 del vector, reads, writes, done
 memory.close()
 print("the same")
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    found = LocalCluster(tmp_path)
-    try:
-        found.ff("up", "--detach", "--nodes", "2", "--targets-per-node", "1", "--relaxed")
-        found.wait(found.whole)
-        yield found
-    finally:
-        found.close()
-
-
-def test_rings_and_mount_see_the_same_files(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_rings_and_mount_see_the_same_files(shared_cluster: LocalCluster, tmp_path: Path) -> None:
     place = tmp_path / "mount"
     place.mkdir()
-    command = [sys.executable, "-P", "-m", "fireflyer", "fs", "mount", str(place), "--dir", str(cluster.directory)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "fireflyer",
+        "fs",
+        "mount",
+        str(place),
+        "--dir",
+        str(shared_cluster.directory),
+    ]
     with mounted(command, str(place)) as mount:
         assert mount.run(sys.executable, "-P", "-c", _PROGRAM) == "the same\n"

@@ -10,10 +10,10 @@ import msgspec
 from fireflyer.cli.fs_connect import Where, ask_all, expect, where_options
 
 if TYPE_CHECKING:
-    from fireflyer.fs.schema.manager import FilesStatus, Status, TargetReport, TargetStatus
+    from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status, TargetReport, TargetStatus
     from fireflyer.fs.schema.routing import Chain
 
-__all__ = ["Summary", "at_least", "status_command", "summary_of"]
+__all__ = ["Summary", "at_least", "look", "status_command", "summary_of", "to_json"]
 
 TROUBLE_SHOWN: Final = 20
 
@@ -52,6 +52,18 @@ def summary_of(status: Status) -> Summary:
     )
 
 
+def look(where: Where) -> tuple[Status, tuple[MoveStatus, ...], FilesStatus]:
+    """What a cluster says of itself now. Raises `FireflyerError`."""
+    from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus, GetMoves, GetStatus, MoveList, Status
+
+    answers = ask_all(where, [GetStatus(), GetMoves(), GetFilesStatus()])
+    return expect(answers[0], Status), expect(answers[1], MoveList).moves, expect(answers[2], FilesStatus)
+
+
+def to_json(status: Status, moves: tuple[MoveStatus, ...], files: FilesStatus) -> bytes:
+    return msgspec.json.encode({"summary": summary_of(status), "status": status, "moves": moves, "files": files})
+
+
 @click.command("status", short_help="Show nodes, chains, space, recovery and files.")
 @where_options
 @click.option("--all", "show_all", is_flag=True, help="Show every chain and target.")
@@ -59,14 +71,9 @@ def summary_of(status: Status) -> Summary:
 def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
     """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come; how many
     files there are, and what is removed and not collected yet. Services that serve files have sessions too."""
-    from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus, GetMoves, GetStatus, MoveList, Status
-
-    answers = ask_all(where, [GetStatus(), GetMoves(), GetFilesStatus()])
-    status, moves = expect(answers[0], Status), expect(answers[1], MoveList).moves
-    files = expect(answers[2], FilesStatus)
+    status, moves, files = look(where)
     if as_json:
-        found = {"summary": summary_of(status), "status": status, "moves": moves, "files": files}
-        click.echo(msgspec.json.encode(found).decode())
+        click.echo(to_json(status, moves, files).decode())
         return 0
     from fireflyer.cli.output import stdout_console
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -29,14 +28,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace | str
 
 
 @pytest.fixture(scope="session")
-def cluster(session_path: Path) -> Iterator[LocalCluster]:
+def cluster(whole_session_cluster: LocalCluster) -> LocalCluster:
     """Real processes."""
-    found = LocalCluster(session_path)
-    try:
-        found.ff("up", "--detach", "--relaxed", "--targets-per-node", "2")
-        yield found
-    finally:
-        found.close()
+    return whole_session_cluster
 
 
 @pytest.fixture(scope="session")
