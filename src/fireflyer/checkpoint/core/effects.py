@@ -29,76 +29,76 @@ __all__ = [
 ]
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class Begin(msgspec.Struct, frozen=True, tag="Begin"):
     """Start. Given once."""
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Done(msgspec.Struct, frozen=True, tag="Done"):
     """The effect succeeded and has nothing else to say."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failed(msgspec.Struct, frozen=True, tag="Failed"):
     """The effect failed; `code` and `message` as in `fireflyer.base.errors`."""
 
     code: str
     message: str
 
 
-class ShardWritten(msgspec.Struct, frozen=True, tag=True):
+class ShardWritten(msgspec.Struct, frozen=True, tag="ShardWritten"):
     """The shard and its name are durable."""
 
     record: ShardRecord
 
 
-class Heard(msgspec.Struct, frozen=True, tag=True):
+class Heard(msgspec.Struct, frozen=True, tag="Heard"):
     payload: bytes
 
 
-class Committed(msgspec.Struct, frozen=True, tag=True):
+class Committed(msgspec.Struct, frozen=True, tag="Committed"):
     """The checkpoint is durable under `name`."""
 
     name: str
 
 
-class Listed(msgspec.Struct, frozen=True, tag=True):
+class Listed(msgspec.Struct, frozen=True, tag="Listed"):
     names: tuple[str, ...]
 
 
 Event = Begin | Done | Failed | ShardWritten | Heard | Committed | Listed
 
 
-class TakeSnapshot(msgspec.Struct, frozen=True, tag=True):
+class TakeSnapshot(msgspec.Struct, frozen=True, tag="TakeSnapshot"):
     """Copy this rank's share, so that training may go on. Done."""
 
 
-class Open(msgspec.Struct, frozen=True, tag=True):
+class Open(msgspec.Struct, frozen=True, tag="Open"):
     """Make the temporary directory. Done."""
 
     directory: str
 
 
-class WriteShard(msgspec.Struct, frozen=True, tag=True):
+class WriteShard(msgspec.Struct, frozen=True, tag="WriteShard"):
     """Write the snapshot into `directory`/`file` and make it durable. ShardWritten."""
 
     directory: str
     file: str
 
 
-class Publish(msgspec.Struct, frozen=True, tag=True):
+class Publish(msgspec.Struct, frozen=True, tag="Publish"):
     """Set a key of the store. Done."""
 
     key: str
     payload: bytes
 
 
-class Await(msgspec.Struct, frozen=True, tag=True):
+class Await(msgspec.Struct, frozen=True, tag="Await"):
     """Wait for a key of the store. Heard."""
 
     key: str
     timeout_ns: int
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True):
+class Commit(msgspec.Struct, frozen=True, tag="Commit"):
     """Write the manifest and rename the directory to its final name, durably. Committed."""
 
     directory: str
@@ -106,7 +106,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     manifest: bytes
 
 
-class Finish(msgspec.Struct, frozen=True, tag=True):
+class Finish(msgspec.Struct, frozen=True, tag="Finish"):
     """Tell whoever waits for this save. Done."""
 
     name: str | None
@@ -114,17 +114,17 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     error: Failed | None
 
 
-class Listing(msgspec.Struct, frozen=True, tag=True):
+class Listing(msgspec.Struct, frozen=True, tag="Listing"):
     """List the checkpoint directory. Listed."""
 
 
-class Discard(msgspec.Struct, frozen=True, tag=True):
+class Discard(msgspec.Struct, frozen=True, tag="Discard"):
     """Move `name` out of the way and remove it. Done, also when it is gone already."""
 
     name: str
 
 
-class Forget(msgspec.Struct, frozen=True, tag=True):
+class Forget(msgspec.Struct, frozen=True, tag="Forget"):
     """Delete the keys below `prefix` from the store. Done."""
 
     prefix: str

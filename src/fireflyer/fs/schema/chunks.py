@@ -124,7 +124,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 # --- clients ---
 
 
-class Update(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Update(msgspec.Struct, frozen=True, tag="Update", array_like=True):
     """To the head of the chain. `sequence` grows by one with each update of the channel; a retry has the same."""
 
     chain: ChainId
@@ -136,7 +136,7 @@ class Update(msgspec.Struct, frozen=True, tag=True, array_like=True):
     change: Change
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Done(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     """Every replica has it durably. `held`: the whole chunk after it; None after a removal, and for a retry that is
     answered when the chunk has been changed again."""
 
@@ -162,7 +162,7 @@ class Refusal(enum.StrEnum):
     """The client's session is over: open another one."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Refused(msgspec.Struct, frozen=True, tag="Refused", array_like=True):
     """Not done by this attempt. Another attempt of the same update, still under way, may do it later."""
 
     refusal: Refusal
@@ -186,7 +186,7 @@ class LookKind(enum.StrEnum):
     all the time is told once by whoever goes on behind the last of a page. Only who holds the node secret may ask."""
 
 
-class Look(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Look(msgspec.Struct, frozen=True, tag="Look", array_like=True):
     """To any serving replica. READ: bytes [offset, offset + length), fewer where the chunk ends."""
 
     chain: ChainId
@@ -207,17 +207,17 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 _Entries = Annotated[tuple[Listed, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
-class Found(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Found(msgspec.Struct, frozen=True, tag="Found", array_like=True):
     """READ: one entry, data follows. STAT, LAST: one entry. LIST, CHAIN: the chunks."""
 
     entries: _Entries
 
 
-class Missing(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Missing(msgspec.Struct, frozen=True, tag="Missing", array_like=True):
     """There is no such chunk."""
 
 
-class NotCommitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class NotCommitted(msgspec.Struct, frozen=True, tag="NotCommitted", array_like=True):
     """An update is under way here. The tail knows; when this is the tail, ask again."""
 
     tail: TargetId
@@ -229,7 +229,7 @@ LookReply: TypeAlias = Found | Missing | NotCommitted | Refused
 # --- between replicas ---
 
 
-class Put(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Put(msgspec.Struct, frozen=True, tag="Put", array_like=True):
     """Make this content of the chunk. `held` is the whole chunk after it, None after a removal."""
 
     chunk: ChunkId
@@ -242,34 +242,34 @@ class Put(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """None for what resync copies: it sends the rows apart."""
 
 
-class SyncStart(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SyncStart(msgspec.Struct, frozen=True, tag="SyncStart", array_like=True):
     """Forget the rows that you have, and take part in this session."""
 
 
-class SyncRows(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SyncRows(msgspec.Struct, frozen=True, tag="SyncRows", array_like=True):
     """A page of the predecessor's rows."""
 
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
-class SyncList(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SyncList(msgspec.Struct, frozen=True, tag="SyncList", array_like=True):
     """Answered by `Page`: what you have after this chunk, in order; from the first for None."""
 
     after: ChunkId | None
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 
 
-class SyncDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SyncDone(msgspec.Struct, frozen=True, tag="SyncDone", array_like=True):
     """You have all that I have. From now on you may be the tail."""
 
 
-class Reminder(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Reminder(msgspec.Struct, frozen=True, tag="Reminder", array_like=True):
     """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `Waiting`, or `Unheard`."""
 
     chunk: ChunkId
 
 
-class Request(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Request(msgspec.Struct, frozen=True, tag="Request", array_like=True):
     """To the successor. Of one lane one request at a time is under way, and a number is carried out at most once."""
 
     chain: ChainId
@@ -281,32 +281,32 @@ class Request(msgspec.Struct, frozen=True, tag=True, array_like=True):
     body: Put | SyncStart | SyncRows | SyncList | SyncDone | Reminder
 
 
-class Accepted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Accepted(msgspec.Struct, frozen=True, tag="Accepted", array_like=True):
     """Durable here and at all after me."""
 
 
-class Declined(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Declined(msgspec.Struct, frozen=True, tag="Declined", array_like=True):
     """Not done, and this request never will be, by me or by any after me."""
 
     refusal: Refusal
     message: Annotated[str, msgspec.Meta(max_length=512)]
 
 
-class Page(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Page(msgspec.Struct, frozen=True, tag="Page", array_like=True):
     entries: _Entries
     end: bool
     """Nothing comes after the last of these."""
 
 
-class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Waiting(msgspec.Struct, frozen=True, tag="Waiting", array_like=True):
     """To a copy: your request came, and I am at it, or wait for the one behind me. It stays under way."""
 
 
-class Unheard(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Unheard(msgspec.Struct, frozen=True, tag="Unheard", array_like=True):
     """To a reminder: no such request came, or it could not be taken. Send all of it."""
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Answer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
     chain: ChainId
     chain_version: ChainVersion
     session: _Number
@@ -315,7 +315,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True):
     body: Accepted | Declined | Page | Waiting | Unheard
 
 
-class Behind(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Behind(msgspec.Struct, frozen=True, tag="Behind", array_like=True):
     """Your request was not of my chain version, which is this one. Who is behind asks for routing."""
 
     chain: ChainId

@@ -45,20 +45,20 @@ MAX_CAPABILITY_BYTES: Final = 512
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class Present(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Present(msgspec.Struct, frozen=True, tag="Present", array_like=True):
     """A capability, as `fireflyer.fs.core.capability` signs it. It counts for this connection until it expires."""
 
     capability: Annotated[bytes, msgspec.Meta(max_length=MAX_CAPABILITY_BYTES)]
 
 
-class Doubt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Doubt(msgspec.Struct, frozen=True, tag="Doubt", array_like=True):
     """What was read of this chunk did not match its checksum: look whether it is damaged. Not answered."""
 
     chain: ChainId
     chunk: ChunkId
 
 
-class Granted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Granted(msgspec.Struct, frozen=True, tag="Granted", array_like=True):
     """The capability that was presented is good for so long."""
 
     left_ns: _Number

@@ -118,7 +118,7 @@ class TargetReport(msgspec.Struct, frozen=True, array_like=True):
 # --- storage nodes ---
 
 
-class Register(msgspec.Struct, frozen=True, tag=True):
+class Register(msgspec.Struct, frozen=True, tag="Register"):
     """A storage process has started and wants its incarnation. Answered by `Registered`, or by `Behind`: then again
     with the incarnation named there. `Busy` while another machine's process of this node may still be alive."""
 
@@ -137,7 +137,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     """Whose directories they are; a manager of another cluster refuses. Empty: not checked."""
 
 
-class Registered(msgspec.Struct, frozen=True, tag=True):
+class Registered(msgspec.Struct, frozen=True, tag="Registered"):
     """From now on the node's messages carry this incarnation; older ones are `Superseded`. Extends no fence."""
 
     incarnation: Incarnation
@@ -147,19 +147,19 @@ class Registered(msgspec.Struct, frozen=True, tag=True):
     """Of the keys of capabilities, which services derive from the node secret: the first one signs, all are valid."""
 
 
-class Behind(msgspec.Struct, frozen=True, tag=True):
+class Behind(msgspec.Struct, frozen=True, tag="Behind"):
     """There has been another incarnation since `Register.previous`: this one."""
 
     incarnation: Incarnation
 
 
-class Superseded(msgspec.Struct, frozen=True, tag=True):
+class Superseded(msgspec.Struct, frozen=True, tag="Superseded"):
     """A later process of this node has registered: whoever gets this must end."""
 
     incarnation: Incarnation
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag="Heartbeat"):
     """Every few hundred milliseconds, and at once when a report changes. Answered by `HeartbeatAnswer`."""
 
     node: _RealNode
@@ -184,7 +184,7 @@ class GiveUp(msgspec.Struct, frozen=True, array_like=True):
     reason: _Text
 
 
-class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
+class HeartbeatAnswer(msgspec.Struct, frozen=True, tag="HeartbeatAnswer"):
     """Of a primary: the fence extends to T/2 after heartbeat `sequence` was sent."""
 
     sequence: _Sequence
@@ -200,20 +200,20 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
 # --- everybody ---
 
 
-class GetRouting(msgspec.Struct, frozen=True, tag=True):
+class GetRouting(msgspec.Struct, frozen=True, tag="GetRouting"):
     known: RoutingVersion = 0
 
 
-class RoutingAnswer(msgspec.Struct, frozen=True, tag=True):
+class RoutingAnswer(msgspec.Struct, frozen=True, tag="RoutingAnswer"):
     routing: RoutingDelta | None
     """None: unchanged."""
 
 
-class GetMetaServices(msgspec.Struct, frozen=True, tag=True):
+class GetMetaServices(msgspec.Struct, frozen=True, tag="GetMetaServices"):
     """Any manager answers, whether primary or not."""
 
 
-class MetaServices(msgspec.Struct, frozen=True, tag=True):
+class MetaServices(msgspec.Struct, frozen=True, tag="MetaServices"):
     """Where files are served now: those that have been heard in the last seconds, sorted. Any of them is right."""
 
     addresses: tuple[Address, ...]
@@ -222,11 +222,11 @@ class MetaServices(msgspec.Struct, frozen=True, tag=True):
 COUNTED: Final = 20_000
 
 
-class GetFilesStatus(msgspec.Struct, frozen=True, tag=True):
+class GetFilesStatus(msgspec.Struct, frozen=True, tag="GetFilesStatus"):
     """Any manager answers. What waits to be collected, and who writes, is counted when it is asked."""
 
 
-class FilesStatus(msgspec.Struct, frozen=True, tag=True):
+class FilesStatus(msgspec.Struct, frozen=True, tag="FilesStatus"):
     services: int
     """That serve files."""
     inodes: int
@@ -243,13 +243,13 @@ class FilesStatus(msgspec.Struct, frozen=True, tag=True):
     """How long before the question they were counted: large numbers are not counted for each."""
 
 
-class NotPrimary(msgspec.Struct, frozen=True, tag=True):
+class NotPrimary(msgspec.Struct, frozen=True, tag="NotPrimary"):
     """This manager may not answer now. `address`: of the one that took the lease, as far as is known; else empty."""
 
     address: Annotated[str, msgspec.Meta(max_length=256)]
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True):
+class Refusal(msgspec.Struct, frozen=True, tag="Refusal"):
     """An error; `code` and `message` as in `fireflyer.base.errors`."""
 
     code: str
@@ -259,13 +259,13 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 # --- administrators: all may be repeated, what is there already is left as it is ---
 
 
-class AddNode(msgspec.Struct, frozen=True, tag=True):
+class AddNode(msgspec.Struct, frozen=True, tag="AddNode"):
     """Lets a storage node register under this id."""
 
     node: _RealNode
 
 
-class AddTargets(msgspec.Struct, frozen=True, tag=True):
+class AddTargets(msgspec.Struct, frozen=True, tag="AddTargets"):
     """New, empty directories of a node."""
 
     node: _RealNode
@@ -278,20 +278,20 @@ class NewChain(msgspec.Struct, frozen=True, array_like=True):
     """Head first; each on another node."""
 
 
-class AddChains(msgspec.Struct, frozen=True, tag=True):
+class AddChains(msgspec.Struct, frozen=True, tag="AddChains"):
     """Chains of targets that have never been in one: empty, so all of them serve at once."""
 
     chains: Annotated[tuple[NewChain, ...], msgspec.Meta(max_length=MAX_PER_REQUEST)]
 
 
-class AddTable(msgspec.Struct, frozen=True, tag=True):
+class AddTable(msgspec.Struct, frozen=True, tag="AddTable"):
     """A table never changes: files name it in their layouts."""
 
     id: TableId
     chains: Annotated[tuple[ChainId, ...], msgspec.Meta(min_length=1, max_length=1 << 16)]
 
 
-class ChangeMembers(msgspec.Struct, frozen=True, tag=True):
+class ChangeMembers(msgspec.Struct, frozen=True, tag="ChangeMembers"):
     """Puts `add` at the end of the chain, to be synced, and takes out `remove`, which must have no role in it."""
 
     chain: ChainId
@@ -299,7 +299,7 @@ class ChangeMembers(msgspec.Struct, frozen=True, tag=True):
     remove: TargetId | None = None
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
+class Drain(msgspec.Struct, frozen=True, tag="Drain"):
     """Targets that shall lose their roles, or may have some again. A node stands for all of its targets."""
 
     targets: _Targets = ()
@@ -318,17 +318,17 @@ class NewMove(msgspec.Struct, frozen=True, array_like=True):
     """On which a target that is in no chain takes its place."""
 
 
-class AddMoves(msgspec.Struct, frozen=True, tag=True):
+class AddMoves(msgspec.Struct, frozen=True, tag="AddMoves"):
     """The primary carries them out, a few at a time, in this order: see `core.moving`."""
 
     moves: Annotated[tuple[NewMove, ...], msgspec.Meta(max_length=MAX_PER_REQUEST)]
 
 
-class CancelMoves(msgspec.Struct, frozen=True, tag=True):
+class CancelMoves(msgspec.Struct, frozen=True, tag="CancelMoves"):
     """Those that have not begun."""
 
 
-class GetMoves(msgspec.Struct, frozen=True, tag=True):
+class GetMoves(msgspec.Struct, frozen=True, tag="GetMoves"):
     pass
 
 
@@ -340,23 +340,23 @@ class MoveStatus(msgspec.Struct, frozen=True, array_like=True):
     """0: it has not begun."""
 
 
-class MoveList(msgspec.Struct, frozen=True, tag=True):
+class MoveList(msgspec.Struct, frozen=True, tag="MoveList"):
     moves: tuple[MoveStatus, ...]
 
 
-class RetireTargets(msgspec.Struct, frozen=True, tag=True):
+class RetireTargets(msgspec.Struct, frozen=True, tag="RetireTargets"):
     """Forgets targets that are in no chain."""
 
     targets: _Targets
 
 
-class RetireNode(msgspec.Struct, frozen=True, tag=True):
+class RetireNode(msgspec.Struct, frozen=True, tag="RetireNode"):
     """Forgets a node that has no targets."""
 
     node: _RealNode
 
 
-class Override(msgspec.Struct, frozen=True, tag=True):
+class Override(msgspec.Struct, frozen=True, tag="Override"):
     """Lets `target` serve a chain that nobody serves although it may lack updates. Without `confirm`, or with that of
     another version of the chain: an `OverrideWarning`, and nothing is changed."""
 
@@ -365,26 +365,26 @@ class Override(msgspec.Struct, frozen=True, tag=True):
     confirm: ChainVersion = 0
 
 
-class RotateKeys(msgspec.Struct, frozen=True, tag=True):
+class RotateKeys(msgspec.Struct, frozen=True, tag="RotateKeys"):
     """A new key shall sign capabilities, see `core.key_turn`; while that is under way, again changes nothing. `revoke`:
     at once, and what the others have signed counts no more."""
 
     revoke: bool = False
 
 
-class OverrideWarning(msgspec.Struct, frozen=True, tag=True):
+class OverrideWarning(msgspec.Struct, frozen=True, tag="OverrideWarning"):
     warning: str
     """What may be lost, for people."""
     confirm: ChainVersion
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Done(msgspec.Struct, frozen=True, tag="Done"):
     """Done and durable."""
 
     note: str
 
 
-class GetStatus(msgspec.Struct, frozen=True, tag=True):
+class GetStatus(msgspec.Struct, frozen=True, tag="GetStatus"):
     """Answered in pages: `ManagerClient.status` asks for all of them."""
 
     after: TargetId = 0
@@ -422,7 +422,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """False: not since this manager became primary or the node's process registered, so nothing is known of it."""
 
 
-class Status(msgspec.Struct, frozen=True, tag=True):
+class Status(msgspec.Struct, frozen=True, tag="Status"):
     version: RoutingVersion
     term: int
     """Of the primary that answers."""

@@ -56,7 +56,7 @@ class SessionsDelta(msgspec.Struct, frozen=True):
 # --- clients ---
 
 
-class OpenSession(msgspec.Struct, frozen=True, tag=True):
+class OpenSession(msgspec.Struct, frozen=True, tag="OpenSession"):
     """Answered by `Session`. `nonce`: random, drawn once, so that the same request again gets the same session."""
 
     nonce: _Name
@@ -64,38 +64,38 @@ class OpenSession(msgspec.Struct, frozen=True, tag=True):
     """For people: a host and a process."""
 
 
-class Session(msgspec.Struct, frozen=True, tag=True):
+class Session(msgspec.Struct, frozen=True, tag="Session"):
     """It lives until nothing is heard of it for `lifetime_ns`."""
 
     client: ClientId
     lifetime_ns: _U63
 
 
-class KeepSession(msgspec.Struct, frozen=True, tag=True):
+class KeepSession(msgspec.Struct, frozen=True, tag="KeepSession"):
     """I live; and what is new since this routing? Answered by `SessionKept` or `SessionOver`."""
 
     client: ClientId
     known: RoutingVersion = 0
 
 
-class SessionKept(msgspec.Struct, frozen=True, tag=True):
+class SessionKept(msgspec.Struct, frozen=True, tag="SessionKept"):
     routing: RoutingDelta | None
     """None: unchanged."""
 
 
-class SessionOver(msgspec.Struct, frozen=True, tag=True):
+class SessionOver(msgspec.Struct, frozen=True, tag="SessionOver"):
     """There is no such session any more: no update of it that is still unanswered will be answered."""
 
     client: ClientId
 
 
-class EndSession(msgspec.Struct, frozen=True, tag=True):
+class EndSession(msgspec.Struct, frozen=True, tag="EndSession"):
     """Answered by `Done`, also when it was over already."""
 
     client: ClientId
 
 
-class GetCapability(msgspec.Struct, frozen=True, tag=True):
+class GetCapability(msgspec.Struct, frozen=True, tag="GetCapability"):
     """The right of this session's user to files `first_file` to `last_file`. Administrators alone may ask for it."""
 
     client: ClientId
@@ -105,12 +105,12 @@ class GetCapability(msgspec.Struct, frozen=True, tag=True):
     """As in `core.capability`."""
 
 
-class CapabilityAnswer(msgspec.Struct, frozen=True, tag=True):
+class CapabilityAnswer(msgspec.Struct, frozen=True, tag="CapabilityAnswer"):
     capability: bytes
     expires_unix_s: _U63
 
 
-class GetSessions(msgspec.Struct, frozen=True, tag=True):
+class GetSessions(msgspec.Struct, frozen=True, tag="GetSessions"):
     pass
 
 
@@ -121,7 +121,7 @@ class SessionStatus(msgspec.Struct, frozen=True):
     silent_ns: int
 
 
-class SessionList(msgspec.Struct, frozen=True, tag=True):
+class SessionList(msgspec.Struct, frozen=True, tag="SessionList"):
     sessions: tuple[SessionStatus, ...]
 
 
