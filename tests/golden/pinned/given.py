@@ -1,0 +1,70 @@
+"""Samples of classes that refuse what does not make sense, so that none can be derived from their annotations."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.golden.pinned.samples import Given, samples
+
+from fireflyer.collectives.cost import Speeds
+from fireflyer.collectives.declaration import Declaration, RouteRow
+from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, Record, Sighting, Snapshot
+from fireflyer.collectives.plan import CANONICAL, Plan, Route, make_plan
+
+__all__ = ["GIVEN"]
+
+_ROUTES: Final = (
+    Route("allreduce", 65536, "halving_doubling", 4096, "small"),
+    Route("allreduce", None, "ring", 262144),
+)
+
+
+def _plans() -> list[Plan]:
+    trees = make_plan((0, 1, 1)).trees
+    routed = make_plan((0, 1, 1), chunk_bytes=8192, window=6, routes=_ROUTES, node_order=(1, 0), sockets=2)
+    return [Plan(node_of_rank=(0, 1, 1), trees=trees), routed, make_plan((0, 1, 2, 0), sums=CANONICAL)]
+
+
+def _declarations() -> list[Declaration]:
+    speeds = samples(Speeds)[-1]
+    rows = tuple(RouteRow(kind=one.kind, algorithm=one.algorithm, chunk_bytes=one.chunk_bytes) for one in _ROUTES[1:])
+    bounded = RouteRow(kind="allreduce", algorithm="halving_doubling", chunk_bytes=4096, up_to_bytes=65536)
+    return [
+        Declaration(),
+        Declaration(zone_of_host={"a": 0, "b": 1}, algorithms=("ring",), window=6, sockets=2),
+        Declaration(zones=(0, 1), speeds=speeds, slot_bytes=1 << 24, flight_bytes=1 << 20, routes=(bounded, *rows)),
+    ]
+
+
+def _dumps() -> list[Dump]:
+    """The ranks that they name are below `world_size`."""
+    small = Snapshot(records=(), monotonic_ns=1, realtime_ns=2, submitted=3, finished=4)
+    whole = Snapshot(
+        records=tuple(samples(Record)),
+        sightings=tuple(samples(Sighting)),
+        links=tuple(samples(LinkEnd)),
+        monotonic_ns=5,
+        realtime_ns=6,
+        submitted=7,
+        finished=8,
+        dropped=9,
+    )
+    least = Dump(group="g", plan="p", rank=0, world_size=1, node=0, labels={}, timeout_ns=1, reason="r", snapshot=small)
+    full = Dump(
+        format=1,
+        group="group",
+        plan="0123456789abcdef",
+        rank=3,
+        world_size=65536,
+        node=2,
+        labels={3: "rank 3 (node 2, host n2)"},
+        timeout_ns=10,
+        transport="ucx",
+        reason="asked",
+        fault=Fault("peer_failed", 4, 11, "gone"),
+        snapshot=whole,
+    )
+    return [least, full]
+
+
+GIVEN: Final[Given] = {Plan: _plans, Declaration: _declarations, Dump: _dumps}

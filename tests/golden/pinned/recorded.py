@@ -1,0 +1,68 @@
+"""The recorded data of a format: a file of JSON lines that is written once.
+
+    {"format": NAME, "codec": "msgpack", "root": "#1 | #2"}
+    {"row": 0, "class": "Register", "tag": {"type": "Register"}, "fields by name": [["node", "int"], …]}
+    {"sample": "…"}         text of JSON and TOML as it is, MessagePack in base64
+
+`class` is what the class was called on the day of the record, for people; nothing compares it.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from tests.golden.pinned.codecs import encode, raw_sample
+from tests.golden.pinned.given import GIVEN
+from tests.golden.pinned.layout import Layout, layout
+from tests.golden.pinned.registry import Codec, Format
+from tests.golden.pinned.samples import samples
+
+__all__ = ["WIRE", "Recorded", "data_file", "new_record", "read_record"]
+
+WIRE: Final = Path(__file__).parent.parent / "wire"
+
+
+class Recorded(msgspec.Struct):
+    layout: Layout
+    samples: list[bytes]
+
+
+def data_file(name: str, revision: int = 1) -> Path:
+    return WIRE / (f"{name}.jsonl" if revision == 1 else f"{name}.revision-{revision}.jsonl")
+
+
+def new_record(form: Format) -> bytes:
+    """The content of the file of a format that has none yet."""
+    now = layout(form.kind)
+    head: dict[str, Any] = {"format": form.name, "codec": form.codec, "root": now.root}
+    lines = [head]
+    lines += [{"row": at, "class": now.classes[at], **row} for at, row in enumerate(now.rows)]
+    for value in samples(form.kind, raw_sample(form.codec), GIVEN):
+        lines.append({"sample": _text(form.codec, encode(form.codec, value))})
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def read_record(form: Format, revision: int) -> Recorded:
+    found = Recorded(Layout("", [], []), [])
+    for text in data_file(form.name, revision).read_bytes().splitlines():
+        line = msgspec.json.decode(text)
+        if "root" in line:
+            found.layout.root = line["root"]
+        elif "sample" in line:
+            found.samples.append(_bytes(form.codec, line["sample"]))
+        else:
+            del line["row"]
+            found.layout.classes.append(line.pop("class"))
+            found.layout.rows.append(line)
+    return found
+
+
+def _text(codec: Codec, data: bytes) -> str:
+    return base64.b64encode(data).decode() if codec == "msgpack" else data.decode()
+
+
+def _bytes(codec: Codec, text: str) -> bytes:
+    return base64.b64decode(text) if codec == "msgpack" else text.encode()

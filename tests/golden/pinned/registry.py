@@ -1,0 +1,177 @@
+"""The formats, by names that never change.
+
+The left side names the recorded data (`tests/golden/wire/NAME.jsonl`); the right side is the type that has this format
+today. Who renames or moves a class changes the right side only. A new decoder gets a new line here, and its data with
+`python -m tests.golden.pinned.record --add`.
+
+A format that is extended, as by an optional field, gets the next `revision` and with it new data: what was recorded of
+the older revisions must still be decoded, back to `oldest`, and is no more compared byte for byte.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NamedTuple
+
+from fireflyer.base import events
+from fireflyer.checkpoint import manager as checkpoint_manager
+from fireflyer.checkpoint.core import manager as checkpoint_saves
+from fireflyer.checkpoint.core import manifest as checkpoint_manifest
+from fireflyer.cli.fs_placement import Domains
+from fireflyer.cluster.schema import job as cluster_job
+from fireflyer.cluster.schema import wire as cluster_wire
+from fireflyer.collectives import bridges, declaration, doors, meeting, membership, residence, torch_store, transports
+from fireflyer.collectives import job as collectives_job
+from fireflyer.collectives.flight import dump as flight
+from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.torch_pair_join import _Card
+from fireflyer.data import recordset, tokenizer
+from fireflyer.fs.client.local import _Cluster
+from fireflyer.fs.control.local_lock import _Holder
+from fireflyer.fs.core import capability
+from fireflyer.fs.core import rows as manager_rows
+from fireflyer.fs.core.meta import open_rows, tables
+from fireflyer.fs.schema import data, inodes, meta, routing
+from fireflyer.fs.schema import manager as manager_schema
+from fireflyer.fs.service import meta_registry, target_directory
+from fireflyer.fs.service.local_layout import LocalCluster
+from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.meta_config import MetaConfig
+from fireflyer.fs.service.meta_store import Row
+from fireflyer.fs.service.storage_config import StorageConfig
+from fireflyer.identity import handshake, tokens
+from fireflyer.kvstore.core.keys import KeyRange
+from fireflyer.recipes import corpus, train_gpt
+from fireflyer.runtime import reporter, store
+from fireflyer.runtime.rpc import messages as rpc
+
+__all__ = ["FORMATS", "Codec", "Format"]
+
+Codec = Literal["json", "msgpack", "toml", "object"]
+
+
+class Format(NamedTuple):
+    """`object`: what other code decodes, as native code or TOML inside of JSON; recorded as JSON."""
+
+    name: str
+    codec: Codec
+    kind: Any
+    revision: int = 1
+    oldest: int = 1
+
+
+FORMATS: Final = (
+    # Reports of ranks, the log of a job, launcher and agents.
+    Format("job.event-log", "json", events.Logged),
+    Format("job.report", "msgpack", events.Report),
+    Format("rpc.cluster.report.request", "msgpack", reporter.Reports),
+    Format("rpc.cluster.report.answer", "msgpack", reporter.Noted),
+    Format("job.agent-config", "json", cluster_wire.AgentConfig),
+    Format("job.fault", "object", cluster_job.Fault),
+    Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.AgentHello),
+    Format("rpc.cluster.agent_next.request", "msgpack", cluster_wire.Next),
+    Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.Numbered),
+    Format("rpc.cluster.empty", "msgpack", cluster_wire.Done),
+    Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
+    Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.Exited),
+    Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone),
+    Format("rpc.cluster.trouble.request", "msgpack", cluster_wire.Trouble),
+    Format("rpc.cluster.output.request", "msgpack", cluster_wire.Output),
+    # The rendezvous store.
+    Format("rpc.store.set.request", "msgpack", store._Set),
+    Format("rpc.store.key.request", "msgpack", store._Key),
+    Format("rpc.store.add.request", "msgpack", store._Add),
+    Format("rpc.store.wait.request", "msgpack", store._Wait),
+    Format("rpc.store.prefix.request", "msgpack", store._Prefix),
+    Format("rpc.store.empty.answer", "msgpack", store._Done),
+    Format("rpc.store.value.answer", "msgpack", store._Value),
+    Format("rpc.store.wait.answer", "msgpack", store._Values),
+    Format("rpc.store.number.answer", "msgpack", store._Number),
+    Format("rpc.store.names.answer", "msgpack", store._Names),
+    # Frames of RPC, and the handshake before them.
+    Format("rpc.from-client", "msgpack", rpc.FromClient),
+    Format("rpc.from-server", "msgpack", rpc.FromServer),
+    Format("handshake.hello", "msgpack", handshake._Hello),
+    Format("handshake.version", "msgpack", handshake._Versioned),
+    Format("handshake.challenge", "msgpack", handshake._Challenge | handshake._Refused),
+    Format("handshake.proof", "msgpack", handshake._Proof),
+    Format("handshake.verdict", "msgpack", handshake._Verdict | handshake._Refused),
+    Format("identity.tokens-file", "json", tokens._File),
+    # Collectives: how ranks meet, what they keep, what they leave behind.
+    Format("collectives.plan", "object", Plan),
+    Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
+    Format("collectives.topology-file", "toml", declaration.Declaration),
+    Format("collectives.topology", "json", declaration.Declaration),
+    Format("collectives.member", "json", meeting.Member),
+    Format("collectives.roster", "json", meeting.Roster),
+    Format("collectives.door", "json", doors.Door),
+    Format("collectives.doors", "json", list[doors.Door]),
+    Format("collectives.arrival", "json", membership.Arrival),
+    Format("collectives.seats", "json", membership.Seats),
+    Format("collectives.memory-beacons", "json", list[residence.Beacon]),
+    Format("collectives.bridges-report", "json", bridges.Report),
+    Format("collectives.device-card", "json", _Card),
+    Format("collectives.places", "json", torch_store._Published),
+    Format("collectives.transport-introduction", "json", transports._Introduction),
+    Format("collectives.flight-snapshot", "object", flight.Snapshot),
+    Format("collectives.flight-head", "json", flight._Head),
+    Format("collectives.flight-dump", "json", flight.Dump),
+    # Checkpoints and data sets.
+    Format("checkpoint.envelope", "json", checkpoint_manifest._Envelope),
+    Format("checkpoint.manifest", "json", checkpoint_manifest.Manifest),
+    Format("checkpoint.job", "json", checkpoint_manifest._JobBody),
+    Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord),
+    Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),
+    Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
+    Format("data.recordset", "json", recordset._Manifest),
+    Format("data.recordset-body", "json", recordset._Body),
+    Format("data.tokenizer", "json", tokenizer._File),
+    Format("recipes.corpus-current", "json", corpus._Current),
+    Format("recipes.corpus-meta", "object", corpus._Meta),
+    Format("recipes.train-progress", "object", train_gpt.Progress),
+    # The key-value store.
+    Format("kvstore.journal-batch", "msgpack", list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]),
+    # The file system: managers.
+    Format("rpc.fs.ask.request", "msgpack", manager_schema.Request),
+    Format("rpc.fs.ask.answer", "msgpack", manager_schema.Answer),
+    Format("fs.manager.lease-row", "msgpack", manager_rows.LeaseRow),
+    Format("fs.manager.state-row", "msgpack", manager_rows.StateRow),
+    Format("fs.manager.node-row", "msgpack", manager_rows.NodeRow),
+    Format("fs.manager.target-row", "msgpack", manager_rows.TargetRow),
+    Format("fs.manager.chain-row", "msgpack", routing.Chain),
+    Format("fs.manager.table-row", "msgpack", routing.ChainTable),
+    Format("fs.manager.session-row", "msgpack", manager_rows.SessionRow),
+    Format("fs.manager.move-row", "msgpack", manager_rows.MoveRow),
+    # Chunks.
+    Format("fs.data", "msgpack", data.Message),
+    Format("fs.capability", "msgpack", capability.Capability),
+    Format("fs.target.identity", "json", target_directory._Identity),
+    Format("fs.target.run", "json", target_directory._Run),
+    # Metadata.
+    Format("rpc.fs.meta.request", "msgpack", meta.Calls),
+    Format("rpc.fs.meta.answer", "msgpack", meta.Answers),
+    Format("fs.meta.call", "msgpack", meta.Call),
+    Format("fs.meta.stored-answer", "msgpack", meta.Answer),
+    Format("fs.meta.inode-row", "msgpack", inodes.Inode),
+    Format("fs.meta.entry-row", "msgpack", tables.EntryRow),
+    Format("fs.meta.area-row", "msgpack", tables.AreaRow),
+    Format("fs.meta.trash-row", "msgpack", tables.TrashRow),
+    Format("fs.meta.trash-clock-row", "msgpack", tables.TrashClockRow),
+    Format("fs.meta.grant-row", "msgpack", inodes.Layout),
+    Format("fs.meta.writer-row", "msgpack", open_rows.WriterRow),
+    Format("fs.meta.locks-row", "msgpack", open_rows.LocksRow),
+    Format("fs.meta.wait-row", "msgpack", open_rows.WaitRow),
+    Format("fs.meta.client-row", "msgpack", open_rows.ClientRow),
+    Format("fs.meta.cut-row", "msgpack", open_rows.CutRow),
+    Format("fs.meta.unlinked-row", "msgpack", open_rows.UnlinkedRow),
+    Format("fs.meta.collector-row", "msgpack", open_rows.LeaseRow),
+    Format("fs.meta.service-row", "msgpack", meta_registry.ServiceRow),
+    Format("fs.meta.dump-row", "msgpack", Row),
+    # Files of administrators, and of clusters on one machine.
+    Format("fs.config.manager", "toml", ManagerConfig),
+    Format("fs.config.meta", "toml", MetaConfig),
+    Format("fs.config.storage", "toml", StorageConfig),
+    Format("fs.config.domains", "toml", Domains),
+    Format("fs.local.cluster", "json", LocalCluster),
+    Format("fs.local.cluster-of-client", "json", _Cluster),
+    Format("fs.local.lock", "json", _Holder),
+)

@@ -1,0 +1,93 @@
+"""Messages, files and rows are encoded as they were when they were recorded, whatever classes and fields are called.
+
+A test that fails here says what changed. Either the change is taken back (`msgspec.field(name=…)` keeps the name of a
+field that is renamed, `tag=` that of a class), or it is meant, and the format gets a new revision: see
+`pinned/registry.py`. Recorded data are never edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.golden.pinned.codecs import decode, encode
+from tests.golden.pinned.decoders import decoded_types
+from tests.golden.pinned.layout import layout, structs_of
+from tests.golden.pinned.recorded import WIRE, data_file, read_record
+from tests.golden.pinned.registry import FORMATS
+
+BY_NAME = {form.name: form for form in FORMATS}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_names_tags_and_order_of_fields_are_those_recorded(name: str) -> None:
+    form = BY_NAME[name]
+    recorded, now = read_record(form, form.revision).layout, layout(form.kind)
+    for number, (was, row) in enumerate(zip(recorded.rows, now.rows, strict=False)):
+        assert row == was, (
+            f"{name}, #{number}: {now.classes[number]} is encoded otherwise than {recorded.classes[number]} was"
+        )
+    assert (now.root, now.rows) == (recorded.root, recorded.rows), name
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_recorded_bytes_are_decoded_and_encoded_to_the_same_bytes(name: str) -> None:
+    form = BY_NAME[name]
+    recorded = read_record(form, form.revision)
+    assert recorded.samples, f"{name} has no samples"
+    for sample in recorded.samples:
+        assert encode(form.codec, decode(form.codec, sample, form.kind)) == sample
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_class_of_a_format_is_in_its_samples(name: str) -> None:
+    form = BY_NAME[name]
+    seen: dict[type, None] = {}
+    for sample in read_record(form, form.revision).samples:
+        seen |= dict.fromkeys(map(type, _parts(decode(form.codec, sample, form.kind))))
+    missing = [kind.__name__ for kind in structs_of(form.kind) if kind not in seen]
+    assert not missing, f"no sample of {name} holds {missing}"
+
+
+def test_older_revisions_are_decoded() -> None:
+    for form in FORMATS:
+        for revision in range(form.oldest, form.revision):
+            for sample in read_record(form, revision).samples:
+                decode(form.codec, sample, form.kind)
+
+
+def test_every_type_that_the_code_decodes_is_recorded() -> None:
+    known = [(form.codec, form.kind) for form in FORMATS]
+    unknown = [one for one in decoded_types() if (one.codec, one.kind) not in known]
+    assert not unknown, "\n".join(
+        f"{one.where} decodes {one.codec} of {one.kind}, which is in no format: add one to"
+        " tests/golden/pinned/registry.py"
+        " (or change the right side of its line, if this is a class that was renamed or moved), then run"
+        " python -m tests.golden.pinned.record --add"
+        for one in unknown
+    )
+
+
+def test_recorded_data_and_registry_name_the_same_formats() -> None:
+    wanted = [data_file(form.name, revision) for form in FORMATS for revision in range(form.oldest, form.revision + 1)]
+    assert len(BY_NAME) == len(FORMATS)
+    missing = sorted(path.name for path in wanted if not path.exists())
+    assert not missing, f"not recorded yet, run python -m tests.golden.pinned.record --add: {missing}"
+    unused = sorted(path.name for path in WIRE.glob("*.jsonl") if path not in wanted)
+    assert not unused, f"recorded, and in no format of tests/golden/pinned/registry.py any more: {unused}"
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The value and all that is in it."""
+    yield value
+    inner: Any = ()
+    if isinstance(value, msgspec.Struct):
+        inner = (getattr(value, name) for name in value.__struct_fields__)
+    elif isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    for part in inner:
+        yield from _parts(part)
