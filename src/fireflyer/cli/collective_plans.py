@@ -78,7 +78,7 @@ def plan_command(
         plan = declaration.plan(node_of_rank, zones=zones)
     shown = _Shown(plan, declaration, zones, operation, nbytes)
     if as_json:
-        shown.print_json()
+        click.echo(shown.to_json().decode())
     else:
         shown.print()
     return 0
@@ -116,7 +116,8 @@ class _Shown:
         slots = plan.window * (layout.ranks_per_node + 2) * plan.largest_chunk_bytes
         self.slot_bytes, self.connections = slots, _most_connections(plan)
 
-    def print_json(self) -> None:
+    def to_json(self) -> bytes:
+        """Of `ff collectives plan --json`."""
         import msgspec
 
         found = {
@@ -129,7 +130,7 @@ class _Shown:
             ],
             "slot_bytes_of_a_node": self.slot_bytes,
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        return msgspec.json.format(msgspec.json.encode(found), indent=2)
 
     def print(self) -> None:
         from rich.text import Text

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fireflyer.collectives.flight import Dump, Verdict
 
-__all__ = ["EXIT_UNDECIDED", "command"]
+__all__ = ["EXIT_UNDECIDED", "command", "to_json"]
 
 EXIT_UNDECIDED = 3
 MAX_ROWS = 64
@@ -48,7 +48,7 @@ def explain_command(dumps: tuple[str, ...], as_json: bool) -> int:
     ordered = sorted(groups.values(), key=lambda same: min(dump.snapshot.realtime_ns for dump in same))
     verdicts = [explain(same) for same in ordered]
     if as_json:
-        _print_json(verdicts)
+        click.echo(to_json(verdicts).decode())
     else:
         console = stdout_console()
         for number, verdict in enumerate(verdicts):
@@ -58,7 +58,8 @@ def explain_command(dumps: tuple[str, ...], as_json: bool) -> int:
     return 0 if all(verdict.decided for verdict in verdicts) else EXIT_UNDECIDED
 
 
-def _print_json(verdicts: list[Verdict]) -> None:
+def to_json(verdicts: list[Verdict]) -> bytes:
+    """Of `ff collectives explain --json`."""
     import msgspec
 
     rows = [
@@ -74,7 +75,7 @@ def _print_json(verdicts: list[Verdict]) -> None:
         }
         for verdict in verdicts
     ]
-    click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+    return msgspec.json.format(msgspec.json.encode(rows), indent=2)
 
 
 def _print(console: Console, verdict: Verdict) -> None:

@@ -16,9 +16,10 @@ import msgspec
 from fireflyer.cli.fs_files import SETTINGS, Place, Places, clean, files_options, flush_out, say, write_out
 
 if TYPE_CHECKING:
+    from fireflyer.fs.schema.inodes import Layout
     from fireflyer.fs.tools.trees import Attributes
 
-__all__ = ["cat_command", "ls_command", "print_rows", "size_text", "stat_command"]
+__all__ = ["cat_command", "ls_command", "print_rows", "size_text", "stat_command", "to_json"]
 
 BLOCK_BYTES: Final = 4 << 20
 COLUMN_GAP: Final = 2
@@ -274,16 +275,7 @@ def stat_command(*, paths: tuple[str, ...], follow: bool, as_json: bool, places:
             target = place.tree.readlink(place.path) if stat.S_ISLNK(at.st_mode) else None
             layout = getattr(getattr(getattr(at, "inode", None), "body", None), "layout", None)
             if as_json:
-                fields = ("ino", "nlink", "uid", "gid", "size", "atime_ns", "mtime_ns", "ctime_ns")
-                shown = {"path": path, "kind": _KINDS[stat.S_IFMT(at.st_mode)], "mode": stat.S_IMODE(at.st_mode)}
-                shown |= {name: getattr(at, f"st_{name}") for name in fields}
-                shown |= {"target": target} if target is not None else {}
-                shown |= (
-                    {"chunk_bytes": layout.chunk_bytes, "stripe": layout.stripe, "table": layout.table}
-                    if layout is not None
-                    else {}
-                )
-                say(msgspec.json.encode(shown).decode())
+                say(to_json(path, at, target, layout).decode())
                 continue
             say(f"  File: {path}" + (f" -> {target}" if target is not None else ""))
             kind = _KINDS[stat.S_IFMT(at.st_mode)]
@@ -296,6 +288,20 @@ def stat_command(*, paths: tuple[str, ...], follow: bool, as_json: bool, places:
                 say(f"Layout: chunks of {layout.chunk_bytes} bytes on {layout.stripe} chains of table {layout.table}")
             for word, at_ns in (("Access", at.st_atime_ns), ("Modify", at.st_mtime_ns), ("Change", at.st_ctime_ns)):
                 say(f"{word}: {_time_text(at_ns)}")
+
+
+def to_json(path: str, at: Attributes, target: str | None, layout: Layout | None) -> bytes:
+    """Of `ff fs stat --json`."""
+    fields = ("ino", "nlink", "uid", "gid", "size", "atime_ns", "mtime_ns", "ctime_ns")
+    shown = {"path": path, "kind": _KINDS[stat.S_IFMT(at.st_mode)], "mode": stat.S_IMODE(at.st_mode)}
+    shown |= {name: getattr(at, f"st_{name}") for name in fields}
+    shown |= {"target": target} if target is not None else {}
+    shown |= (
+        {"chunk_bytes": layout.chunk_bytes, "stripe": layout.stripe, "table": layout.table}
+        if layout is not None
+        else {}
+    )
+    return msgspec.json.encode(shown)
 
 
 def _time_text(at_ns: int) -> str:

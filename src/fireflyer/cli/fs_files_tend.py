@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -16,7 +17,10 @@ from fireflyer.cli.fs_files import Bars, Places, files_options, jobs_option, say
 from fireflyer.cli.fs_files_show import print_rows
 from fireflyer.cli.numbers import WholeNumber
 
-__all__ = ["bench_command", "gc_command"]
+if TYPE_CHECKING:
+    from fireflyer.fs.tools.measuring import Figure, Load
+
+__all__ = ["bench_command", "gc_command", "to_json"]
 
 LOOK_S: Final = 1.0
 
@@ -48,7 +52,7 @@ def bench_command(
     """Write, read, list and remove files in a directory that is made in PATH, and the same in a directory of this
     machine through Python. What was written is read back, so this machine reads from its cache."""
     from fireflyer.base.units import format_rate, parse_bytes
-    from fireflyer.fs.tools.measuring import Figure, Load, measure
+    from fireflyer.fs.tools.measuring import Load, measure
     from fireflyer.fs.tools.trees import LocalTree
 
     load = Load(parse_bytes(size), files, parse_bytes(small), jobs)
@@ -67,7 +71,7 @@ def bench_command(
                 LocalTree(), os.path.join(here, name), load, doing=lambda what: bars.at(0, None, f"Here: {what}")
             )
     if as_json:
-        say(msgspec.json.encode({"load": load, "cluster": found, "here": local}).decode())
+        say(to_json(load, found, local).decode())
         return
 
     def shown(figure: Figure) -> str:
@@ -77,6 +81,11 @@ def bench_command(
     for one, other in zip(found, local, strict=True):
         rows.append([one.what, shown(one), shown(other), f"{one.per_s / other.per_s:.2f}"])
     print_rows(rows, right=(1, 2))
+
+
+def to_json(load: Load, cluster: Sequence[Figure], here: Sequence[Figure]) -> bytes:
+    """Of `ff fs bench --json`."""
+    return msgspec.json.encode({"load": load, "cluster": cluster, "here": here})
 
 
 @click.command("gc", short_help="Show, or wait for, what is removed and not collected yet.")

@@ -16,7 +16,7 @@ from fireflyer.cli.toml_files import read_toml
 if TYPE_CHECKING:
     from fireflyer.fs.core.placement import Cluster, Placement, Quality
 
-__all__ = ["Domains", "placement_command"]
+__all__ = ["Domains", "placement_command", "to_json"]
 
 MAX_NODES: Final = 1000
 MAX_TARGETS_PER_NODE: Final = 4096
@@ -99,7 +99,16 @@ def placement_command(
     placement = place(cluster, replicas, seed=seed)
     took_ns = time.monotonic_ns() - began_ns
     if as_json:
-        found = {
+        click.echo(to_json(cluster, placement, replicas, seed, took_ns).decode())
+    else:
+        _print(cluster, placement, replicas, took_ns, show_all=show_all)
+    return 0
+
+
+def to_json(cluster: Cluster, placement: Placement, replicas: int, seed: int, took_ns: int) -> bytes:
+    """Of `ff fs placement --json`."""
+    return msgspec.json.encode(
+        {
             "nodes": cluster,
             "replicas": replicas,
             "seed": seed,
@@ -107,10 +116,7 @@ def placement_command(
             "quality": placement.quality,
             "ms": took_ns // NS_PER_MS,
         }
-        click.echo(msgspec.json.encode(found).decode())
-    else:
-        _print(cluster, placement, replicas, took_ns, show_all=show_all)
-    return 0
+    )
 
 
 def _spread(targets: int, disks: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -86,6 +87,11 @@ def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
         begun = sum(move.target > 0 for move in moves)
         console.print(f"  {counted(len(moves), 'chain')} to move to other nodes, {begun} of them now", soft_wrap=True)
     return 0
+
+
+def to_json(status: Status, moves: Sequence[MoveStatus], files: FilesStatus) -> bytes:
+    """Of `ff fs status --json`."""
+    return msgspec.json.encode({"summary": summary_of(status), "status": status, "moves": moves, "files": files})
 
 
 def _lines(status: Status, *, show_all: bool) -> list[str]:

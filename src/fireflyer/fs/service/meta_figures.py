@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fireflyer.fs.schema.meta import Answer, Call, Refused
 from fireflyer.runtime.metrics import Series
 
-__all__ = ["Figures"]
+__all__ = ["Figures", "label_of"]
 
 
 class Figures:
@@ -25,9 +25,15 @@ class Figures:
                 self._refusals[errno.errorcode.get(answer.errno, answer.code or str(answer.errno))] += 1
 
     def series(self) -> list[Series]:
-        requests = [({"request": kind.__name__}, float(count)) for kind, count in self._requests.items()]
+        requests = [({"request": label_of(kind)}, float(count)) for kind, count in self._requests.items()]
         refusals = [({"reason": reason}, float(count)) for reason, count in self._refusals.items()]
         return [
             Series("fireflyer_meta_requests_total", "counter", "Requests answered", requests),
             Series("fireflyer_meta_refusals_total", "counter", "Requests refused, by errno or error code", refusals),
         ]
+
+
+def label_of(kind: type) -> str:
+    """Of a class of requests. One that is renamed keeps its label as `label: ClassVar[str]`."""
+    found: str = getattr(kind, "label", kind.__name__)
+    return found
