@@ -197,9 +197,16 @@ def _attribute(owner: ast.ClassDef, name: str) -> tuple[str, str, int] | None:
         if isinstance(function, ast.FunctionDef) and function.name == "__init__":
             names = [argument.arg for argument in function.args.args][1:]
             for node in ast.walk(function):
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names:
-                    if any(isinstance(target, ast.Attribute) and target.attr == name for target in node.targets):
-                        return owner.name, node.value.id, names.index(node.value.id)
+                kept = isinstance(node, ast.Assign) and any(
+                    isinstance(target, ast.Attribute) and target.attr == name for target in node.targets
+                )
+                if (
+                    isinstance(node, ast.Assign)
+                    and kept
+                    and isinstance(node.value, ast.Name)
+                    and node.value.id in names
+                ):
+                    return owner.name, node.value.id, names.index(node.value.id)
     return None
 
 

@@ -10,19 +10,23 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from tests.golden.pinned.cases import Found
 from tests.golden.pinned.codecs import encode, raw_sample
 from tests.golden.pinned.given import GIVEN
 from tests.golden.pinned.layout import Layout, layout
 from tests.golden.pinned.registry import Codec, Format
 from tests.golden.pinned.samples import samples
 
-__all__ = ["WIRE", "Recorded", "data_file", "new_record", "read_record"]
+__all__ = ["CASES_FILE", "WIRE", "Recorded", "case_lines", "data_file", "new_record", "read_cases", "read_record"]
 
 WIRE: Final = Path(__file__).parent.parent / "wire"
+CASES_FILE: Final = WIRE.parent / "cases.jsonl"
+"""What `cases.py` makes: `{"case": NAME, "part": NAME, "text" or "bytes": …}`, bytes in base64."""
 
 
 class Recorded(msgspec.Struct):
@@ -57,6 +61,24 @@ def read_record(form: Format, revision: int) -> Recorded:
             del line["row"]
             found.layout.classes.append(line.pop("class"))
             found.layout.rows.append(line)
+    return found
+
+
+def case_lines(name: str, found: Found) -> bytes:
+    parts = found if isinstance(found, Mapping) else {"": found}
+    lines = []
+    for part, value in parts.items():
+        kept = {"text": value} if isinstance(value, str) else {"bytes": base64.b64encode(value).decode()}
+        lines.append({"case": name, "part": part, **kept})
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def read_cases() -> dict[str, bytes]:
+    """The lines of each case."""
+    found: dict[str, bytes] = {}
+    for line in CASES_FILE.read_bytes().splitlines(keepends=True) if CASES_FILE.exists() else ():
+        name = msgspec.json.decode(line)["case"]
+        found[name] = found.get(name, b"") + line
     return found
 
 

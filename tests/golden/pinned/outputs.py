@@ -1,0 +1,80 @@
+"""What commands print with `--json`, of sample values: the place of every value in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+from tests.golden.pinned.given import GIVEN
+from tests.golden.pinned.samples import samples
+
+from fireflyer.cli import collective_plans, collectives, fs_files_show, fs_files_tend, fs_placement, fs_status
+from fireflyer.collectives.declaration import Declaration
+from fireflyer.collectives.flight.explain import Verdict
+from fireflyer.collectives.plan import Plan
+from fireflyer.fs.core.placement import place, uniform_cluster
+from fireflyer.fs.schema.inodes import Layout
+from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status
+from fireflyer.fs.schema.sessions import SessionList
+from fireflyer.fs.tools.measuring import Figure, Load
+from fireflyer.identity.tokens import Account
+
+__all__ = ["keys_of_outputs"]
+
+
+def _placement() -> list[bytes]:
+    cluster = uniform_cluster(3, 2)
+    return [fs_placement.to_json(cluster, place(cluster, 2), 2, 0, 0)]
+
+
+def _plan() -> list[bytes]:
+    return [
+        collective_plans._Shown(plan, Declaration(), (), "allreduce", 1).to_json()
+        for plan in samples(Plan, given=GIVEN)
+    ]
+
+
+def _stat() -> list[bytes]:
+    return [fs_files_show.to_json("/f", os.stat(__file__), "target", Layout(1, 1, 1, 1))]
+
+
+def _status() -> list[bytes]:
+    moves, files = samples(MoveStatus), samples(FilesStatus)
+    return [fs_status.to_json(status, moves, one) for status in samples(Status) for one in files]
+
+
+def _bench() -> list[bytes]:
+    return [fs_files_tend.to_json(samples(Load)[0], samples(Figure), samples(Figure))]
+
+
+OUTPUTS: Final[dict[str, Callable[[], list[bytes]]]] = {
+    "collectives explain": lambda: [collectives.to_json(samples(Verdict))],
+    "collectives plan": _plan,
+    "fs admin sessions": lambda: [msgspec.json.encode(one.sessions) for one in samples(SessionList)],
+    "fs bench": _bench,
+    "fs placement": _placement,
+    "fs stat": _stat,
+    "fs status": _status,
+    "fs user list": lambda: [msgspec.json.encode(samples(Account))],
+}
+
+
+def keys_of_outputs() -> set[str]:
+    found = set()
+    for command, outputs in OUTPUTS.items():
+        for output in outputs():
+            found |= {f"{command}: {path}" for path in _paths(msgspec.json.decode(output), "")}
+    return found
+
+
+def _paths(value: Any, at: str) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _paths(inner, f"{at}.{key}")
+    elif isinstance(value, list) and value:
+        for inner in value:
+            yield from _paths(inner, f"{at}[]")
+    else:
+        yield at or "."
