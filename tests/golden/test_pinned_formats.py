@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from tests.golden.pinned.codecs import decode, encode
 from tests.golden.pinned.decoders import decoded_types
-from tests.golden.pinned.layout import layout, structs_of
+from tests.golden.pinned.layout import layout, moved, structs_of
 from tests.golden.pinned.recorded import WIRE, data_file, read_record
 from tests.golden.pinned.registry import FORMATS
 
@@ -30,6 +30,19 @@ def test_names_tags_and_order_of_fields_are_those_recorded(name: str) -> None:
             f"{name}, #{number}: {now.classes[number]} is encoded otherwise than {recorded.classes[number]} was"
         )
     assert (now.root, now.rows) == (recorded.root, recorded.rows), name
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_fields_by_position_and_values_of_enumerations_do_not_change_places(name: str) -> None:
+    form = BY_NAME[name]
+    recorded, now = read_record(form, form.revision).layout, layout(form.kind)
+    for was, is_now in zip(recorded.order, now.order, strict=True):
+        for before, after in zip(was, is_now, strict=False):
+            assert not moved(before, after), f"{name}: {moved(before, after)} of {before} stand elsewhere in {after}"
+    for values, was_called in recorded.enumerations.items():
+        for old, new in zip(was_called, now.enumerations.get(values, []), strict=False):
+            changed = [one for one in old if one in new and new[one] != old[one]]
+            assert not changed, f"{name}: {changed} have other values than in {old}"
 
 
 @pytest.mark.parametrize("name", BY_NAME)

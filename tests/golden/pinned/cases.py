@@ -12,14 +12,15 @@ import io
 import os
 import re
 import stat
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
+from tests.support.thread_ranks import together
 
 from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.units import SECOND
 from fireflyer.checkpoint.core import effects, manifest, names
 from fireflyer.checkpoint.core.manager import SaveMachine, Settings
 from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, place
@@ -320,17 +321,12 @@ def _group_keys(_: Path) -> Found:
     """The keys of the store over which a group is made and made again."""
     store = _Watched()
 
-    def rank(number: int) -> None:
-        options: dict[str, Any] = {"rank": number, "world_size": 3, "node": (0, 0, 1)[number], "arena_bytes": 1 << 20}
-        first = Communicator.create(store=store, secret=_SECRET, **options)
-        with first, first.reform(store) as second:
+    def body(first: Communicator) -> None:
+        with first.reform(store) as second:
             second.barrier()
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    ends = together([0, 0, 1], body, store=store, arena_bytes=1 << 20, join_timeout_ns=60 * SECOND)
+    assert ends == [None] * 3
     return {"keys": "\n".join(sorted(store.used))}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-__all__ = ["Layout", "layout", "structs_of"]
+__all__ = ["Layout", "layout", "moved", "structs_of"]
 
 Row = dict[str, Any]
 _Fields = inspect.StructType | inspect.DataclassType | inspect.NamedTupleType
@@ -37,6 +37,10 @@ class Layout(msgspec.Struct):
     rows: list[Row]
     classes: list[str]
     """What the classes are called, for people; beside `rows`."""
+    order: list[list[list[str]]]
+    """What fields by position are called, of each class that has the form of the row; beside `rows`."""
+    enumerations: dict[str, list[dict[str, Any]]]
+    """What values are called, of each enumeration with these values."""
 
 
 def layout(kind: Any) -> Layout:
@@ -52,9 +56,11 @@ def structs_of(kind: Any) -> dict[type, None]:
 
 class _Describing:
     def __init__(self) -> None:
-        self._found = Layout("", [], [])
+        self._found = Layout("", [], [], [], {})
         self._number: dict[str, int] = {}
         self._open: list[type] = []
+        self._enumerations: list[type] = []
+        self._described: list[type] = []
 
     def of(self, kind: Any) -> Layout:
         self._found.root = self._text(inspect.type_info(kind))
@@ -69,7 +75,12 @@ class _Describing:
             case inspect.UnionType(types=members):
                 return " | ".join(self._text(one) for one in sorted(members, key=_order))
             case inspect.EnumType(cls=kind):
-                return f"one of {_values([member.value for member in kind])}"
+                values = _values([member.value for member in kind])
+                known = self._found.enumerations.setdefault(values, [])
+                if kind not in self._enumerations:
+                    self._enumerations.append(kind)
+                    known.append({member.name: member.value for member in kind})
+                return f"one of {values}"
             case inspect.LiteralType(values=values):
                 return f"one of {_values(list(values))}"
             case inspect.DictType(key_type=key, value_type=value):
@@ -93,6 +104,10 @@ class _Describing:
             self._number[key] = len(self._found.rows)
             self._found.rows.append(row)
             self._found.classes.append(info.cls.__name__)
+            self._found.order.append([])
+        if info.cls not in self._described and "fields by position" in row:
+            self._described.append(info.cls)
+            self._found.order[self._number[key]].append([field.name for field in info.fields])
         return f"#{self._number[key]}"
 
     def _row(self, info: _Fields) -> Row:
@@ -115,6 +130,11 @@ class _Describing:
             return []
         value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         return [{"default": msgspec.json.decode(msgspec.json.encode(value))}]
+
+
+def moved(before: list[str], now: list[str]) -> list[str]:
+    """Names that stand at another position than before. A name that is new stands for one that is gone."""
+    return [name for at, name in enumerate(before) if name in now and now.index(name) != at]
 
 
 def _order(info: inspect.Type) -> tuple[bool, str]:

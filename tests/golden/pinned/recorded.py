@@ -2,9 +2,12 @@
 
     {"format": NAME, "codec": "msgpack", "root": "#1 | #2"}
     {"row": 0, "class": "Register", "tag": {"type": "Register"}, "fields by name": [["node", "int"], …]}
+    {"row": 1, "class": "Member", "order": [["target", "epoch"]], "fields by position": [["int"], ["int"]]}
+    {"enumerations": {"one of [1,2]": [{"FILE": 1, "DIRECTORY": 2}]}}
     {"sample": "…"}         text of JSON and TOML as it is, MessagePack in base64
 
-`class` is what the class was called on the day of the record, for people; nothing compares it.
+`class` is what the class was called on the day of the record, for people; nothing compares it. `order` and
+`enumerations` are what positions and values were called: names may change, and may not change places.
 """
 
 from __future__ import annotations
@@ -43,22 +46,29 @@ def new_record(form: Format) -> bytes:
     now = layout(form.kind)
     head: dict[str, Any] = {"format": form.name, "codec": form.codec, "root": now.root}
     lines = [head]
-    lines += [{"row": at, "class": now.classes[at], **row} for at, row in enumerate(now.rows)]
-    for value in samples(form.kind, raw_sample(form.codec), GIVEN):
-        lines.append({"sample": _text(form.codec, encode(form.codec, value))})
+    for at, row in enumerate(now.rows):
+        order = {"order": now.order[at]} if now.order[at] else {}
+        lines.append({"row": at, "class": now.classes[at], **order, **row})
+    if now.enumerations:
+        lines.append({"enumerations": now.enumerations})
+    values = samples(form.kind, raw_sample(form.codec), GIVEN)
+    lines += [{"sample": _text(form.codec, encode(form.codec, value))} for value in values]
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 def read_record(form: Format, revision: int) -> Recorded:
-    found = Recorded(Layout("", [], []), [])
+    found = Recorded(Layout("", [], [], [], {}), [])
     for text in data_file(form.name, revision).read_bytes().splitlines():
         line = msgspec.json.decode(text)
         if "root" in line:
             found.layout.root = line["root"]
         elif "sample" in line:
             found.samples.append(_bytes(form.codec, line["sample"]))
+        elif "enumerations" in line:
+            found.layout.enumerations = line["enumerations"]
         else:
             del line["row"]
+            found.layout.order.append(line.pop("order", []))
             found.layout.classes.append(line.pop("class"))
             found.layout.rows.append(line)
     return found
