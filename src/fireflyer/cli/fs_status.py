@@ -61,10 +61,6 @@ def look(where: Where) -> tuple[Status, tuple[MoveStatus, ...], FilesStatus]:
     return expect(answers[0], Status), expect(answers[1], MoveList).moves, expect(answers[2], FilesStatus)
 
 
-def to_json(status: Status, moves: tuple[MoveStatus, ...], files: FilesStatus) -> bytes:
-    return msgspec.json.encode({"summary": summary_of(status), "status": status, "moves": moves, "files": files})
-
-
 @click.command("status", short_help="Show nodes, chains, space, recovery and files.")
 @where_options
 @click.option("--all", "show_all", is_flag=True, help="Show every chain and target.")
