@@ -121,9 +121,4 @@ class Link {
   std::int64_t payload_until_ns_ = 0, sending_until_ns_ = 0;
 };
 
-// Frames of messages as they go out, but for the payload.
-std::vector<std::byte> message_frame(const std::string& body, std::size_t payload_bytes);
-// Without delay, and with an end when the other machine is gone; not blocking.
-void prepare_stream(int fd);
-
 }  // namespace ff

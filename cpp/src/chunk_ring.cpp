@@ -10,9 +10,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "chunk_link.hpp"
 #include "chunk_ring_server.hpp"
-#include "fireflyer/window.hpp"
+#include "chunk_stream.hpp"
+#include "fireflyer/clock.hpp"
 
 namespace ff {
 namespace {

@@ -8,7 +8,8 @@
 #include <cstring>
 #include <utility>
 
-#include "chunk_link.hpp"
+#include "chunk_stream.hpp"
+
 
 namespace ff {
 namespace {

@@ -20,7 +20,8 @@
 #include <variant>
 
 #include "chunk_link.hpp"
-#include "fireflyer/window.hpp"
+#include "chunk_stream.hpp"
+#include "fireflyer/clock.hpp"
 
 namespace ff {
 namespace {

@@ -16,8 +16,9 @@
 #include <utility>
 
 #include "exchange_link.hpp"
-#include "fireflyer/executor.hpp"
+#include "fireflyer/clock.hpp"
 #include "fireflyer/placement.hpp"
+#include "fireflyer/work.hpp"
 
 namespace ff {
 namespace {

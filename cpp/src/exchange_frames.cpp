@@ -3,8 +3,9 @@
 #include <cstring>
 
 #include "exchange_link.hpp"
+#include "fireflyer/clock.hpp"
 #include "fireflyer/exchange.hpp"
-#include "fireflyer/executor.hpp"
+#include "fireflyer/work.hpp"
 
 namespace ff {
 namespace {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "fireflyer/clock.hpp"
 #include "fireflyer/exchange.hpp"
 #include "fireflyer/executor.hpp"
 #include "fireflyer/kernels.hpp"

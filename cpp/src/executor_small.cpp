@@ -2,6 +2,7 @@
 // and its letter, and between the last letter and the return, is one of the operation; what lies in between costs
 // nothing while the letters of others are on their way. So the letter goes first, then everything is written down.
 #include "current.hpp"
+#include "fireflyer/clock.hpp"
 
 namespace ff {
 namespace {

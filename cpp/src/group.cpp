@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "fireflyer/clock.hpp"
+
 namespace ff {
 
 Layout::Layout(const std::vector<int>& node_of_rank) : nodes(*std::max_element(node_of_rank.begin(), node_of_rank.end()) + 1) {

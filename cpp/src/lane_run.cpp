@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "fireflyer/clock.hpp"
 #include "fireflyer/crc32c.hpp"
 #include "fireflyer/kernels.hpp"
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "fireflyer/clock.hpp"
 #include "fireflyer/crc32c.hpp"
 #include "fireflyer/placement.hpp"
 #include "lane_run.hpp"

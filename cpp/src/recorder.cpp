@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "fireflyer/window.hpp"
+#include "fireflyer/clock.hpp"
+
 
 namespace ff {
 namespace {

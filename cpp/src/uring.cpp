@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "fireflyer/window.hpp"
+#include "fireflyer/clock.hpp"
+
 
 namespace ff {
 namespace {

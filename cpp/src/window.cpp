@@ -15,6 +15,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "fireflyer/clock.hpp"
 #include "fireflyer/placement.hpp"
 
 namespace ff {
@@ -74,12 +75,6 @@ std::string one_line(std::string_view text) {
 }
 
 }  // namespace
-
-std::int64_t monotonic_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
-}
 
 int Window::create(int local_ranks, std::uint32_t slots, std::size_t chunk_bytes) {
   if (local_ranks < 1 || local_ranks > max_local_ranks) throw std::invalid_argument("a node has 1 to 64 ranks");

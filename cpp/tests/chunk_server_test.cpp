@@ -27,7 +27,7 @@
 #include "../src/uring.hpp"
 #include "check.hpp"
 #include "fireflyer/chunk_ring.hpp"
-#include "fireflyer/window.hpp"
+#include "fireflyer/clock.hpp"
 #include "logged_disk.hpp"
 
 namespace {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "executor_group.hpp"
+#include "fireflyer/clock.hpp"
 
 namespace {
 

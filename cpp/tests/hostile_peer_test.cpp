@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "fireflyer/clock.hpp"
 #include "fireflyer/crc32c.hpp"
 #include "fireflyer/executor.hpp"
 #include "fireflyer/wire.hpp"

@@ -21,12 +21,14 @@
 #include <vector>
 
 #include "fireflyer/arena.hpp"
+#include "fireflyer/connection.hpp"
 #include "fireflyer/group.hpp"
 #include "fireflyer/huge_pages.hpp"
 #include "fireflyer/reach.hpp"
 #include "fireflyer/recorder.hpp"
 #include "fireflyer/small_log.hpp"
 #include "fireflyer/window.hpp"
+#include "fireflyer/work.hpp"
 
 namespace ff {
 
@@ -43,30 +45,6 @@ struct RowSum {
   char* out = nullptr;  // may be one of the rows
   std::size_t count = 0;
   std::vector<const void*> rows;
-};
-
-class Work {
- public:
-  bool wait(std::int64_t timeout_ns);  // false: not yet done; negative waits for ever
-  bool done();
-  Failure failure();                   // kind none while running and after success
-  bool awaited(std::int64_t now_ns);   // a thread waits for it, or did a moment ago
-  void finish(const Failure& failure);
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  int waiters_ = 0;
-  std::int64_t waited_ns_ = 0;         // when one last stopped waiting
-  Failure failure_;
-};
-
-struct Connection {
-  int channel;  // see program.hpp; control_channel for the control connection of the pair
-  int node;     // at the other end
-  int socket;   // from 0: which one of this channel and node
-  int fd;       // of a data connection: -1 where the fabric carries it
 };
 
 struct Config {

@@ -18,10 +18,13 @@
 #include <utility>
 #include <vector>
 
-#include "fireflyer/executor.hpp"
+#include "fireflyer/connection.hpp"
 #include "fireflyer/fabric.hpp"
+#include "fireflyer/group.hpp"
 #include "fireflyer/program.hpp"
+#include "fireflyer/recorder.hpp"
 #include "fireflyer/transport.hpp"
+#include "fireflyer/window.hpp"
 #include "fireflyer/wire.hpp"
 
 namespace ff {

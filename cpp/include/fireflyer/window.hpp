@@ -160,6 +160,4 @@ class Window {
   int doorbell_ = -1;
 };
 
-std::int64_t monotonic_ns();
-
 }  // namespace ff
