@@ -14,6 +14,14 @@ __all__ = ["Missing", "open_mpi_version", "program"]
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _BUILD: Final = _REPOSITORY / "build" / "bench"
+_LIBRARIES: Final = (  # each before those that it needs
+    "collectives",
+    "collectives_p2p",
+    "collectives_transport",
+    "collectives_group",
+    "collectives_kernels",
+    "base",
+)
 _FLAGS: Final = ("-O3", "-march=native", "-Wall", "-Wextra", "-pthread")
 
 
@@ -60,8 +68,8 @@ def _libraries(source: Path) -> tuple[str, ...]:
     if not (build / "build.ninja").exists():
         options = ("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DFF_BUILD_PYTHON=OFF")
         _run(["cmake", "-S", str(_REPOSITORY), "-B", str(build), *options])
-    _run(["cmake", "--build", str(build), "-j", "2", "--target", "fireflyer_core"])
-    return (str(build / "cpp" / "libfireflyer_core.a"),)
+    _run(["cmake", "--build", str(build), "-j", "2", "--target", "fireflyer_collectives"])
+    return tuple(str(build / "cpp" / f"libfireflyer_{name}.a") for name in _LIBRARIES)
 
 
 def _run(command: list[str]) -> None:

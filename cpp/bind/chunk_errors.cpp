@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include "fireflyer/chunk_target.hpp"
+#include "fireflyer/storage/server/target.hpp"
 
 namespace nb = nanobind;
 

@@ -3,7 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "fireflyer/disk.hpp"
+#include "fireflyer/storage/engine/disk.hpp"
 
 void bind_chunk_errors(nanobind::module_& m);  // ChunkError, with args (kind, message)
 

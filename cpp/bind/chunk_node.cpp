@@ -1,6 +1,6 @@
 // Python's view of a storage process's native half. Everything crosses as plain tuples of ints; what may wait for a lock or
 // the disk releases the GIL.
-#include "fireflyer/chunk_node.hpp"
+#include "fireflyer/storage/server/node.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

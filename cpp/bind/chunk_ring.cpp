@@ -1,5 +1,5 @@
 // Python's view of a client's ring. Buffers are held from `prepare` until the ring does not use them any more.
-#include "fireflyer/chunk_ring.hpp"
+#include "fireflyer/storage/client/ring.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "fireflyer/executor.hpp"
-#include "fireflyer/fabric.hpp"
+#include "fireflyer/collectives/executor.hpp"
+#include "fireflyer/collectives/transport/fabric.hpp"
 #include "recorder.hpp"
 
 namespace nb = nanobind;

@@ -1,5 +1,5 @@
 // Python's view of the exchange between ranks. Callers keep the memory alive; calls that may block release the GIL.
-#include "fireflyer/exchange.hpp"
+#include "fireflyer/collectives/p2p/exchange.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -14,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "fireflyer/executor.hpp"
+#include "fireflyer/collectives/executor.hpp"
 
 namespace nb = nanobind;
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "fireflyer/cpu.hpp"
-#include "fireflyer/crc32c.hpp"
-#include "fireflyer/kernels.hpp"
+#include "fireflyer/base/cpu.hpp"
+#include "fireflyer/base/crc32c.hpp"
+#include "fireflyer/collectives/kernels/kernels.hpp"
 
 namespace nb = nanobind;
 

@@ -3,7 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "fireflyer/recorder.hpp"
+#include "fireflyer/collectives/group/recorder.hpp"
 
 // {"records": [{...}, ...], "monotonic_ns", "realtime_ns", "submitted", "finished", "dropped", "sightings": [{...}, ...]}:
 // the fields of fireflyer.collectives.flight.Snapshot and of the structs in it, under the same names. Needs the GIL.

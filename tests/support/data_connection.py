@@ -1,4 +1,4 @@
-"""A data connection of the chunk store in plain Python: the frames of `chunk_wire.hpp`, written a second time."""
+"""A data connection of the chunk store in plain Python: the frames of `storage/wire/wire.hpp`, written again."""
 
 from __future__ import annotations
 

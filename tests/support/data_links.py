@@ -1,4 +1,4 @@
-"""The other end of a data connection, by hand: frames as chunk_wire.hpp says, and what a node tells."""
+"""The other end of a data connection, by hand: frames as storage/wire/wire.hpp says, and what a node tells."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "fireflyer/kernels.hpp"
+#include "fireflyer/collectives/kernels/kernels.hpp"
 #include "orders.h"
 
 namespace {

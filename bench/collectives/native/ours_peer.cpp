@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fireflyer/executor.hpp"
+#include "fireflyer/collectives/executor.hpp"
 #include "orders.h"
 
 namespace {

@@ -1,4 +1,4 @@
-"""The group of ranks that a program computes with. The work is done by native threads; see cpp/include/fireflyer.
+"""The group of ranks that a program computes with. Native threads do the work; see cpp/include/fireflyer/collectives.
 
 Operations of one communicator run one after the other in the order of the calls, which must be the same on all ranks.
 A call with `async_op=True` returns at once with a `Work`; until it is done the array belongs to the communicator.

@@ -70,8 +70,9 @@ _STORED: dict[str, str] = {
     "i8": "i1",
     "u8": "u1",
 }
-DTYPES = tuple(_STORED)  # in the order of the codes in cpp/include/fireflyer/dtype.hpp
-OPS = ("sum", "min", "max", "product", "mean")  # in the order of the codes in cpp/include/fireflyer/dtype.hpp
+# Both in the order of the codes in cpp/include/fireflyer/collectives/kernels/dtype.hpp.
+DTYPES = tuple(_STORED)
+OPS = ("sum", "min", "max", "product", "mean")
 _INTEGERS = ("i32", "i64", "i8", "u8")
 _LARGEST_E4M3 = np.float32(448)
 _SMALLEST_AMAX = np.float32(448 * 2.0**-126)

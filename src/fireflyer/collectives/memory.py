@@ -1,4 +1,6 @@
-"""The arena of this process: memory that the other ranks of its node map too (see cpp/include/fireflyer/arena.hpp).
+"""The arena of this process: memory that the other ranks of its node map too.
+
+The native half is cpp/include/fireflyer/collectives/group/arena.hpp.
 
 Unless a size is given, all groups of a process have one arena, and every rank maps that of another once however many
 groups they share: a mapping takes address space for all of the machine's memory, of which there is not enough for one

@@ -26,7 +26,7 @@ def active_isa() -> str: ...
 def isa_names() -> list[str]: ...
 def set_isa(name: str) -> None: ...
 
-# --- collectives.cpp: the executor of one rank. Arguments as in cpp/include/fireflyer/executor.hpp. ---
+# --- collectives.cpp: the executor of one rank. Arguments as in cpp/include/fireflyer/collectives/executor.hpp. ---
 
 class NativeWork:
     def wait(self, timeout_ns: int) -> bool: ...
@@ -139,7 +139,7 @@ class Recorder:
     def algorithm(self, name: str) -> int: ...
     def snapshot(self) -> dict[str, Any]: ...
 
-# --- exchange.cpp: messages from rank to rank. Meaning as in cpp/include/fireflyer/exchange.hpp. ---
+# --- exchange.cpp: messages from rank to rank. Meaning as in cpp/include/fireflyer/collectives/p2p/exchange.hpp. ---
 
 class Exchange:
     def link(self, rank: int, fd: int) -> None: ...
@@ -160,7 +160,7 @@ def submit_parts(
     sum: tuple[str, int, int, list[int]] | None = None,
 ) -> NativeWork: ...
 
-# --- chunk_node.cpp: the native half of a storage process. Meaning as in cpp/include/fireflyer/chunk_*.hpp. ---
+# --- chunk_node.cpp: the native half of a storage process. Meaning as in cpp/include/fireflyer/storage. ---
 # Everything crosses as plain tuples of ints; thread-safe; what may wait releases the GIL.
 
 _Chunk: TypeAlias = tuple[int, int]  # file, index

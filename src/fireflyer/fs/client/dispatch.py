@@ -74,7 +74,7 @@ _OWN_NUMBERS: Final = 1 << 62
 
 
 class ReadStatus:
-    """Of the ring's completions, as in `chunk_wire.hpp`."""
+    """Of the ring's completions, as in `storage/wire/wire.hpp`."""
 
     LOST: Final = 0
     FOUND: Final = 1

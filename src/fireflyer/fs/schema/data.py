@@ -1,7 +1,7 @@
 """What is said on a data connection, beside the reads that native code answers by itself.
 
-The connection is authenticated first (`PURPOSE`), then carries the frames of `chunk_wire.hpp`. The body of a frame of
-kind `message` is one of these, in msgpack; its payload is the data that the message speaks of.
+The connection is authenticated first (`PURPOSE`), then carries the frames of `storage/wire/wire.hpp`. The body of a
+frame of kind `message` is one of these, in msgpack; its payload is the data that the message speaks of.
 
     Ask      ──>                  a client: an update, a look (never READ: that has frames of its own), …
              <──  Told            its answer, by the number that the client gave; in any order

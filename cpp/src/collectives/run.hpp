@@ -1,0 +1,78 @@
+// One operation of one rank, in pieces: whoever drives it calls `step` while that does something, and otherwise sleeps
+// until one of the counters that it `wants` has moved. Private to the executor.
+//
+//   small     one node, a few KiB: every rank puts its array into a mailbox and reads those of the others
+//   flat      one node, all arrays reachable: every rank sums its slice of the whole arrays where they lie
+//   pool      several nodes, an allreduce of arrays in arenas: any rank of the node does what is to be done
+//   pipeline  several nodes, or arrays that others cannot reach: chunk by chunk through the slots of the window
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fireflyer/collectives/group/group.hpp"
+#include "fireflyer/collectives/group/reach.hpp"
+#include "fireflyer/collectives/group/window.hpp"
+
+namespace ff {
+
+struct Slice {
+  std::size_t first, count;
+};
+
+// Part `part` of `elems` elements in `parts` parts whose borders are multiples of `align` elements.
+Slice slice_of(std::size_t elems, int parts, int part, std::size_t align);
+
+struct Scene {  // where a run takes place; outlives it
+  const Group& group;
+  const Window& window;
+  const Reach& reach;
+  int local;
+};
+
+class Run {
+ public:
+  virtual ~Run() = default;
+  virtual bool step() = 0;             // one piece of work; false where none is possible now
+  virtual bool finished() const = 0;
+  virtual Wants wants() const = 0;     // counter values of which any may make a step possible; `never` elsewhere
+  virtual std::uint64_t done_chunks() const = 0;
+  virtual std::uint64_t chunks() const { return 1; }  // of this rank
+  std::uint64_t saturated() const { return saturated_; }
+
+ protected:
+  std::uint64_t saturated_ = 0;
+};
+
+inline constexpr std::uint64_t flat_chunks = 2;  // how many chunk numbers a small or flat operation uses up
+
+// A small operation: everybody writes a letter, and reads those of all.
+class Letters {
+ public:
+  Letters(const Scene& scene, const OpDescriptor& op, const char* in, char* out, std::uint64_t turn)
+      : scene_(&scene), op_(op), unit_(dtype_size(op.dtype)), in_(in), out_(out), turn_(turn) {}
+  void post() const;           // from now on others may read
+  bool arrived();              // all letters are here, and their writers called the same as this rank
+  std::uint64_t read() const;  // once they have: the result into `out`; returns how many elements were clipped
+
+ private:
+  const Scene* scene_;
+  OpDescriptor op_;
+  std::size_t unit_;
+  const char* in_;
+  char* out_;
+  std::uint64_t turn_;
+  int arrived_ = 0;
+};
+
+bool fits_small(const Group& group, const OpDescriptor& op);
+
+std::unique_ptr<Run> small_run(const Letters& letters, std::uint64_t base);  // of letters of which this rank's is posted
+std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const Places& mine);  // where this rank's arrays lie
+std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine);
+std::unique_ptr<Run> pipeline_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out);
+
+}  // namespace ff

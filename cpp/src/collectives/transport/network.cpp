@@ -1,0 +1,475 @@
+#include "fireflyer/collectives/transport/network.hpp"
+
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "fireflyer/base/clock.hpp"
+#include "fireflyer/base/crc32c.hpp"
+#include "fireflyer/base/placement.hpp"
+#include "lane_run.hpp"
+
+namespace ff {
+namespace {
+
+constexpr std::int64_t ms = 1'000'000;
+constexpr std::int64_t look_period_ns = 5 * ms;       // of control connections while data keep moving
+constexpr std::int64_t grace_ns = 250 * ms;           // for the control connection to explain a broken data connection
+constexpr std::int64_t farewell_ns = 200 * ms;        // for last words to be delivered
+constexpr std::size_t max_control_backlog = 64 * 1024;
+constexpr int backstop = 10;                          // timeouts without any progress that nothing else explains
+
+}  // namespace
+
+Network::Network(const Group& group, const Window& window, int doorbell_fd, std::vector<std::pair<int, int>> local_fds, const std::vector<Connection>& connections,
+                 std::shared_ptr<Fabric> fabric)
+    : group_(group), window_(window), doorbell_(doorbell_fd), locals_(std::move(local_fds)), fabric_(std::move(fabric)),
+      period_ns_(std::clamp<std::int64_t>(group.timeout_ns / 8, ms, 1000 * ms)) {
+  adopt(connections);
+  if (group.nodes() == 1) return;
+  for (int lane = 0; lane < lanes; ++lane) {
+    views_.emplace_back(group.trees[static_cast<std::size_t>(lane)], group.node());
+    if (views_.back().neighbours.size() > 3) throw std::invalid_argument("a node has more neighbours than a binary tree allows");
+    if (group.routes.empty()) require(Algorithm::double_binary_tree, lane);
+    for (const Route& route : group.routes) {
+      if (route.chunk_bytes > window.chunk_bytes()) throw std::invalid_argument("the chunks of a route are larger than the slots of the window");
+      require(route.algorithm, lane);
+    }
+    lanes_.push_back(std::make_unique<LaneRun>(*this, lane));
+  }
+}
+
+void Network::adopt(const std::vector<Connection>& connections) {
+  for (const Connection& connection : connections) {
+    const bool leads = connection.node >= 0 && connection.node < group_.nodes() && connection.node != group_.node() && connection.channel >= control_channel &&
+                       connection.channel < channel_count && connection.socket >= 0 && connection.socket < max_sockets;
+    if (!leads) throw std::invalid_argument("a connection leads nowhere");
+    if (connection.channel == control_channel) {
+      auto link = std::make_unique<ControlLink>();
+      link->node = connection.node;
+      link->fd = connection.fd;
+      link->heard_ns = monotonic_ns();
+      link->entered.resize(group_.ranks_of(connection.node).size());
+      controls_.push_back(std::move(link));
+    } else {
+      if (link_to(connection.channel, connection.node, connection.socket)) throw std::invalid_argument("a connection is there twice");
+      auto link = std::make_unique<DataLink>();
+      link->channel = connection.channel;
+      link->node = connection.node;
+      link->socket = connection.socket;
+      link->transport = connection.fd < 0 && fabric_ ? fabric_->transport(connection.node, connection.channel, connection.socket) : tcp_transport(connection.fd);
+      if (!link->transport) throw std::invalid_argument("a connection leads to a node that was not met");
+      sockets_ = std::max(sockets_, connection.socket + 1);
+      data_.push_back(std::move(link));
+    }
+  }
+  std::sort(data_.begin(), data_.end(), [](const auto& a, const auto& b) { return std::pair(a->channel, a->socket) < std::pair(b->channel, b->socket); });
+  for (const auto& link : controls_) {
+    for (const auto& data : data_) {
+      if (data->node == link->node) link->data.push_back(data.get());
+    }
+    link->started.resize(link->data.size());
+  }
+}
+
+void Network::require(Algorithm algorithm, int lane) {
+  const int channel = channel_of(algorithm, lane);
+  std::vector<int> peers;
+  if (algorithm == Algorithm::double_binary_tree) peers = views_[static_cast<std::size_t>(lane)].neighbours;
+  for (const Program& program : group_.programs) {
+    for (const Step& step : program.steps) {
+      if (program.channel == channel && step.peer >= 0) peers.push_back(step.peer);
+    }
+  }
+  for (const int peer : peers) {
+    bool linked = std::count_if(controls_.begin(), controls_.end(), [&](const auto& link) { return link->node == peer; }) == 1;
+    for (int socket = 0; socket < sockets_; ++socket) linked = linked && link_to(channel, peer, socket);
+    if (!linked) throw std::invalid_argument("a connection to node " + std::to_string(peer) + " is missing");
+  }
+}
+
+DataLink* Network::link_to(int channel, int node, int socket) const {
+  for (const auto& link : data_) {
+    if (link->channel == channel && link->node == node && link->socket == socket) return link.get();
+  }
+  return nullptr;
+}
+
+Network::~Network() { stop(); }
+
+std::string Network::start(const std::vector<int>& cpus) {
+  harmless_ = false;
+  thread_ = std::thread([this] { loop(); });
+  return place_thread(thread_, "ff-network", cpus);
+}
+
+void Network::wait_until_harmless() const { harmless_.wait(false); }
+
+// The transports may be reading and writing where the last operation told them to.
+void Network::let_go() {
+  if (fabric_) fabric_->close(!window_.failed());
+  harmless_ = true;
+  harmless_.notify_all();
+}
+
+void Network::post(const Geometry& geometry) {
+  const std::lock_guard lock(mutex_);
+  posted_.push_back(geometry);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+}
+
+void Network::stop() {
+  if (!thread_.joinable()) return;  // by then the doorbell's number may belong to somebody else
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+  }
+  thread_.join();
+}
+
+void Network::loop() {
+  turn_ns_ = monotonic_ns();
+  watch_.restart(turn_ns_);
+  try {
+    while (turn()) {
+    }
+  } catch (const std::exception& error) {  // memory, at worst: the others must not wait for this node
+    fail(FailureKind::peer_failed, group_.rank, std::string("the network thread of ") + group_.label(group_.rank) + " failed: " + error.what());
+  }
+  note_links(monotonic_ns());
+  if (window_.failed()) flood();  // first of all, so that nobody takes the ends of connections for a death
+  let_go();
+  farewell();
+}
+
+bool Network::turn() {
+  if (window_.failed()) return false;
+  const std::int64_t now_ns = monotonic_ns();
+  window_.line(window_.network()).beat_ns.store(now_ns);
+  if (now_ns - turn_ns_ > group_.timeout_ns / 2) {  // this process was stopped: others may have spoken meanwhile
+    for (const auto& link : controls_) link->heard_ns = now_ns;
+  }
+  turn_ns_ = now_ns;
+  if (fabric_) fabric_->progress();
+  if (!current_ && !take()) return false;
+  bool moved = false;
+  if (current_) {
+    moved = move();
+    finish();
+  }
+  if (now_ns >= look_at_ns_) {
+    look_at_ns_ = now_ns + look_period_ns;
+    if (moved) look(0);
+    watch(now_ns);
+    if (now_ns >= links_at_ns_) note_links(now_ns);
+  }
+  if (now_ns >= beat_at_ns_) {
+    beat_at_ns_ = now_ns + period_ns_;
+    beat();
+  }
+  if (!moved && !window_.failed()) sleep(now_ns);
+  return true;
+}
+
+bool Network::take() {
+  const std::lock_guard lock(mutex_);
+  if (posted_.empty()) return !stopping_;
+  current_ = std::make_unique<Geometry>(posted_.front());
+  posted_.pop_front();
+  rules_ = std::make_unique<Rules>(window_, group_, *current_);
+  for (const auto& lane : lanes_) lane->begin(*current_, *rules_);
+  watch_.restart(monotonic_ns());
+  stalled_ns_ = 0;
+  return true;
+}
+
+bool Network::move() {
+  bool moved = false;
+  for (const auto& lane : lanes_) moved |= lane->move();
+  return moved;
+}
+
+void Network::finish() {
+  for (const auto& lane : lanes_) {
+    if (!lane->done()) return;
+  }
+  for (const auto& lane : lanes_) lane->end();
+  rules_.reset();
+  current_.reset();
+}
+
+void Network::sleep(std::int64_t now_ns) {
+  Wants wants;
+  wants.fill(never);
+  if (current_) {
+    for (const auto& lane : lanes_) {
+      if (!lane->want(wants)) return;
+    }
+  } else {
+    const std::lock_guard lock(mutex_);
+    if (!posted_.empty() || stopping_) return;
+  }
+  std::int64_t until_ns = beat_at_ns_;
+  if (current_) until_ns = std::min(until_ns, now_ns + std::min<std::int64_t>(50 * ms, period_ns_));
+  if (fabric_ && fabric_->progress() && current_) return;
+  window_.announce(window_.network(), wants);
+  const bool ready = window_.met(wants) || window_.failed() || (fabric_ && !fabric_->arm());
+  look(ready ? 0 : std::max<std::int64_t>(0, until_ns - monotonic_ns()));
+  window_.retract(window_.network());
+}
+
+void Network::look(std::int64_t timeout_ns) {
+  std::vector<pollfd>& entries = polled_;
+  entries.assign(1, {doorbell_, POLLIN, 0});
+  for (const auto& [rank, fd] : locals_) entries.push_back({fd, POLLIN | POLLRDHUP, 0});
+  for (const auto& link : controls_) entries.push_back({link->gone ? -1 : link->fd, static_cast<short>(POLLIN | (link->out.empty() ? 0 : POLLOUT)), 0});
+  for (const auto& link : data_) {
+    if (!link->broken && (link->wants_in || link->wants_out)) entries.push_back(link->transport->interest(link->wants_in, link->wants_out));
+  }
+  if (fabric_) entries.push_back({fabric_->descriptor(), POLLIN, 0});
+  const timespec limit{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  if (ppoll(entries.data(), entries.size(), &limit, nullptr) <= 0) return;
+  if (entries[0].revents != 0) {
+    std::uint64_t rings = 0;
+    [[maybe_unused]] const auto got = read(doorbell_, &rings, sizeof rings);
+  }
+  std::vector<std::pair<int, int>> alive;
+  for (std::size_t i = 0; i < locals_.size(); ++i) {
+    const auto& [rank, fd] = locals_[i];
+    if ((entries[1 + i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) {
+      alive.push_back(locals_[i]);
+    } else if (window_.line(group_.local_index(rank)).left.load() == 0) {
+      fail(FailureKind::peer_failed, rank, group_.label(rank) + " died" + during() + ": its connection broke");
+    }
+  }
+  const std::size_t first = 1 + locals_.size();
+  for (std::size_t i = 0; i < controls_.size(); ++i) {
+    if ((entries[first + i].revents & POLLOUT) != 0) flush(*controls_[i]);
+    if ((entries[first + i].revents & ~POLLOUT) != 0) read_control(*controls_[i]);
+  }
+  locals_ = std::move(alive);
+}
+
+void Network::read_control(ControlLink& link) {
+  char buffer[4096];
+  for (;;) {
+    const ssize_t got = recv(link.fd, buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      link.gone = true;
+      link.why = got == 0 ? "closed by the other end" : std::strerror(errno);
+      if (!link.left && !window_.failed()) fail_node(link.node, "died, or was cut off" + during() + ": its connection" + to_here() + " broke (" + link.why + ")");
+      return;
+    }
+    link.heard_ns = monotonic_ns();
+    link.received_bytes += static_cast<std::uint64_t>(got);
+    link.in.append(buffer, static_cast<std::size_t>(got));
+    while (link.in.size() >= sizeof(Header)) {
+      Header header;
+      std::memcpy(&header, link.in.data(), sizeof header);
+      auto wrong = damage(header);
+      if (!wrong && header.bytes > max_control_payload) wrong = "sent a control frame that is too long";
+      if (!wrong && link.in.size() < sizeof header + header.bytes) break;
+      if (!wrong && crc32c(0, link.in.data() + sizeof header, header.bytes) != header.payload_crc) wrong = "sent a control frame with a wrong checksum";
+      if (!wrong && !handle(link, header, link.in.data() + sizeof header)) wrong = "sent a control frame that makes no sense";
+      if (wrong) {
+        link.gone = true;
+        link.why = *wrong;
+        fail_node(link.node, *wrong);
+        return;
+      }
+      link.in.erase(0, sizeof header + header.bytes);
+      ++link.received_frames;
+    }
+  }
+}
+
+bool Network::handle(ControlLink& link, const Header& header, const char* payload) {
+  switch (header.type) {
+    case FrameType::heartbeat: return handle_heartbeat(link, header, payload);
+    case FrameType::goodbye: {
+      link.left = true;
+      const std::lock_guard lock(sightings_mutex_);
+      for (const int rank : group_.ranks_of(link.node)) sightings_[rank].left = true, sightings_[rank].rank = rank;
+      return true;
+    }
+    case FrameType::abort: {
+      const bool sane = header.kind >= 1 && header.kind <= 4 && header.root >= -1 && header.root < group_.world_size() && header.bytes <= max_failure_text;
+      if (!sane) return false;
+      std::string text(payload, header.bytes);
+      std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
+      window_.fail(Failure{static_cast<FailureKind>(header.kind), header.root, header.seq, text});
+      return true;
+    }
+    default: return false;
+  }
+}
+
+bool Network::handle_heartbeat(ControlLink& link, const Header& header, const char* payload) {
+  const std::size_t flows = link.started.size();
+  std::vector<std::uint64_t> words(1 + flows + link.entered.size());
+  if (header.bytes != words.size() * sizeof(std::uint64_t)) return false;
+  std::memcpy(words.data(), payload, header.bytes);
+  link.in_op = words[0] != 0;
+  std::copy_n(words.begin() + 1, flows, link.started.begin());
+  std::copy(words.begin() + 1 + static_cast<std::ptrdiff_t>(flows), words.end(), link.entered.begin());
+  link.op = descriptor(header);
+  link.beat_ns = link.heard_ns;
+  const std::vector<int> ranks = group_.ranks_of(link.node);
+  const std::lock_guard lock(sightings_mutex_);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const std::uint64_t entered = link.entered[i] >> 1;
+    sightings_[ranks[i]] = {ranks[i], entered, entered - ((link.entered[i] & 1) != 0 && entered > 0 ? 1 : 0), false, link.beat_ns};
+  }
+  return true;
+}
+
+std::vector<Sighting> Network::sightings() const {
+  const std::lock_guard lock(sightings_mutex_);
+  std::vector<Sighting> all;
+  for (const auto& [rank, sighting] : sightings_) all.push_back(sighting);
+  return all;
+}
+
+void Network::send_control(ControlLink& link, FrameType type, const OpDescriptor& op, const std::string& payload) {
+  if (link.gone || (type == FrameType::heartbeat && !link.out.empty())) return;
+  if (link.out.size() > max_control_backlog) return;
+  const Header header = control_header(type, op, payload.data(), payload.size());
+  link.out.append(reinterpret_cast<const char*>(&header), sizeof header);
+  link.out += payload;
+  ++link.sent_frames;
+  flush(link);
+}
+
+void Network::flush(ControlLink& link) {
+  while (!link.out.empty()) {
+    const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) link.out.clear();  // reading will say what happened
+    if (sent <= 0) return;
+    link.sent_bytes += static_cast<std::uint64_t>(sent);
+    link.sent_ns = monotonic_ns();
+    link.out.erase(0, static_cast<std::size_t>(sent));
+  }
+}
+
+void Network::beat() {
+  for (const auto& link : controls_) {
+    std::vector<std::uint64_t> words{current_ ? 1ULL : 0ULL};
+    for (const DataLink* data : link->data) words.push_back(data->started);
+    for (int local = 0; local < window_.ranks(); ++local) {
+      const Line& line = window_.line(local);
+      const std::uint64_t finished = line.finished.load(), entered = line.entered.load();
+      words.push_back(entered << 1 | (entered > finished || line.waits.load() != 0 ? 1U : 0U));
+    }
+    const std::string payload(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
+    send_control(*link, FrameType::heartbeat, current_ ? current_->op : OpDescriptor{}, payload);
+  }
+}
+
+void Network::flood() {
+  const Failure failure = window_.failure();
+  OpDescriptor op;
+  op.seq = failure.seq;
+  op.kind = static_cast<OpKind>(failure.kind);
+  op.root = failure.culprit < group_.world_size() ? failure.culprit : -1;  // others take this node for broken where it names no rank
+  for (const auto& link : controls_) send_control(*link, FrameType::abort, op, failure.text);
+}
+
+// Last words are lost where a connection is closed over data that nobody read; so they are seen out first.
+void Network::farewell() {
+  if (!window_.failed()) {
+    for (const auto& link : controls_) send_control(*link, FrameType::goodbye, OpDescriptor{}, "");
+  }
+  const std::int64_t until_ns = monotonic_ns() + farewell_ns;
+  for (const auto& link : controls_) {
+    flush(*link);
+    shutdown(link->fd, SHUT_WR);
+  }
+  for (;;) {
+    bool delivered = true;
+    for (const auto& link : controls_) {
+      int waiting = 0;
+      if (!link->gone && ioctl(link->fd, SIOCOUTQ, &waiting) == 0 && waiting > 1) delivered = false;
+      char buffer[4096];
+      while (recv(link->fd, buffer, sizeof buffer, MSG_DONTWAIT) > 0) {
+      }
+    }
+    if (delivered || monotonic_ns() > until_ns) return;
+    poll(nullptr, 0, 1);
+  }
+}
+
+void Network::watch(std::int64_t now_ns) {
+  if (!current_ || window_.failed()) return;
+  const std::int64_t idle_ns = watch_.idle_ns(window_.fingerprint() + moved_bytes_, now_ns, group_.timeout_ns / 2);
+  if (idle_ns < group_.timeout_ns) stalled_ns_ = 0;
+  else if (stalled_ns_ == 0) stalled_ns_ = now_ns;
+  if (const auto failure = local_culprit(window_, group_, current_->op, idle_ns, -1)) return fail(failure->kind, failure->culprit, failure->text);
+  watch_data(now_ns);
+  for (const auto& link : controls_) {
+    if (!window_.failed()) watch_remote(*link, now_ns, idle_ns);
+  }
+  if (window_.failed() || idle_ns < backstop * group_.timeout_ns) return;
+  for (const auto& lane : lanes_) {
+    if (const DataLink* link = lane->awaited()) return fail_node(link->node, "sent nothing in " + current_->op.name() + " for " + seconds(idle_ns));
+  }
+}
+
+void Network::watch_data(std::int64_t now_ns) {
+  for (const auto& control : controls_) {
+    for (std::size_t flow = 0; flow < control->data.size() && !window_.failed(); ++flow) {
+      const DataLink& data = *control->data[flow];
+      if (data.broken && control->left) {
+        fail_node(data.node, "closed its communicator" + during());
+      } else if (data.broken && now_ns - data.broken_ns > grace_ns) {
+        fail_node(data.node, "broke its connection" + to_here() + during() + (data.why.empty() ? "" : " (" + data.why + ")"));
+      } else if (data.wants_in && control->started[flow] > data.received && now_ns - data.moved_ns > group_.timeout_ns) {
+        fail_node(data.node, "is alive, but what it sent" + to_here() + during() + " has not arrived for " + seconds(now_ns - data.moved_ns) + ": half-open connection");
+      }
+    }
+  }
+}
+
+void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns) {
+  if (link.gone) return;
+  if (now_ns - link.heard_ns > group_.timeout_ns) return fail_node(link.node, "gave no sign of life" + to_here() + " for " + seconds(now_ns - link.heard_ns) + during());
+  if (link.in_op && link.op.seq == current_->op.seq && link.op != current_->op) {
+    return fail(FailureKind::usage, -1,
+                "node " + std::to_string(link.node) + " runs " + link.op.describe() + ", but node " + std::to_string(group_.node()) + " runs " + current_->op.describe() +
+                    "; all ranks must make the same calls in the same order");
+  }
+  if (stalled_ns_ == 0 || link.beat_ns <= stalled_ns_) return;
+  const std::vector<int> ranks = group_.ranks_of(link.node);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const bool inside = (link.entered[i] & 1) != 0;
+    if (!inside && link.entered[i] >> 1 <= current_->op.seq) {
+      return fail(FailureKind::peer_failed, ranks[i], group_.label(ranks[i]) + " has not entered " + current_->op.name() + " for " + seconds(idle_ns));
+    }
+  }
+}
+
+std::string Network::to_here() const { return " to " + group_.label(group_.rank); }
+
+std::string Network::during() const { return current_ ? " during " + current_->op.name() : ""; }
+
+void Network::fail(FailureKind kind, int culprit, const std::string& text) {
+  window_.fail(Failure{kind, culprit, current_ ? current_->op.seq : 0, text});
+}
+
+void Network::fail_node(int node, const std::string& what) {
+  const int leader = group_.leader_of(node);
+  fail(FailureKind::peer_failed, leader, group_.label(leader) + " " + what);
+}
+
+}  // namespace ff

@@ -1,0 +1,173 @@
+#include "reads.hpp"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "fireflyer/storage/engine/content.hpp"
+
+namespace ff {
+namespace {
+
+constexpr std::size_t sendfile_from_bytes = std::size_t{32} << 10;
+constexpr std::size_t scratch_bytes = std::size_t{256} << 10;  // of granules that are verified here
+constexpr std::size_t max_granted_files = std::size_t{1} << 16, max_granted_ranges = 64;
+
+void put_header(std::byte* at, const ReadReply& reply, std::span<const std::uint32_t> checksums, std::uint32_t length) {
+  Prefix prefix;
+  prefix.kind = FrameKind::read_reply;
+  prefix.body_bytes = static_cast<std::uint32_t>(sizeof reply + checksums.size_bytes());
+  prefix.payload_bytes = length;
+  std::memcpy(at + sizeof prefix, &reply, sizeof reply);
+  if (!checksums.empty()) std::memcpy(at + sizeof prefix + sizeof reply, checksums.data(), checksums.size_bytes());
+  prefix.crc = frame_crc(prefix, at + sizeof prefix);
+  std::memcpy(at, &prefix, sizeof prefix);
+}
+
+std::uint32_t length_of(const ReadRequest& request, const Content& content) {
+  return request.offset >= content.length ? 0 : std::min(request.length, content.length - request.offset);
+}
+
+// Where a range begins or ends inside a granule, the part has a checksum of its own.
+void set_checksums(std::uint32_t offset, Bytes data, std::span<std::uint32_t> checksums) {
+  std::size_t done = 0;
+  for (std::uint32_t& checksum : checksums) {
+    const std::size_t n = std::min<std::size_t>(granule_bytes - (offset + done) % granule_bytes, data.size() - done);
+    checksum = crc32c(0, data.data() + done, n);
+    done += n;
+  }
+}
+
+}  // namespace
+
+std::int64_t fence_clock_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+void ReadRights::grant(std::uint64_t from, std::uint64_t to, std::int64_t until_ns) {
+  const std::lock_guard lock(mutex_);
+  if (to == from + 1) {
+    if (files_.size() >= max_granted_files && !files_.contains(from)) files_.erase(files_.begin());  // any: who misses it asks again
+    files_[from] = until_ns;
+    return;
+  }
+  std::erase_if(ranges_, [&, now = fence_clock_ns()](const Range& one) { return one.until_ns <= now || (one.from == from && one.to == to); });
+  if (ranges_.size() >= max_granted_ranges) throw std::length_error("a connection has rights to too many ranges of files; ask for one that covers them");
+  ranges_.push_back({from, to, until_ns});
+}
+
+bool ReadRights::allow(std::uint64_t file, std::int64_t now_ns) const {
+  if (trusted_) return true;
+  const std::lock_guard lock(mutex_);
+  const auto found = files_.find(file);
+  if (found != files_.end() && now_ns < found->second) return true;
+  return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& one) { return file >= one.from && file < one.to && now_ns < one.until_ns; });
+}
+
+void ReadAnswers::refuse(ReadReply& reply, ReadStatus status, Outbox& out) {
+  reply.status = status;
+  ++counts_.refused;
+  put_header(out.room(sizeof(Prefix) + sizeof reply), reply, {}, 0);
+}
+
+void ReadAnswers::answer(const ReadRequest& request, const ReadTable& table, const ReadRights& rights, std::int64_t now_ns, bool fetched, Outbox& out) {
+  ReadReply reply;
+  reply.tag = request.tag;
+  ++(fetched ? counts_.fetched : counts_.reads);
+  if (!rights.allow(request.file, now_ns)) return refuse(reply, ReadStatus::denied, out);
+  const auto found = table.find(request.chain);
+  if (found == table.end() || !found->second.serving || found->second.target->closed()) return refuse(reply, ReadStatus::stale, out);
+  const PublishedChain& chain = found->second;
+  reply.chain_version = chain.chain_version;
+  if (now_ns >= chain.fence_until_ns || request.chain_version != chain.chain_version) return refuse(reply, ReadStatus::stale, out);
+  if (request.length > max_block_bytes || request.offset > max_block_bytes) return refuse(reply, ReadStatus::usage, out);
+  read(request, chain, reply, fetched, out);
+}
+
+// What is not in memory is fetched by others: this thread has other links, too. False: it cannot be.
+bool ReadAnswers::fetch(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view) {
+  const auto shared = std::make_shared<ChunkEngine::View>(std::move(view));
+  if (fetch_(request, chain.target, shared, length_of(request, shared->content()))) return true;
+  view = std::move(*shared);
+  return false;
+}
+
+void ReadAnswers::read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, bool fetched, Outbox& out) {
+  const ChunkId chunk{request.file, request.index};
+  bool pending = false;
+  auto view = chain.target->engine().view_committed(chunk, pending);
+  if (pending && !chain.answers_committed) {
+    reply.where = chain.tail;
+    return refuse(reply, ReadStatus::not_committed, out);
+  }
+  if (!view) return refuse(reply, ReadStatus::missing, out);
+  const Content content = view->content();
+  if (chain.target->damaged(chunk, {content, {}})) return refuse(reply, ReadStatus::damaged, out);
+  reply.status = ReadStatus::found;
+  reply.version = content.version, reply.made_in = content.made_in, reply.chunk_length = content.length;
+  try {
+    if (send(request, chain, *view, reply, fetched, out) || fetch(request, chain, *view)) return;
+    send(request, chain, *view, reply, true, out);
+  } catch (const std::exception&) {
+    chain.target->note_damage(chunk, content);
+    refuse(reply, ReadStatus::damaged, out);
+  }
+}
+
+// False: not all of it is in memory, and it may not wait.
+bool ReadAnswers::send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view, const ReadReply& reply, bool may_wait, Outbox& out) {
+  const Content& content = view.content();
+  ChunkEngine& engine = chain.target->engine();
+  const std::uint32_t length = length_of(request, content);
+  const bool whole = request.offset % granule_bytes == 0 && (length % granule_bytes == 0 || request.offset + length == content.length);
+  checksums_.resize(pieces_of(request.offset, length));
+  const std::size_t header = sizeof(Prefix) + sizeof reply + checksums_.size() * sizeof(std::uint32_t);
+  if (whole && length >= sendfile_from_bytes && view.file().descriptor() >= 0) {
+    const std::uint64_t at = view.offset() + request.offset;
+    if (!may_wait && !view.file().cached(at, length)) return false;
+    if (!engine.checksums(view, request.offset / granule_bytes, checksums_, may_wait)) return false;
+    put_header(out.room(header), reply, checksums_, length);
+    out.put(std::shared_ptr<ChunkEngine>(chain.target, &engine), std::move(view), at, length);
+  } else {
+    std::byte* const place = out.room(header + length);
+    bool there = false;
+    try {
+      there = length == 0 || load(engine, view, request.offset, MutableBytes(place + header, length), whole, may_wait);
+    } catch (...) {
+      out.give_back(header + length);
+      throw;
+    }
+    if (!there) return out.give_back(header + length), false;
+    put_header(place, reply, checksums_, length);
+  }
+  counts_.read_bytes += length;
+  return true;
+}
+
+// The bytes, and in `checksums_` those of their pieces. False as in `send`.
+bool ReadAnswers::load(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, bool whole, bool may_wait) {
+  const std::uint32_t first = offset / granule_bytes;
+  if (whole) return engine.checksums(view, first, checksums_, may_wait) && read_all(view.file(), view.offset() + offset, data, may_wait);
+  if (!engine.checksums(view, first, checksums_, may_wait)) return false;
+  const std::size_t end = std::min<std::size_t>(std::size_t{first + checksums_.size()} * granule_bytes, view.content().length);
+  std::size_t granule = 0;
+  for (std::size_t at = std::size_t{first} * granule_bytes; at < end; at += scratch_.size()) {
+    scratch_.resize(std::min(scratch_bytes, end - at));
+    if (!read_all(view.file(), view.offset() + at, scratch_, may_wait)) return false;
+    for (std::size_t i = 0; i < scratch_.size(); i += granule_bytes) {
+      const Bytes whole_one = Bytes(scratch_).subspan(i, std::min(granule_bytes, scratch_.size() - i));
+      if (crc32c(0, whole_one.data(), whole_one.size()) != checksums_[granule++]) throw EngineError(EngineErrorKind::damaged, "a granule is not what was written");
+    }
+    const std::size_t from = std::max<std::size_t>(at, offset), to = std::min<std::size_t>(at + scratch_.size(), std::size_t{offset} + data.size());
+    std::memcpy(data.data() + (from - offset), scratch_.data() + (from - at), to - from);
+  }
+  set_checksums(offset, data, checksums_);
+  return true;
+}
+
+}  // namespace ff
