@@ -155,6 +155,7 @@ std::shared_ptr<ff::ChunkNode> make_node(int io_threads, int job_threads, std::s
   return with_chunk_errors([&] { return std::make_shared<ff::ChunkNode>(io_threads, job_threads, buffer_bytes, cold_by); });
 }
 
+// clang-format off
 void bind_node(nb::module_& m) {
   nb::class_<ff::ChunkNode>(m, "ChunkNode")
       .def(nb::new_(&make_node), nb::kw_only(), nb::arg("io_threads"), nb::arg("job_threads"), nb::arg("buffer_bytes"),
@@ -201,6 +202,7 @@ void bind_node(nb::module_& m) {
       .def("stats", &node_stats)
       .def("close", &ff::ChunkNode::close, Released());
 }
+// clang-format on
 
 // ---------------------------------------------------------------------------------------------- targets
 
@@ -294,6 +296,7 @@ nb::dict target_stats(const NodeTarget& self) {
   return made;
 }
 
+// clang-format off
 void bind_updates(nb::class_<NodeTarget>& target) {
   target.def("stage", &stage, nb::arg("job"), nb::arg("chunk"), nb::arg("next"), nb::arg("base").none(), nb::arg("operation"), nb::arg("offset"), nb::arg("length"),
              nb::arg("crc"), nb::arg("handle"), nb::arg("row").none());
@@ -323,7 +326,9 @@ void bind_updates(nb::class_<NodeTarget>& target) {
       },
       nb::arg("job"), nb::arg("after").none(), nb::arg("limit_bytes"), Released());
 }
+// clang-format on
 
+// clang-format off
 void bind_target(nb::module_& m) {
   nb::class_<NodeTarget> target(m, "ChunkTarget");
   target.def_prop_ro("number", [](const NodeTarget& self) { return self.target().number(); });
@@ -350,6 +355,7 @@ void bind_target(nb::module_& m) {
     if (const auto open = std::exchange(self.open, nullptr)) open->close();
   }, Released());
 }
+// clang-format on
 
 }  // namespace
 

@@ -188,6 +188,7 @@ void close_ring(PythonRing& self) {
 
 }  // namespace
 
+// clang-format off
 void bind_chunk_ring(nb::module_& m) {
   nb::class_<PythonRing>(m, "ChunkRing")
       .def("__init__", [](PythonRing* self) { with_chunk_errors([&] { return new (self) PythonRing(); }); })
@@ -210,3 +211,4 @@ void bind_chunk_ring(nb::module_& m) {
       .def_prop_ro("under_way", [](PythonRing& self) { return Use(self)->under_way(); })
       .def("close", &close_ring);
 }
+// clang-format on

@@ -96,6 +96,7 @@ ff::Fabric::Key key_from(const nb::bytes& given) {
 
 }  // namespace
 
+// clang-format off
 void bind_collectives(nb::module_& m) {
   m.def("address_of", &address_of, nb::arg("buffer"));
 
@@ -234,3 +235,4 @@ void bind_collectives(nb::module_& m) {
       },
       nb::arg("kind"), nb::arg("parents"), nb::arg("root"), nb::arg("node"), nb::arg("lane"));
 }
+// clang-format on
