@@ -26,7 +26,19 @@ namespace nb = nanobind;
 namespace {
 
 // As `Attributes` in fireflyer.fs.mount.kernel, in this order.
-enum AttributeField { at_inode, at_mode, at_links, at_uid, at_gid, at_device, at_size, at_atime, at_mtime, at_ctime, attribute_fields };
+enum AttributeField {
+  at_inode,
+  at_mode,
+  at_links,
+  at_uid,
+  at_gid,
+  at_device,
+  at_size,
+  at_atime,
+  at_mtime,
+  at_ctime,
+  attribute_fields
+};
 constexpr blksize_t best_transfer_bytes = 128 << 10;
 constexpr std::int64_t second_ns = 1'000'000'000;
 
@@ -44,7 +56,7 @@ timespec time_of(std::int64_t ns) {
 
 struct stat stat_of(nb::handle given) {
   if (!PyTuple_Check(given.ptr()) || PyTuple_GET_SIZE(given.ptr()) != attribute_fields) throw std::invalid_argument("attributes are a tuple of 10 integers");
-  struct stat made {};
+  struct stat made{};
   made.st_ino = static_cast<ino_t>(integer(given, at_inode));
   made.st_mode = static_cast<mode_t>(integer(given, at_mode));
   made.st_nlink = static_cast<nlink_t>(integer(given, at_links));
@@ -183,7 +195,7 @@ std::size_t reply_directory(ff::FuseSession& self, std::uint64_t number, const n
 
 void reply_space(ff::FuseSession& self, std::uint64_t number, std::uint64_t block_bytes, std::uint64_t blocks, std::uint64_t free_blocks, std::uint64_t files,
                  std::uint64_t free_files, std::uint64_t name_bytes) {
-  struct statvfs made {};
+  struct statvfs made{};
   made.f_bsize = made.f_frsize = block_bytes;
   made.f_blocks = blocks, made.f_bfree = made.f_bavail = free_blocks;
   made.f_files = files, made.f_ffree = made.f_favail = free_files;
@@ -192,7 +204,7 @@ void reply_space(ff::FuseSession& self, std::uint64_t number, std::uint64_t bloc
 }
 
 void reply_lock(ff::FuseSession& self, std::uint64_t number, int kind, std::int64_t start, std::int64_t end, std::uint32_t process) {
-  struct flock made {};
+  struct flock made{};
   made.l_type = static_cast<short>(kind);
   made.l_whence = SEEK_SET;
   made.l_start = start;

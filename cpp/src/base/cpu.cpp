@@ -26,10 +26,18 @@ std::vector<std::string> cpu_feature_names() {
   const struct {
     bool present;
     const char* name;
-  } all[] = {{f.sse42, "sse4_2"},     {f.pclmul, "pclmulqdq"},   {f.avx2, "avx2"},
-             {f.f16c, "f16c"},        {f.fma, "fma"},            {f.avx512f, "avx512f"},
-             {f.avx512bw, "avx512bw"}, {f.avx512vl, "avx512vl"}, {f.avx512dq, "avx512dq"},
-             {f.avx512vbmi, "avx512vbmi"}, {f.vpclmul, "vpclmulqdq"},
+  } all[] = {
+      {f.sse42, "sse4_2"},
+      {f.pclmul, "pclmulqdq"},
+      {f.avx2, "avx2"},
+      {f.f16c, "f16c"},
+      {f.fma, "fma"},
+      {f.avx512f, "avx512f"},
+      {f.avx512bw, "avx512bw"},
+      {f.avx512vl, "avx512vl"},
+      {f.avx512dq, "avx512dq"},
+      {f.avx512vbmi, "avx512vbmi"},
+      {f.vpclmul, "vpclmulqdq"},
   };
   std::vector<std::string> names;
   for (const auto& feature : all)

@@ -50,7 +50,7 @@ void on_wake(int) {}
 
 void prepare_wake() {
   static const bool once = [] {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = &on_wake;
     sigemptyset(&action.sa_mask);
     ::sigaction(wake_signal, &action, nullptr);

@@ -27,7 +27,11 @@ inline constexpr std::int64_t second = 1'000'000'000;
 
 using Ranks = std::vector<std::unique_ptr<ff::Executor>>;
 
-enum class Memory { staged, foreign, arenas };  // how the ranks of a node get at each other's arrays
+enum class Memory {
+  staged,
+  foreign,
+  arenas
+};  // how the ranks of a node get at each other's arrays
 
 struct Setting {
   std::vector<int> node_of_rank;

@@ -8,7 +8,6 @@
 
 #include "fireflyer/base/clock.hpp"
 
-
 namespace ff {
 namespace {
 

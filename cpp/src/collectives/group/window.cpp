@@ -48,7 +48,10 @@ void futex_wake(std::atomic<std::uint32_t>* word) {
 // Bytes of the character that begins here; 0 where there is none of valid UTF-8.
 std::size_t character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const std::size_t length = byte(0) < 0x80 ? 1 : byte(0) >> 5 == 6 ? 2 : byte(0) >> 4 == 14 ? 3 : byte(0) >> 3 == 30 ? 4 : 0;
+  const std::size_t length = byte(0) < 0x80 ? 1 : byte(0) >> 5 == 6 ? 2
+                                              : byte(0) >> 4 == 14  ? 3
+                                              : byte(0) >> 3 == 30  ? 4
+                                                                    : 0;
   if (length == 0 || length > text.size()) return 0;
   std::uint32_t code = length == 1 ? byte(0) : byte(0) & (0x7fU >> length);
   for (std::size_t i = 1; i < length; ++i) {

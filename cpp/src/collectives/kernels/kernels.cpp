@@ -22,9 +22,16 @@ struct TypeInfo {
 };
 
 constexpr TypeInfo types[dtype_count] = {
-    {"f64", 8, DType::f64},   {"f32", 4, DType::f32},    {"f16", 2, DType::f32}, {"bf16", 2, DType::f32},
-    {"f8e4m3", 1, DType::f32}, {"f8e5m2", 1, DType::f32}, {"i32", 4, DType::i32}, {"i64", 8, DType::i64},
-    {"i8", 1, DType::i8},     {"u8", 1, DType::u8},
+    {"f64", 8, DType::f64},
+    {"f32", 4, DType::f32},
+    {"f16", 2, DType::f32},
+    {"bf16", 2, DType::f32},
+    {"f8e4m3", 1, DType::f32},
+    {"f8e5m2", 1, DType::f32},
+    {"i32", 4, DType::i32},
+    {"i64", 8, DType::i64},
+    {"i8", 1, DType::i8},
+    {"u8", 1, DType::u8},
 };
 
 const TypeInfo& info(DType d) {

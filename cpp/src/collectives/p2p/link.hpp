@@ -37,7 +37,11 @@ class ExchangeLink {
   ExchangeLink(const ExchangeLink&) = delete;
   ExchangeLink& operator=(const ExchangeLink&) = delete;
 
-  enum class Result { moved, blocked, broken };
+  enum class Result {
+    moved,
+    blocked,
+    broken
+  };
 
   void push(OutFrame frame);        // seals its header, and its payload on connections between hosts
   bool pending() const { return !out.empty() || !streams.empty(); }

@@ -10,7 +10,6 @@
 
 #include "fireflyer/storage/wire/stream.hpp"
 
-
 namespace ff {
 namespace {
 

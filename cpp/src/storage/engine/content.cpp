@@ -140,7 +140,8 @@ std::size_t read_content(const DiskFile& file, std::uint64_t offset, const Chunk
     // Whole granules go straight into the caller's memory, pieces of one through a buffer.
     const std::size_t left = wanted - done;
     const bool tail = at == start && at + left == content.length;
-    const std::size_t whole = at != start ? 0 : tail ? left : left / granule_bytes * granule_bytes;
+    const std::size_t whole = at != start ? 0 : tail ? left
+                                                     : left / granule_bytes * granule_bytes;
     const std::size_t n = whole != 0 ? std::min(whole, piece_bytes) : std::min(granule_bytes, content.length - start);
     MutableBytes target = whole != 0 ? into.subspan(done, n) : (granule.resize(granule_bytes), MutableBytes(granule).first(n));
     read_all(file, offset + start, target);

@@ -102,7 +102,7 @@ class RealFile final : public DiskFile {
   }
 
   std::uint64_t size() const override {
-    struct stat status {};
+    struct stat status{};
     if (::fstat(fd_.get(), &status) != 0) throw DiskError(errno, "cannot look at " + path_);
     return static_cast<std::uint64_t>(status.st_size);
   }
@@ -206,7 +206,7 @@ class RealDisk final : public Disk {
   }
 
   DiskSpace space() const override {
-    struct statvfs status {};
+    struct statvfs status{};
     if (::fstatvfs(directory_.get(), &status) != 0) throw DiskError(errno, "cannot ask for the free space of " + path_);
     return {status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize};
   }

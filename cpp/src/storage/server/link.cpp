@@ -10,7 +10,6 @@
 
 #include "fireflyer/base/clock.hpp"
 
-
 namespace ff {
 namespace {
 

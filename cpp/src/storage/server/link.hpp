@@ -80,7 +80,12 @@ class Link {
   std::uint32_t interest = 0;  // of its thread: what it watches for
 
  private:
-  enum class Step { more, starved, paused, over };
+  enum class Step {
+    more,
+    starved,
+    paused,
+    over
+  };
 
   Step over(std::string why);
   Step paused(Pause why) {

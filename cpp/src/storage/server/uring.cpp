@@ -15,7 +15,6 @@
 
 #include "fireflyer/base/clock.hpp"
 
-
 namespace ff {
 namespace {
 

@@ -207,8 +207,7 @@ void unasked_messages_are_bounded() {
       header.payload_crc = 0;
       ff::seal(header);
       if (send(fd, &header, sizeof header, MSG_NOSIGNAL) < 0 || send(fd, payload.data(), payload.size(), MSG_NOSIGNAL) < 0) return;
-    }
-  }, false);
+    } }, false);
   expect_words(failure, ff::FailureKind::peer_failed, 1, {"out of order"});
 }
 

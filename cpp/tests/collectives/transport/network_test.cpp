@@ -109,8 +109,7 @@ void what_is_clipped_is_counted(const std::vector<int>& node_of_rank, const Way&
 }  // namespace
 
 int main() {
-  const std::vector<Way> ways{{ff::Algorithm::double_binary_tree, 1, false}, {ff::Algorithm::double_binary_tree, 2, true}, {ff::Algorithm::ring, 1, true},
-                              {ff::Algorithm::ring, 2, false},               {ff::Algorithm::halving_doubling, 1, true},  {ff::Algorithm::halving_doubling, 2, false}};
+  const std::vector<Way> ways{{ff::Algorithm::double_binary_tree, 1, false}, {ff::Algorithm::double_binary_tree, 2, true}, {ff::Algorithm::ring, 1, true}, {ff::Algorithm::ring, 2, false}, {ff::Algorithm::halving_doubling, 1, true}, {ff::Algorithm::halving_doubling, 2, false}};
   const std::vector<std::vector<int>> layouts{{0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 1, 1, 2, 3}};
   for (const Way& way : ways) {
     for (const auto& nodes : layouts) {

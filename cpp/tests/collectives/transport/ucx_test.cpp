@@ -144,7 +144,8 @@ void messages_of_strangers_are_dropped() {
   CHECK(!pair.until([&] {
     stranger->progress();
     return evil.offer(*link) != 0;
-  }, second / 4));
+  },
+                    second / 4));
   stranger->close(false);
   std::ptrdiff_t sent = good.offer(*pair.at_a);
   expect_frame(pair, *pair.at_b, good);

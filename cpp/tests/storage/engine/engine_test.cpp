@@ -113,11 +113,16 @@ void data_that_are_not_those_of_the_update_are_refused() {
     bool fresh;  // nothing was there before
   };
   const std::vector<Case> cases{
-      {UpdateKind::replace, 0, 300'001, false},           {UpdateKind::replace, 0, 1, true},
-      {UpdateKind::write, 0, 300'001, true},              {UpdateKind::write, 3 * granule, 5000, true},
-      {UpdateKind::write, 0, 75 * granule, false},        {UpdateKind::write, 10 * granule, 3 * granule, false},
-      {UpdateKind::write, 70 * granule, granule, false},  {UpdateKind::write, 80 * granule, 100 * granule, false},
-      {UpdateKind::write, 5 * granule, 5000, false},      {UpdateKind::write, 17, 70'000, false},
+      {UpdateKind::replace, 0, 300'001, false},
+      {UpdateKind::replace, 0, 1, true},
+      {UpdateKind::write, 0, 300'001, true},
+      {UpdateKind::write, 3 * granule, 5000, true},
+      {UpdateKind::write, 0, 75 * granule, false},
+      {UpdateKind::write, 10 * granule, 3 * granule, false},
+      {UpdateKind::write, 70 * granule, granule, false},
+      {UpdateKind::write, 80 * granule, 100 * granule, false},
+      {UpdateKind::write, 5 * granule, 5000, false},
+      {UpdateKind::write, 17, 70'000, false},
       {UpdateKind::write, 70 * granule, 20'000, false},
   };
   for (const Case& one : cases) {

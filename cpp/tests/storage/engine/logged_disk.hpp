@@ -33,7 +33,15 @@ struct Random {
 };
 
 struct Operation {
-  enum Kind { write, grow, sync, create, rename, remove, sync_directory } kind;
+  enum Kind {
+    write,
+    grow,
+    sync,
+    create,
+    rename,
+    remove,
+    sync_directory
+  } kind;
   int file = -1;
   std::uint64_t offset = 0;
   std::vector<std::byte> data;
@@ -146,7 +154,11 @@ class LoggedDisk final : public Disk {
 
   // What may be there when the power is cut after the first `count` operations.
   Image after_power_cut(std::size_t count, Random& random) const {
-    enum { nothing, everything, something } mode = static_cast<decltype(mode)>(random.below(3));
+    enum {
+      nothing,
+      everything,
+      something
+    } mode = static_cast<decltype(mode)>(random.below(3));
     const auto stays = [&] { return mode == everything || (mode == something && random.below(2) == 0); };
     std::vector<std::vector<std::byte>> files;
     std::map<std::string, int> names;

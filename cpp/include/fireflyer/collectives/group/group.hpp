@@ -52,7 +52,11 @@ struct Group {
   mutable std::shared_ptr<const Layout> layout_ = {};
 };
 
-enum class Stage : int { in = 0, reduce = 1, out = 2 };
+enum class Stage : int {
+  in = 0,
+  reduce = 1,
+  out = 2
+};
 
 // The rules of who may do what when, on one node and for one operation. All ranks evaluate the same rules on the same
 // counters.

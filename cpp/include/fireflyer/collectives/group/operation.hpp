@@ -45,7 +45,13 @@ struct OpDescriptor {
   std::string name() const;      // "allreduce #17"
 };
 
-enum class FailureKind : std::uint32_t { none = 0, peer_failed = 1, usage = 2, aborted = 3, corruption = 4 };
+enum class FailureKind : std::uint32_t {
+  none = 0,
+  peer_failed = 1,
+  usage = 2,
+  aborted = 3,
+  corruption = 4
+};
 
 struct Failure {
   FailureKind kind = FailureKind::none;

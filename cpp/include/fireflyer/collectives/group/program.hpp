@@ -10,7 +10,11 @@
 
 namespace ff {
 
-enum class Algorithm : std::uint8_t { double_binary_tree = 0, ring = 1, halving_doubling = 2 };
+enum class Algorithm : std::uint8_t {
+  double_binary_tree = 0,
+  ring = 1,
+  halving_doubling = 2
+};
 
 inline constexpr int algorithm_count = 3;
 inline constexpr const char* algorithm_names[algorithm_count] = {"double_binary_tree", "ring", "halving_doubling"};
@@ -21,7 +25,13 @@ inline constexpr int max_sockets = 8;  // connections of one channel with one ne
 
 constexpr int channel_of(Algorithm algorithm, int lane) { return lanes * static_cast<int>(algorithm) + lane; }
 
-enum class Action : std::uint8_t { send_acc = 0, receive_add = 1, finish = 2, send_result = 3, receive_result = 4 };
+enum class Action : std::uint8_t {
+  send_acc = 0,
+  receive_add = 1,
+  finish = 2,
+  send_result = 3,
+  receive_result = 4
+};
 
 constexpr bool sends(Action action) { return action == Action::send_acc || action == Action::send_result; }
 constexpr bool receives(Action action) { return action == Action::receive_add || action == Action::receive_result; }

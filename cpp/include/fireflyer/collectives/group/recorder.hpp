@@ -24,9 +24,26 @@
 namespace ff {
 
 // How the bytes travel. `unknown`: not yet decided (the operation waits for its turn) or nothing travels at all.
-enum class Path : std::uint8_t { unknown = 0, small = 1, direct = 2, vm = 3, staged = 4, pipeline = 5, exchange = 6 };
-enum class Direction : std::uint8_t { none = 0, send = 1, receive = 2 };
-enum class RecordState : std::uint8_t { queued = 0, running = 1, done = 2, failed = 3 };
+enum class Path : std::uint8_t {
+  unknown = 0,
+  small = 1,
+  direct = 2,
+  vm = 3,
+  staged = 4,
+  pipeline = 5,
+  exchange = 6
+};
+enum class Direction : std::uint8_t {
+  none = 0,
+  send = 1,
+  receive = 2
+};
+enum class RecordState : std::uint8_t {
+  queued = 0,
+  running = 1,
+  done = 2,
+  failed = 3
+};
 
 const char* path_name(Path path);
 const char* direction_name(Direction direction);  // "", "send", "recv"

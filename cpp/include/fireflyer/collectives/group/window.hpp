@@ -40,7 +40,17 @@ inline constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max()
 inline constexpr std::size_t mailbox_bytes = 64 * 1024;
 inline constexpr std::size_t mail_stride = mailbox_bytes + 128;  // each begins a cache line, which holds header and first bytes
 
-enum Counter : int { counter_entered, counter_in, counter_reduced, counter_out, counter_done0, counter_done1, counter_freed0, counter_freed1, counters };
+enum Counter : int {
+  counter_entered,
+  counter_in,
+  counter_reduced,
+  counter_out,
+  counter_done0,
+  counter_done1,
+  counter_freed0,
+  counter_freed1,
+  counters
+};
 
 using Wants = std::array<std::uint64_t, counters>;
 

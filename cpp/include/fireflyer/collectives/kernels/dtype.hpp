@@ -7,13 +7,30 @@
 
 namespace ff {
 
-enum class DType : std::uint8_t { f64 = 0, f32 = 1, f16 = 2, bf16 = 3, f8e4m3 = 4, f8e5m2 = 5, i32 = 6, i64 = 7, i8 = 8, u8 = 9 };
+enum class DType : std::uint8_t {
+  f64 = 0,
+  f32 = 1,
+  f16 = 2,
+  bf16 = 3,
+  f8e4m3 = 4,
+  f8e5m2 = 5,
+  i32 = 6,
+  i64 = 7,
+  i8 = 8,
+  u8 = 9
+};
 
 inline constexpr int dtype_count = 10;
 
 // How elements of all ranks become one. `mean` is a sum that is divided once, by the number of ranks, before rounding.
 // The numbers are part of the wire format.
-enum class ReduceOp : std::uint8_t { sum = 0, min = 1, max = 2, product = 3, mean = 4 };
+enum class ReduceOp : std::uint8_t {
+  sum = 0,
+  min = 1,
+  max = 2,
+  product = 3,
+  mean = 4
+};
 
 inline constexpr int reduce_op_count = 5;
 

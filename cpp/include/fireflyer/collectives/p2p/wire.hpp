@@ -15,7 +15,18 @@
 
 namespace ff {
 
-enum class ExchangeFrame : std::uint8_t { hello = 1, message = 2, offer = 3, go = 4, segment = 5, taken = 6, credit = 7, question = 8, answer = 9, goodbye = 10 };
+enum class ExchangeFrame : std::uint8_t {
+  hello = 1,
+  message = 2,
+  offer = 3,
+  go = 4,
+  segment = 5,
+  taken = 6,
+  credit = 7,
+  question = 8,
+  answer = 9,
+  goodbye = 10
+};
 
 inline constexpr OpKind point_to_point = static_cast<OpKind>(0);  // send and receive, which are no group operations
 

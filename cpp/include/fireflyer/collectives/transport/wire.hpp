@@ -14,7 +14,13 @@ namespace ff {
 
 static_assert(std::endian::native == std::endian::little, "frames are written as they lie in memory");
 
-enum class FrameType : std::uint8_t { partial = 1, result = 2, heartbeat = 3, abort = 4, goodbye = 5 };
+enum class FrameType : std::uint8_t {
+  partial = 1,
+  result = 2,
+  heartbeat = 3,
+  abort = 4,
+  goodbye = 5
+};
 
 struct Header {
   std::uint32_t magic;

@@ -61,9 +61,21 @@ inline constexpr std::uint32_t trailer_magic = 0x32424646;  // "FFB2"
 inline constexpr std::size_t batch_align_bytes = 4096;      // no two batches share a sector: a torn one cannot hurt its elder
 inline constexpr std::size_t max_batch_bytes = std::size_t{1} << 20;
 
-enum class EntryKind : std::uint32_t { put_chunk = 1, erase_chunk, put_request, erase_client, erase_requests, follows, end };
+enum class EntryKind : std::uint32_t {
+  put_chunk = 1,
+  erase_chunk,
+  put_request,
+  erase_client,
+  erase_requests,
+  follows,
+  end
+};
 
-enum class ContentState : std::uint8_t { none, data, removed };
+enum class ContentState : std::uint8_t {
+  none,
+  data,
+  removed
+};
 
 // A chunk's content, in an entry and in memory. One of no bytes has no block.
 struct Content {

@@ -38,7 +38,10 @@ using SharedBuffer = std::shared_ptr<Buffer>;
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   // Who only brings work in gets half, so that there is always memory for those who carry it on.
-  enum class Share { half, all };
+  enum class Share {
+    half,
+    all
+  };
   using Granted = std::function<void(SharedBuffer)>;
 
   static std::shared_ptr<BufferPool> create(std::size_t limit_bytes);

@@ -30,7 +30,10 @@ struct ServerStats {
 
 // Who fetches what reads wait for: the read threads of the target, or the kernel (io_uring) for all at once. `kernel` is
 // `threads` where the kernel does not do it, or forbids it.
-enum class ColdBy { threads, kernel };
+enum class ColdBy {
+  threads,
+  kernel
+};
 
 inline constexpr std::int64_t default_stall_ns = 10'000'000'000;
 

@@ -96,7 +96,6 @@ class ChunkTarget : public std::enable_shared_from_this<ChunkTarget> {
   void tell_when_flushed(NodeEvent event, std::uint64_t job);
   void flush_later();
 
-
   const std::uint64_t number_;
   std::unique_ptr<DirectoryLock> lock_;
   Disk& disk_;

@@ -23,7 +23,11 @@ inline constexpr std::size_t max_body_bytes = std::size_t{256} << 10;
 inline constexpr std::size_t max_payload_bytes = max_block_bytes;
 inline constexpr std::size_t max_reads_per_frame = 256;
 
-enum class FrameKind : std::uint16_t { reads = 1, read_reply = 2, message = 3 };
+enum class FrameKind : std::uint16_t {
+  reads = 1,
+  read_reply = 2,
+  message = 3
+};
 
 struct Prefix {
   std::uint32_t magic = chunk_wire_magic;

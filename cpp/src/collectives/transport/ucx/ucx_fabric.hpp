@@ -29,7 +29,10 @@ inline constexpr std::size_t max_short_bytes = 8192;    // of data that are copi
 inline constexpr std::size_t max_waiting = 4;           // messages of a stream that nobody has asked for yet
 inline constexpr std::size_t max_address_bytes = 16384;
 
-enum class MessageKind : std::uint16_t { frame = 1, acknowledgement = 2 };
+enum class MessageKind : std::uint16_t {
+  frame = 1,
+  acknowledgement = 2
+};
 
 struct Prefix {
   Fabric::Key key;
