@@ -15,9 +15,10 @@ WORKERS ?= 2
 # Everything that the build and the tests need of the system; the one list.
 SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3 rsync sqlite3
 
+CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
+
 # The packages are listed because an editable install only knows those that were there when it was made.
-NATIVE_SOURCES := CMakeLists.txt $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt) \
-                  $(shell find src -name __init__.py)
+NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
 .PHONY: help setup system demo test test-slow test-campaigns sim bench bench-collectives bench-fs bench-kvstore lint format native clean
 
@@ -47,11 +48,13 @@ demo: setup  ## Train on real text, lose a node, finish anyway; ends with a repo
 lint: setup  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup  ## Apply the formatter and the safe lint fixes
+format: setup  ## Apply the formatters and the safe lint fixes
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_SOURCES)
 	$(BIN)/ruff check --fix .
 
 # Tests that start processes mostly wait for them, so more of them run than there are processors.
@@ -64,6 +67,7 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	scripts/native-tests
+	WORKERS=$(WORKERS) scripts/tidy
 	$(PYTEST) --dist worksteal -m "slow and not processes and not campaign and not gpu" --timeout 900
 	$(WAITING) -m "slow and processes and not campaign and not gpu" --timeout 900
 	$(PYTEST) --dist worksteal -m "campaign and not processes and not gpu" --rotate-campaigns 120
