@@ -4,7 +4,8 @@ Two families. *Bandwidth*: every host sends and receives at a fixed rate (token 
 a fixed time after it was sent (a switch of ours in user space, the same for all), and arrays are small, so that what
 counts is how many messages come one after the other. See `tests.support.namespaces`.
 
-Ours means the plan that `collectives.routing` makes of the declared speeds; the others are what it was chosen from.
+Ours means the plan that `collectives.planning.routing` makes of the declared speeds; the others are what it was chosen
+from.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from bench.collectives.turns import Contender, Taken, prepare_all, take_turns
 from bench.report import Bound, Figure, Options, Result
 from fireflyer.base.units import KIB, MIB, format_bytes
 from fireflyer.collectives import Plan
-from fireflyer.collectives.cost import Layout, Speeds, predict_ns
-from fireflyer.collectives.plan import HALVING_DOUBLING, RING, TREE
-from fireflyer.collectives.routing import plan_for
+from fireflyer.collectives.planning.cost import Layout, Speeds, predict_ns
+from fireflyer.collectives.planning.plan import HALVING_DOUBLING, RING, TREE
+from fireflyer.collectives.planning.routing import plan_for
 
 __all__ = ["missing", "run"]
 

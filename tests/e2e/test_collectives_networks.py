@@ -19,8 +19,8 @@ from tests.support.rank_processes import ranks_running
 
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.collectives import Plan, Route, make_plan
-from fireflyer.collectives.cost import Speeds
-from fireflyer.collectives.routing import plan_for
+from fireflyer.collectives.planning.cost import Speeds
+from fireflyer.collectives.planning.routing import plan_for
 
 pytestmark = [
     pytest.mark.processes,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fireflyer.collectives import Plan, Speeds, plan_for
-from fireflyer.collectives.declaration import Declaration
+from fireflyer.collectives.planning.declaration import Declaration
 
 TEXT = (Path(__file__).parents[2] / "docs/how-to/tune-collectives.md").read_text()
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives import Plan, Route, make_plan
-from fireflyer.collectives.plan import HALVING_DOUBLING, RING, TREE
-from fireflyer.collectives.trees import double_binary_tree, orient
+from fireflyer.collectives.planning.plan import HALVING_DOUBLING, RING, TREE
+from fireflyer.collectives.planning.trees import double_binary_tree, orient
 from fireflyer.native import orient as native_orient
 
 

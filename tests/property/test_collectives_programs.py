@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import InvariantViolation, UsageError
-from fireflyer.collectives import Plan, make_plan, programs, simulator
-from fireflyer.collectives.plan import ALGORITHMS, HALVING_DOUBLING, RING, SUITABLE, TREE, Route
-from fireflyer.collectives.programs import CONTROL, RECEIVES, SENDS, Action, Step, build, links
-from fireflyer.collectives.simulator import Value, expected_sum, run
-from fireflyer.collectives.trees import orient
+from fireflyer.collectives import Plan, make_plan
+from fireflyer.collectives.planning import programs, simulator
+from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, RING, SUITABLE, TREE, Route
+from fireflyer.collectives.planning.programs import CONTROL, RECEIVES, SENDS, Action, Step, build, links
+from fireflyer.collectives.planning.simulator import Value, expected_sum, run
+from fireflyer.collectives.planning.trees import orient
 from fireflyer.native import tree_program
 
 WAYS = [(kind, algorithm) for kind, suitable in SUITABLE.items() for algorithm in suitable]

@@ -13,7 +13,7 @@ from tests.support.thread_ranks import together
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator, make_plan
-from fireflyer.collectives.plan import BY_NODE, CANONICAL
+from fireflyer.collectives.planning.plan import BY_NODE, CANONICAL
 
 LAYOUTS = [[0], [0, 0], [0, 0, 0], [0, 1], [0, 0, 1], [1, 0, 0], [0, 1, 0, 1], [0, 1, 2], [2, 0, 1, 0, 1]]
 CHUNK_BYTES = 4096

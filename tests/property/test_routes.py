@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB, format_bytes
-from fireflyer.collectives.cost import GOOD_ENOUGH, Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.plan import (
+from fireflyer.collectives.planning.cost import GOOD_ENOUGH, Layout, Speeds, best_chunk_bytes, predict_ns
+from fireflyer.collectives.planning.plan import (
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
     PARTED,
@@ -24,8 +24,8 @@ from fireflyer.collectives.plan import (
     Route,
     double_binary_tree,
 )
-from fireflyer.collectives.routing import MAX_ROWS, best_window, choose_routes, explain, plan_for
-from fireflyer.collectives.shapes import shape_of
+from fireflyer.collectives.planning.routing import MAX_ROWS, best_window, choose_routes, explain, plan_for
+from fireflyer.collectives.planning.shapes import shape_of
 from fireflyer.topology import count_crossings
 
 rates = st.floats(1e6, 1e12)
@@ -183,8 +183,8 @@ def test_a_plan_takes_the_rows(speeds: Speeds, places: list[int], data: st.DataO
 def test_all_ranks_choose_alike() -> None:
     """Other processes, other hash seeds: the same rows, to the byte."""
     code = (
-        "import msgspec; from fireflyer.collectives.cost import Layout, Speeds;"
-        "from fireflyer.collectives.routing import choose_routes;"
+        "import msgspec; from fireflyer.collectives.planning.cost import Layout, Speeds;"
+        "from fireflyer.collectives.planning.routing import choose_routes;"
         "print(msgspec.json.encode(choose_routes(Speeds(), Layout(nodes=13, ranks_per_node=3))).decode())"
     )
     texts = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.collective_trees import depth_of, edges_of, inner_nodes, subtrees_of
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.plan import Plan, Tree, double_binary_tree, orient
+from fireflyer.collectives.planning.plan import Plan, Tree, double_binary_tree, orient
 from fireflyer.topology import count_crossings, zone_order, zone_trees, zones_of_hosts
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fireflyer.collectives import make_plan
-from fireflyer.collectives.plan import SUITABLE
-from fireflyer.collectives.simulator import Death, run
+from fireflyer.collectives.planning.plan import SUITABLE
+from fireflyer.collectives.planning.simulator import Death, run
 
 WAYS = [(kind, algorithm) for kind, suitable in SUITABLE.items() for algorithm in suitable if kind != "barrier"]
 

@@ -14,8 +14,8 @@ from tests.support.campaigns import campaign
 from tests.support.collective_times import simulate_ns
 
 from fireflyer.base.units import KIB, MIB
-from fireflyer.collectives.cost import Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.plan import SUITABLE
+from fireflyer.collectives.planning.cost import Layout, Speeds, best_chunk_bytes, predict_ns
+from fireflyer.collectives.planning.plan import SUITABLE
 
 FACTOR = 1.6
 LARGE = (25 * MIB, 186 * MIB)

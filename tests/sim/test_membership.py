@@ -22,7 +22,7 @@ from fireflyer.collectives.membership import (
     Seats,
     Wait,
 )
-from fireflyer.collectives.plan import make_plan
+from fireflyer.collectives.planning.plan import make_plan
 
 NODES = [0, 0, 1, 1]
 SEEDS = range(30)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fireflyer.base.units import SECOND
-from fireflyer.collectives.cost import Layout, Speeds
-from fireflyer.collectives.plan import HALVING_DOUBLING, RING, TREE
-from fireflyer.collectives.trees import double_binary_tree
+from fireflyer.collectives.planning.cost import Layout, Speeds
+from fireflyer.collectives.planning.plan import HALVING_DOUBLING, RING, TREE
+from fireflyer.collectives.planning.trees import double_binary_tree
 from fireflyer.topology import zone_order, zone_trees
 
 __all__ = ["Message", "messages_of", "simulate_ns"]

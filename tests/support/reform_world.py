@@ -31,7 +31,7 @@ from fireflyer.collectives.membership import (
     Seats,
     Wait,
 )
-from fireflyer.collectives.plan import make_plan
+from fireflyer.collectives.planning.plan import make_plan
 from fireflyer.runtime.store_core import StoreTable
 from fireflyer.sim.world import SimNode, World
 

@@ -10,7 +10,7 @@ import pytest
 
 from fireflyer.cli import main
 from fireflyer.collectives import Plan
-from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.planning.routing import default_plan
 
 Capture = pytest.CaptureFixture[str]
 TOPOLOGY = """

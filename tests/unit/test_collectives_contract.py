@@ -12,9 +12,9 @@ import pytest
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator, Plan, Route, kernels, make_plan
-from fireflyer.collectives.plan import ALGORITHMS, HALVING_DOUBLING, RING, TREE, chunk_lane
-from fireflyer.collectives.programs import build
-from fireflyer.collectives.simulator import Value, expected_sum
+from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, RING, TREE, chunk_lane
+from fireflyer.collectives.planning.programs import build
+from fireflyer.collectives.planning.simulator import Value, expected_sum
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fireflyer.collectives import make_plan
-from fireflyer.collectives.programs import links, native_programs, native_routes
+from fireflyer.collectives.planning.programs import links, native_programs, native_routes
 from fireflyer.native import Executor, create_window
 
 

@@ -24,7 +24,7 @@ from fireflyer.collectives.flight import (
     write_dump,
 )
 from fireflyer.collectives.flight.dump import MAX_DUMP_BYTES
-from fireflyer.collectives.plan import make_plan
+from fireflyer.collectives.planning.plan import make_plan
 from fireflyer.native import Recorder
 
 CALLS: list[Call] = [("allreduce", "f32", "sum", 1000, -1)] * 4

@@ -17,11 +17,11 @@ from tests.support.thread_ranks import together
 from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives import Communicator, Plan, Route, Speeds, make_plan, plan_for
-from fireflyer.collectives.cost import FLIGHT_BYTES, SLOT_BYTES
-from fireflyer.collectives.declaration import Declaration, RouteRow
 from fireflyer.collectives.job import JobPlans, KeptPlan, tuned
-from fireflyer.collectives.plan import RING, TREE
-from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.planning.cost import FLIGHT_BYTES, SLOT_BYTES
+from fireflyer.collectives.planning.declaration import Declaration, RouteRow
+from fireflyer.collectives.planning.plan import RING, TREE
+from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.topology import count_crossings
 
 HOSTS = ("a", "b")

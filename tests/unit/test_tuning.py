@@ -13,9 +13,9 @@ import pytest
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.collectives import Communicator, Plan, make_plan
-from fireflyer.collectives.cost import Speeds
-from fireflyer.collectives.plan import SUITABLE
-from fireflyer.collectives.routing import plan_for
+from fireflyer.collectives.planning.cost import Speeds
+from fireflyer.collectives.planning.plan import SUITABLE
+from fireflyer.collectives.planning.routing import plan_for
 from fireflyer.collectives.tuning import Tuning, measure, tune
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore

@@ -1,5 +1,5 @@
-// Programs of the other algorithms than trees, as `fireflyer.collectives.programs` builds them for nodes in ascending
-// order. What that module says about rounds and blocks holds here.
+// Programs of the other algorithms than trees, as `fireflyer.collectives.planning.programs` builds them for nodes in
+// ascending order. What that module says about rounds and blocks holds here.
 #pragma once
 
 #include <algorithm>

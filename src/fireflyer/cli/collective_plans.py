@@ -12,8 +12,8 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fireflyer.collectives.declaration import Declaration
-    from fireflyer.collectives.plan import Plan
+    from fireflyer.collectives.planning.declaration import Declaration
+    from fireflyer.collectives.planning.plan import Plan
 
 __all__ = ["plan_command"]
 
@@ -55,9 +55,9 @@ def plan_command(
     """
     from fireflyer.base.units import parse_bytes
     from fireflyer.cli.topology_file import read_topology
-    from fireflyer.collectives.declaration import Declaration
-    from fireflyer.collectives.plan import SUITABLE
-    from fireflyer.collectives.routing import default_plan
+    from fireflyer.collectives.planning.declaration import Declaration
+    from fireflyer.collectives.planning.plan import SUITABLE
+    from fireflyer.collectives.planning.routing import default_plan
 
     if topology == "":
         raise UsageError("--topology '' is empty; give a file, or leave the option out")
@@ -101,8 +101,8 @@ class _Shown:
     def __init__(
         self, plan: Plan, declaration: Declaration, zones: tuple[int, ...], operation: str, nbytes: int
     ) -> None:
-        from fireflyer.collectives.cost import best_chunk_bytes, predict_ns
-        from fireflyer.collectives.plan import SUITABLE
+        from fireflyer.collectives.planning.cost import best_chunk_bytes, predict_ns
+        from fireflyer.collectives.planning.plan import SUITABLE
 
         self.plan, self.zones, self.operation, self.nbytes = plan, zones, operation, nbytes
         self.route = plan.route(operation, nbytes)
@@ -183,6 +183,6 @@ class _Shown:
 
 def _most_connections(plan: Plan) -> int:
     """Of a leader to others; beyond the first nodes they repeat."""
-    from fireflyer.collectives.programs import links
+    from fireflyer.collectives.planning.programs import links
 
     return max(len(links(plan, node)) for node in range(min(plan.nodes, NODES_LOOKED_AT)))

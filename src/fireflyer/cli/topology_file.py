@@ -1,4 +1,4 @@
-"""Reads the file that `--topology` names: TOML, as `fireflyer.collectives.declaration` describes it."""
+"""Reads the file that `--topology` names: TOML, as `fireflyer.collectives.planning.declaration` describes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from fireflyer.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from fireflyer.collectives.declaration import Declaration
+    from fireflyer.collectives.planning.declaration import Declaration
 
 __all__ = ["read_topology", "topology_json"]
 
@@ -17,7 +17,7 @@ MAX_BYTES: Final = 16 << 20
 def read_topology(path: str) -> Declaration:
     """Raises `UsageError`: one line that names the file and what is wrong in it."""
     from fireflyer.cli.toml_files import read_toml
-    from fireflyer.collectives.declaration import Declaration
+    from fireflyer.collectives.planning.declaration import Declaration
 
     manual = "docs/how-to/tune-collectives.md"
     return read_toml(

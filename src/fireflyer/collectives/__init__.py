@@ -7,9 +7,9 @@ and `explain` says why. The modules say more; what is not named here may change.
 """
 
 from fireflyer.collectives.communicator import Communicator, Stats
-from fireflyer.collectives.cost import Speeds
-from fireflyer.collectives.plan import Plan, Route, make_plan
-from fireflyer.collectives.routing import explain, plan_for
+from fireflyer.collectives.planning.cost import Speeds
+from fireflyer.collectives.planning.plan import Plan, Route, make_plan
+from fireflyer.collectives.planning.routing import explain, plan_for
 from fireflyer.collectives.tuning import Tuning, tune
 from fireflyer.collectives.work import Work
 

@@ -44,8 +44,8 @@ from fireflyer.collectives.forming import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEO
 from fireflyer.collectives.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.meeting import Equipment
 from fireflyer.collectives.memory import OwnMemory
-from fireflyer.collectives.plan import CANONICAL, CANONICAL_KINDS, Plan
-from fireflyer.collectives.programs import native_programs, native_routes
+from fireflyer.collectives.planning.plan import CANONICAL, CANONICAL_KINDS, Plan
+from fireflyer.collectives.planning.programs import native_programs, native_routes
 from fireflyer.collectives.reforming import Lineage
 from fireflyer.collectives.seating import Seat
 from fireflyer.collectives.work import Work

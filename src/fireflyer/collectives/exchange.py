@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten, whole_number
 from fireflyer.collectives.doors import Doors
-from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.planning.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
 
 __all__ = ["MAX_TAG", "Flight", "Part", "RankExchange", "RowSum", "parts_of"]

@@ -21,10 +21,10 @@ from fireflyer.collectives.exchange import RankExchange
 from fireflyer.collectives.meeting import Equipment, Planner, meet
 from fireflyer.collectives.membership import Arrival, Policy, Seats
 from fireflyer.collectives.memory import OwnMemory
-from fireflyer.collectives.plan import SUMS, Plan
+from fireflyer.collectives.planning.plan import SUMS, Plan
+from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.collectives.reforming import Lineage, follow, new_uid, seek, successor
 from fireflyer.collectives.residence import resident
-from fireflyer.collectives.routing import default_plan
 from fireflyer.collectives.seating import Seat, bind_arena, here, mask_text, report, seat_of
 from fireflyer.collectives.transports import make_offer
 from fireflyer.identity.secrets import Secret

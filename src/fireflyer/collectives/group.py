@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.work import Work
 
 __all__ = ["Group"]

@@ -23,11 +23,11 @@ from fireflyer.base.errors import DataCorruption, FireflyerError, PeerFailed, Us
 from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME, RankEnvironment
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
-from fireflyer.collectives.cost import Speeds
-from fireflyer.collectives.declaration import Declaration
 from fireflyer.collectives.group import Group
-from fireflyer.collectives.plan import Plan
-from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.planning.cost import Speeds
+from fireflyer.collectives.planning.declaration import Declaration
+from fireflyer.collectives.planning.plan import Plan
+from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.collectives.tuning import measure
 from fireflyer.runtime.reporter import Reporter
 

@@ -28,8 +28,8 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives import residence
 from fireflyer.collectives.doors import Door, listen
-from fireflyer.collectives.plan import BY_NODE, Plan, check_ranks
-from fireflyer.collectives.programs import CONTROL, Link, links
+from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
+from fireflyer.collectives.planning.programs import CONTROL, Link, links
 from fireflyer.collectives.reception import Reception
 from fireflyer.collectives.residence import Neighbour, Resident
 from fireflyer.collectives.seating import spread_window

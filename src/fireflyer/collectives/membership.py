@@ -36,7 +36,7 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, StaleVersion, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.planning.plan import Plan
 
 __all__ = [
     "Arrival",

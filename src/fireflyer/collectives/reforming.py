@@ -52,7 +52,7 @@ from fireflyer.collectives.membership import (
     Seats,
     Wait,
 )
-from fireflyer.collectives.plan import Plan, make_plan
+from fireflyer.collectives.planning.plan import Plan, make_plan
 from fireflyer.runtime.store import Store
 
 __all__ = ["Lineage", "Member", "follow", "new_uid", "perform", "seek", "successor"]

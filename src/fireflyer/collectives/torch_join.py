@@ -15,8 +15,8 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.job import JobPlans, tell_launcher
-from fireflyer.collectives.plan import Plan
-from fireflyer.collectives.routing import default_plan
+from fireflyer.collectives.planning.plan import Plan
+from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.collectives.torch_bridges import find_pairs
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import pair_on_cuda

@@ -31,11 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.units import KIB, MIB, MS, SECOND
-from fireflyer.collectives.cost import Speeds
 from fireflyer.collectives.group import Group
-from fireflyer.collectives.plan import TREE, Plan
-from fireflyer.collectives.routing import layout_of, plan_for
-from fireflyer.collectives.shapes import shape_of
+from fireflyer.collectives.planning.cost import Speeds
+from fireflyer.collectives.planning.plan import TREE, Plan
+from fireflyer.collectives.planning.routing import layout_of, plan_for
+from fireflyer.collectives.planning.shapes import shape_of
 from fireflyer.native import reduce as native_reduce
 
 __all__ = ["Tuning", "measure", "tune"]

@@ -26,7 +26,7 @@ from fireflyer.checkpoint.core.manager import SaveMachine, Settings
 from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, place
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.flight import dump as flight
-from fireflyer.collectives.plan import make_plan
+from fireflyer.collectives.planning.plan import make_plan
 from fireflyer.data.recordset import RecordSetWriter
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows

@@ -6,10 +6,10 @@ from typing import Final
 
 from tests.golden.pinned.samples import Given, samples
 
-from fireflyer.collectives.cost import Speeds
-from fireflyer.collectives.declaration import Declaration, RouteRow
 from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, Record, Sighting, Snapshot
-from fireflyer.collectives.plan import CANONICAL, Plan, Route, make_plan
+from fireflyer.collectives.planning.cost import Speeds
+from fireflyer.collectives.planning.declaration import Declaration, RouteRow
+from fireflyer.collectives.planning.plan import CANONICAL, Plan, Route, make_plan
 
 __all__ = ["GIVEN"]
 

@@ -11,9 +11,9 @@ from tests.golden.pinned.given import GIVEN
 from tests.golden.pinned.samples import samples
 
 from fireflyer.cli import collective_plans, collectives, fs_files_show, fs_files_tend, fs_placement, fs_status
-from fireflyer.collectives.declaration import Declaration
 from fireflyer.collectives.flight.explain import Verdict
-from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.planning.declaration import Declaration
+from fireflyer.collectives.planning.plan import Plan
 from fireflyer.fs.core.placement import place, uniform_cluster
 from fireflyer.fs.schema.inodes import Layout
 from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status

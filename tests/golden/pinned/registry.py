@@ -19,10 +19,11 @@ from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.cli.fs_placement import Domains
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import wire as cluster_wire
-from fireflyer.collectives import bridges, declaration, doors, meeting, membership, residence, torch_store, transports
+from fireflyer.collectives import bridges, doors, meeting, membership, residence, torch_store, transports
 from fireflyer.collectives import job as collectives_job
 from fireflyer.collectives.flight import dump as flight
-from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.planning import declaration
+from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.torch_pair_join import _Card
 from fireflyer.data import recordset, tokenizer
 from fireflyer.fs.client.local import _Cluster

@@ -21,7 +21,7 @@ from fireflyer.collectives.flight.dump import (
     snapshot_from_native,
 )
 from fireflyer.collectives.flight.files import write_dump
-from fireflyer.collectives.plan import Plan
+from fireflyer.collectives.planning.plan import Plan
 
 __all__ = ["FlightBox"]
 

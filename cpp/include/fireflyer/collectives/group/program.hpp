@@ -1,5 +1,5 @@
-// What a node does with each chunk of a lane: see fireflyer.collectives.programs, which builds programs and says why they
-// never block. Here they are checked and made ready to be run. The numbers are those of that module.
+// What a node does with each chunk of a lane: see fireflyer.collectives.planning.programs, which builds programs and
+// says why they never block. Here they are checked and made ready to be run. The numbers are those of that module.
 #pragma once
 
 #include <cstddef>

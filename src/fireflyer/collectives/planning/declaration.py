@@ -25,9 +25,9 @@ from collections.abc import Sequence
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.cost import FLIGHT_BYTES, SLOT_BYTES, Layout, Speeds
-from fireflyer.collectives.plan import MAX_ROUTES, Plan, Route
-from fireflyer.collectives.routing import layout_of, plan_for
+from fireflyer.collectives.planning.cost import FLIGHT_BYTES, SLOT_BYTES, Layout, Speeds
+from fireflyer.collectives.planning.plan import MAX_ROUTES, Plan, Route
+from fireflyer.collectives.planning.routing import layout_of, plan_for
 from fireflyer.topology import zones_of_hosts
 
 __all__ = ["Declaration", "RouteRow"]

@@ -29,8 +29,8 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, SECOND
-from fireflyer.collectives.plan import DEFAULT_WINDOW, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, PARTED, WIDEST_ELEMENT
-from fireflyer.collectives.shapes import shape_of
+from fireflyer.collectives.planning.plan import DEFAULT_WINDOW, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, PARTED, WIDEST_ELEMENT
+from fireflyer.collectives.planning.shapes import shape_of
 
 __all__ = ["Layout", "Speeds", "best_chunk_bytes", "one_node_ns", "predict_ns"]
 

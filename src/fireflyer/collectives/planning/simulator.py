@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.collectives.plan import PARTED, Plan, chunk_lane
-from fireflyer.collectives.programs import LANES, RECEIVES, SENDS, Action, Program, Step, build, stride_of
+from fireflyer.collectives.planning.plan import PARTED, Plan, chunk_lane
+from fireflyer.collectives.planning.programs import LANES, RECEIVES, SENDS, Action, Program, Step, build, stride_of
 
 __all__ = ["Death", "End", "Value", "expected_sum", "leaves", "run"]
 

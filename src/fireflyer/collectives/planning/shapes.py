@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.plan import RING, SUITABLE, TREE
-from fireflyer.collectives.trees import double_binary_tree
+from fireflyer.collectives.planning.plan import RING, SUITABLE, TREE
+from fireflyer.collectives.planning.trees import double_binary_tree
 from fireflyer.topology import zone_trees
 
 __all__ = ["ROUND_TRIPS", "Shape", "shape_of"]

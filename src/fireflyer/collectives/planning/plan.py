@@ -2,7 +2,8 @@
 
 A plan names for every kind of operation, by the size of its array, an *algorithm* and a size of chunks (`routes`). An
 array is cut into chunks; chunk k of an operation belongs to *lane* `k % 2`. What each node does with a chunk of each
-lane is a program (`fireflyer.collectives.programs`), built from nothing but the plan; the native executor runs it.
+lane is a program (`fireflyer.collectives.planning.programs`), built from nothing but the plan; the native executor runs
+it.
 
 Which numbers are added to which, and so every bit of a result, depends on nothing but the arguments: the plan, the kind
 of operation, the element type, the number of elements, and the ranks' data. Within a chunk:
@@ -30,7 +31,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB, format_bytes
-from fireflyer.collectives.trees import Orientation, Tree, check_tree, double_binary_tree, orient
+from fireflyer.collectives.planning.trees import Orientation, Tree, check_tree, double_binary_tree, orient
 
 __all__ = [
     "ALGORITHMS",

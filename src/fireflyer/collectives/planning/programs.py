@@ -42,8 +42,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.plan import ALGORITHMS, HALVING_DOUBLING, PARTED, RING, TREE, Plan
-from fireflyer.collectives.trees import Orientation, orient
+from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, PARTED, RING, TREE, Plan
+from fireflyer.collectives.planning.trees import Orientation, orient
 
 __all__ = [
     "CONTROL",

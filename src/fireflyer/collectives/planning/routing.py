@@ -17,8 +17,8 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, KIB, MIB, format_bytes
-from fireflyer.collectives.cost import FLIGHT_BYTES, SLOT_BYTES, Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.plan import (
+from fireflyer.collectives.planning.cost import FLIGHT_BYTES, SLOT_BYTES, Layout, Speeds, best_chunk_bytes, predict_ns
+from fireflyer.collectives.planning.plan import (
     BY_NODE,
     DEFAULT_CHUNK_BYTES,
     MAX_WINDOW,
@@ -29,7 +29,7 @@ from fireflyer.collectives.plan import (
     Route,
     make_plan,
 )
-from fireflyer.collectives.trees import double_binary_tree
+from fireflyer.collectives.planning.trees import double_binary_tree
 from fireflyer.topology import zone_order, zone_trees
 
 __all__ = ["best_window", "choose_routes", "default_plan", "explain", "layout_of", "plan_for"]
