@@ -40,7 +40,7 @@ from tests.support.rank_processes import ranks_running
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator
-from fireflyer.collectives.doors import Door
+from fireflyer.collectives.p2p.peer_listener import Door
 from fireflyer.identity.secrets import new_secret
 from fireflyer.native import Arena, create_window, sees
 from fireflyer.native import beacon as native_beacon

@@ -19,7 +19,7 @@ from tests.support.namespaces import enter_namespace
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator, Plan, Route, make_plan
-from fireflyer.collectives.doors import Door
+from fireflyer.collectives.p2p.peer_listener import Door
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 

@@ -15,7 +15,8 @@ from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.collectives import Communicator, Plan, canonical, kernels, make_plan
+from fireflyer.collectives import Communicator, Plan, kernels, make_plan
+from fireflyer.collectives.p2p import canonical
 
 LAYOUTS = [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 2, 3], [0, 0, 0, 1], [0, 1, 1, 1]]
 COUNTS = (0, 1, 9973)

@@ -15,10 +15,10 @@ from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives import Communicator, communicator, make_plan, residence
-from fireflyer.collectives.doors import Doors
-from fireflyer.collectives.exchange import RankExchange
 from fireflyer.collectives.meeting import Equipment
 from fireflyer.collectives.memory import OwnMemory
+from fireflyer.collectives.p2p.exchange import RankExchange
+from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.collectives.residence import Beacon, Neighbour, Resident
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore

@@ -12,8 +12,8 @@ import pytest
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.collectives import doors as doors_module
-from fireflyer.collectives.doors import Doors
+from fireflyer.collectives.p2p import peer_listener as doors_module
+from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import LocalStore

@@ -17,8 +17,8 @@ from tests.support.thread_ranks import together
 from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives import Communicator
-from fireflyer.collectives.doors import Doors
-from fireflyer.collectives.exchange import RankExchange
+from fireflyer.collectives.p2p.exchange import RankExchange
+from fireflyer.collectives.p2p.peer_listener import Doors
 
 LAYOUTS = [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0], [0, 1, 2], [0, 0, 0, 1]]
 SIZES = [0, 1, 1000, 16_383, 16_384, 70_000, 600_000]  # of float32: short, the border at 64 KiB, several segments

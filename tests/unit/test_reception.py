@@ -10,8 +10,8 @@ import pytest
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import SECOND
-from fireflyer.collectives import reception
-from fireflyer.collectives.reception import Reception
+from fireflyer.collectives.p2p import acceptor
+from fireflyer.collectives.p2p.acceptor import Reception
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
 
@@ -45,7 +45,7 @@ def test_guests_are_let_in_though_strangers_say_nothing_or_nonsense(listener: so
             sock.sendall(b"welcome")
             assert guest.recv(7) == b"welcome"
         assert identity == "node 3 link 0.0"
-        assert time.monotonic() - begun < reception.HANDSHAKE_TIMEOUT_NS / SECOND
+        assert time.monotonic() - begun < acceptor.HANDSHAKE_TIMEOUT_NS / SECOND
         sock.close()
     for stranger in [*silent, noisy]:
         stranger.close()
@@ -60,7 +60,7 @@ def test_another_secret_is_turned_away(listener: socket.socket) -> None:
 
 
 def test_of_too_many_strangers_the_oldest_leaves(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "MAX_HANDSHAKES", 3)
+    monkeypatch.setattr(acceptor, "MAX_HANDSHAKES", 3)
     secret = new_secret()
     with Reception(listener, secret, PURPOSE, "host") as door:
         strangers = [caller(listener) for _ in range(3)]

@@ -36,14 +36,14 @@ from fireflyer.collectives.arrays import (
     flatten,
     whole_number,
 )
-from fireflyer.collectives.canonical import CanonicalSums
-from fireflyer.collectives.doors import Doors
-from fireflyer.collectives.exchange import Flight, RankExchange
 from fireflyer.collectives.flight import FlightBox, Snapshot
 from fireflyer.collectives.forming import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
 from fireflyer.collectives.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.meeting import Equipment
 from fireflyer.collectives.memory import OwnMemory
+from fireflyer.collectives.p2p.canonical import CanonicalSums
+from fireflyer.collectives.p2p.exchange import Flight, RankExchange
+from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.collectives.planning.plan import CANONICAL, CANONICAL_KINDS, Plan
 from fireflyer.collectives.planning.programs import native_programs, native_routes
 from fireflyer.collectives.reforming import Lineage

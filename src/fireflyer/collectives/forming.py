@@ -16,11 +16,11 @@ from typing import Final, NamedTuple, Self
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
-from fireflyer.collectives.doors import Doors
-from fireflyer.collectives.exchange import RankExchange
 from fireflyer.collectives.meeting import Equipment, Planner, meet
 from fireflyer.collectives.membership import Arrival, Policy, Seats
 from fireflyer.collectives.memory import OwnMemory
+from fireflyer.collectives.p2p.exchange import RankExchange
+from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.collectives.planning.plan import SUMS, Plan
 from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.collectives.reforming import Lineage, follow, new_uid, seek, successor

@@ -27,10 +27,10 @@ from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unr
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives import residence
-from fireflyer.collectives.doors import Door, listen
+from fireflyer.collectives.p2p.acceptor import Reception
+from fireflyer.collectives.p2p.peer_listener import Door, listen
 from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.planning.programs import CONTROL, Link, links
-from fireflyer.collectives.reception import Reception
 from fireflyer.collectives.residence import Neighbour, Resident
 from fireflyer.collectives.seating import spread_window
 from fireflyer.collectives.transports import Choice, Offer, choose, introduce

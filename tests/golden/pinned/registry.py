@@ -19,9 +19,10 @@ from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.cli.fs_placement import Domains
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import wire as cluster_wire
-from fireflyer.collectives import bridges, doors, meeting, membership, residence, torch_store, transports
+from fireflyer.collectives import bridges, meeting, membership, residence, torch_store, transports
 from fireflyer.collectives import job as collectives_job
 from fireflyer.collectives.flight import dump as flight
+from fireflyer.collectives.p2p import peer_listener
 from fireflyer.collectives.planning import declaration
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.torch_pair_join import _Card
@@ -104,8 +105,8 @@ FORMATS: Final = (
     Format("collectives.topology", "json", declaration.Declaration),
     Format("collectives.member", "json", meeting.Member),
     Format("collectives.roster", "json", meeting.Roster),
-    Format("collectives.door", "json", doors.Door),
-    Format("collectives.doors", "json", list[doors.Door]),
+    Format("collectives.door", "json", peer_listener.Door),
+    Format("collectives.doors", "json", list[peer_listener.Door]),
     Format("collectives.arrival", "json", membership.Arrival),
     Format("collectives.seats", "json", membership.Seats),
     Format("collectives.memory-beacons", "json", list[residence.Beacon]),

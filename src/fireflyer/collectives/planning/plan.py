@@ -14,8 +14,8 @@ of operation, the element type, the number of elements, and the ranks' data. Wit
 3. one rounding to the element type, where the sum is complete. Every rank receives these bits.
 
 A plan with `sums="canonical"` replaces 1 and 2 for allreduce, reduce and reduce_scatter: all ranks in ascending order,
-wherever they sit (`fireflyer.collectives.canonical`). Then every bit of a result depends only on the number of ranks,
-the element type, the operation and the ranks' data.
+wherever they sit (`fireflyer.collectives.p2p.canonical`). Then every bit of a result depends only on the number of
+ranks, the element type, the operation and the ranks' data.
 
 A job keeps the plan of its first start (`Plan` goes into its checkpoints), so that a resumed run adds in the same
 order. `version` says which rules a plan was made by: 1 had the double binary tree alone and no routes.

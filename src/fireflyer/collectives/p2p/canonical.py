@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import MIB, MS
 from fireflyer.collectives.arrays import DTYPES, FlatArray
-from fireflyer.collectives.exchange import Flight, Part, RankExchange, RowSum
+from fireflyer.collectives.p2p.exchange import Flight, Part, RankExchange, RowSum
 
 __all__ = ["MAX_BLOCKS", "SCRATCH_BYTES", "CanonicalSums"]
 

@@ -23,7 +23,7 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
-from fireflyer.collectives.reception import ACCEPT_PAUSE_S
+from fireflyer.collectives.p2p.acceptor import ACCEPT_PAUSE_S
 from fireflyer.identity.handshake import (
     LENGTH_BYTES,
     NONCE_BYTES,

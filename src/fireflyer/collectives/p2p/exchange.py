@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten, whole_number
-from fireflyer.collectives.doors import Doors
+from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
 

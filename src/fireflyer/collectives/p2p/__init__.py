@@ -1,0 +1,1 @@
+"""From rank to rank: connections, messages, and sums that are made of these."""
