@@ -327,7 +327,7 @@ def test_a_leader_that_hands_over_no_window_is_refused() -> None:
 
 def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | None:
     """What rank 1 makes of it."""
-    from fireflyer.collectives import residence
+    from fireflyer.collectives.bootstrap import local_peers
     from fireflyer.native import Executor
 
     ours, theirs = socket.socketpair()
@@ -335,9 +335,11 @@ def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | No
     with ours, theirs, ExitStack() as stack:
         for fd in arenas:
             stack.callback(os.close, fd)
-        residence.send_all(theirs, window_fds, [residence.Resident(residence.Beacon(0, 0, 0), fd) for fd in arenas])
+        local_peers.send_all(
+            theirs, window_fds, [local_peers.Resident(local_peers.Beacon(0, 0, 0), fd) for fd in arenas]
+        )
         try:
-            (window_fd, bell), everybody = residence.receive_all(ours, "rank 0", 2, stack)
+            (window_fd, bell), everybody = local_peers.receive_all(ours, "rank 0", 2, stack)
             Executor(
                 rank=1,
                 node_of_rank=[0, 0],

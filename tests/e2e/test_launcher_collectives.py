@@ -13,8 +13,8 @@ from fireflyer.base.events import AttemptFailed, PeerFailureReport, RankExited
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.schema.job import JobSpec, Timeouts
 from fireflyer.collectives import Plan
+from fireflyer.collectives.bootstrap.job import KeptPlan
 from fireflyer.collectives.flight import find_dumps, read_dumps
-from fireflyer.collectives.job import KeptPlan
 from fireflyer.collectives.planning.declaration import Declaration
 from fireflyer.topology import count_crossings
 

@@ -8,7 +8,7 @@ from tests.support.seeds import more_seeds
 
 from fireflyer.base.errors import Timeout, UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.collectives.membership import (
+from fireflyer.collectives.bootstrap.membership import (
     Arrival,
     Arrive,
     Arrived,

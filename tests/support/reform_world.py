@@ -14,7 +14,7 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, StaleVersion
 from fireflyer.base.units import MS, SECOND
-from fireflyer.collectives.membership import (
+from fireflyer.collectives.bootstrap.membership import (
     Arrival,
     Arrive,
     Arrived,

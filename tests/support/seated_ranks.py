@@ -22,7 +22,7 @@ def main() -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
-    logger = logging.getLogger("fireflyer.collectives.seating")
+    logger = logging.getLogger("fireflyer.collectives.bootstrap.cpu_binding")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     root = params["root"]

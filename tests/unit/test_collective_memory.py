@@ -13,8 +13,9 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, SECOND
-from fireflyer.collectives import Communicator, memory
-from fireflyer.collectives.memory import MAX_DEFAULT_ARENA_BYTES, OwnMemory
+from fireflyer.collectives import Communicator
+from fireflyer.collectives.bootstrap import arena
+from fireflyer.collectives.bootstrap.arena import MAX_DEFAULT_ARENA_BYTES, OwnMemory
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
@@ -25,7 +26,7 @@ GROUPS = 12
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()  # no other test's groups take part
-    monkeypatch.setattr(memory, "all_memory_bytes", lambda: SIZE)
+    monkeypatch.setattr(arena, "all_memory_bytes", lambda: SIZE)
 
 
 def address_space() -> int:
@@ -119,7 +120,7 @@ def test_a_forked_child_has_memory_of_its_own() -> None:
 
 
 def test_the_arenas_of_a_full_node_leave_half_of_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "all_memory_bytes", lambda: 16 << 40)
+    monkeypatch.setattr(arena, "all_memory_bytes", lambda: 16 << 40)
     large = OwnMemory(None)
     assert large.arena.bytes == MAX_DEFAULT_ARENA_BYTES
     assert 64 * MAX_DEFAULT_ARENA_BYTES <= 1 << 46

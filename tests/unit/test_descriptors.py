@@ -14,12 +14,13 @@ from tests.support.descriptors import only_free, open_descriptors
 from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
-from fireflyer.collectives import Communicator, communicator, make_plan, residence
-from fireflyer.collectives.meeting import Equipment
-from fireflyer.collectives.memory import OwnMemory
+from fireflyer.collectives import Communicator, communicator, make_plan
+from fireflyer.collectives.bootstrap import local_peers
+from fireflyer.collectives.bootstrap.arena import OwnMemory
+from fireflyer.collectives.bootstrap.local_peers import Beacon, Neighbour, Resident
+from fireflyer.collectives.bootstrap.rendezvous import Equipment
 from fireflyer.collectives.p2p.exchange import RankExchange
 from fireflyer.collectives.p2p.peer_listener import Doors
-from fireflyer.collectives.residence import Beacon, Neighbour, Resident
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
@@ -129,7 +130,7 @@ def test_a_fork_while_a_group_is_being_closed_closes_nothing_of_others(monkeypat
 
 def test_a_fork_while_a_group_is_formed_keeps_no_connection_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[int] = []
-    decide = residence.decide
+    decide = local_peers.decide
 
     def fork_first(others: Mapping[str, socket.socket], own: Resident, residents: Sequence[Resident]) -> bool:
         found = [sock.fileno() for sock in others.values()]
@@ -139,7 +140,7 @@ def test_a_fork_while_a_group_is_formed_keeps_no_connection_of_it(monkeypatch: p
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         return decide(others, own, residents)
 
-    monkeypatch.setattr(residence, "decide", fork_first)
+    monkeypatch.setattr(local_peers, "decide", fork_first)
     assert together([0, 0, 0], lambda comm: comm.world_size) == [3] * 3
     assert statuses == [0]
 

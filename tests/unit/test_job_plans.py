@@ -17,7 +17,7 @@ from tests.support.thread_ranks import together
 from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives import Communicator, Plan, Route, Speeds, make_plan, plan_for
-from fireflyer.collectives.job import JobPlans, KeptPlan, tuned
+from fireflyer.collectives.bootstrap.job import JobPlans, KeptPlan, tuned
 from fireflyer.collectives.planning.cost import FLIGHT_BYTES, SLOT_BYTES
 from fireflyer.collectives.planning.declaration import Declaration, RouteRow
 from fireflyer.collectives.planning.plan import RING, TREE

@@ -12,7 +12,15 @@ from tests.support.fake_sysfs import tree_of_nodes, write_tree
 from tests.support.thread_ranks import together
 
 from fireflyer.collectives import Communicator
-from fireflyer.collectives.seating import MAX_MASK_TEXT, Seat, bind_arena, here, mask_text, seat_of, spread_window
+from fireflyer.collectives.bootstrap.cpu_binding import (
+    MAX_MASK_TEXT,
+    Seat,
+    bind_arena,
+    here,
+    mask_text,
+    seat_of,
+    spread_window,
+)
 from fireflyer.native import Arena, create_window, interleave_window
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.topology import Machine, format_list, parse_list, read_machine

@@ -18,8 +18,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.collectives import Communicator, make_plan, torch_join
+from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce, make_offer
 from fireflyer.collectives.flight import decode_dump, find_dumps
-from fireflyer.collectives.transports import Choice, Offer, choose, introduce, make_offer
 from fireflyer.native import Fabric, ucx_module
 from fireflyer.runtime.store import LocalStore
 

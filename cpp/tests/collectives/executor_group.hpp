@@ -1,4 +1,4 @@
-// Ranks that are threads of the test: executors of several nodes in one process, joined as `meeting` joins them.
+// Ranks that are threads of the test: executors of several nodes in one process, joined as `rendezvous` joins them.
 #pragma once
 
 #include <arpa/inet.h>

@@ -31,7 +31,7 @@ TOPOLOGY_NAME = "topology.json"
 PLANS_NAME = "collectives"
 """The directory of plans that groups of the job keep, there."""
 TRANSPORTS = ("tcp", "ucx", "auto")
-"""What collectives may be asked to use between nodes, see `fireflyer.collectives.transports`."""
+"""What collectives may be asked to use between nodes, see `fireflyer.collectives.bootstrap.transports`."""
 _SETTINGS = ("FF_DUMP_DIR", "FF_PEER_MEMORY", "FF_PIN", "FF_TRANSPORT", "FF_TUNE")
 _ALL_NAMES = {*_SETTINGS, "FF_CONTROL", "FF_JOB_TOKEN", "FF_RUN_DIR", "FF_SECRET_FILE"}
 

@@ -36,18 +36,18 @@ from fireflyer.collectives.arrays import (
     flatten,
     whole_number,
 )
+from fireflyer.collectives.bootstrap.arena import OwnMemory
+from fireflyer.collectives.bootstrap.cpu_binding import Seat
+from fireflyer.collectives.bootstrap.group_setup import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
+from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tuned
+from fireflyer.collectives.bootstrap.reconfiguration import Lineage
+from fireflyer.collectives.bootstrap.rendezvous import Equipment
 from fireflyer.collectives.flight import FlightBox, Snapshot
-from fireflyer.collectives.forming import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
-from fireflyer.collectives.job import JobPlans, tell_launcher, tuned
-from fireflyer.collectives.meeting import Equipment
-from fireflyer.collectives.memory import OwnMemory
 from fireflyer.collectives.p2p.canonical import CanonicalSums
 from fireflyer.collectives.p2p.exchange import Flight, RankExchange
 from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.collectives.planning.plan import CANONICAL, CANONICAL_KINDS, Plan
 from fireflyer.collectives.planning.programs import native_programs, native_routes
-from fireflyer.collectives.reforming import Lineage
-from fireflyer.collectives.seating import Seat
 from fireflyer.collectives.work import Work
 from fireflyer.identity.secrets import load_secret, new_secret
 from fireflyer.native import Executor

@@ -19,8 +19,9 @@ from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.cli.fs_placement import Domains
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import wire as cluster_wire
-from fireflyer.collectives import bridges, meeting, membership, residence, torch_store, transports
-from fireflyer.collectives import job as collectives_job
+from fireflyer.collectives import bridges, torch_store
+from fireflyer.collectives.bootstrap import job as collectives_job
+from fireflyer.collectives.bootstrap import local_peers, membership, rendezvous, transports
 from fireflyer.collectives.flight import dump as flight
 from fireflyer.collectives.p2p import peer_listener
 from fireflyer.collectives.planning import declaration
@@ -103,13 +104,13 @@ FORMATS: Final = (
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
     Format("collectives.topology-file", "toml", declaration.Declaration),
     Format("collectives.topology", "json", declaration.Declaration),
-    Format("collectives.member", "json", meeting.Member),
-    Format("collectives.roster", "json", meeting.Roster),
+    Format("collectives.member", "json", rendezvous.Member),
+    Format("collectives.roster", "json", rendezvous.Roster),
     Format("collectives.door", "json", peer_listener.Door),
     Format("collectives.doors", "json", list[peer_listener.Door]),
     Format("collectives.arrival", "json", membership.Arrival),
     Format("collectives.seats", "json", membership.Seats),
-    Format("collectives.memory-beacons", "json", list[residence.Beacon]),
+    Format("collectives.memory-beacons", "json", list[local_peers.Beacon]),
     Format("collectives.bridges-report", "json", bridges.Report),
     Format("collectives.device-card", "json", _Card),
     Format("collectives.places", "json", torch_store._Published),

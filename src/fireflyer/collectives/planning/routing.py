@@ -117,7 +117,7 @@ def plan_for(
 
 def default_plan(
     node_of_rank: Sequence[int],
-    host_of_node: Sequence[str] = (),  # noqa: ARG001 - a `meeting.Planner` is told; this one does not ask who they are
+    host_of_node: Sequence[str] = (),  # noqa: ARG001 - a `rendezvous.Planner` is told; this one does not ask who they are
 ) -> Plan:
     """What a group does that was given no plan, and knows nothing of its network but the number of nodes: the default
     algorithms, one size of chunks, and more of them in flight where a chunk has a long way. Raises `UsageError`."""

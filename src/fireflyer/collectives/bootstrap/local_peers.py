@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from fireflyer.base.errors import Unreachable
-from fireflyer.collectives.seating import MAX_MASK_TEXT
+from fireflyer.collectives.bootstrap.cpu_binding import MAX_MASK_TEXT
 from fireflyer.native import beacon, sees
 from fireflyer.runtime.sockets import receive_exactly
 
@@ -48,7 +48,7 @@ class Beacon(msgspec.Struct, frozen=True):
     address: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     number: Annotated[int, Meta(ge=0)]
     cpus: Annotated[str, Meta(max_length=MAX_MASK_TEXT)] = ""
-    """The processors on which it may run, as `seating.mask_text`."""
+    """The processors on which it may run, as `cpu_binding.mask_text`."""
 
     def __post_init__(self) -> None:
         if self.number >= 2**64:

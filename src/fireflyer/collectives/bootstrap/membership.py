@@ -1,7 +1,8 @@
 """Who belongs to the next generation of a group: decided by its survivors over a store, without trusting any of them.
 
 Pure: a `Membership` is one process that takes part. It says what to do next (an effect), is told how that went (an
-event) and what time it is, until it is `Seated` or `Refused`. The shell is `fireflyer.collectives.reforming`.
+event) and what time it is, until it is `Seated` or `Refused`. The shell is
+`fireflyer.collectives.bootstrap.reconfiguration`.
 
 A group has a lineage: generation 0 was made by `create`, and generation g + 1 follows from g. *Survivors* are the ranks
 of generation g, *newcomers* were no members of it.

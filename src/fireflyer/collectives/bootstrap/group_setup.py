@@ -16,17 +16,17 @@ from typing import Final, NamedTuple, Self
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
-from fireflyer.collectives.meeting import Equipment, Planner, meet
-from fireflyer.collectives.membership import Arrival, Policy, Seats
-from fireflyer.collectives.memory import OwnMemory
+from fireflyer.collectives.bootstrap.arena import OwnMemory
+from fireflyer.collectives.bootstrap.cpu_binding import Seat, bind_arena, here, mask_text, report, seat_of
+from fireflyer.collectives.bootstrap.local_peers import resident
+from fireflyer.collectives.bootstrap.membership import Arrival, Policy, Seats
+from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new_uid, seek, successor
+from fireflyer.collectives.bootstrap.rendezvous import Equipment, Planner, meet
+from fireflyer.collectives.bootstrap.transports import make_offer
 from fireflyer.collectives.p2p.exchange import RankExchange
 from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.collectives.planning.plan import SUMS, Plan
 from fireflyer.collectives.planning.routing import default_plan
-from fireflyer.collectives.reforming import Lineage, follow, new_uid, seek, successor
-from fireflyer.collectives.residence import resident
-from fireflyer.collectives.seating import Seat, bind_arena, here, mask_text, report, seat_of
-from fireflyer.collectives.transports import make_offer
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import Executor, OpenMemory
 from fireflyer.runtime.store import Store
@@ -286,7 +286,7 @@ class Formed(ABC):
         Ranks that the failure has named are waited for for a second, other missing ones for `grace_ns` (None:
         `timeout_ns`), and until there are `min_world_size` the wait goes on. Of more than `max_world_size` the highest
         are left out, newcomers first. `plan` makes the plan from the node of each rank, the same on all ranks (None:
-        as this group's, see `reforming.successor`). All ranks pass the same arguments.
+        as this group's, see `reconfiguration.successor`). All ranks pass the same arguments.
 
         Raises `StaleVersion` where the others have gone on without this process, `Timeout` after `join_timeout_ns`,
         `UsageError`, `Unreachable`, `PermissionDenied`.

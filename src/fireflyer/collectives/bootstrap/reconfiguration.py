@@ -6,7 +6,7 @@ Everything of a lineage lies under its first group's name in the store:
     generation-G/open             a survivor is forming it
     generation-G/member/PLACE     who has arrived
     generation-G/seats            the decision; written once, never changed, replaced by a mark when it is old
-    generation-G/...              the meeting of those who are in (see `meeting`)
+    generation-G/...              the meeting of those who are in (see `rendezvous`)
 
 After the decision the members meet as ranks of any group do, with the job's secret, and confirm that all of them are
 there by a barrier. A rank that dies on the way makes the meeting or the barrier fail; then the others form the next
@@ -33,8 +33,7 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.collectives.meeting import Absent
-from fireflyer.collectives.membership import (
+from fireflyer.collectives.bootstrap.membership import (
     Arrival,
     Arrive,
     Arrived,
@@ -52,6 +51,7 @@ from fireflyer.collectives.membership import (
     Seats,
     Wait,
 )
+from fireflyer.collectives.bootstrap.rendezvous import Absent
 from fireflyer.collectives.planning.plan import Plan, make_plan
 from fireflyer.runtime.store import Store
 

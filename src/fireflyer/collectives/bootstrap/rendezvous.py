@@ -26,14 +26,14 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.collectives import residence
+from fireflyer.collectives.bootstrap import local_peers
+from fireflyer.collectives.bootstrap.cpu_binding import spread_window
+from fireflyer.collectives.bootstrap.local_peers import Neighbour, Resident
+from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce
 from fireflyer.collectives.p2p.acceptor import Reception
 from fireflyer.collectives.p2p.peer_listener import Door, listen
 from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.planning.programs import CONTROL, Link, links
-from fireflyer.collectives.residence import Neighbour, Resident
-from fireflyer.collectives.seating import spread_window
-from fireflyer.collectives.transports import Choice, Offer, choose, introduce
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import Fabric, create_window
 from fireflyer.runtime.sockets import authenticate_client
@@ -199,12 +199,12 @@ class _Meeting:
                 continue
             found[rank] = stack.enter_context(sock)
             sock.settimeout(self.left_ns() / SECOND)
-            residents[rank] = residence.receive(sock, f"rank {rank}", stack)
+            residents[rank] = local_peers.receive(sock, f"rank {rank}", stack)
         everybody = [residents[rank] for rank in (self.rank, *others)]
         for sock in found.values():
-            residence.send_all(sock, window_fds, everybody)
-        open_ = residence.decide({f"rank {rank}": sock for rank, sock in found.items()}, own, everybody)
-        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], residence.neighbours(everybody, open_)
+            local_peers.send_all(sock, window_fds, everybody)
+        open_ = local_peers.decide({f"rank {rank}": sock for rank, sock in found.items()}, own, everybody)
+        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], local_peers.neighbours(everybody, open_)
 
     def join_window(
         self, doors: Door, leader: int, ranks: int, own: Resident, stack: ExitStack
@@ -222,10 +222,10 @@ class _Meeting:
         if peer != f"rank {leader}":
             raise PermissionDenied(f"expected rank {leader} at its Unix socket, found {peer!r}")
         sock.settimeout(self.left_ns() / SECOND)
-        residence.send(sock, own, f"rank {leader}")
-        (window_fd, doorbell_fd), everybody = residence.receive_all(sock, f"rank {leader}", ranks, stack)
-        open_ = residence.agree(sock, f"rank {leader}", own, everybody)
-        return window_fd, doorbell_fd, sock.fileno(), residence.neighbours(everybody, open_)
+        local_peers.send(sock, own, f"rank {leader}")
+        (window_fd, doorbell_fd), everybody = local_peers.receive_all(sock, f"rank {leader}", ranks, stack)
+        open_ = local_peers.agree(sock, f"rank {leader}", own, everybody)
+        return window_fd, doorbell_fd, sock.fileno(), local_peers.neighbours(everybody, open_)
 
     # --- between nodes ---
 

@@ -1,0 +1,1 @@
+"""How the ranks of a group find each other: rendezvous, membership, authenticated connections, shared memory."""
