@@ -15,8 +15,8 @@ import torch.distributed as dist
 from bench.collectives.data import NATIVE, block_of, expected_sum, filled_with
 from bench.collectives.orders import join_ours, obey
 from bench.collectives.spans import covered
-from fireflyer.collectives.copies import HostMemory
-from fireflyer.collectives.pieces import Move
+from fireflyer.collectives.devices.copies import HostMemory
+from fireflyer.collectives.devices.pieces import Move
 from fireflyer.collectives.torch_cuda import CudaCopies
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import InvariantViolation, UsageError
-from fireflyer.collectives.pieces import IN_PLACE, Move, cut
-from fireflyer.collectives.stages import Stages, Step
+from fireflyer.collectives.devices.pieces import IN_PLACE, Move, cut
+from fireflyer.collectives.devices.stages import Stages, Step
 
 KINDS = [*IN_PLACE, "reduce_scatter", "allgather"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from fireflyer.collectives.copies import HostMemory, Point
-from fireflyer.collectives.pieces import Move
+from fireflyer.collectives.devices.copies import HostMemory, Point
+from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["Stream", "ThreadCopies", "ThreadPoint", "UnpinnedMemory"]
 

@@ -15,7 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives import torch_bridges, torch_join
-from fireflyer.collectives.bridges import MAX_RANKS, Report, decide, links_of, match
+from fireflyer.collectives.devices.bridges import MAX_RANKS, Report, decide, links_of, match
 
 BRIDGED = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m

@@ -22,8 +22,10 @@ from tests.support.torch_values import NUMBERS, scattered
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, PeerFailed, UsageError
 from fireflyer.base.units import MIB, SECOND
-from fireflyer.collectives import Communicator, device_engine, pieces, torch_cuda
-from fireflyer.collectives.device_engine import DeviceEngine
+from fireflyer.collectives import Communicator, torch_cuda
+from fireflyer.collectives.devices import engine as device_engine
+from fireflyer.collectives.devices import pieces
+from fireflyer.collectives.devices.engine import DeviceEngine
 from fireflyer.collectives.torch_devices import DeviceCommunicator, reaching
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]

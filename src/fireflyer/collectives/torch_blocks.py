@@ -9,9 +9,9 @@ import torch
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB
-from fireflyer.collectives.copies import Copies, HostMemory, Point
-from fireflyer.collectives.device_engine import Host, Running
-from fireflyer.collectives.pieces import Move
+from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
+from fireflyer.collectives.devices.engine import Host, Running
+from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["MAX_KEPT_BYTES", "Block", "Blocks", "WholeWork", "all_of", "bytes_in", "bytes_of"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.bridges import Decision, Report, decide, links_of
 from fireflyer.collectives.communicator import Communicator
+from fireflyer.collectives.devices.bridges import Decision, Report, decide, links_of
 
 __all__ = ["find_pairs", "gpu_name", "probe"]
 

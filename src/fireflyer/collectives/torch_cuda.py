@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from fireflyer.collectives.copies import Copies, HostMemory, Point
-from fireflyer.collectives.pieces import Move
+from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
+from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["DEVICES", "CudaCopies", "CudaPoint", "PinnedMemory", "TimedCopy", "on_device"]
 

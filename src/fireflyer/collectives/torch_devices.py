@@ -4,7 +4,7 @@
 >>> comm.allreduce(torch.ones(1000, device="cuda"))
 
 Reductions, broadcast and allgather of tensors on a device go piece by piece through pinned slots, so that copies run
-beside sums (`device_engine`). all_to_all, gather, scatter, send and recv are copied as a whole, before and after.
+beside sums (`devices.engine`). all_to_all, gather, scatter, send and recv are copied as a whole, before and after.
 
 As with other collectives on CUDA, an operation starts after what the current stream was given before the call, and
 `wait` makes the current stream wait; it blocks the host only until the last sum is done. All ranks must give a
@@ -23,9 +23,9 @@ import torch
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, DTypeLike, carrier_of, check_rank, dtype_named
 from fireflyer.collectives.communicator import OPS, Communicator
-from fireflyer.collectives.copies import Copies
-from fireflyer.collectives.device_engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, Job, Running
-from fireflyer.collectives.pieces import Piece, cut
+from fireflyer.collectives.devices.copies import Copies
+from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, Job, Running
+from fireflyer.collectives.devices.pieces import Piece, cut
 from fireflyer.collectives.torch_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
 from fireflyer.collectives.torch_cuda import DEVICES, on_device
 from fireflyer.collectives.torch_pairs import PairedSums

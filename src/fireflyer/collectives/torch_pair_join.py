@@ -18,7 +18,7 @@ from torch.multiprocessing import reductions
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.copies import Copies
+from fireflyer.collectives.devices.copies import Copies
 from fireflyer.collectives.torch_bridges import gpu_name
 from fireflyer.collectives.torch_cuda import CudaCopies
 from fireflyer.collectives.torch_devices import DeviceCommunicator

@@ -29,8 +29,8 @@ import torch
 from fireflyer.base.errors import PeerFailed, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.copies import Copies, Point
-from fireflyer.collectives.device_engine import DeviceWork, Outcome, Running
+from fireflyer.collectives.devices.copies import Copies, Point
+from fireflyer.collectives.devices.engine import DeviceWork, Outcome, Running
 
 __all__ = ["OUTBOX_BYTES", "Circle", "Half", "Outboxes", "PairedSums", "halves"]
 

@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from fireflyer.base.errors import PeerFailed, Timeout
 from fireflyer.base.units import MS, format_duration
-from fireflyer.collectives.copies import Copies, Point
+from fireflyer.collectives.devices.copies import Copies, Point
 
 __all__ = ["Completer", "GroupWork", "HfreduceError", "Pending", "Promise"]
 

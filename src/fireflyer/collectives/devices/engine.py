@@ -30,9 +30,9 @@ from typing import Any, Final, Protocol
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, InvariantViolation, Timeout, UsageError
 from fireflyer.base.units import MIB, format_duration
-from fireflyer.collectives.copies import Copies, HostMemory, Point
-from fireflyer.collectives.pieces import Piece
-from fireflyer.collectives.stages import Stages, Step
+from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
+from fireflyer.collectives.devices.pieces import Piece
+from fireflyer.collectives.devices.stages import Stages, Step
 from fireflyer.collectives.work import ROOM_PAUSE_S
 
 __all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "Outcome", "Running"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from fireflyer.collectives.pieces import Move
+from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["Copies", "HostMemory", "Point"]
 

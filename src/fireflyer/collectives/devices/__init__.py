@@ -1,0 +1,1 @@
+"""Operations on memory of a device, piece by piece through host memory. Imports no torch."""
