@@ -17,7 +17,7 @@ from bench.collectives.orders import join_ours, obey
 from bench.collectives.spans import covered
 from fireflyer.collectives.devices.copies import HostMemory
 from fireflyer.collectives.devices.pieces import Move
-from fireflyer.collectives.torch_cuda import CudaCopies
+from fireflyer.collectives.torch.cuda import CudaCopies
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.collectives.torch_cuda import CudaCopies
+from fireflyer.collectives.torch.cuda import CudaCopies
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_group import HfreduceGroup, HfreduceOptions
 from fireflyer.collectives.torch_hooks import HookState, hfreduce_hook

@@ -13,7 +13,7 @@ from tests.support.thread_device import ThreadCopies
 from tests.support.torch_calls import SCENARIOS
 
 import fireflyer.collectives.torch_group  # noqa: F401 - registers the backend
-from fireflyer.collectives.torch_cuda import DEVICES
+from fireflyer.collectives.torch.cuda import DEVICES
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.compression import Compression
-from fireflyer.collectives.torch_cuda import DEVICES
+from fireflyer.collectives.torch.cuda import DEVICES
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_fsdp import all_reduce_hook, use_for_fsdp
 from fireflyer.collectives.torch_group import HfreduceGroup

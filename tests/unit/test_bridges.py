@@ -14,8 +14,9 @@ from tests.support.thread_ranks import together
 from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub lists what is public by other means
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives import torch_bridges, torch_join
+from fireflyer.collectives import torch_join
 from fireflyer.collectives.devices.bridges import MAX_RANKS, Report, decide, links_of, match
+from fireflyer.collectives.torch import bridges
 
 BRIDGED = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -168,7 +169,7 @@ def test_a_table_that_makes_no_sense_is_refused(topology: str, gpus: int) -> Non
 def test_a_process_without_a_gpu_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has one")
-    assert torch_bridges.probe().problem == "its process has no CUDA device"
+    assert bridges.probe().problem == "its process has no CUDA device"
 
 
 def test_the_driver_is_asked_by_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,21 +178,21 @@ def test_the_driver_is_asked_by_its_own_command(tmp_path: Path, monkeypatch: pyt
     command.write_text(f'#!/bin/sh\n[ "$1" = topo ] || exit 9\ncat <<"END"\n{BRIDGED}END\n', encoding="utf-8")
     command.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert links_of(torch_bridges._answer("topo", "-m"), ["a", "b", "c", "d"])["a"] == {"c": 12}
+    assert links_of(bridges._answer("topo", "-m"), ["a", "b", "c", "d"])["a"] == {"c": 12}
     with pytest.raises(UsageError, match="nvidia-smi --query-gpu=uuid ended with 9"):
-        torch_bridges._answer("--query-gpu=uuid")
+        bridges._answer("--query-gpu=uuid")
 
 
 def test_ranks_that_know_nothing_agree_on_no_pairs() -> None:
-    found = together([0, 0, 1], torch_bridges.find_pairs)
+    found = together([0, 0, 1], bridges.find_pairs)
     assert [decision.pairs for decision in found] == [()] * 3
     assert len({decision.reason for decision in found}) == 1
 
 
 def test_ranks_tell_each_other_what_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
     known = iter(reports([[0, 4], [4, 0]]))
-    monkeypatch.setattr(torch_bridges, "probe", lambda: next(known))
-    assert [decision.pairs for decision in together([0, 0], torch_bridges.find_pairs)] == [((0, 1),)] * 2
+    monkeypatch.setattr(bridges, "probe", lambda: next(known))
+    assert [decision.pairs for decision in together([0, 0], bridges.find_pairs)] == [((0, 1),)] * 2
 
 
 def test_a_group_of_torch_goes_without_pairs_where_none_are_found() -> None:

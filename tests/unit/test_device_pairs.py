@@ -18,10 +18,11 @@ from tests.support.torch_values import scattered
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB
-from fireflyer.collectives import Communicator, torch_cuda
+from fireflyer.collectives import Communicator
+from fireflyer.collectives.torch import cuda
+from fireflyer.collectives.torch.pairs import PAIRED, Outboxes, halves
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import check_pairs, join_pairs
-from fireflyer.collectives.torch_pairs import PAIRED, Outboxes, halves
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
@@ -31,7 +32,7 @@ ARENA_BYTES = 64 * MIB
 
 @pytest.fixture(autouse=True)
 def tensors_are_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(torch_cuda.DEVICES, "cpu", ThreadCopies)
+    monkeypatch.setitem(cuda.DEVICES, "cpu", ThreadCopies)
 
 
 def ranks(nodes: list[int], pairs: list[tuple[int, int]], body: Callable[[DeviceCommunicator], Any]) -> list[Any]:

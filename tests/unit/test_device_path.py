@@ -22,10 +22,11 @@ from tests.support.torch_values import NUMBERS, scattered
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, PeerFailed, UsageError
 from fireflyer.base.units import MIB, SECOND
-from fireflyer.collectives import Communicator, torch_cuda
+from fireflyer.collectives import Communicator
 from fireflyer.collectives.devices import engine as device_engine
 from fireflyer.collectives.devices import pieces
 from fireflyer.collectives.devices.engine import DeviceEngine
+from fireflyer.collectives.torch import cuda
 from fireflyer.collectives.torch_devices import DeviceCommunicator, reaching
 
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -35,7 +36,7 @@ ARENA_BYTES = 64 * MIB
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are those of the device here, and pieces are small, so that there are many."""
-    monkeypatch.setitem(torch_cuda.DEVICES, "cpu", ThreadCopies)
+    monkeypatch.setitem(cuda.DEVICES, "cpu", ThreadCopies)
     monkeypatch.setattr(pieces, "SMALLEST_PIECE_BYTES", 256)
 
 

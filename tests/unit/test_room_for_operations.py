@@ -14,9 +14,9 @@ from tests.support.thread_ranks import fill_queue, telling_of, together
 from fireflyer.base.errors import Busy, UsageError
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.compression import Compression
+from fireflyer.collectives.torch.store import Places
 from fireflyer.collectives.torch_group import HfreduceGroup
 from fireflyer.collectives.torch_join import Joined
-from fireflyer.collectives.torch_store import Places
 from fireflyer.collectives.work import when_there_is_room
 from fireflyer.identity.secrets import new_secret
 

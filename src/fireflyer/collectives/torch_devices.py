@@ -26,10 +26,10 @@ from fireflyer.collectives.communicator import OPS, Communicator
 from fireflyer.collectives.devices.copies import Copies
 from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, Job, Running
 from fireflyer.collectives.devices.pieces import Piece, cut
-from fireflyer.collectives.torch_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
-from fireflyer.collectives.torch_cuda import DEVICES, on_device
-from fireflyer.collectives.torch_pairs import PairedSums
-from fireflyer.collectives.torch_tensors import dtype_name
+from fireflyer.collectives.torch.cuda import DEVICES, on_device
+from fireflyer.collectives.torch.pairs import PairedSums
+from fireflyer.collectives.torch.pinned_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
+from fireflyer.collectives.torch.tensors import dtype_name
 
 __all__ = ["DeviceCommunicator", "reaching"]
 

@@ -20,10 +20,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.torch_calls import Calls
+from fireflyer.collectives.torch.calls import Calls
+from fireflyer.collectives.torch.tensors import moved, op_name, summed, tensor_in
+from fireflyer.collectives.torch.work import Completer, GroupWork
 from fireflyer.collectives.torch_devices import DeviceCommunicator
-from fireflyer.collectives.torch_tensors import moved, op_name, summed, tensor_in
-from fireflyer.collectives.torch_work import Completer, GroupWork
 
 __all__ = ["HfreduceAllGather", "HfreduceReduceScatter", "all_reduce_hook", "use_for_fsdp"]
 

@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.torch_calls import Calls
-from fireflyer.collectives.torch_cuda import DEVICES
+from fireflyer.collectives.torch.calls import Calls
+from fireflyer.collectives.torch.cuda import DEVICES
+from fireflyer.collectives.torch.tensors import checked, moved, op_name, summed, tensor_in
+from fireflyer.collectives.torch.work import Completer, GroupWork
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_join import HfreduceOptions, Joined, join
-from fireflyer.collectives.torch_tensors import checked, moved, op_name, summed, tensor_in
-from fireflyer.collectives.torch_work import Completer, GroupWork
 
 __all__ = ["BACKEND", "HfreduceGroup", "HfreduceOptions", "register"]
 

@@ -18,8 +18,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.compression import CompressedMean, Compression
+from fireflyer.collectives.torch.work import Completer, GroupWork, Pending, Promise
 from fireflyer.collectives.torch_devices import DeviceCommunicator
-from fireflyer.collectives.torch_work import Completer, GroupWork, Pending, Promise
 from fireflyer.collectives.work import when_there_is_room
 
 __all__ = ["HookState", "hfreduce_hook"]

@@ -18,10 +18,10 @@ from fireflyer.collectives.bootstrap.transports import check_transport
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.planning.routing import default_plan
-from fireflyer.collectives.torch_bridges import find_pairs
+from fireflyer.collectives.torch.bridges import find_pairs
+from fireflyer.collectives.torch.store import C10dStore, Places, agree_on_places, own_address
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import pair_on_cuda
-from fireflyer.collectives.torch_store import C10dStore, Places, agree_on_places, own_address
 from fireflyer.runtime.environment import read_environment
 
 __all__ = ["HfreduceOptions", "Joined", "communicator_of", "join"]

@@ -19,11 +19,11 @@ from torch.multiprocessing import reductions
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.devices.copies import Copies
-from fireflyer.collectives.torch_bridges import gpu_name
-from fireflyer.collectives.torch_cuda import CudaCopies
+from fireflyer.collectives.torch.bridges import gpu_name
+from fireflyer.collectives.torch.cuda import CudaCopies
+from fireflyer.collectives.torch.pairs import OUTBOX_BYTES, Circle, Outboxes, PairedSums
+from fireflyer.collectives.torch.store import number_nodes
 from fireflyer.collectives.torch_devices import DeviceCommunicator
-from fireflyer.collectives.torch_pairs import OUTBOX_BYTES, Circle, Outboxes, PairedSums
-from fireflyer.collectives.torch_store import number_nodes
 
 __all__ = ["check_pairs", "cuda_outboxes", "join_pairs", "pair_on_cuda"]
 

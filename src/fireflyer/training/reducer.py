@@ -37,7 +37,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.compression import Compression
-from fireflyer.collectives.torch_tensors import tensor_in
+from fireflyer.collectives.torch.tensors import tensor_in
 from fireflyer.training.bucket_work import BucketWork, start_mean
 from fireflyer.training.buckets import Bucket, plan_buckets
 from fireflyer.training.communication import Communicator

@@ -19,7 +19,6 @@ from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.cli.fs_placement import Domains
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import wire as cluster_wire
-from fireflyer.collectives import torch_store
 from fireflyer.collectives.bootstrap import job as collectives_job
 from fireflyer.collectives.bootstrap import local_peers, membership, rendezvous, transports
 from fireflyer.collectives.devices import bridges
@@ -27,6 +26,7 @@ from fireflyer.collectives.flight import dump as flight
 from fireflyer.collectives.p2p import peer_listener
 from fireflyer.collectives.planning import declaration
 from fireflyer.collectives.planning.plan import Plan
+from fireflyer.collectives.torch import store as torch_store
 from fireflyer.collectives.torch_pair_join import _Card
 from fireflyer.data import recordset, tokenizer
 from fireflyer.fs.client.local import _Cluster

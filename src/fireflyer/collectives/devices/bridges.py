@@ -1,6 +1,6 @@
-"""Which ranks are pairs for the NVLink variant of the GPU path (see `torch_pairs`): from what ranks report. Pure.
+"""Which ranks are pairs for the NVLink variant of the GPU path (see `torch.pairs`): from what ranks report. Pure.
 
-Every rank reports its GPU, the links that its driver counts from there, and which GPUs it can reach (`torch_bridges`).
+Every rank reports its GPU, the links that its driver counts from there, and which GPUs it can reach (`torch.bridges`).
 Two ranks can be a pair when both count links to the other's GPU and both reach it, or when they share one GPU. Of all
 ways to make pairs on a node the one with the most pairs is taken, of those the one with the most links, of those the
 first in the order of ranks. A GPU that is left over stays alone; then the group has no pairs at all, since an allreduce

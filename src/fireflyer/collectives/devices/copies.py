@@ -4,7 +4,7 @@ Copies down run one after the other, and so do copies up; nothing else is said a
 and with what the device computes, is made of *points*: a point is reached when the copy (or everything that the caller
 has given to the device so far) has ended. The device lets a copy wait for points without the host waiting.
 
-`torch_cuda.CudaCopies` is a GPU. The tests have another device, whose copies are made by threads.
+`torch.cuda.CudaCopies` is a GPU. The tests have another device, whose copies are made by threads.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.torch_cuda import DEVICES
+from fireflyer.collectives.torch.cuda import DEVICES
 
 __all__ = ["Flat", "as_flat", "checked", "dtype_name", "moved", "op_name", "summed", "tensor_in"]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.collectives.torch_tensors import as_flat
-from fireflyer.collectives.torch_work import Completer, GroupWork, Pending
+from fireflyer.collectives.torch.tensors import as_flat
+from fireflyer.collectives.torch.work import Completer, GroupWork, Pending
 from fireflyer.collectives.work import when_there_is_room
 
 __all__ = ["Calls"]
