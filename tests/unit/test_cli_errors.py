@@ -12,7 +12,7 @@ import pytest
 from fireflyer.base.errors import DataCorruption, FireflyerError, JobFailed, NoSpace, UsageError
 from fireflyer.cli import main
 from fireflyer.cli import version as version_verb
-from fireflyer.cli.run import parse_environment, script_arguments
+from fireflyer.cli.jobs.run import parse_environment, script_arguments
 from fireflyer.fs.schema.errors import file_error
 
 Capture = pytest.CaptureFixture[str]

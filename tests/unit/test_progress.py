@@ -25,8 +25,8 @@ from fireflyer.base.events import (
     StepReport,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.cli.progress import WINDOW_STEPS, JobProgress
-from fireflyer.cli.view import QUEUE_ITEMS, JobView, PlainPrinter, TerminalPrinter, printer_for, tame
+from fireflyer.cli.jobs.progress import WINDOW_STEPS, JobProgress
+from fireflyer.cli.jobs.view import QUEUE_ITEMS, JobView, PlainPrinter, TerminalPrinter, printer_for, tame
 from fireflyer.cluster.schema.job import RankLine
 
 DEADLINE_S = 30.0

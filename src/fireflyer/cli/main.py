@@ -26,9 +26,9 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
-    "run": "fireflyer.cli.run",
-    "demo": "fireflyer.cli.demo",
-    "report": "fireflyer.cli.report",
+    "run": "fireflyer.cli.jobs.run",
+    "demo": "fireflyer.cli.jobs.demo",
+    "report": "fireflyer.cli.jobs.report",
     "collectives": "fireflyer.cli.collectives",
     "fs": "fireflyer.cli.fs",
     "version": "fireflyer.cli.version",

@@ -39,8 +39,8 @@ def command(*, directory: str, steps: int, kill_step: int, checkpoint_every: int
     except ModuleNotFoundError as error:
         raise NotFound(f"the demonstration needs {error.name}; install it: pip install 'fireflyer[train]'") from error
     from fireflyer.analytics.report import Fact
+    from fireflyer.cli.jobs.view import JobView, printer_for
     from fireflyer.cli.output import REPORT_NAME, show_report, stdout_console
-    from fireflyer.cli.view import JobView, printer_for
     from fireflyer.runtime import run
 
     spec = DemoSpec(

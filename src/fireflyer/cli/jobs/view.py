@@ -23,7 +23,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from fireflyer.base.events import Logged
-from fireflyer.cli.progress import JobProgress
+from fireflyer.cli.jobs.progress import JobProgress
 from fireflyer.cluster.schema.job import RankLine
 
 __all__ = ["JobView", "PlainPrinter", "Printer", "TerminalPrinter", "printer_for", "tame"]

@@ -201,8 +201,8 @@ def command(
 
 
 def _run(spec: JobSpec, *, quiet: bool) -> int:
+    from fireflyer.cli.jobs.view import JobView, printer_for
     from fireflyer.cli.output import REPORT_NAME, read_events, show_report, stdout_console
-    from fireflyer.cli.view import JobView, printer_for
     from fireflyer.cluster import run_job
     from fireflyer.runtime import run
 

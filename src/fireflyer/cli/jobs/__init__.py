@@ -1,0 +1,1 @@
+"""`ff run`, `ff demo`, `ff report`: jobs, what is seen of them, and their reports."""
