@@ -11,7 +11,7 @@ from tests.support.flight_worlds import Call, Trouble, World, dumps_of, label
 
 from fireflyer.base.units import SECOND
 from fireflyer.cli import main
-from fireflyer.cli.collectives import EXIT_UNDECIDED
+from fireflyer.cli.collectives.command import EXIT_UNDECIDED
 from fireflyer.collectives.flight import LinkEnd, write_dump
 
 Capture = pytest.CaptureFixture[str]

@@ -29,7 +29,7 @@ _COMMANDS = {
     "run": "fireflyer.cli.jobs.run",
     "demo": "fireflyer.cli.jobs.demo",
     "report": "fireflyer.cli.jobs.report",
-    "collectives": "fireflyer.cli.collectives",
+    "collectives": "fireflyer.cli.collectives.command",
     "fs": "fireflyer.cli.fs",
     "version": "fireflyer.cli.version",
 }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fireflyer.cli.collective_plans import plan_command
+from fireflyer.cli.collectives.plan import plan_command
 
 if TYPE_CHECKING:
     from rich.console import Console

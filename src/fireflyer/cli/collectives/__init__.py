@@ -1,0 +1,1 @@
+"""`ff collectives`: flight recorders and plans."""
