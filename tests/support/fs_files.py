@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.cli import fs_connect, fs_files, main
-from fireflyer.cli.fs_connect import Where
+from fireflyer.cli import fs_files, main
+from fireflyer.cli.fs import connect
+from fireflyer.cli.fs.connect import Where
 from fireflyer.fs.tools.trees import LocalTree
 from fireflyer.identity import UserCredential
 
@@ -35,7 +36,7 @@ class Shell:
 def shell_over(root: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Shell:
     root.mkdir()
     monkeypatch.setattr(fs_files, "connect", lambda where: LocalTree(str(root)))
-    monkeypatch.setattr(fs_connect, "local", lambda directory: Where((), UserCredential("none"), directory))
+    monkeypatch.setattr(connect, "local", lambda directory: Where((), UserCredential("none"), directory))
     return Shell(root, capfdbinary)
 
 

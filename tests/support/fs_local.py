@@ -15,8 +15,8 @@ import pytest
 from tests.support.leash import leash
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.cli.fs_connect import local
-from fireflyer.cli.fs_status import look, to_json
+from fireflyer.cli.fs.connect import local
+from fireflyer.cli.fs.status import look, to_json
 from fireflyer.fs.schema.manager import TargetReport
 from fireflyer.runtime.processes import descendants
 

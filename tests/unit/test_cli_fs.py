@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fireflyer.cli import main
-from fireflyer.cli.fs_status import summary_of
+from fireflyer.cli.fs.status import summary_of
 from fireflyer.fs.control.local_lock import RunLock, seems_held
 from fireflyer.fs.schema.manager import Condition, NodeStatus, Status, TargetReport, TargetStatus
 from fireflyer.fs.schema.routing import Chain, Member, TargetState

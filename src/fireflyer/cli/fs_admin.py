@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs_connect import CLUSTER_HELP, Where, ask_one, directory_of, expect, where_options
+from fireflyer.cli.fs.connect import CLUSTER_HELP, Where, ask_one, directory_of, expect, where_options
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def add_node_command(*, directory: str | None, targets: int | None) -> int:
     A node on another machine is added with its own configuration file: see docs/how-to/chunk-store.md.
     """
     from fireflyer.base.units import counted
-    from fireflyer.cli.fs_connect import ask_all, local
+    from fireflyer.cli.fs.connect import ask_all, local
     from fireflyer.fs.control.local_lock import signal_holder
     from fireflyer.fs.schema.manager import AddNode, AddTargets
     from fireflyer.fs.service.local_layout import Layout, with_new_node

@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.cli.fs_connect import TARGET_VARIABLE, Where, cluster_options, named, target_of
+from fireflyer.cli.fs.connect import TARGET_VARIABLE, Where, cluster_options, named, target_of
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import PermanentError, UsageError
-from fireflyer.cli.fs_connect import Where, ask_one, expect, where_options
+from fireflyer.cli.fs.connect import Where, ask_one, expect, where_options
 from fireflyer.cli.fs_files import Bars, Places, files_options, jobs_option, say
 from fireflyer.cli.fs_files_show import print_rows
 from fireflyer.cli.numbers import WholeNumber
@@ -97,7 +97,7 @@ def gc_command(*, where: Where, wait_s: float | None) -> int:
     """Show files that are removed and whose chunks are still there: open somewhere, or the collector has not come to
     them. The collector needs no help; this is for who has to know when space is free."""
     from fireflyer.base.units import format_bytes
-    from fireflyer.cli.fs_status import at_least
+    from fireflyer.cli.fs.status import at_least
     from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus
 
     if wait_s is not None and not wait_s >= 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs_connect import Where, ask_all, expect, routing, where_options
+from fireflyer.cli.fs.connect import Where, ask_all, expect, routing, where_options
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:

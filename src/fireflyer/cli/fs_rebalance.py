@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from fireflyer.base.errors import NotFound, Timeout, UsageError
-from fireflyer.cli.fs_connect import Where, ask_all, ask_one, expect, routing, where_options
+from fireflyer.cli.fs.connect import Where, ask_all, ask_one, expect, routing, where_options
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:

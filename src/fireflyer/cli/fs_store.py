@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Final, TypeVar
 import click
 
 from fireflyer.base.errors import PermanentError, UsageError
-from fireflyer.cli.fs_connect import CLUSTER_HELP, directory_of
+from fireflyer.cli.fs.connect import CLUSTER_HELP, directory_of
 
 if TYPE_CHECKING:
     from fireflyer.fs.core.meta.checking import Problem

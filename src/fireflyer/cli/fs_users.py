@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import NotFound, UsageError
-from fireflyer.cli.fs_connect import CLUSTER_HELP, directory_of
+from fireflyer.cli.fs.connect import CLUSTER_HELP, directory_of
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ _COMMANDS = {
     "demo": "fireflyer.cli.jobs.demo",
     "report": "fireflyer.cli.jobs.report",
     "collectives": "fireflyer.cli.collectives.command",
-    "fs": "fireflyer.cli.fs",
+    "fs": "fireflyer.cli.fs.command",
     "version": "fireflyer.cli.version",
 }
 

@@ -10,9 +10,10 @@ import msgspec
 from tests.golden.pinned.given import GIVEN
 from tests.golden.pinned.samples import samples
 
-from fireflyer.cli import fs_files_show, fs_files_tend, fs_placement, fs_status
+from fireflyer.cli import fs_files_show, fs_files_tend, fs_placement
 from fireflyer.cli.collectives import command as collectives
 from fireflyer.cli.collectives import plan as collective_plans
+from fireflyer.cli.fs import status as fs_status
 from fireflyer.collectives.flight.explain import Verdict
 from fireflyer.collectives.planning.declaration import Declaration
 from fireflyer.collectives.planning.plan import Plan

@@ -13,7 +13,7 @@ import click
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.cli.detached import report, report_failure, run_detached
-from fireflyer.cli.fs_connect import Where, where_options
+from fireflyer.cli.fs.connect import Where, where_options
 
 if TYPE_CHECKING:
     from fireflyer.fs.mount.daemon import MountOptions

@@ -14,7 +14,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.detached import report, run_detached
-from fireflyer.cli.fs_connect import DEFAULT_DIRECTORY
+from fireflyer.cli.fs.connect import DEFAULT_DIRECTORY
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _run(layout: Layout, cluster: LocalCluster, lock: RunLock, report_fd: int | 
 
 
 def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
-    from fireflyer.cli.fs_status import summary_of
+    from fireflyer.cli.fs.status import summary_of
 
     where = quote(os.path.relpath(layout.directory))
     alive = sum(node.alive for node in status.nodes)

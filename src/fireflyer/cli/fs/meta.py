@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fireflyer.cli.fs_processes import read_config, run_process
+from fireflyer.cli.fs.processes import read_config, run_process
 
 __all__ = ["meta_command"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from fireflyer.cli.fs_connect import Where, ask_all, expect, where_options
+from fireflyer.cli.fs.connect import Where, ask_all, expect, where_options
 
 if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status, TargetReport, TargetStatus

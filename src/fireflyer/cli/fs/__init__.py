@@ -1,0 +1,1 @@
+"""`ff fs`: the distributed file system."""
