@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.cli import fs_files, main
+from fireflyer.cli import main
 from fireflyer.cli.fs import connect
 from fireflyer.cli.fs.connect import Where
+from fireflyer.cli.fs.files import common
 from fireflyer.fs.tools.trees import LocalTree
 from fireflyer.identity import UserCredential
 
@@ -35,7 +36,7 @@ class Shell:
 
 def shell_over(root: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Shell:
     root.mkdir()
-    monkeypatch.setattr(fs_files, "connect", lambda where: LocalTree(str(root)))
+    monkeypatch.setattr(common, "connect", lambda where: LocalTree(str(root)))
     monkeypatch.setattr(connect, "local", lambda directory: Where((), UserCredential("none"), directory))
     return Shell(root, capfdbinary)
 

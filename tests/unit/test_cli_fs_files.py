@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.support.fs_files import Shell, content_of, shell_over
 
-from fireflyer.cli.fs_files_show import size_text
+from fireflyer.cli.fs.files.show import size_text
 from fireflyer.fs.tools.partial import Partial, me
 
 

@@ -10,10 +10,11 @@ import msgspec
 from tests.golden.pinned.given import GIVEN
 from tests.golden.pinned.samples import samples
 
-from fireflyer.cli import fs_files_show, fs_files_tend, fs_placement
+from fireflyer.cli import fs_placement
 from fireflyer.cli.collectives import command as collectives
 from fireflyer.cli.collectives import plan as collective_plans
 from fireflyer.cli.fs import status as fs_status
+from fireflyer.cli.fs.files import maintenance, show
 from fireflyer.collectives.flight.explain import Verdict
 from fireflyer.collectives.planning.declaration import Declaration
 from fireflyer.collectives.planning.plan import Plan
@@ -40,7 +41,7 @@ def _plan() -> list[bytes]:
 
 
 def _stat() -> list[bytes]:
-    return [fs_files_show.to_json("/f", os.stat(__file__), "target", Layout(1, 1, 1, 1))]
+    return [show.to_json("/f", os.stat(__file__), "target", Layout(1, 1, 1, 1))]
 
 
 def _status() -> list[bytes]:
@@ -49,7 +50,7 @@ def _status() -> list[bytes]:
 
 
 def _bench() -> list[bytes]:
-    return [fs_files_tend.to_json(samples(Load)[0], samples(Figure), samples(Figure))]
+    return [maintenance.to_json(samples(Load)[0], samples(Figure), samples(Figure))]
 
 
 OUTPUTS: Final[dict[str, Callable[[], list[bytes]]]] = {

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import click
 
+from fireflyer.cli.fs.files.change import mkdir_command, mv_command, rm_command
+from fireflyer.cli.fs.files.copy import cp_command, get_command, put_command, sync_command
+from fireflyer.cli.fs.files.find import find_command
+from fireflyer.cli.fs.files.maintenance import bench_command, gc_command
+from fireflyer.cli.fs.files.settings import defaults_command, quota_command
+from fireflyer.cli.fs.files.show import cat_command, ls_command, stat_command
+from fireflyer.cli.fs.files.space import df_command, du_command
 from fireflyer.cli.fs.fsck import fsck_command
 from fireflyer.cli.fs.meta import meta_command
 from fireflyer.cli.fs.mount import mount_command, umount_command
@@ -11,13 +18,6 @@ from fireflyer.cli.fs.processes import manager_command, storage_command
 from fireflyer.cli.fs.status import status_command
 from fireflyer.cli.fs.up import down_command, up_command
 from fireflyer.cli.fs_admin import COMMANDS
-from fireflyer.cli.fs_files_change import mkdir_command, mv_command, rm_command
-from fireflyer.cli.fs_files_copy import cp_command, get_command, put_command, sync_command
-from fireflyer.cli.fs_files_find import find_command
-from fireflyer.cli.fs_files_settings import defaults_command, quota_command
-from fireflyer.cli.fs_files_show import cat_command, ls_command, stat_command
-from fireflyer.cli.fs_files_space import df_command, du_command
-from fireflyer.cli.fs_files_tend import bench_command, gc_command
 from fireflyer.cli.fs_machines import (
     add_chains_command,
     issue_token_command,

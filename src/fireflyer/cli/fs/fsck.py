@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs_files import Bars, Places, clean, files_options
+from fireflyer.cli.fs.files.common import Bars, Places, clean, files_options
 
 __all__ = ["fsck_command"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from fireflyer.cli.fs_files import SETTINGS, Place, Places, clean, files_options, flush_out, say, write_out
+from fireflyer.cli.fs.files.common import SETTINGS, Place, Places, clean, files_options, flush_out, say, write_out
 
 if TYPE_CHECKING:
     from fireflyer.fs.schema.inodes import Layout

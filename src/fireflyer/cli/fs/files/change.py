@@ -10,7 +10,7 @@ import stat
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs_files import Bars, Place, Places, clean, files_options, say
+from fireflyer.cli.fs.files.common import Bars, Place, Places, clean, files_options, say
 
 __all__ = ["into", "mkdir_command", "mv_command", "rm_command"]
 

@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs_files import SETTINGS, Place, Places, files_options, say
-from fireflyer.cli.fs_files_show import print_rows, size_text
+from fireflyer.cli.fs.files.common import SETTINGS, Place, Places, files_options, say
+from fireflyer.cli.fs.files.show import print_rows, size_text
 
 if TYPE_CHECKING:
     from fireflyer.fs.tools.trees import Walked

@@ -15,10 +15,10 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.cli.fs_files import Places, files_options, say
+from fireflyer.cli.fs.files.common import Places, files_options, say
 
 if TYPE_CHECKING:
-    from fireflyer.cli.fs_files import Place
+    from fireflyer.cli.fs.files.common import Place
     from fireflyer.fs.tools.trees import Walked
 
 __all__ = ["Condition", "conditions", "find_command"]

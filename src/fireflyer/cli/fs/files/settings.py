@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import counted, format_bytes, format_duration, parse_bytes, parse_duration
-from fireflyer.cli.fs_files import Places, files_options, say
+from fireflyer.cli.fs.files.common import Places, files_options, say
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:

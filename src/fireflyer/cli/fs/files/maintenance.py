@@ -13,8 +13,8 @@ import msgspec
 
 from fireflyer.base.errors import PermanentError, UsageError
 from fireflyer.cli.fs.connect import Where, ask_one, expect, where_options
-from fireflyer.cli.fs_files import Bars, Places, files_options, jobs_option, say
-from fireflyer.cli.fs_files_show import print_rows
+from fireflyer.cli.fs.files.common import Bars, Places, files_options, jobs_option, say
+from fireflyer.cli.fs.files.show import print_rows
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:

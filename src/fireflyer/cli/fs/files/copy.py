@@ -17,8 +17,8 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import counted, format_bytes
-from fireflyer.cli.fs_files import Bars, Place, Places, files_options, jobs_option, say
-from fireflyer.cli.fs_files_change import into
+from fireflyer.cli.fs.files.change import into
+from fireflyer.cli.fs.files.common import Bars, Place, Places, files_options, jobs_option, say
 
 if TYPE_CHECKING:
     from fireflyer.fs.tools.plans import Step

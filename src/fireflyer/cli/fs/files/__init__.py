@@ -1,0 +1,1 @@
+"""`ff fs ls`, `cp`, `find` and the other commands on files."""
