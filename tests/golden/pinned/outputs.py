@@ -10,10 +10,10 @@ import msgspec
 from tests.golden.pinned.given import GIVEN
 from tests.golden.pinned.samples import samples
 
-from fireflyer.cli import fs_placement
 from fireflyer.cli.collectives import command as collectives
 from fireflyer.cli.collectives import plan as collective_plans
 from fireflyer.cli.fs import status as fs_status
+from fireflyer.cli.fs.admin import placement
 from fireflyer.cli.fs.files import maintenance, show
 from fireflyer.collectives.flight.explain import Verdict
 from fireflyer.collectives.planning.declaration import Declaration
@@ -30,7 +30,7 @@ __all__ = ["keys_of_outputs"]
 
 def _placement() -> list[bytes]:
     cluster = uniform_cluster(3, 2)
-    return [fs_placement.to_json(cluster, place(cluster, 2), 2, 0, 0)]
+    return [placement.to_json(cluster, place(cluster, 2), 2, 0, 0)]
 
 
 def _plan() -> list[bytes]:

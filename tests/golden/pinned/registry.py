@@ -16,7 +16,7 @@ from fireflyer.base import events
 from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
-from fireflyer.cli.fs_placement import Domains
+from fireflyer.cli.fs.admin.placement import Domains
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import wire as cluster_wire
 from fireflyer.collectives.bootstrap import job as collectives_job

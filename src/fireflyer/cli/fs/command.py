@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import click
 
+from fireflyer.cli.fs.admin.command import COMMANDS
+from fireflyer.cli.fs.admin.machines import (
+    add_chains_command,
+    issue_token_command,
+    register_node_command,
+    retire_node_command,
+)
+from fireflyer.cli.fs.admin.placement import placement_command
+from fireflyer.cli.fs.admin.rebalance import rebalance_command
+from fireflyer.cli.fs.admin.store import STORE_COMMANDS
+from fireflyer.cli.fs.admin.users import user_command
 from fireflyer.cli.fs.files.change import mkdir_command, mv_command, rm_command
 from fireflyer.cli.fs.files.copy import cp_command, get_command, put_command, sync_command
 from fireflyer.cli.fs.files.find import find_command
@@ -17,17 +28,6 @@ from fireflyer.cli.fs.mount import mount_command, umount_command
 from fireflyer.cli.fs.processes import manager_command, storage_command
 from fireflyer.cli.fs.status import status_command
 from fireflyer.cli.fs.up import down_command, up_command
-from fireflyer.cli.fs_admin import COMMANDS
-from fireflyer.cli.fs_machines import (
-    add_chains_command,
-    issue_token_command,
-    register_node_command,
-    retire_node_command,
-)
-from fireflyer.cli.fs_placement import placement_command
-from fireflyer.cli.fs_rebalance import rebalance_command
-from fireflyer.cli.fs_store import STORE_COMMANDS
-from fireflyer.cli.fs_users import user_command
 
 __all__ = ["admin", "command"]
 
