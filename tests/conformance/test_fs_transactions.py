@@ -10,8 +10,8 @@ from tests.support.kvstores import KINDS, Place, place_of, values
 from tests.support.loops import on_loop
 
 from fireflyer.base.units import SECOND
+from fireflyer.fs.core.manager.transact import PAGE_ROWS, Committed, Failed, Held, Outcome, Refused, Transact, Unknown
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, encode_row
-from fireflyer.fs.core.transact import PAGE_ROWS, Committed, Failed, Held, Outcome, Refused, Transact, Unknown
 from fireflyer.fs.service.transactions import transact_on
 from fireflyer.kvstore import CommitFault, Engine, MemoryEngine
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.chains import next_chain
 from fireflyer.fs.core.fence import MAX_DRIFT, Fence
+from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.schema.manager import Condition, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 

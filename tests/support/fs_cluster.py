@@ -20,9 +20,9 @@ from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core import storage
 from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeSessions, Told
 from fireflyer.fs.core.attendance import Tick as NodeTick
-from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
-from fireflyer.fs.core.sessions import LiveSessions
-from fireflyer.fs.core.transact import Transact
+from fireflyer.fs.core.manager.sessions import LiveSessions
+from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import Answer, Drain, NotPrimary, Override, OverrideWarning, Refusal, Request
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState

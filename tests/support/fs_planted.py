@@ -8,18 +8,18 @@ import msgspec
 import pytest
 from tests.support.fs_truth import KEY_LIFE_NS
 
-from fireflyer.fs.core import admin, chains, manager, moving, transact
 from fireflyer.fs.core.attendance import Attendance
 from fireflyer.fs.core.fence import Fence
-from fireflyer.fs.core.health import Health
-from fireflyer.fs.core.key_turn import KeyTurn
-from fireflyer.fs.core.learned import Learned
-from fireflyer.fs.core.lease import LeaseMachine
-from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.manager import Manager
+from fireflyer.fs.core.manager import admin, chains, migration, state_machine, transact
+from fireflyer.fs.core.manager.acknowledged import Learned
+from fireflyer.fs.core.manager.health import Health
+from fireflyer.fs.core.manager.key_rotation import KeyTurn
+from fireflyer.fs.core.manager.lease import LeaseMachine
+from fireflyer.fs.core.manager.ledger import Ledger
+from fireflyer.fs.core.manager.sessions import SessionBook
+from fireflyer.fs.core.manager.state_machine import Manager
+from fireflyer.fs.core.manager.transact import Outcome
 from fireflyer.fs.core.rows import MOVES, MoveRow
-from fireflyer.fs.core.sessions import SessionBook
-from fireflyer.fs.core.transact import Outcome
 from fireflyer.fs.schema.manager import Answer, Condition, Done, Drain, HeartbeatAnswer, Register, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
@@ -265,7 +265,7 @@ def acts_after_it_gave_the_lease_up(patch: Patch) -> None:
 
 
 def leaves_before_the_new_one_serves(patch: Patch) -> None:
-    original = moving._carry_on
+    original = migration._carry_on
 
     def carry_on(ledger: Ledger, row: MoveRow) -> list[str]:
         chain, source = ledger.chains.get(row.id), ledger.targets.get(row.source)
@@ -275,7 +275,7 @@ def leaves_before_the_new_one_serves(patch: Patch) -> None:
             return []
         return original(ledger, row)
 
-    patch.setattr(moving, "_carry_on", carry_on)
+    patch.setattr(migration, "_carry_on", carry_on)
 
 
 def leaving_ones_lay_down_at_once(patch: Patch) -> None:
@@ -328,8 +328,8 @@ def keys_are_told_at_registration_only(patch: Patch) -> None:
 
 
 def new_primary_forgets_moves(patch: Patch) -> None:
-    original = manager._RANGES
-    patch.setattr(manager, "_RANGES", tuple(one for one in original if one[0] != MOVES.prefix))
+    original = state_machine._RANGES
+    patch.setattr(state_machine, "_RANGES", tuple(one for one in original if one[0] != MOVES.prefix))
 
 
 def another_chains_versions_count(patch: Patch) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.manager import Settings
+from fireflyer.fs.core.manager.sessions import LiveSessions
+from fireflyer.fs.core.manager.state_machine import Settings
 from fireflyer.fs.core.rows import SESSIONS
-from fireflyer.fs.core.sessions import LiveSessions
 from fireflyer.fs.schema.ids import ClientId, TargetId
 from fireflyer.fs.schema.manager import Answer, Request
 from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession, Session, SessionKept, SessionOver

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import NamedTuple, TypeVar
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.transact import Failed, Outcome, Transact
+from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact
 from fireflyer.fs.service.transactions import transact_on
 from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedWaits, steps
 from fireflyer.kvstore.core.conflicts import Conflicts

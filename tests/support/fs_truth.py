@@ -8,6 +8,7 @@ from typing import Protocol
 from tests.support.fs_sessions import SessionTruth
 
 from fireflyer.base.units import SECOND
+from fireflyer.fs.core.manager.sessions import LiveSessions
 from fireflyer.fs.core.rows import (
     CHAINS,
     LEASE_KEY,
@@ -23,7 +24,6 @@ from fireflyer.fs.core.rows import (
     TargetRow,
     decode_row,
 )
-from fireflyer.fs.core.sessions import LiveSessions
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import SimNode, World

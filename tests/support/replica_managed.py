@@ -21,9 +21,9 @@ from fireflyer.fs.core import replica_effects as fx
 from fireflyer.fs.core import storage
 from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeRouting, Told
 from fireflyer.fs.core.attendance import Tick as NodeTick
-from fireflyer.fs.core.manager import Asked, Effect, Event, Manager, Reply, Settings, Tick
+from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Manager, Reply, Settings, Tick
+from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.core.routing import apply_delta
-from fireflyer.fs.core.transact import Transact
 from fireflyer.fs.schema.manager import (
     AddChains,
     AddNode,

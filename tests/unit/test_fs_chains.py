@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.support.campaigns import campaign
 
-from fireflyer.fs.core.chains import next_chain
+from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.schema.manager import Condition, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fireflyer.fs.core.learned import Learned
+from fireflyer.fs.core.manager.acknowledged import Learned
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
 LETTERS = {"S": "serving", "L": "lastsrv", "Y": "syncing", "W": "waiting", "O": "offline"}

@@ -6,9 +6,9 @@ import pytest
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.lease import LeaseMachine
+from fireflyer.fs.core.manager.lease import LeaseMachine
+from fireflyer.fs.core.manager.transact import Committed, Failed, Held, Refused, Transact, Unknown
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row, encode_row
-from fireflyer.fs.core.transact import Committed, Failed, Held, Refused, Transact, Unknown
 
 LEASE_NS = 2 * SECOND
 

@@ -12,12 +12,22 @@ from tests.support.fs_store import at_once, rows_in, store_of
 
 from fireflyer.base.errors import DataCorruption, StaleVersion
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core import admin
-from fireflyer.fs.core.admin import MAX_CHAINS, MAX_NODES, STATUS_TARGETS
-from fireflyer.fs.core.manager import MAX_PENDING, Asked, Effect, Event, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.manager import admin
+from fireflyer.fs.core.manager.admin import MAX_CHAINS, MAX_NODES, STATUS_TARGETS
+from fireflyer.fs.core.manager.state_machine import (
+    MAX_PENDING,
+    Asked,
+    Effect,
+    Event,
+    Manager,
+    Note,
+    Reply,
+    Settings,
+    Tick,
+)
+from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact, Unknown
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY
-from fireflyer.fs.core.transact import Failed, Outcome, Transact, Unknown
 from fireflyer.fs.schema.manager import (
     AddChains,
     AddNode,

@@ -6,10 +6,10 @@ import pytest
 
 from fireflyer.base.errors import Busy, Exists, NotFound, UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import admin, moving
-from fireflyer.fs.core.health import Health
-from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.move_plan import chains_of_new_targets, plan_moves
+from fireflyer.fs.core.manager import admin, migration
+from fireflyer.fs.core.manager.health import Health
+from fireflyer.fs.core.manager.ledger import Ledger
+from fireflyer.fs.core.manager.move_plan import chains_of_new_targets, plan_moves
 from fireflyer.fs.schema.manager import (
     AddChains,
     AddMoves,
@@ -53,7 +53,7 @@ class Cluster:
             self.ledger.commit()
 
     def advance(self) -> list[str]:
-        notes = moving.advance(self.ledger)
+        notes = migration.advance(self.ledger)
         self.commit()
         return notes
 
@@ -71,7 +71,7 @@ class Cluster:
         return self.ledger.targets.committed[target].drained
 
     def moves(self) -> tuple[MoveStatus, ...]:
-        return moving.moves_status(self.ledger)
+        return migration.moves_status(self.ledger)
 
     def status(self) -> Status:
         return admin.status(self.ledger, Health(self.ledger, 0), 0)

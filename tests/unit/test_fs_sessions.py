@@ -9,10 +9,10 @@ import pytest
 
 from fireflyer.base.errors import Busy, PermissionDenied, StaleVersion
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import sessions
 from fireflyer.fs.core.attendance import Attendance, Identity, OpenFence, TakeRouting, TakeSessions, Tick, Told
-from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.sessions import MAX_LOGGED, LiveSessions, SessionBook, apply_sessions
+from fireflyer.fs.core.manager import sessions
+from fireflyer.fs.core.manager.ledger import Ledger
+from fireflyer.fs.core.manager.sessions import MAX_LOGGED, LiveSessions, SessionBook, apply_sessions
 from fireflyer.fs.schema.manager import HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import RoutingDelta
 from fireflyer.fs.schema.sessions import EndSession, OpenSession, SessionsDelta

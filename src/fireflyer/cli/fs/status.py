@@ -35,7 +35,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary_of(status: Status) -> Summary:
-    from fireflyer.fs.core.space import space_of
+    from fireflyer.fs.core.manager.disk_space import space_of
     from fireflyer.fs.schema.routing import TargetState
 
     states = [[member.state for member in chain.members] for chain in status.chains]
@@ -145,7 +145,7 @@ def _first(targets: list[TargetStatus]) -> str:
 
 def _nodes(status: Status) -> list[str]:
     from fireflyer.base.units import counted, format_bytes, format_duration
-    from fireflyer.fs.core.space import space_of
+    from fireflyer.fs.core.manager.disk_space import space_of
 
     lines = []
     for node in status.nodes:

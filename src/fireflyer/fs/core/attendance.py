@@ -30,8 +30,8 @@ import msgspec
 from fireflyer.base.errors import InvariantViolation, StaleVersion, UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.core.fence import Fence
+from fireflyer.fs.core.manager.sessions import LiveSessions, apply_sessions
 from fireflyer.fs.core.routing import apply_delta
-from fireflyer.fs.core.sessions import LiveSessions, apply_sessions
 from fireflyer.fs.schema.ids import ChainId, ChainVersion, ClientId, Incarnation, NodeId, TargetId
 from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,

@@ -100,7 +100,7 @@ class SessionRow(msgspec.Struct, frozen=True):
 
 
 class MoveRow(msgspec.Struct, frozen=True):
-    """A chain that is to be on `node` in the place of `source`: see `moving`."""
+    """A chain that is to be on `node` in the place of `source`: see `manager.migration`."""
 
     id: ChainId
     source: TargetId

@@ -15,7 +15,7 @@ What attendance and replicas say to each other waits in one queue: nobody is ent
 are not through, and what was said first is heard first. So routing is with all replicas before any of them hears that
 the fence is open further, and a role that is given up is given up before a later answer can bring it back.
 
-*Clients.* An update is admitted if the list of living sessions has its client (`core.sessions` says why that is
+*Clients.* An update is admitted if the list of living sessions has its client (`core.manager.sessions` says why that is
 enough). Rows of clients that are over are found by the shell (`Swept`): others of the chain may have brought them back.
 
 *Complaints.* A replica says that its successor does not answer; that node is reported as unreachable for a while, but

@@ -319,7 +319,7 @@ class NewMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AddMoves(msgspec.Struct, frozen=True, tag="AddMoves"):
-    """The primary carries them out, a few at a time, in this order: see `core.moving`."""
+    """The primary carries them out, a few at a time, in this order: see `core.manager.migration`."""
 
     moves: Annotated[tuple[NewMove, ...], msgspec.Meta(max_length=MAX_PER_REQUEST)]
 
@@ -366,7 +366,8 @@ class Override(msgspec.Struct, frozen=True, tag="Override"):
 
 
 class RotateKeys(msgspec.Struct, frozen=True, tag="RotateKeys"):
-    """A new key shall sign capabilities, see `core.key_turn`; while that is under way, again changes nothing. `revoke`:
+    """A new key shall sign capabilities, see `core.manager.key_rotation`; while that is under way, again changes
+    nothing. `revoke`:
     at once, and what the others have signed counts no more."""
 
     revoke: bool = False

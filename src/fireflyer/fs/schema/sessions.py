@@ -2,7 +2,7 @@
 
 A client opens a session before its first update, and says now and then that it lives. Its id is given once and never
 again. When its session is over (it ended it, an administrator did, or it was silent for its lifetime), none of its
-updates is admitted anywhere any more, and what replicas remembered of them is forgotten: see `core.sessions`.
+updates is admitted anywhere any more, and what replicas remembered of them is forgotten: see `core.manager.sessions`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manager process: `core.manager.Manager` between the network and the key-value store.
+"""The manager process: `core.manager.state_machine.Manager` between the network and the key-value store.
 
     connection ──fs.ask──> Asked ──┐                       ┌──> Reply ──> the call that waits for it
     every L/8 ─────────────> Tick ──┼──> Manager.handle ───┼──> Transact ──> the engine ──> one outcome ──┐
@@ -25,8 +25,8 @@ from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ASK, META
 from fireflyer.fs.core.capability import LIFETIME_S, Capability, derive_key, sign
-from fireflyer.fs.core.manager import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
-from fireflyer.fs.core.transact import Transact
+from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.schema.manager import (
     Answer,
     FilesStatus,

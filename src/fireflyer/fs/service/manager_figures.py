@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fireflyer.fs.core.space import space_of
+from fireflyer.fs.core.manager.disk_space import space_of
 from fireflyer.fs.schema.manager import FilesStatus, Status
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.runtime.metrics import Series

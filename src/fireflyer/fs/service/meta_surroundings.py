@@ -9,8 +9,8 @@ from typing import Final, Protocol, TypeAlias
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ManagerClient
+from fireflyer.fs.core.manager.disk_space import files_space
 from fireflyer.fs.core.meta.ports import ChunkPort
-from fireflyer.fs.core.space import files_space
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.runtime.rpc import Credential
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fireflyer.base.errors import PermanentError, TransientError
-from fireflyer.fs.core.transact import Committed, Failed, Outcome, Refused, Transact, Unknown, carry_out
+from fireflyer.fs.core.manager.transact import Committed, Failed, Outcome, Refused, Transact, Unknown, carry_out
 from fireflyer.kvstore import CommitUnknown, Engine, Transaction
 
 __all__ = ["transact_on"]

@@ -51,7 +51,7 @@ def register_node_command(*, where: Where, node: int, targets: tuple[int, ...]) 
 def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int) -> int:
     """Make chains of all targets that were in no chain yet, and a chain table of them, such that the loss of a node
     spreads evenly. Their storage processes must run."""
-    from fireflyer.fs.core.move_plan import chains_of_new_targets
+    from fireflyer.fs.core.manager.move_plan import chains_of_new_targets
     from fireflyer.fs.schema.manager import MAX_PER_REQUEST, AddChains, AddTable, GetRouting, GetStatus, Status
 
     answers = ask_all(where, [GetStatus(), GetRouting()])

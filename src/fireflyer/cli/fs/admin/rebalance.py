@@ -43,7 +43,7 @@ def rebalance_command(
     """Move as few targets as possible, so that every node has its share of the chains and the loss of any spreads
     evenly. The manager carries the moves out, a few at a time: the new target is synced and serves before the old one
     leaves. `ff fs status` shows them."""
-    from fireflyer.fs.core.move_plan import plan_moves
+    from fireflyer.fs.core.manager.move_plan import plan_moves
     from fireflyer.fs.schema.manager import (
         MAX_PER_REQUEST,
         AddMoves,

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Final
 
 from fireflyer.base.errors import UsageError
-from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.schema.manager import Done, RotateKeys
 
 __all__ = ["MAX_KEY_ID", "KeyTurn", "rotate"]

@@ -14,11 +14,11 @@ import msgspec
 
 from fireflyer.base.errors import Exists, NotFound, UsageError
 from fireflyer.base.units import counted, format_duration
-from fireflyer.fs.core.chains import in_order
-from fireflyer.fs.core.health import Health
-from fireflyer.fs.core.key_turn import rotate
-from fireflyer.fs.core.ledger import Ledger
-from fireflyer.fs.core.moving import change_moves, leave_drained
+from fireflyer.fs.core.manager.chains import in_order
+from fireflyer.fs.core.manager.health import Health
+from fireflyer.fs.core.manager.key_rotation import rotate
+from fireflyer.fs.core.manager.ledger import Ledger
+from fireflyer.fs.core.manager.migration import change_moves, leave_drained
 from fireflyer.fs.core.rows import NodeRow, TargetRow
 from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,

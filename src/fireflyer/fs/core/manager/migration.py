@@ -22,7 +22,7 @@ import msgspec
 
 from fireflyer.base.errors import Busy, Exists, NotFound, UsageError
 from fireflyer.base.units import counted
-from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.rows import MoveRow, TargetRow
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import AddMoves, CancelMoves, Done, MoveStatus

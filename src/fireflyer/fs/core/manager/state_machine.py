@@ -59,18 +59,18 @@ from fireflyer.base.errors import (
     error_to_wire,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import admin, moving
 from fireflyer.fs.core.capability import MAX_LIFETIME_S, MAX_SKEW_S
-from fireflyer.fs.core.chains import next_chain
 from fireflyer.fs.core.fence import fence_ns
-from fireflyer.fs.core.health import Health
-from fireflyer.fs.core.key_turn import KeyTurn
-from fireflyer.fs.core.learned import Learned
-from fireflyer.fs.core.lease import LeaseMachine
-from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.manager import admin, migration
+from fireflyer.fs.core.manager.acknowledged import Learned
+from fireflyer.fs.core.manager.chains import next_chain
+from fireflyer.fs.core.manager.health import Health
+from fireflyer.fs.core.manager.key_rotation import KeyTurn
+from fireflyer.fs.core.manager.lease import LeaseMachine
+from fireflyer.fs.core.manager.ledger import Ledger
+from fireflyer.fs.core.manager.sessions import SessionBook
+from fireflyer.fs.core.manager.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
 from fireflyer.fs.core.rows import CHAINS, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
-from fireflyer.fs.core.sessions import SessionBook
-from fireflyer.fs.core.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
 from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
 from fireflyer.fs.schema.manager import (
     AdminRequest,
@@ -289,7 +289,7 @@ class Manager:
         elif isinstance(request, GetSessions):
             self._reply(request_id, SessionList(self._book.status(now_ns)))
         elif isinstance(request, GetMoves):
-            self._reply(request_id, MoveList(moving.moves_status(ledger)))
+            self._reply(request_id, MoveList(migration.moves_status(ledger)))
         elif isinstance(request, KeepSession):
             self._reply(request_id, self._keep(now_ns, ledger, asked, request))
         elif len(self._queue) >= MAX_PENDING:
@@ -411,7 +411,7 @@ class Manager:
             self._end_silent(now_ns, ledger, draft)
         if self._moving:
             self._moving = False
-            draft.notes += moving.advance(ledger)
+            draft.notes += migration.advance(ledger)
         if self._keys is not None and self._keys.due(now_ns):
             draft.notes += self._keys.advance()
         self._evaluate(ledger, draft)

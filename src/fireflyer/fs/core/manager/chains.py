@@ -12,7 +12,7 @@ nothing.
 | syncing | up to date → serving. Not gone, somebody serves → syncing, otherwise without a role |
 | waiting, offline | without a role |
 
-*Complete* are those that served before and cannot have missed anything since (see `learned`).
+*Complete* are those that served before and cannot have missed anything since (see `acknowledged`).
 
 *Without a role*: gone → offline. Online, somebody serves and nobody else syncs → syncing, the first such one. Online →
 waiting. Silent → as it was, or waiting if it was syncing, or offline if it was lastsrv.

@@ -31,7 +31,7 @@ from typing import Final
 
 from fireflyer.base.errors import Busy, PermissionDenied, StaleVersion
 from fireflyer.base.units import counted
-from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.rows import SessionRow
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.manager import Done

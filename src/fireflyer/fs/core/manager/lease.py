@@ -30,8 +30,8 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, format_duration
+from fireflyer.fs.core.manager.transact import Committed, Held, Outcome, Refused, Transact
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row, encode_row
-from fireflyer.fs.core.transact import Committed, Held, Outcome, Refused, Transact
 
 __all__ = ["MIN_LEASE_NS", "LeaseMachine"]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from fireflyer.fs.core.ledger import Ledger
+from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, TargetId
 from fireflyer.fs.schema.manager import Condition, GiveUp, Heartbeat, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, TargetState

@@ -1,0 +1,1 @@
+"""The cluster manager: lease, ledger, chains, migration of chains. Pure."""
