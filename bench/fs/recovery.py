@@ -2,7 +2,7 @@
 
 Three replicas; one is killed, its directory is made anew, and the process is started again. Counted from the moment
 when it is ready until the manager says that it serves. The rate of a resync is bounded on purpose (`Limits` of
-`core.replica`): the bound. Readers ask for 1 MiB pieces all the time, from the two others.
+`core.chain.replica`): the bound. Readers ask for 1 MiB pieces all the time, from the two others.
 
 Other work on the machine comes and goes, so that a resync is compared with the quiet windows next to it, one before and
 one after, in which the same two replicas serve; how far those two are apart says what the comparison is worth.
@@ -24,7 +24,7 @@ from bench.fs.cluster import Cluster, all_serve, running, spread
 from bench.fs.work import Chunks
 from bench.report import Bound, Options, Result, figure
 from fireflyer.base.units import MIB, SECOND
-from fireflyer.fs.core.replica import Limits
+from fireflyer.fs.core.chain.replica import Limits
 from fireflyer.fs.schema.manager import Status
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.fs.service.storage import TICK_NS

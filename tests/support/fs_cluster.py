@@ -16,10 +16,10 @@ from tests.support.fs_store import SimStore
 from tests.support.fs_truth import KEY_LIFE_NS, Truth
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core import storage
-from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeSessions, Told
-from fireflyer.fs.core.attendance import Tick as NodeTick
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain import storage_node
+from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeSessions, Told
+from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
 from fireflyer.fs.core.manager.sessions import LiveSessions
 from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
 from fireflyer.fs.core.manager.transact import Transact
@@ -235,7 +235,7 @@ class StorageProcess:
         identity = Identity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
         sure = {target: host.truth.sure(target) for target in host.targets}
         self.attendance = Attendance(identity, sure, host.managers)
-        self.core = storage.StorageCore(
+        self.core = storage_node.StorageCore(
             self.attendance, host.targets, lambda _, target: _Played(self, target), complaint_ns=NODE_TICK_NS
         )
         self._synced: dict[TargetId, int] = {}
@@ -282,12 +282,12 @@ class StorageProcess:
                 self._says(target, fx.ReportGone(chain.version, "it has stopped"))
 
     def fail(self, target: TargetId) -> None:
-        self.feed(storage.Of(target, fx.DiskFailed("the disk has failed")))
+        self.feed(storage_node.Of(target, fx.DiskFailed("the disk has failed")))
 
     def soon(self, target: TargetId, effect: fx.Effect) -> None:
         self.node.after(self.host.world.random.randrange(SECOND), lambda: self._says(target, effect))
 
-    def feed(self, event: storage.Event) -> None:
+    def feed(self, event: storage_node.Event) -> None:
         for effect in self.core.handle(self.host.clock.now_ns(), event):
             match effect:
                 case Ask(number, manager, request):
@@ -299,7 +299,7 @@ class StorageProcess:
         self.host.truth.check_process(self)
 
     def _says(self, target: TargetId, effect: fx.Effect) -> None:
-        self.feed(storage.Of(target, _Says(effect)))  # type: ignore[arg-type]
+        self.feed(storage_node.Of(target, _Says(effect)))  # type: ignore[arg-type]
 
     def _turn(self) -> None:
         self._sync()

@@ -16,7 +16,17 @@ import msgspec
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ControlClient
-from fireflyer.fs.core.attendance import Ask, Attendance, Effect, End, Event, Identity, TakeRouting, Tick, Told
+from fireflyer.fs.core.chain.node_membership import (
+    Ask,
+    Attendance,
+    Effect,
+    End,
+    Event,
+    Identity,
+    TakeRouting,
+    Tick,
+    Told,
+)
 from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.manager_config import ManagerConfig
 from fireflyer.fs.service.meta_config import MetaSettings

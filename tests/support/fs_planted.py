@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.fs_truth import KEY_LIFE_NS
 
-from fireflyer.fs.core.attendance import Attendance
+from fireflyer.fs.core.chain.node_membership import Attendance
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.manager import admin, chains, migration, state_machine, transact
 from fireflyer.fs.core.manager.acknowledged import Learned

@@ -9,11 +9,9 @@ import msgspec
 from tests.support.replica_world import LIMITS, Deciding, ReplicaWorld
 from tests.support.request_world import RequestWorld
 
-from fireflyer.fs.core import reads
-from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Phase, Wanted
-from fireflyer.fs.core.lanes import Inbox, Place, RequestBody
-from fireflyer.fs.core.replica import Replica
-from fireflyer.fs.core.replica_effects import (
+from fireflyer.fs.core.chain import reads
+from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Phase, Wanted
+from fireflyer.fs.core.chain.effects import (
     Adopt,
     ChunkIndex,
     Commit,
@@ -25,8 +23,10 @@ from fireflyer.fs.core.replica_effects import (
     Reply,
     TableEntry,
 )
-from fireflyer.fs.core.resync import SyncSource
-from fireflyer.fs.core.role import Role
+from fireflyer.fs.core.chain.forwarding import Inbox, Place, RequestBody
+from fireflyer.fs.core.chain.replica import Replica
+from fireflyer.fs.core.chain.resync import SyncSource
+from fireflyer.fs.core.chain.role import Role
 from fireflyer.fs.schema.chunks import (
     Answer,
     Done,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from fireflyer.base.units import MS
-from fireflyer.fs.core.replica_effects import (
+from fireflyer.fs.core.chain.effects import (
     Adopt,
     Adopted,
     Commit,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from tests.support.replica_engine import Engine
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.schema.ids import TargetId
 from fireflyer.fs.schema.routing import Chain, TargetState
 from fireflyer.sim import SimCrash, SimNet, SimNode, World

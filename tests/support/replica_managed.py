@@ -17,10 +17,10 @@ from tests.support.replica_world import (
 )
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core import storage
-from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeRouting, Told
-from fireflyer.fs.core.attendance import Tick as NodeTick
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain import storage_node
+from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeRouting, Told
+from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
 from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Manager, Reply, Settings, Tick
 from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.core.routing import apply_delta
@@ -114,7 +114,7 @@ class ManagedNode(StorageNode):
         name = node.name
         identity = Identity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
         attendance = Attendance(identity, {self.target: True}, self.world.managers)
-        self.core = storage.StorageCore(
+        self.core = storage_node.StorageCore(
             attendance, [self.target], lambda _chain, _target: self.replica, complaint_ns=SECOND // 2
         )
         super().boot(node)
@@ -135,16 +135,16 @@ class ManagedNode(StorageNode):
             case fx.Tick():
                 self._handle(NodeTick())
             case fx.ClientUpdate(waiter, update, handle):
-                self._handle(storage.ClientAsked(waiter, update, handle))
+                self._handle(storage_node.ClientAsked(waiter, update, handle))
             case fx.PeerSaid(source, message, handle):
-                self._handle(storage.PeerWrote(source, self.target, message, handle))
+                self._handle(storage_node.PeerWrote(source, self.target, message, handle))
             case fx.PeerLost(peer):
-                self._handle(storage.NodeLost(peer))
+                self._handle(storage_node.NodeLost(peer))
             case _:
-                self._handle(storage.Of(self.target, event))
+                self._handle(storage_node.Of(self.target, event))
         assert self.replica.busy_chunks <= 2 * LIMITS.chunks + LIMITS.copies
 
-    def _handle(self, event: storage.Event) -> None:
+    def _handle(self, event: storage_node.Event) -> None:
         for effect in self.core.handle(self.node.clock.now_ns(), event):
             match effect:
                 case Ask(number, manager, request):
@@ -153,7 +153,7 @@ class ManagedNode(StorageNode):
                     self.world.seen.take(routing)  # type: ignore[attr-defined]
                 case End():
                     self.node.crash()
-                case storage.Of(_, what):
+                case storage_node.Of(_, what):
                     self.world.faults.trip(self, what)  # type: ignore[arg-type]
                     self._perform(what)  # type: ignore[arg-type]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from tests.support.replica_engine import Disk, Engine
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.reads import decide
-from fireflyer.fs.core.replica import Limits, Replica
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain.reads import decide
+from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.schema.chunks import (
     Answer,
     Change,

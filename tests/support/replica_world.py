@@ -21,9 +21,9 @@ from tests.support.replica_faults import FAULTS_NS, MANAGER, Faults
 from tests.support.replica_oracle import Beat, BeatAnswer, Oracle
 
 from fireflyer.base.units import MS, SECOND, US
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.reads import decide
-from fireflyer.fs.core.replica import Limits, Replica
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain.reads import decide
+from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import (
     Found,

@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.base.units import MS
 from fireflyer.cli.fs.processes import run_process
-from fireflyer.fs.core.replica import Limits
+from fireflyer.fs.core.chain.replica import Limits
 from fireflyer.fs.service.storage import run_storage
 from fireflyer.fs.service.storage_config import StorageConfig
 

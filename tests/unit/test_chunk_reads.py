@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from tests.support.replica_engine import Books, Record
 
-from fireflyer.fs.core.reads import decide
-from fireflyer.fs.core.replica_effects import Pending, TableEntry
-from fireflyer.fs.core.role import role_of
+from fireflyer.fs.core.chain.effects import Pending, TableEntry
+from fireflyer.fs.core.chain.reads import decide
+from fireflyer.fs.core.chain.role import role_of
 from fireflyer.fs.schema.chunks import Found, Held, Listed, Look, LookKind, Missing, NotCommitted, Refusal, Refused
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState

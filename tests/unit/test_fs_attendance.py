@@ -7,7 +7,7 @@ from tests.support.fs_planted import another_chains_versions_count
 
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.attendance import (
+from fireflyer.fs.core.chain.node_membership import (
     Ask,
     Attendance,
     Effect,

@@ -11,9 +11,9 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import NoSpace
 from fireflyer.base.units import MIB
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.attendance import Measured
-from fireflyer.fs.core.storage import Of
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain.node_membership import Measured
+from fireflyer.fs.core.chain.storage_node import Of
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage_targets import OpenTarget, close_targets, look_after, open_targets
 from fireflyer.fs.service.target_directory import TargetDirectory, make_target

@@ -9,7 +9,15 @@ import pytest
 
 from fireflyer.base.errors import Busy, PermissionDenied, StaleVersion
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.attendance import Attendance, Identity, OpenFence, TakeRouting, TakeSessions, Tick, Told
+from fireflyer.fs.core.chain.node_membership import (
+    Attendance,
+    Identity,
+    OpenFence,
+    TakeRouting,
+    TakeSessions,
+    Tick,
+    Told,
+)
 from fireflyer.fs.core.manager import sessions
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.manager.sessions import MAX_LOGGED, LiveSessions, SessionBook, apply_sessions

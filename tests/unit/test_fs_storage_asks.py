@@ -8,7 +8,7 @@ import time
 from tests.support.data_links import connected
 
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
-from fireflyer.fs.core.presented import MAX_PRESENTED_FILES, MAX_PRESENTED_RANGES
+from fireflyer.fs.core.chain.connection_capabilities import MAX_PRESENTED_FILES, MAX_PRESENTED_RANGES
 from fireflyer.fs.schema import data
 from fireflyer.fs.service.storage_asks import StorageAsks
 from fireflyer.fs.service.storage_links import Link

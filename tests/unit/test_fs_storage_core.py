@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import attendance as node
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.storage import (
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain import node_membership as node
+from fireflyer.fs.core.chain.storage_node import (
     ClientAsked,
     Effect,
     Event,

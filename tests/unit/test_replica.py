@@ -19,8 +19,8 @@ from tests.support.replica_rig import (
 )
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.replica import Limits
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain.replica import Limits
 from fireflyer.fs.schema.chunks import (
     Accepted,
     Answer,

@@ -27,8 +27,8 @@ from tests.support.replica_rig import (
 )
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.replica import Limits, Replica
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.schema.chunks import (
     Done,
     Missing,

@@ -31,11 +31,11 @@ from typing import Any, Final
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ControlClient
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.attendance import Ask, Attendance, End, Identity, TakeRouting, TakeSessions, Tick
-from fireflyer.fs.core.replica import Limits, Replica
-from fireflyer.fs.core.role import role_of
-from fireflyer.fs.core.storage import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeRouting, TakeSessions, Tick
+from fireflyer.fs.core.chain.replica import Limits, Replica
+from fireflyer.fs.core.chain.role import role_of
+from fireflyer.fs.core.chain.storage_node import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId

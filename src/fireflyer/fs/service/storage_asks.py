@@ -14,11 +14,12 @@ from typing import Final
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import capability, reads
+from fireflyer.fs.core import capability
 from fireflyer.fs.core.capability import Rights
-from fireflyer.fs.core.presented import MAX_PRESENTED_RANGES
-from fireflyer.fs.core.replica_effects import ChunkIndex, TableEntry
-from fireflyer.fs.core.storage import ClientAsked
+from fireflyer.fs.core.chain import reads
+from fireflyer.fs.core.chain.connection_capabilities import MAX_PRESENTED_RANGES
+from fireflyer.fs.core.chain.effects import ChunkIndex, TableEntry
+from fireflyer.fs.core.chain.storage_node import ClientAsked
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
     Look,

@@ -17,7 +17,7 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.presented import Presented
+from fireflyer.fs.core.chain.connection_capabilities import Presented
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import PeerMessage, Request
 from fireflyer.fs.schema.ids import ChunkId, ContentId, NodeId, TargetId

@@ -13,9 +13,9 @@ from typing import Final
 from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, NoSpace, PermanentError, TransientError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import replica_effects as fx
-from fireflyer.fs.core.attendance import Measured
-from fireflyer.fs.core.storage import Of
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain.node_membership import Measured
+from fireflyer.fs.core.chain.storage_node import Of
 from fireflyer.fs.schema.ids import TargetId
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage_scrub import Scrub

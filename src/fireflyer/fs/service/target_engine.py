@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.schema.chunks import Held, Listed, Operation, Row
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId, TargetId
 from fireflyer.native import ChunkError, ChunkTarget

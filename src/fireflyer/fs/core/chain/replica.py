@@ -5,7 +5,7 @@
 
 Each update of a chunk has the chunk's lock at every replica from its start to its commit; others of the chunk queue.
 
-    (queued) ─> STAGING ─> PENDING ─> committed          `Work`, in `chunk_work`
+    (queued) ─> STAGING ─> PENDING ─> committed          `Work`, in `chunk_state`
                 engine     successor
                     └──────────> DROPPING ─> declined     when this replica, or one behind it, cannot do it
 
@@ -15,8 +15,8 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
   head in a chain version, so its memory is enough to name nothing twice.
 - A replica with a successor sends it the same change, and commits when it is accepted; the last one commits at once.
   So what any replica has committed is durable at all behind it, and pending or committed at all before it.
-- A successor that *declines* has not done it and never will (`lanes`): the update is dropped, and when that is durable
-  declined in turn, back to the head. So a refusal that reaches the client is one that no power cut takes back.
+- A successor that *declines* has not done it and never will (`forwarding`): the update is dropped, and when that is
+  durable declined in turn, back to the head. So a refusal that reaches the client is one that no power cut takes back.
 - Who is asked again while it waits for its own successor, or for its engine, says so (`Waiting`): the one before must
   not take it for one that cannot be reached. Whose engine is at it for too long gives up by itself, if others serve.
 - Where a checksum of the whole chunk differs from the head's, it is declined, with both checksums.
@@ -37,10 +37,9 @@ its target comes back through the manager. A restart is a death, so nothing of a
 
 from __future__ import annotations
 
-from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Copying, Phase, Wanted, Work
-from fireflyer.fs.core.lanes import AnswerBody, Letter, Place
-from fireflyer.fs.core.replica_chunks import REMOVE, ChunkWorks, Limits
-from fireflyer.fs.core.replica_effects import (
+from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Copying, Phase, Wanted, Work
+from fireflyer.fs.core.chain.chunks import REMOVE, ChunkWorks, Limits
+from fireflyer.fs.core.chain.effects import (
     Adopt,
     Adopted,
     AskRouting,
@@ -68,8 +67,9 @@ from fireflyer.fs.core.replica_effects import (
     Tick,
     UpToDate,
 )
-from fireflyer.fs.core.resync import SyncSource
-from fireflyer.fs.core.role import Role, role_of
+from fireflyer.fs.core.chain.forwarding import AnswerBody, Letter, Place
+from fireflyer.fs.core.chain.resync import SyncSource
+from fireflyer.fs.core.chain.role import Role, role_of
 from fireflyer.fs.schema.chunks import (
     Accepted,
     Answer,
@@ -95,7 +95,7 @@ __all__ = ["Limits", "Replica"]
 
 
 class Replica(ChunkWorks):
-    """`handle(now_ns, event)` for all events of one target of one chain. Effects and engine: `replica_effects`."""
+    """`handle(now_ns, event)` for all events of one target of one chain. Effects and engine: `effects`."""
 
     def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
         super().__init__(chain, target, index, limits or Limits())

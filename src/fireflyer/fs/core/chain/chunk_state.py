@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from fireflyer.fs.core.lanes import Place
+from fireflyer.fs.core.chain.forwarding import Place
 from fireflyer.fs.schema.chunks import Change, Declined, Held, Listed, Put, Row, Update
 from fireflyer.fs.schema.ids import ContentId
 

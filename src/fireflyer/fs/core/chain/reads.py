@@ -12,7 +12,7 @@ itself, and of those with something pending, or damaged, it says that they may b
 
 from __future__ import annotations
 
-from fireflyer.fs.core.replica_effects import ChunkIndex, Entry, TableEntry
+from fireflyer.fs.core.chain.effects import ChunkIndex, Entry, TableEntry
 from fireflyer.fs.schema.chunks import (
     MAX_PAGE,
     Found,

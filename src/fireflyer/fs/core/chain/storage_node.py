@@ -37,8 +37,8 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core import attendance as node
-from fireflyer.fs.core import replica_effects as fx
+from fireflyer.fs.core.chain import effects as fx
+from fireflyer.fs.core.chain import node_membership as node
 from fireflyer.fs.schema.chunks import Answer, PeerMessage, Refusal, Refused, Update
 from fireflyer.fs.schema.ids import ChainId, ClientId, NodeId, TargetId
 from fireflyer.fs.schema.manager import HeartbeatAnswer
@@ -48,7 +48,7 @@ __all__ = ["ClientAsked", "Effect", "Event", "Leave", "Left", "NodeLost", "Of", 
 
 
 class ReplicaMachine(Protocol):
-    """`fireflyer.fs.core.replica.Replica`."""
+    """`fireflyer.fs.core.chain.replica.Replica`."""
 
     def handle(self, now_ns: int, event: fx.Event) -> list[fx.Effect]: ...
 

@@ -13,8 +13,8 @@ and commits it when the copy has it; before, it is the tail and commits alone: t
 committed until then. Rows are read after that moment, so what they do not show comes with an update.
 
 Why no marks and no tombstones. All that the source says of one chunk it says one after the other, under the chunk's
-lock, each request carried out at most once (`lanes`): so the copy just does what it is told, and what it had before the
-session does not matter. It must only have no engine operation of an earlier time under way when it begins.
+lock, each request carried out at most once (`forwarding`): so the copy just does what it is told, and what it had
+before the session does not matter. It must only have no engine operation of an earlier time under way when it begins.
 
 A list page may be old when it is used. The comparison under the lock is between what the source has *then* and what
 the copy had; updates in between went to the copy too, so at worst a chunk is sent twice.
@@ -30,8 +30,8 @@ import enum
 from collections import deque
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.fs.core.lanes import AnswerBody, Place, RequestBody
-from fireflyer.fs.core.replica_effects import ChunkIndex
+from fireflyer.fs.core.chain.effects import ChunkIndex
+from fireflyer.fs.core.chain.forwarding import AnswerBody, Place, RequestBody
 from fireflyer.fs.schema.chunks import (
     Accepted,
     Held,

@@ -295,7 +295,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class TableEntry(msgspec.Struct, frozen=True):
-    """What the read path obeys: see `fireflyer.fs.core.reads`."""
+    """What the read path obeys: see `fireflyer.fs.core.chain.reads`."""
 
     chain: ChainId
     chain_version: ChainVersion

@@ -1,6 +1,6 @@
 """The updates of the chunks of one replica: who has the lock of a chunk, and what becomes of it at each step.
 
-The part of `fireflyer.fs.core.replica` that looks at one chunk at a time; the protocol is explained there.
+The part of `fireflyer.fs.core.chain.replica` that looks at one chunk at a time; the protocol is explained there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import msgspec
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.base.units import MIB, MS, SECOND
-from fireflyer.fs.core.chunk_work import Asked, ChunkWork, Copying, Phase, Wanted, Work
-from fireflyer.fs.core.lanes import AnswerBody, Inbox, Outbox, Place
-from fireflyer.fs.core.replica_effects import (
+from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Copying, Phase, Wanted, Work
+from fireflyer.fs.core.chain.effects import (
     ChunkIndex,
     ClientUpdate,
     Commit,
@@ -26,8 +25,9 @@ from fireflyer.fs.core.replica_effects import (
     Send,
     Stage,
 )
-from fireflyer.fs.core.resync import SyncCopy, SyncSource, differs
-from fireflyer.fs.core.role import NO_ROLE
+from fireflyer.fs.core.chain.forwarding import AnswerBody, Inbox, Outbox, Place
+from fireflyer.fs.core.chain.resync import SyncCopy, SyncSource, differs
+from fireflyer.fs.core.chain.role import NO_ROLE
 from fireflyer.fs.schema.chunks import (
     MAX_LANES,
     Accepted,
