@@ -29,7 +29,7 @@ from bench.report import Bound, Options, Result, figure
 from fireflyer.base.units import KIB, MS
 from fireflyer.fs.client import READ, Ring
 from fireflyer.fs.client import Options as ClientOptions
-from fireflyer.fs.core.request_effects import Limits
+from fireflyer.fs.core.requests.effects import Limits
 
 __all__ = ["missing", "run"]
 

@@ -20,7 +20,7 @@ from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, 
 from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.fs.client import MISSING, READ, Chunks, Options, PerProcess, Read, Ring, Write, connect, open_ring
 from fireflyer.fs.core.capability import Rights
-from fireflyer.fs.core.request_effects import Limits
+from fireflyer.fs.core.requests.effects import Limits
 from fireflyer.fs.schema.chunks import Held, Listed
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.sessions import EndSession, GetSessions, SessionList

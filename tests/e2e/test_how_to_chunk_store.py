@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.how_to import Shell
 
-from fireflyer.fs.core.request_effects import Limits
+from fireflyer.fs.core.requests.effects import Limits
 
 TEXT = (Path(__file__).parents[2] / "docs/how-to/chunk-store.md").read_text()
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.units import MS
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.effects import (
     Ask,
     Begin,
     Effect,
@@ -26,7 +26,7 @@ from fireflyer.fs.core.request_effects import (
     Told,
     Withdraw,
 )
-from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,

@@ -19,7 +19,7 @@ from fireflyer.fs.client.files import Files
 from fireflyer.fs.client.meta import DEFAULT_TIMEOUT_NS, MetaClient
 from fireflyer.fs.client.opening import FileOptions
 from fireflyer.fs.client.port import LoopPort
-from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
+from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import Change, Missing
 from fireflyer.fs.schema.chunks import Done as Updated
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId

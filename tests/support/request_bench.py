@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.effects import (
     Arrived,
     Ask,
     Begin,
@@ -18,7 +18,7 @@ from fireflyer.fs.core.request_effects import (
     Tick,
     Told,
 )
-from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from tests.support.replica_world import ReplicaWorld
 from tests.support.request_world import ExchangingClient, RequestClient, RequestWorld, WholeWorld, run_seed
 
-from fireflyer.fs.core.request_channels import Channel, Channels, Place
-from fireflyer.fs.core.request_effects import Effect, Event, Failed, Finish, Limits, Told
-from fireflyer.fs.core.request_state import Open
-from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.core.requests.channels import Channel, Channels, Place
+from fireflyer.fs.core.requests.effects import Effect, Event, Failed, Finish, Limits, Told
+from fireflyer.fs.core.requests.state import Open
+from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import Missing, NotCommitted, Refusal, Refused
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import OpenSession

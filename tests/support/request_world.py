@@ -17,7 +17,7 @@ from tests.support.replica_world import AnyClient, ReplicaWorld
 
 from fireflyer.base.errors import Timeout
 from fireflyer.base.units import MS
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.effects import (
     Ask,
     AskRouting,
     Begin,
@@ -36,7 +36,7 @@ from fireflyer.fs.core.request_effects import (
     Tick,
     Told,
 )
-from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, LookReply, UpdateReply
 from fireflyer.fs.schema.ids import ChunkId, ClientId

@@ -31,7 +31,7 @@ from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.rights import Renewals, Right
 from fireflyer.fs.control.local_lock import RunLock
-from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
+from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Refusal, Refused, Update
 from fireflyer.fs.schema.ids import ChunkId, ContentId

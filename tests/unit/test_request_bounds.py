@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.request_bench import ARRIVED, LARGE, READ, Bench
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.effects import (
     Arrived,
     Glance,
     Limits,

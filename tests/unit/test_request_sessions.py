@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.request_bench import CHUNK, DONE, OTHER, READ, TRUNCATE, Bench, exchanges, exchanging, refused
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.effects import (
     End,
     NewSession,
     SessionOpened,

@@ -7,7 +7,7 @@ from tests.support.request_bench import CHUNK, DONE, LARGE, OTHER, READ, TRUNCAT
 from tests.support.request_bugs import BelievesThatStaleIsNotDone, OneChannelForAll
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.effects import (
     Arrived,
     Ask,
     AskRouting,
@@ -20,7 +20,7 @@ from fireflyer.fs.core.request_effects import (
     Told,
     Withdraw,
 )
-from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
     Look,

@@ -6,7 +6,7 @@ import pytest
 from tests.support.request_bench import CHUNK, DONE, OTHER, TRUNCATE, Bench, exchanges, exchanging, refused
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.request_effects import Begin, SessionOpened, SessionOver, Told
+from fireflyer.fs.core.requests.effects import Begin, SessionOpened, SessionOver, Told
 from fireflyer.fs.schema.chunks import Refusal
 from fireflyer.fs.schema.ids import ChunkId
 

@@ -9,6 +9,7 @@ from fireflyer.fs.client.local import connect_to, open_ring_to
 from fireflyer.fs.client.processes import PerProcess
 from fireflyer.fs.client.ring import MISSING, Completed, Ring, open_ring
 from fireflyer.fs.client.spread import READ
+from fireflyer.fs.core.requests.effects import Limits
 from fireflyer.fs.schema.ids import ChunkId
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ChunkId",
     "Chunks",
     "Completed",
+    "Limits",
     "Options",
     "PerProcess",
     "Read",

@@ -35,7 +35,7 @@ from fireflyer.fs.client.hearing import Hearing
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
-from fireflyer.fs.core.request_effects import Arrived, Failed, Glance, Limits
+from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId
 from fireflyer.fs.schema.routing import Routing
@@ -275,7 +275,7 @@ class Chunks(Hearing, OfOneProcess):
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
-        (`core.request_effects.Finish`), perhaps at once."""
+        (`core.requests.effects.Finish`), perhaps at once."""
         self.check_process()
         if self._closed:
             raise Aborted("this client is closed")

@@ -148,7 +148,7 @@ class Control:
     async def _another(self, client: ClientId) -> tuple[Session, dict[Right, bytes]]:
         """And its rights. Nobody keeps it before that, so it may be over by then; then there is another one."""
         while True:
-            # In this order, and each only when the one before is committed: see `core.request_channels`.
+            # In this order, and each only when the one before is committed: see `core.requests.channels`.
             await self._insist(EndSession(client))
             answer = await self._insist(self._opening())
             if not isinstance(answer, Session):

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire
 from fireflyer.fs.client.rights import Right
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.effects import (
     Arrived,
     Ask,
     AskRouting,
@@ -45,7 +45,7 @@ from fireflyer.fs.core.request_effects import (
     Told,
     Withdraw,
 )
-from fireflyer.fs.core.requests import Requests
+from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
     Change,

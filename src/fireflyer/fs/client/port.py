@@ -15,7 +15,7 @@ from fireflyer.fs.client.control import Control
 from fireflyer.fs.client.meta import MetaClient
 from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.tickets import Ticket
-from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
+from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import Change, LookKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TableId
 from fireflyer.fs.schema.meta import Actor, Answer, Request

@@ -9,7 +9,8 @@
 
 Reads of a batch go from NumPy arrays to the native ring and back without a Python object for each; those that are not
 simply answered (a version has changed, a node is gone, an update is under way) are taken over by the machine of
-`core.requests`, which decides about all other operations. Their meaning is that of `fireflyer.fs.client.Chunks`.
+`core.requests.state_machine`, which decides about all other operations. Their meaning is that of
+`fireflyer.fs.client.Chunks`.
 
 Tags are the caller's; those under way must differ. Memory must stay as it is until its tag has come back.
 """
@@ -34,7 +35,7 @@ from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.rights import ATTEMPTS, Right
 from fireflyer.fs.client.spread import ANSWER, Reads, Spread, check_reads
-from fireflyer.fs.core.request_effects import Arrived, Failed, Glance
+from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Operation
 from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.routing import Routing
@@ -324,7 +325,7 @@ class Ring(Hearing, OfOneProcess):
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
-        (`core.request_effects.Finish`), perhaps at once. It has no tag, and `wait` does not count it."""
+        (`core.requests.effects.Finish`), perhaps at once. It has no tag, and `wait` does not count it."""
         self.check_process()
         if self._closed:
             raise Aborted("this ring is closed")

@@ -4,11 +4,11 @@
                                                                   ^               │
                                                                   └── rests <─────┘  refused, late, or lost
 
-*Looks* go to the serving replica whose node has least to do for this client (`request_nodes`). One that answers
+*Looks* go to the serving replica whose node has least to do for this client (`flow_control`). One that answers
 NotCommitted names the tail, which is asked next; one that is damaged is told so, and another is asked. A look that is
 late is withdrawn before another replica is asked: data of two answers must not meet in the caller's memory.
 
-*Updates* go to the head, with the numbers of `request_channels`. An attempt that is late stays open: if its answer
+*Updates* go to the head, with the numbers of `channels`. An attempt that is late stays open: if its answer
 comes it is as good as any. The retry has the same number, so the chain does it once.
 
 *What an end means.* Done is final. A refusal speaks of one attempt. So an update that ends otherwise was *not done and
@@ -49,8 +49,8 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.placement.chance import Chance
-from fireflyer.fs.core.request_channels import Channel, Channels
-from fireflyer.fs.core.request_effects import (
+from fireflyer.fs.core.requests.channels import Channel, Channels
+from fireflyer.fs.core.requests.effects import (
     Arrived,
     Ask,
     AskRouting,
@@ -72,8 +72,8 @@ from fireflyer.fs.core.request_effects import (
     Told,
     Withdraw,
 )
-from fireflyer.fs.core.request_nodes import Load, Nodes
-from fireflyer.fs.core.request_state import NOWHERE, Open, Route, State
+from fireflyer.fs.core.requests.flow_control import Load, Nodes
+from fireflyer.fs.core.requests.state import NOWHERE, Open, Route, State
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.request_effects import Limits
+from fireflyer.fs.core.requests.effects import Limits
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Member
 

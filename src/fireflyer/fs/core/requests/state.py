@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fireflyer.base.errors import Unreachable
-from fireflyer.fs.core.request_channels import Channel, Place
-from fireflyer.fs.core.request_effects import Begin
-from fireflyer.fs.core.request_nodes import Load
+from fireflyer.fs.core.requests.channels import Channel, Place
+from fireflyer.fs.core.requests.effects import Begin
+from fireflyer.fs.core.requests.flow_control import Load
 from fireflyer.fs.schema.chunks import Change
 from fireflyer.fs.schema.ids import ChainVersion, NodeId, Sequence, TargetId
 from fireflyer.fs.schema.routing import Member
