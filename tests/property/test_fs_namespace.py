@@ -16,7 +16,7 @@ from tests.support.fs_model import Model, Node, Refused
 from tests.support.fs_names import Names, at, problems, violations
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta import areas, tables
+from fireflyer.fs.core.meta import quota_trees, tables
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.repairing import repair
 from fireflyer.fs.schema.errors import FileError
@@ -109,7 +109,7 @@ class Both:
         async def body(context: Context) -> None:
             inode = await context.known(inode_id)
             assert isinstance(inode.body, FileBody)
-            await areas.charge(context, inode.area, inode_id, 0)
+            await quota_trees.charge(context, inode.area, inode_id, 0)
             context.put(msgspec.structs.replace(inode, body=FileBody(inode.body.layout, inode_id)))
 
         self.names.run(body)
@@ -184,7 +184,7 @@ class Both:
             context.rows.clear_range(
                 tables.number_key(tables.VALUES, inode.id), tables.number_key(tables.VALUES, inode.id + 1)
             )
-            await areas.charge(context, inode.area, -inode.charged_bytes, -1)
+            await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)
 
         self.names.run(body)
 

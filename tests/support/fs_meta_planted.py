@@ -13,14 +13,14 @@ from tests.support.fs_meta_people import MetaClient
 from tests.support.fs_meta_world import RequestPorts
 
 from fireflyer.fs.core.meta import (
-    areas,
     attributes,
     collecting,
     cutting,
+    dispatch,
     lengths,
     lock_table,
     locks,
-    namespace,
+    quota_trees,
     reaping,
     replies,
     values,
@@ -72,7 +72,7 @@ def reservations_do_not_grow_the_file(patch: Patch) -> None:
         await lengths.writer_of(context, inode.id, request.handle)
         return Reserved(body.length, inode)
 
-    patch.setitem(namespace._BODIES, Reserve, reserve)
+    patch.setitem(dispatch._BODIES, Reserve, reserve)
 
 
 def leaves_what_is_over_the_quota(patch: Patch) -> None:
@@ -95,7 +95,7 @@ def lazy_closes_end_what_was_opened_since(patch: Patch) -> None:
             return Found(await lengths.drop_writer(context, answer.inode, context.asker.client, excess=False))
         return answer
 
-    patch.setitem(namespace._BODIES, Close, close)
+    patch.setitem(dispatch._BODIES, Close, close)
 
 
 def closes_lazily_what_was_not_told(patch: Patch) -> None:
@@ -103,7 +103,7 @@ def closes_lazily_what_was_not_told(patch: Patch) -> None:
 
 
 def attributes_forget_their_report(patch: Patch) -> None:
-    patch.setitem(namespace._BODIES, SetAttributes, attributes.set_attributes)
+    patch.setitem(dispatch._BODIES, SetAttributes, attributes.set_attributes)
 
 
 # --- cuts ---
@@ -280,7 +280,7 @@ def the_inode_goes_before_its_chunks(patch: Patch) -> None:
 def collected_bytes_stay_in_use(patch: Patch) -> None:
     async def clear(context: Context, key: bytes, inode: Inode) -> None:
         if await context.rows.get(key) is not None:
-            await areas.charge(context, inode.area, inode.length, 0, checked=False)
+            await quota_trees.charge(context, inode.area, inode.length, 0, checked=False)
             await original(context, key, inode)
 
     original = collecting._clear

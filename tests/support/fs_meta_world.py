@@ -18,9 +18,9 @@ from tests.support.fs_store import at_once
 
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.meta import holds, namespace, procedures
+from fireflyer.fs.core.meta import dispatch, holds, procedures
+from fireflyer.fs.core.meta.background_tasks import Keeper
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context, Rows
-from fireflyer.fs.core.meta.keeping import Keeper
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce
 from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, check_session, store_answer
@@ -123,8 +123,8 @@ class MetaWorld:
         answers: list[Answer] = []
 
         async def body(rows: Transaction) -> None:
-            await namespace.make_root(rows, now_ns=START_NS, mode=0o777)
-            answers[:] = [await namespace.carry_out(one, self.context(rows, SYSTEM)) for one in requests]
+            await dispatch.make_root(rows, now_ns=START_NS, mode=0o777)
+            answers[:] = [await dispatch.carry_out(one, self.context(rows, SYSTEM)) for one in requests]
 
         at_once(lambda: self.engine.transact(body))
         self.services += [MetaService(self, f"m{at}") for at in range(self._count)]
@@ -321,7 +321,7 @@ class RequestPorts:
     async def _at_once(self, request: Request) -> Answer:
         async def body(context: Context) -> Answer:
             context.owner = 0
-            answer = await namespace.carry_out(request, context)
+            answer = await dispatch.carry_out(request, context)
             await self._store(context, answer)
             return answer
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, cast
 from fireflyer.fs.core.meta import expiring, tables
 from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
-from fireflyer.fs.core.meta.namespace import carry_out, make_root
+from fireflyer.fs.core.meta.dispatch import carry_out, make_root
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
 from fireflyer.fs.schema.meta import Found, Place, Request, Stat

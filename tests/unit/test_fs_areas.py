@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.fs_names import Names, at, problems, user
 
-from fireflyer.fs.core.meta import areas, collecting, tables
+from fireflyer.fs.core.meta import collecting, quota_trees, tables
 from fireflyer.fs.core.meta.checking import ProblemKind
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.tables import inode_key
@@ -44,7 +44,7 @@ def grow(names: Names, path: str, length: int) -> None:
 
     async def body(context: Context) -> None:
         assert isinstance(inode.body, FileBody)
-        await areas.charge(context, inode.area, length - inode.body.length, 0)
+        await quota_trees.charge(context, inode.area, length - inode.body.length, 0)
         context.put(msgspec.structs.replace(inode, body=msgspec.structs.replace(inode.body, length=length)))
 
     names.run(body)
@@ -58,7 +58,7 @@ def collect(names: Names, inode: Inode) -> None:
         for key, _ in names.rows():
             if key[:2] == b"FU" and key.endswith(inode.id.to_bytes(8, "big")):
                 context.rows.clear(key)
-        await areas.charge(context, inode.area, -inode.charged_bytes, -1)
+        await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)
 
     names.run(body)
     names.check()
@@ -144,7 +144,7 @@ def test_what_was_stored_before_attributes_counted_is_counted_when_it_changes() 
 
         async def as_before(context: Context) -> None:
             context.put(msgspec.structs.replace(inode, value_bytes=0))
-            await areas.charge(context, inode.area, -inode.value_bytes, 0)
+            await quota_trees.charge(context, inode.area, -inode.value_bytes, 0)
 
         names.run(as_before)
         assert [one.kind for one in problems(names)] == [ProblemKind.VALUES]
@@ -224,7 +224,7 @@ def test_what_is_unlinked_stays_counted_when_its_area_ends_and_begins_again_else
 
 
 def test_a_large_directory_and_one_with_names_outside_cannot_become_areas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(areas, "MAX_COUNTED", 5)
+    monkeypatch.setattr(quota_trees, "MAX_COUNTED", 5)
     with Names() as names:
         names.do(MakeDirectory(at("a")))
         for number in range(5):

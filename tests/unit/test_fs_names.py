@@ -9,7 +9,7 @@ import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.fs.core.meta.context import ClusterDefaults, Context
-from fireflyer.fs.core.meta.namespace import carry_out, make_root
+from fireflyer.fs.core.meta.dispatch import carry_out, make_root
 from fireflyer.fs.core.meta.tables import ENTRIES, INODES
 from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryBody, FileBody, Inode, Kind
 from fireflyer.fs.schema.meta import (

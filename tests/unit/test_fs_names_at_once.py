@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, violations
 
-from fireflyer.fs.core.meta.namespace import carry_out
+from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Kind
 from fireflyer.fs.schema.meta import (

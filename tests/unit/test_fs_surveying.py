@@ -11,10 +11,10 @@ from tests.support.loops import on_loop
 from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import LIFETIME_S
+from fireflyer.fs.core.meta.background_tasks import Keeper
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.grants import GRANTS, MINUTE_NS
 from fireflyer.fs.core.meta.holds import BEATS_AFTER
-from fireflyer.fs.core.meta.keeping import Keeper
 from fireflyer.fs.core.meta.layout import chain_of, order_of
 from fireflyer.fs.core.meta.surveying import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end

@@ -11,7 +11,7 @@ from tests.support.fs_names import at
 from tests.support.loops import on_loop
 
 from fireflyer.fs.core.meta.context import Asker
-from fireflyer.fs.core.meta.namespace import carry_out
+from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.tables import entry_key
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import (

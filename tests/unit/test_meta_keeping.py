@@ -14,9 +14,9 @@ from tests.support.loops import on_loop
 from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import collecting, cutting
+from fireflyer.fs.core.meta.background_tasks import LEASE_NS, Keeper
 from fireflyer.fs.core.meta.collecting import STRIKE_NS, Collector
 from fireflyer.fs.core.meta.holds import BEATS_AFTER
-from fireflyer.fs.core.meta.keeping import LEASE_NS, Keeper
 from fireflyer.fs.core.meta.lengths import start_cut
 from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, CutKind, CutRow
 from fireflyer.fs.core.meta.ports import Ports

@@ -21,7 +21,7 @@ from tests.support.posix.memory_chunks import MemoryChunks
 from tests.support.posix.places import Identity
 
 from fireflyer.fs.core.files.refusing import refusal
-from fireflyer.fs.core.meta import holds, namespace, procedures, replies
+from fireflyer.fs.core.meta import dispatch, holds, procedures, replies
 from fireflyer.fs.core.meta.context import Asker, ClusterDefaults, Context
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce, Ports
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
@@ -166,7 +166,7 @@ class CorePlace:
         self._base: InodeId = ROOT
         _finished(self.transact(Asker(SERVICE, 0, 0), _begin_session))
         _finished(
-            self.engine.transact(lambda rows: namespace.make_root(rows, now_ns=self.now_ns, uid=0, gid=0, mode=0o755))
+            self.engine.transact(lambda rows: dispatch.make_root(rows, now_ns=self.now_ns, uid=0, gid=0, mode=0o755))
         )
 
     # --- as a place ---
@@ -231,7 +231,7 @@ class CorePlace:
         if wrong is not None:
             raise wrong
         try:
-            answer = _finished(self.transact(asker, partial(namespace.carry_out, request), number=number))
+            answer = _finished(self.transact(asker, partial(dispatch.carry_out, request), number=number))
         except NotAtOnce:
             answer = _finished(procedures.carry_out_long(request, _Ports(self, asker, number)))
         if isinstance(answer, meta.Refused):

@@ -30,9 +30,9 @@ from typing import Any, Final
 import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageError
-from fireflyer.fs.core.meta import holds, namespace
+from fireflyer.fs.core.meta import dispatch, holds
+from fireflyer.fs.core.meta.background_tasks import Keeper
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.keeping import Keeper
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.replies import SessionEnded, check_session, number_allowed
 from fireflyer.fs.core.rows import SESSIONS
@@ -243,7 +243,7 @@ class MetaService:
         settings = self._settings
 
         async def make_root(context: Context) -> None:
-            await namespace.make_root(
+            await dispatch.make_root(
                 context.rows,
                 now_ns=context.now_ns,
                 uid=settings.root_uid,

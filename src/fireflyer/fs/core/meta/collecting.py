@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fireflyer.base.errors import TransientError
-from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.cutting import remove_all
 from fireflyer.fs.core.meta.holds import BEATS_AFTER, client_row, generation, put_client, set_generation
@@ -363,4 +363,4 @@ async def _clear(context: Context, key: bytes, inode: Inode) -> None:
     context.rows.clear(inode_key(inode.id))
     context.rows.clear(number_key(LOCKS, inode.id))
     context.rows.clear_range(number_key(VALUES, inode.id), number_key(VALUES, inode.id + 1))
-    await areas.charge(context, inode.area, -inode.charged_bytes, -1)
+    await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)

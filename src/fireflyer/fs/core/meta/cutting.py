@@ -28,7 +28,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from fireflyer.fs.core.meta import areas, replies
+from fireflyer.fs.core.meta import quota_trees, replies
 from fireflyer.fs.core.meta.access import granted
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.layout import MAX_CHUNKS, chain_of, max_bytes, order_of, pieces
@@ -113,8 +113,8 @@ async def _undisturbed(context: Context, inode: Inode) -> None:
 
 async def _allowed(context: Context, inode: Inode, bytes_more: int) -> None:
     """Raises EDQUOT. It is charged at the end."""
-    await areas.charge(context, inode.area, bytes_more, 0)
-    await areas.charge(context, inode.area, -bytes_more, 0)
+    await quota_trees.charge(context, inode.area, bytes_more, 0)
+    await quota_trees.charge(context, inode.area, -bytes_more, 0)
 
 
 async def _extended(context: Context, inode: Inode, length: int) -> Inode:
@@ -347,7 +347,7 @@ async def _end(context: Context, inode_id: InodeId, row: CutRow) -> None:
     if length > body.length:
         inode, refused = await grown(context, inode, length)
     elif length < body.length:
-        await areas.charge(context, inode.area, length - body.length, 0)
+        await quota_trees.charge(context, inode.area, length - body.length, 0)
         inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(body, length=length))
     if row.kind is CutKind.TRUNCATE:
         _, body = file_of(inode)

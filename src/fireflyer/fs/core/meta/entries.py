@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.core.meta import areas, holds, trash
+from fireflyer.fs.core.meta import holds, quota_trees, trash
 from fireflyer.fs.core.meta.access import (
     EXECUTE,
     GROUP_EXECUTE,
@@ -289,7 +289,7 @@ async def _make(
     area = directory.area
     target_bytes = len(body.target) if isinstance(body, SymlinkBody) else 0
     if area:
-        await areas.charge(context, area, target_bytes, 1)
+        await quota_trees.charge(context, area, target_bytes, 1)
     home = 0 if kind is Kind.DIRECTORY else directory.id
     inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body, home, target_bytes)
     rows = context.rows

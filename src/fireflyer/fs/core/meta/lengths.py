@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fireflyer.fs.core.files.times import believed, times_of_write
-from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.attributes import set_attributes, without_privileges
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.grants import put_grant
@@ -230,7 +230,7 @@ async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, Refuse
     if end <= body.length:
         return inode, None
     try:
-        await areas.charge(context, inode.area, end - body.length, 0)
+        await quota_trees.charge(context, inode.area, end - body.length, 0)
     except FileError as error:
         if error.errno != errno.EDQUOT:
             raise

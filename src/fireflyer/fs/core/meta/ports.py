@@ -1,6 +1,6 @@
 """What operations need that are more than one transaction: the chunk store, time, and each step as a transaction.
 
-`namespace.carry_out` is tried first for every request. It raises `NotAtOnce` where the request needs chunks changed or
+`dispatch.carry_out` is tried first for every request. It raises `NotAtOnce` where the request needs chunks changed or
 looked at, or has to wait; nothing of it has happened then, and `procedures.carry_out_long` goes on with these ports.
 The service and the simulation hand in their own.
 """

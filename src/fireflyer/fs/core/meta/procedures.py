@@ -10,8 +10,8 @@ import errno
 
 from fireflyer.fs.core.meta import cutting, lengths, locks, replies
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.lengths import Measured
-from fireflyer.fs.core.meta.namespace import carry_out
 from fireflyer.fs.core.meta.open_rows import cut_of
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce, Ports
 from fireflyer.fs.schema.errors import file_error
@@ -23,7 +23,8 @@ __all__ = ["carry_out_long"]
 
 async def carry_out_long(request: Request, ports: Ports) -> Answer:
     """For what `carry_out` has raised `NotAtOnce` for. May take long where a chain is not available: whoever calls it
-    sets the bound and cancels it, and what it has begun is finished by `keeping.Keeper`. Raises `FileError`, errors of
+    sets the bound and cancels it, and what it has begun is finished by `background_tasks.Keeper`. Raises `FileError`,
+    errors of
     the chunk store and of the key-value store."""
     try:
         if isinstance(request, Lock):

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.directories import changed_directory, directory_body, is_in
 from fireflyer.fs.core.meta.paths import look_up
@@ -89,7 +89,7 @@ async def _own_trash(context: Context, trash: Inode) -> Inode:
 
 async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: int, gid: int) -> Inode:
     """Over the quota too: removing must always be possible."""
-    await areas.charge(context, parent.area, 0, 1, checked=False)
+    await quota_trees.charge(context, parent.area, 0, 1, checked=False)
     now_ns = context.now_ns
     made = Inode(
         context.new_id(),

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.core.meta import areas
+from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.access import READ, STICKY, WRITE, owns, require
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.paths import find
@@ -99,7 +99,7 @@ async def _charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> 
     target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkBody) else 0
     value_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
     if value_bytes != inode.value_bytes:
-        await areas.charge(context, inode.area, value_bytes - inode.value_bytes, 0)
+        await quota_trees.charge(context, inode.area, value_bytes - inode.value_bytes, 0)
     context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns, value_bytes=value_bytes))
 
 

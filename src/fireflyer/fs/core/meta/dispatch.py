@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 from fireflyer.fs.core.meta import (
-    areas,
     cutting,
     entries,
     holds,
     lengths,
     listing,
     locks,
+    quota_trees,
     renaming,
     trees,
     values,
@@ -73,9 +73,9 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.Access: listing.check_access,
     messages.GetValue: values.get_value,
     messages.ListValues: values.list_values,
-    messages.GetSpace: areas.get_space,
+    messages.GetSpace: quota_trees.get_space,
     messages.GetLock: locks.get_lock,
-    messages.GetArea: areas.get_area,
+    messages.GetArea: quota_trees.get_area,
     messages.Open: _open,
     messages.Report: lengths.report,
     messages.Close: lengths.close,
@@ -95,6 +95,6 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.RemoveValue: values.remove_value,
     messages.Lock: locks.lock,
     messages.Beat: holds.beat,
-    messages.SetArea: areas.set_area,
-    messages.SetDefaults: areas.set_defaults,
+    messages.SetArea: quota_trees.set_area,
+    messages.SetDefaults: quota_trees.set_defaults,
 }
