@@ -36,7 +36,7 @@ from fireflyer.fs.client.local import access_of
 from fireflyer.fs.client.opening import FileOptions
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema import data, meta
 from fireflyer.fs.schema.chunks import Change, Found, Look, LookKind, Operation, Refusal, Update
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused

@@ -15,7 +15,7 @@ import fireflyer.fs
 from fireflyer.fs import usrbio
 from fireflyer.fs.client import ChunkId, open_ring_to
 from fireflyer.fs.client.ring import Ring
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import Defaults, FileBody

@@ -19,7 +19,7 @@ from tests.support.fs_managers import ManagerProcess
 
 import fireflyer.fs
 from fireflyer.fs.client import ChunkId, open_ring_to
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.inodes import FileBody
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -17,7 +17,7 @@ from tests.support.fs_local import LocalCluster
 from tests.support.launching import wait_until
 from tests.support.mounting import Mount, mounted, needs_fuse
 
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.inodes import Layout
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]

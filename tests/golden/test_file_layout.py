@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fireflyer.fs.core.meta.layout import SplitMix64, order_of
+from fireflyer.fs.core.meta.inodes.layout import SplitMix64, order_of
 from fireflyer.fs.schema.inodes import Layout
 
 CHUNK_BYTES = 1 << 20

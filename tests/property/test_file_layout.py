@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.meta.layout import SplitMix64, chain_of, end_at, max_bytes, order_of, pieces
+from fireflyer.fs.core.meta.inodes.layout import SplitMix64, chain_of, end_at, max_bytes, order_of, pieces
 from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, Layout
 
 CHUNK_BYTES = st.sampled_from([1 << 16, 1 << 20, 1 << 26])

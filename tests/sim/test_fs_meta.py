@@ -24,7 +24,7 @@ from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import grants, surveying
-from fireflyer.fs.core.meta.layout import chain_of, order_of
+from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_rows import CUTS
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
 from fireflyer.fs.schema.meta import (

@@ -22,7 +22,7 @@ from tests.support.fs_meta_world import MetaService, MetaWorld
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import tables
-from fireflyer.fs.core.meta.layout import chain_of, order_of
+from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryBody, FileBody, Inode, Kind
 from fireflyer.fs.schema.meta import Answer, Call, Calls, OpenFlag, Place, Refused, Request

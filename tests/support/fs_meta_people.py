@@ -19,7 +19,7 @@ from tests.support.fs_meta_world import ENCODE, TOLD, Asked, MetaWorld
 
 from fireflyer.base.errors import Aborted, Timeout
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.meta.layout import chain_of, order_of, pieces
+from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of, pieces
 from fireflyer.fs.core.meta.replies import SESSION_OVER
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode, Layout
 from fireflyer.fs.schema.meta import (

@@ -13,7 +13,6 @@ from tests.support.fs_meta_people import MetaClient
 from tests.support.fs_meta_world import RequestPorts
 
 from fireflyer.fs.core.meta import (
-    attributes,
     collecting,
     cutting,
     dispatch,
@@ -27,7 +26,8 @@ from fireflyer.fs.core.meta import (
 )
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.layout import chain_of, pieces
+from fireflyer.fs.core.meta.inodes import attributes
+from fireflyer.fs.core.meta.inodes.layout import chain_of, pieces
 from fireflyer.fs.core.meta.lengths import Measured, file_of
 from fireflyer.fs.core.meta.open_rows import CutRow, Held, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fireflyer.fs.core.meta.comparing import Fault, FaultKind, Name, Names, lasting, wrong_chunks
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.chunks import Held, Listed
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, FileBody, Inode, Kind, Layout

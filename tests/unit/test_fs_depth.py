@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from tests.support.fs_names import Names, at, user
 
-from fireflyer.fs.core.meta import directories
 from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.inodes import directories
 from fireflyer.fs.schema.inodes import MAX_DEPTH, MAX_PATH_BYTES, ROOT, Defaults, Kind
 from fireflyer.fs.schema.meta import (
     Found,

@@ -10,7 +10,7 @@ from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.fs.core.meta import cutting, lengths
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.layout import max_bytes
+from fireflyer.fs.core.meta.inodes.layout import max_bytes
 from fireflyer.fs.core.meta.lengths import Measured
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.rows import SESSIONS

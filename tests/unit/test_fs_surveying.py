@@ -15,7 +15,7 @@ from fireflyer.fs.core.meta.background_tasks import Keeper
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.grants import GRANTS, MINUTE_NS
 from fireflyer.fs.core.meta.holds import BEATS_AFTER
-from fireflyer.fs.core.meta.layout import chain_of, order_of
+from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.surveying import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode

@@ -16,7 +16,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.meta.context import MAX_STEPS, REST_MASK
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.open_rows import WAITS
 from fireflyer.fs.core.meta.replies import SESSION_FORGOTTEN, SESSION_OVER
 from fireflyer.fs.core.meta.tables import encode_inode, inode_key
@@ -321,7 +321,7 @@ async def test_a_truncation_removes_the_chunks_behind_and_is_answered_again_alik
         await rig.open_session(5)
         opened = expect(await rig.ask(5, Open(at("f"), CREATE, 1)), Opened).inode
         layout = opened.body.layout  # type: ignore[union-attr]
-        from fireflyer.fs.core.meta.layout import order_of
+        from fireflyer.fs.core.meta.inodes.layout import order_of
 
         (chain,) = order_of(layout, rig.chunks.chains(1))
         for index in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.ports import Stored
 from fireflyer.fs.schema.ids import ChainId, ClientId, TableId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId

@@ -40,7 +40,7 @@ from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.ahead import Ahead, Block
 from fireflyer.fs.core.files.pending import Extent, Pending, unit_of
 from fireflyer.fs.core.files.pieces import Where
-from fireflyer.fs.core.files.times import times_of_write
+from fireflyer.fs.core.meta.inodes.times import times_of_write
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.inodes import FileBody, Inode

@@ -71,7 +71,7 @@ class Kind(enum.IntEnum):
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
     """Where the chunks of a file are. Bytes [i * chunk_bytes, (i + 1) * chunk_bytes) are chunk (inode, i), which is on
-    chain `core.meta.layout.order_of(layout, chains)[i % stripe]`. Fixed when the file is made."""
+    chain `core.meta.inodes.layout.order_of(layout, chains)[i % stripe]`. Fixed when the file is made."""
 
     table: TableId
     chunk_bytes: _ChunkBytes

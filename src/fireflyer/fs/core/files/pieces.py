@@ -1,11 +1,12 @@
-"""Which bytes of a file are which bytes of which chunk on which chain. The arithmetic is `core.meta.layout`'s."""
+"""Which bytes of a file are which bytes of which chunk on which chain. The arithmetic is
+`core.meta.inodes.layout`'s."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fireflyer.fs.core.meta.layout import max_bytes, order_of, pieces
+from fireflyer.fs.core.meta.inodes.layout import max_bytes, order_of, pieces
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import Layout
 

@@ -29,7 +29,7 @@ from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.cutting import remove_all
 from fireflyer.fs.core.meta.holds import BEATS_AFTER, client_row, generation, put_client, set_generation
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.open_rows import (
     CLIENT_ROWS,
     CLIENTS,

@@ -23,10 +23,10 @@ from fireflyer.fs.core.meta import (
     trees,
     values,
 )
-from fireflyer.fs.core.meta.access import WRITE, granted, require
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.entries import make_root
-from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.core.meta.inodes.path_walk import find
+from fireflyer.fs.core.meta.inodes.permissions import WRITE, granted, require
 from fireflyer.fs.schema import meta as messages
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Kind

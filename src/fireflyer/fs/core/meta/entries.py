@@ -1,8 +1,8 @@
 """Names: making, linking, removing and renaming what has them.
 
-Every operation finds its *spot* (`paths`), checks in the order in which Linux does, and then writes: the name, the
-inode, and the directory with its times and its numbers of entries and of subdirectories. The inode whose last name
-goes keeps its row with no links until it is collected (`holds.unlink`).
+Every operation finds its *spot* (`inodes.path_walk`), checks in the order in which Linux does, and then writes: the
+name, the inode, and the directory with its times and its numbers of entries and of subdirectories. The inode whose last
+name goes keeps its row with no links until it is collected (`holds.unlink`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.core.meta import holds, quota_trees, trash
-from fireflyer.fs.core.meta.access import (
+from fireflyer.fs.core.meta.context import Context, Rows
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, directory_body, parent_of
+from fireflyer.fs.core.meta.inodes.layout import new_layout
+from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, find, look_up
+from fireflyer.fs.core.meta.inodes.permissions import (
     EXECUTE,
     GROUP_EXECUTE,
     READ,
@@ -24,10 +28,6 @@ from fireflyer.fs.core.meta.access import (
     require,
     require_removal,
 )
-from fireflyer.fs.core.meta.context import Context, Rows
-from fireflyer.fs.core.meta.directories import changed_directory, depth_in, directory_body, parent_of
-from fireflyer.fs.core.meta.layout import new_layout
-from fireflyer.fs.core.meta.paths import Last, Spot, Walker, find, look_up
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, encode_inode, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (

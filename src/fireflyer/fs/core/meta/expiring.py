@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.directories import changed_directory, directory_body
 from fireflyer.fs.core.meta.entries import drop_name
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.tables import (
     TRASH,

@@ -25,9 +25,9 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.core.meta.access import EXECUTE, READ, WRITE, owns, permits
 from fireflyer.fs.core.meta.context import Context, Rows
-from fireflyer.fs.core.meta.directories import require_reach
+from fireflyer.fs.core.meta.inodes.directories import require_reach
+from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, READ, WRITE, owns, permits
 from fireflyer.fs.core.meta.open_rows import CLIENT_ROWS, CLIENTS, GENERATION_KEY, UNLINKED_ROWS, ClientRow, UnlinkedRow
 from fireflyer.fs.core.meta.tables import FORMAT, HOLDS, UNLINKED, decode_inode, inode_key, number_key, pair_key
 from fireflyer.fs.core.rows import SESSIONS

@@ -25,12 +25,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fireflyer.fs.core.files.times import believed, times_of_write
 from fireflyer.fs.core.meta import quota_trees
-from fireflyer.fs.core.meta.attributes import set_attributes, without_privileges
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.grants import put_grant
-from fireflyer.fs.core.meta.layout import max_bytes
+from fireflyer.fs.core.meta.inodes.attributes import set_attributes, without_privileges
+from fireflyer.fs.core.meta.inodes.layout import max_bytes
+from fireflyer.fs.core.meta.inodes.path_walk import find
+from fireflyer.fs.core.meta.inodes.times import believed, times_of_write
 from fireflyer.fs.core.meta.open_rows import (
     CUT_ROWS,
     CUTS,
@@ -41,7 +42,6 @@ from fireflyer.fs.core.meta.open_rows import (
     cut_of,
     writers_of,
 )
-from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.meta.tables import WRITERS, number_key, pair_key
 from fireflyer.fs.schema.errors import FileError, file_error

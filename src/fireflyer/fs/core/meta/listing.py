@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 
-from fireflyer.fs.core.meta.access import EXECUTE, READ, permits, require
 from fireflyer.fs.core.meta.context import REST_MASK, Context
-from fireflyer.fs.core.meta.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.inodes.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.inodes.path_walk import find
+from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, READ, permits, require
 from fireflyer.fs.core.meta.open_rows import is_doomed
-from fireflyer.fs.core.meta.paths import find
 from fireflyer.fs.core.meta.tables import (
     ENTRY_PREFIX_BYTES,
     decode_entry,

@@ -18,9 +18,9 @@ import errno
 from typing import Final
 
 from fireflyer.fs.core.meta import lock_table
-from fireflyer.fs.core.meta.access import READ, WRITE, permits
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import require_reach
+from fireflyer.fs.core.meta.inodes.directories import require_reach
+from fireflyer.fs.core.meta.inodes.permissions import READ, WRITE, permits
 from fireflyer.fs.core.meta.open_rows import (
     LOCKS_ROWS,
     WAIT_ROWS,

@@ -24,8 +24,8 @@ import msgspec
 
 from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import directory_body, require_reach
-from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.core.meta.inodes.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, AreaRow, number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES

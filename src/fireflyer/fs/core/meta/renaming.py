@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import msgspec
 
 from fireflyer.fs.core.meta import entries, trash
-from fireflyer.fs.core.meta.access import EXECUTE, WRITE, require, require_removal
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import changed_directory, depth_in, is_in
-from fireflyer.fs.core.meta.paths import Last, Spot, Walker, look_up
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, is_in
+from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, look_up
+from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, WRITE, require, require_removal
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, entry_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import DirectoryBody, Inode, InodeId, Kind

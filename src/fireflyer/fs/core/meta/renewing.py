@@ -11,9 +11,9 @@ import errno
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import LIFETIME_S, Rights
-from fireflyer.fs.core.meta.access import READ, owns, require
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import require_reach
+from fireflyer.fs.core.meta.inodes.directories import require_reach
+from fireflyer.fs.core.meta.inodes.permissions import READ, owns, require
 from fireflyer.fs.core.meta.open_rows import WRITER_ROWS, is_doomed
 from fireflyer.fs.core.meta.tables import WRITERS, pair_key
 from fireflyer.fs.schema.errors import file_error

@@ -10,8 +10,8 @@ import msgspec
 from fireflyer.fs.core.meta import holds
 from fireflyer.fs.core.meta.checking import Adopt, ClearRow, Problem, Repair, SetInode, SetUse, Unlink
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import changed_directory
-from fireflyer.fs.core.meta.paths import look_up
+from fireflyer.fs.core.meta.inodes.directories import changed_directory
+from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, EntryRow, encode_entry, entry_key, number_key
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
 

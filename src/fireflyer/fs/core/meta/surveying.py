@@ -18,7 +18,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import cutting
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.grants import GRANT_ROWS, GRANTS, due_end, put_grant, put_off
-from fireflyer.fs.core.meta.layout import order_of
+from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.lengths import Measured, file_of, found_excess, grown
 from fireflyer.fs.core.meta.open_rows import cut_of, is_doomed, next_key, pair_of, writers_of
 from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports

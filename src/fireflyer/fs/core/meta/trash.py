@@ -22,8 +22,8 @@ import msgspec
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.directories import changed_directory, directory_body, is_in
-from fireflyer.fs.core.meta.paths import look_up
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body, is_in
+from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.tables import (
     TRASH,
     TRASH_CLOCK_KEY,

@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.core.meta import quota_trees
-from fireflyer.fs.core.meta.access import READ, STICKY, WRITE, owns, require
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.core.meta.inodes.path_walk import find
+from fireflyer.fs.core.meta.inodes.permissions import READ, STICKY, WRITE, owns, require
 from fireflyer.fs.core.meta.tables import VALUES, number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Inode, Kind, SymlinkBody

@@ -17,9 +17,9 @@ import errno
 from dataclasses import dataclass
 from typing import Final
 
-from fireflyer.fs.core.meta.access import EXECUTE, permits
 from fireflyer.fs.core.meta.context import REST_MASK, Context
-from fireflyer.fs.core.meta.directories import parent_of, require_reach
+from fireflyer.fs.core.meta.inodes.directories import parent_of, require_reach
+from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, permits
 from fireflyer.fs.core.meta.tables import EntryRow, corrupt, decode_entry, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.core.meta.access import GROUP_EXECUTE, SET_GID, SET_UID, WRITE, owns, permits
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.paths import find
+from fireflyer.fs.core.meta.inodes.path_walk import find
+from fireflyer.fs.core.meta.inodes.permissions import GROUP_EXECUTE, SET_GID, SET_UID, WRITE, owns, permits
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Inode, Kind
 from fireflyer.fs.schema.meta import Found, Now, SetAttributes

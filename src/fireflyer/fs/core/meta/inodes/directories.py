@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from fireflyer.fs.core.meta.access import EXECUTE, require
 from fireflyer.fs.core.meta.context import REST_MASK, Context
+from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, require
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import MAX_DEPTH, ROOT, DirectoryBody, Inode, InodeId
 
