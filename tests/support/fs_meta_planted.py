@@ -22,13 +22,13 @@ from fireflyer.fs.core.meta import (
     quota_trees,
     reaping,
     replies,
-    values,
 )
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes import attributes
 from fireflyer.fs.core.meta.inodes.layout import chain_of, pieces
 from fireflyer.fs.core.meta.lengths import Measured, file_of
+from fireflyer.fs.core.meta.namespace import xattrs
 from fireflyer.fs.core.meta.open_rows import CutRow, Held, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
@@ -288,12 +288,12 @@ def collected_bytes_stay_in_use(patch: Patch) -> None:
 
 
 def attributes_are_charged_again_with_each_change(patch: Patch) -> None:
-    original = values._charge
+    original = xattrs._charge
 
     async def charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
         await original(context, msgspec.structs.replace(inode, value_bytes=0), kept)
 
-    patch.setattr(values, "_charge", charge)
+    patch.setattr(xattrs, "_charge", charge)
 
 
 def chunks_are_forgotten(patch: Patch) -> None:

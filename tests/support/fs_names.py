@@ -8,10 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, Self, TypeVar, cast
 
-from fireflyer.fs.core.meta import expiring, tables
+from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
 from fireflyer.fs.core.meta.dispatch import carry_out, make_root
+from fireflyer.fs.core.meta.namespace import trash_expiry
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
 from fireflyer.fs.schema.meta import Found, Place, Request, Stat
@@ -90,11 +91,11 @@ class Names:
         return body
 
     def expire(self, limit: int = 100) -> bool:
-        result = self.run(lambda context: expiring.expire(context, context.now_ns, limit), SYSTEM)
+        result = self.run(lambda context: trash_expiry.expire(context, context.now_ns, limit), SYSTEM)
         assert isinstance(result, bool)
         return result
 
-    def lead(self, clock: expiring.TrashClock, monotonic_ns: int) -> None:
+    def lead(self, clock: trash_expiry.TrashClock, monotonic_ns: int) -> None:
         """What who leads does for the trash; his wall clock is `now_ns`."""
         names = self
 

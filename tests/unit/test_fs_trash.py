@@ -10,8 +10,8 @@ from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.background_tasks import EXPIRE_EVERY_NS
 from fireflyer.fs.core.meta.context import Asker
-from fireflyer.fs.core.meta.expiring import TrashClock
-from fireflyer.fs.core.meta.trash import MOST_STEP_NS
+from fireflyer.fs.core.meta.namespace.trash import MOST_STEP_NS
+from fireflyer.fs.core.meta.namespace.trash_expiry import TrashClock
 from fireflyer.fs.schema.inodes import Defaults, Kind
 from fireflyer.fs.schema.meta import (
     Area,

@@ -7,7 +7,7 @@ import errno
 import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
-from fireflyer.fs.core.meta import trees
+from fireflyer.fs.core.meta.namespace import remove_tree
 from fireflyer.fs.schema.inodes import Kind
 from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, Removed, RemoveTree, SetAttributes, Stat, Symlink
 
@@ -66,7 +66,7 @@ def test_names_of_one_file_in_one_directory_all_go() -> None:
 
 
 def test_what_is_too_deep_is_left_with_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "_MAX_DEPTH", 3)
+    monkeypatch.setattr(remove_tree, "_MAX_DEPTH", 3)
     with Names() as names:
         make(names, "t/", "t/a", "t/d/", "t/d/b", "t/d/d/", "t/d/d/c", "t/d/d/d/", "t/d/d/d/e", "t/z")
         assert names.ask(RemoveTree(at("t")), Removed) == Removed(3, more=True)

@@ -18,7 +18,7 @@ from fireflyer.base.errors import DataCorruption, TransientError
 from fireflyer.fs.core.meta import cutting
 from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.expiring import TrashClock
+from fireflyer.fs.core.meta.namespace.trash_expiry import TrashClock
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, LEASE_KEY, LEASE_ROWS, PAGE_ROWS, LeaseRow, lives, next_key
 from fireflyer.fs.core.meta.ports import LASTING, Ports
 from fireflyer.fs.core.meta.reaping import Reaper

@@ -2,7 +2,7 @@
 
 `carry_out` raises `FileError` for what it refuses, `ports.NotAtOnce` for what is more than one transaction, and
 `DataCorruption` for rows that cannot be. Then whoever runs it drops what was written. Names are this package's
-`entries`, `renaming`, `trees`, `trash`; open files `lengths`, `cutting`, `holds`, `locks`.
+`namespace.dentries`, `namespace.rename`, `trees`, `trash`; open files `lengths`, `cutting`, `holds`, `locks`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,12 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
-from fireflyer.fs.core.meta import (
-    cutting,
-    entries,
-    holds,
-    lengths,
-    listing,
-    locks,
-    quota_trees,
-    renaming,
-    trees,
-    values,
-)
+from fireflyer.fs.core.meta import cutting, holds, lengths, locks, quota_trees
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.entries import make_root
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import WRITE, granted, require
+from fireflyer.fs.core.meta.namespace import dentries, listing, remove_tree, rename, xattrs
+from fireflyer.fs.core.meta.namespace.dentries import make_root
 from fireflyer.fs.schema import meta as messages
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Kind
@@ -48,7 +38,7 @@ async def carry_out(request: Request, context: Context) -> Answer:
 
 async def _open(request: Open, context: Context) -> Opened:
     """The capability is added by whoever has the key."""
-    inode, created = await entries.open_place(request, context)
+    inode, created = await dentries.open_place(request, context)
     if inode.kind is Kind.FILE and request.flags & _CHANGES:
         inode = await lengths.opened(request, context, inode, created=created)
     return granted(inode, request.flags, context.now_ns, created=created)
@@ -71,8 +61,8 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.ListDirectory: listing.list_directory,
     messages.ReadLink: listing.read_link,
     messages.Access: listing.check_access,
-    messages.GetValue: values.get_value,
-    messages.ListValues: values.list_values,
+    messages.GetValue: xattrs.get_value,
+    messages.ListValues: xattrs.list_values,
     messages.GetSpace: quota_trees.get_space,
     messages.GetLock: locks.get_lock,
     messages.GetArea: quota_trees.get_area,
@@ -82,17 +72,17 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.Reserve: lengths.reserve,
     messages.Truncate: _truncate,
     messages.Allocate: cutting.allocate,
-    messages.MakeDirectory: entries.make_directory,
-    messages.MakeNode: entries.make_node,
-    messages.Symlink: entries.symlink,
-    messages.Link: entries.link,
-    messages.Remove: entries.remove,
-    messages.RemoveDirectory: entries.remove_directory,
-    messages.RemoveTree: trees.remove_tree,
-    messages.Rename: renaming.rename,
+    messages.MakeDirectory: dentries.make_directory,
+    messages.MakeNode: dentries.make_node,
+    messages.Symlink: dentries.symlink,
+    messages.Link: dentries.link,
+    messages.Remove: dentries.remove,
+    messages.RemoveDirectory: dentries.remove_directory,
+    messages.RemoveTree: remove_tree.remove_tree,
+    messages.Rename: rename.rename,
     messages.SetAttributes: lengths.set_attributes_of_written,
-    messages.SetValue: values.set_value,
-    messages.RemoveValue: values.remove_value,
+    messages.SetValue: xattrs.set_value,
+    messages.RemoveValue: xattrs.remove_value,
     messages.Lock: locks.lock,
     messages.Beat: holds.beat,
     messages.SetArea: quota_trees.set_area,

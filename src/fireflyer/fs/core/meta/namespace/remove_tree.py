@@ -15,11 +15,11 @@ import errno
 from dataclasses import dataclass
 from typing import Final
 
-from fireflyer.fs.core.meta import trash
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.entries import drop_name, spot_to_remove
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, READ, WRITE, require, require_removal
+from fireflyer.fs.core.meta.namespace import trash
+from fireflyer.fs.core.meta.namespace.dentries import drop_name, spot_to_remove
 from fireflyer.fs.core.meta.tables import decode_entry, decode_inode, entries_end, entry_key, inode_key
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import ROOT, Inode, Kind

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.entries import drop_name
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body
+from fireflyer.fs.core.meta.namespace.dentries import drop_name
+from fireflyer.fs.core.meta.namespace.remove_tree import empty_directory
+from fireflyer.fs.core.meta.namespace.trash import MOST_STEP_NS
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.tables import (
     TRASH,
@@ -30,8 +32,6 @@ from fireflyer.fs.core.meta.tables import (
     pair_key,
     prefix_end,
 )
-from fireflyer.fs.core.meta.trash import MOST_STEP_NS
-from fireflyer.fs.core.meta.trees import empty_directory
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Inode, Kind
 

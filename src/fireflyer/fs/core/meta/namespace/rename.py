@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fireflyer.fs.core.meta import entries, trash
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, is_in
 from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, look_up
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, WRITE, require, require_removal
+from fireflyer.fs.core.meta.namespace import dentries, trash
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, entry_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import DirectoryBody, Inode, InodeId, Kind
@@ -140,7 +140,7 @@ async def _move(context: Context, move: _Move) -> None:
         context.put(changed_directory(source, now_ns, -1, -moved_directories))
         context.put(changed_directory(target, now_ns, 1 - gone, moved_directories - gone_directories))
     if other is not None and not await trash.keep(context, target, move.target.name, other):
-        await entries.drop_name(context, other)
+        await dentries.drop_name(context, other)
 
 
 def _set(context: Context, directory: InodeId, name: bytes, inode: Inode) -> None:

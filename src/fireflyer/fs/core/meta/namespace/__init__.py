@@ -1,0 +1,1 @@
+"""Names as POSIX has them: entries of directories, renaming, extended attributes, the trash. Pure."""
