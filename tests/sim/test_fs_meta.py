@@ -23,8 +23,8 @@ from tests.support.known_seeds import search
 from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta import grants, surveying
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
+from fireflyer.fs.core.meta.open_files import write_grants, write_survey
 from fireflyer.fs.core.meta.open_rows import CUTS
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
 from fireflyer.fs.schema.meta import (
@@ -71,10 +71,10 @@ def test_files_that_are_surveyed_while_they_are_used_are_the_same(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Again and again, since capabilities count for seconds here: nothing is longer by that than what was written."""
-    monkeypatch.setattr(grants, "COUNTS_NS", 2 * SECOND)
-    monkeypatch.setattr(grants, "MINUTE_NS", SECOND // 2)
-    monkeypatch.setattr(surveying, "LOOK_EVERY_NS", SECOND // 2)
-    monkeypatch.setattr(surveying, "PUT_OFF_NS", SECOND)
+    monkeypatch.setattr(write_grants, "COUNTS_NS", 2 * SECOND)
+    monkeypatch.setattr(write_grants, "MINUTE_NS", SECOND // 2)
+    monkeypatch.setattr(write_survey, "LOOK_EVERY_NS", SECOND // 2)
+    monkeypatch.setattr(write_survey, "PUT_OFF_NS", SECOND)
     for seed in seeds:
         try:
             chaos(seed, with_tokens=True)

@@ -16,8 +16,8 @@ from tests.support.fs_names import violations
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta import tables
-from fireflyer.fs.core.meta.grants import GRANTS
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
+from fireflyer.fs.core.meta.open_files.write_grants import GRANTS
 from fireflyer.fs.core.meta.open_rows import CUTS, WAITS
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Kind
 from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, Place, SetArea

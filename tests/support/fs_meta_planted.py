@@ -12,27 +12,18 @@ from tests.support.fs_meta_chunks import ChunkClient
 from tests.support.fs_meta_people import MetaClient
 from tests.support.fs_meta_world import RequestPorts
 
-from fireflyer.fs.core.meta import (
-    collecting,
-    cutting,
-    dispatch,
-    lengths,
-    lock_table,
-    locks,
-    quota_trees,
-    reaping,
-    replies,
-)
-from fireflyer.fs.core.meta.collecting import Collector
+from fireflyer.fs.core.meta import dispatch, quota_trees, replies
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes import attributes
 from fireflyer.fs.core.meta.inodes.layout import chain_of, pieces
-from fireflyer.fs.core.meta.lengths import Measured, file_of
 from fireflyer.fs.core.meta.namespace import xattrs
+from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, lock_table, locks, session_cleanup, truncate
+from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
+from fireflyer.fs.core.meta.open_files.lengths import Measured, file_of
+from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
 from fireflyer.fs.core.meta.open_rows import CutRow, Held, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
-from fireflyer.fs.core.meta.reaping import Reaper
 from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
 from fireflyer.fs.schema.inodes import FileBody, Inode
 from fireflyer.fs.schema.meta import Close, Found, LockKind, Refused, Report, Reserve, Reserved, SetAttributes
@@ -82,7 +73,7 @@ def leaves_what_is_over_the_quota(patch: Patch) -> None:
         return await original(context, inode, client, excess=False)
 
     patch.setattr(lengths, "drop_writer", drop)
-    patch.setattr(reaping, "drop_writer", drop)
+    patch.setattr(session_cleanup, "drop_writer", drop)
 
 
 def lazy_closes_end_what_was_opened_since(patch: Patch) -> None:
@@ -113,21 +104,21 @@ def answers_before_the_chunks_are_cut(patch: Patch) -> None:
     async def cut_off(*_: Any) -> None:
         return
 
-    patch.setattr(cutting, "_cut_off", cut_off)
+    patch.setattr(truncate, "_cut_off", cut_off)
 
 
 def leaves_the_last_chunk_whole(patch: Patch) -> None:
     async def shorten(*_: Any) -> None:
         return
 
-    patch.setattr(cutting, "_shorten", shorten)
+    patch.setattr(truncate, "_shorten", shorten)
 
 
 def keeps_no_answer_for_others(patch: Patch) -> None:
     def keep(*_: Any) -> None:
         return
 
-    original = cutting._end
+    original = truncate._end
 
     async def end(context: Context, inode_id: int, row: CutRow) -> None:
         mine = (row.client, row.number) == (context.asker.client, context.number)
@@ -136,7 +127,7 @@ def keeps_no_answer_for_others(patch: Patch) -> None:
                 inner.setattr(replies, "keep", keep)
             await original(context, inode_id, row)
 
-    patch.setattr(cutting, "_end", end)
+    patch.setattr(truncate, "_end", end)
 
 
 def forgets_what_was_given_up(patch: Patch) -> None:
@@ -148,7 +139,7 @@ def takes_over_from_the_living(patch: Patch) -> None:
     async def lives(*_: Any) -> bool:
         return False
 
-    patch.setattr(cutting, "lives", lives)
+    patch.setattr(truncate, "lives", lives)
     takes_over_at_once(patch)
 
 
@@ -166,7 +157,7 @@ def two_tasks_cut_at_once(patch: Patch) -> None:
 
 
 def holes_make_chunks_longer(patch: Patch) -> None:
-    original = cutting._make_hole
+    original = truncate._make_hole
 
     async def make_hole(inode_id: int, body: FileBody, order: Sequence[int], row: CutRow, ports: Ports) -> None:
         await original(inode_id, body, order, row, ports)
@@ -177,7 +168,7 @@ def holes_make_chunks_longer(patch: Patch) -> None:
                     inode_id, chain, piece.chunk, piece.offset, piece.size, session=row.owner
                 )
 
-    patch.setattr(cutting, "_make_hole", make_hole)
+    patch.setattr(truncate, "_make_hole", make_hole)
 
 
 # --- what clients leave ---
@@ -190,7 +181,7 @@ def dead_writers_are_not_asked_for(patch: Patch) -> None:
 
         return await ports.transact(look)
 
-    patch.setattr("fireflyer.fs.core.meta.reaping.cutting.measure", measure)
+    patch.setattr("fireflyer.fs.core.meta.open_files.session_cleanup.truncate.measure", measure)
 
 
 def reaps_before_the_last_writes_arrive(patch: Patch) -> None:
@@ -242,20 +233,20 @@ def collects_what_is_held(patch: Patch) -> None:
     async def holds_of(*_: Any) -> bool:
         return False
 
-    patch.setattr(collecting, "holds_of", holds_of)
+    patch.setattr(garbage_collection, "holds_of", holds_of)
 
 
 def one_beat_is_enough(patch: Patch) -> None:
-    patch.setattr(collecting, "BEATS_AFTER", 1)
+    patch.setattr(garbage_collection, "BEATS_AFTER", 1)
 
 
 def two_beats_are_enough(patch: Patch) -> None:
-    patch.setattr(collecting, "BEATS_AFTER", 2)
+    patch.setattr(garbage_collection, "BEATS_AFTER", 2)
 
 
 def looks_at_beats_without_a_generation(patch: Patch) -> None:
     """What is unlinked after the look is taken for unlinked before."""
-    patch.setattr(collecting, "set_generation", lambda *_: None)
+    patch.setattr(garbage_collection, "set_generation", lambda *_: None)
 
 
 def collects_what_is_written(patch: Patch) -> None:
@@ -263,18 +254,18 @@ def collects_what_is_written(patch: Patch) -> None:
         return begin[:2] == UNLINKED and await original(rows, begin, end)
 
     original = any_in_rows
-    patch.setattr(collecting, "any_in", any_in)
+    patch.setattr(garbage_collection, "any_in", any_in)
 
 
 def the_inode_goes_before_its_chunks(patch: Patch) -> None:
     async def choose(context: Context, key: bytes) -> Inode | None:
         inode = await original(context, key)
         if inode is not None:
-            await collecting._clear(context, key, inode)
+            await garbage_collection._clear(context, key, inode)
         return inode
 
-    original = collecting._doomed
-    patch.setattr(collecting, "_doomed", choose)
+    original = garbage_collection._doomed
+    patch.setattr(garbage_collection, "_doomed", choose)
 
 
 def collected_bytes_stay_in_use(patch: Patch) -> None:
@@ -283,8 +274,8 @@ def collected_bytes_stay_in_use(patch: Patch) -> None:
             await quota_trees.charge(context, inode.area, inode.length, 0, checked=False)
             await original(context, key, inode)
 
-    original = collecting._clear
-    patch.setattr(collecting, "_clear", clear)
+    original = garbage_collection._clear
+    patch.setattr(garbage_collection, "_clear", clear)
 
 
 def attributes_are_charged_again_with_each_change(patch: Patch) -> None:
@@ -302,8 +293,8 @@ def chunks_are_forgotten(patch: Patch) -> None:
     async def remove_all(inode_id: int, order: Sequence[int], ports: Ports) -> None:
         await original(inode_id, order[:1], ports)
 
-    original = cutting.remove_all
-    patch.setattr(collecting, "remove_all", remove_all)
+    original = truncate.remove_all
+    patch.setattr(garbage_collection, "remove_all", remove_all)
 
 
 def unlinked_files_are_forgotten(patch: Patch) -> None:

@@ -18,9 +18,10 @@ from tests.support.fs_store import at_once
 
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.meta import dispatch, holds, procedures
+from fireflyer.fs.core.meta import dispatch, procedures
 from fireflyer.fs.core.meta.background_tasks import Keeper
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context, Rows
+from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce
 from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, check_session, store_answer

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from tests.support.fs_names import Names, at, problems, user
 
-from fireflyer.fs.core.meta import collecting, quota_trees, tables
+from fireflyer.fs.core.meta import quota_trees, tables
 from fireflyer.fs.core.meta.checking import ProblemKind
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.open_files import garbage_collection
 from fireflyer.fs.core.meta.tables import inode_key
 from fireflyer.fs.schema.inodes import FileBody, Inode, Kind
 from fireflyer.fs.schema.meta import (
@@ -132,7 +133,9 @@ def test_attributes_of_what_is_open_without_a_name_count_until_it_is_collected()
         (key,) = [key for key, _ in names.rows() if key[:2] == tables.UNLINKED]
         names.do(SetValue(Place(inode.id), b"user.x", bytes(40)))
         assert use(names, "a") == (146, 2)
-        names.run(lambda context: collecting._clear(context, key, inode))  # as it was when its chunks were removed
+        names.run(
+            lambda context: garbage_collection._clear(context, key, inode)
+        )  # as it was when its chunks were removed
         assert use(names, "a") == (0, 1)
 
 

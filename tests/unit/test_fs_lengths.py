@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
-from fireflyer.fs.core.meta import cutting, lengths
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.inodes.layout import max_bytes
-from fireflyer.fs.core.meta.lengths import Measured
+from fireflyer.fs.core.meta.open_files import lengths, truncate
+from fireflyer.fs.core.meta.open_files.lengths import Measured
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.inodes import FileBody, Inode
@@ -74,7 +74,7 @@ def test_nothing_extends_a_file_or_opens_it_for_writing_while_it_is_cut(names: N
 
     async def begin(context: Context) -> Found:
         context.owner, context.number = 99, 1
-        return await cutting.truncate(Truncate(at(b"f"), 100), context, await context.known(file.id))
+        return await truncate.truncate(Truncate(at(b"f"), 100), context, await context.known(file.id))
 
     names.run(begin, ANN)
     assert body_of(names.stat(b"f")).length == 5000, "it is as long as before until its chunks are gone"
@@ -101,7 +101,7 @@ def test_a_lazy_close_ends_one_handle_whenever_it_comes_and_tells_nothing(names:
 
     async def begin(context: Context) -> Found:
         context.owner, context.number = 99, 1
-        return await cutting.truncate(Truncate(at(b"f"), 100), context, await context.known(file.id))
+        return await truncate.truncate(Truncate(at(b"f"), 100), context, await context.known(file.id))
 
     names.run(begin, ANN)
     assert names.errno(Close(file.id, 1, 9000, 0, lazy=True), BOB) == errno.EBADF

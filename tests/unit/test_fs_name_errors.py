@@ -10,9 +10,10 @@ import pytest
 from tests.support.fs_names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.core.meta import locks, tables
+from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.renewing import renew
+from fireflyer.fs.core.meta.open_files import locks
+from fireflyer.fs.core.meta.open_files.renew import renew
 from fireflyer.fs.schema.inodes import MAX_LINKS, ROOT, Defaults, Kind
 from fireflyer.fs.schema.meta import (
     Access,

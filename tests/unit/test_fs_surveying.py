@@ -12,11 +12,11 @@ from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import LIFETIME_S
 from fireflyer.fs.core.meta.background_tasks import Keeper
-from fireflyer.fs.core.meta.collecting import Collector
-from fireflyer.fs.core.meta.grants import GRANTS, MINUTE_NS
-from fireflyer.fs.core.meta.holds import BEATS_AFTER
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
-from fireflyer.fs.core.meta.surveying import PUT_OFF_NS, Surveyor
+from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
+from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
+from fireflyer.fs.core.meta.open_files.write_grants import GRANTS, MINUTE_NS
+from fireflyer.fs.core.meta.open_files.write_survey import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end
 from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
 from fireflyer.fs.schema.meta import (

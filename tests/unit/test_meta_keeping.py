@@ -13,14 +13,14 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta import collecting, cutting
 from fireflyer.fs.core.meta.background_tasks import LEASE_NS, Keeper
-from fireflyer.fs.core.meta.collecting import STRIKE_NS, Collector
-from fireflyer.fs.core.meta.holds import BEATS_AFTER
-from fireflyer.fs.core.meta.lengths import start_cut
+from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
+from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, Collector
+from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
+from fireflyer.fs.core.meta.open_files.lengths import start_cut
+from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
 from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, CutKind, CutRow
 from fireflyer.fs.core.meta.ports import Ports
-from fireflyer.fs.core.meta.reaping import Reaper
 from fireflyer.fs.core.meta.replies import SESSION_OVER, SESSION_STRUCK, STEP, forget_client, rows_of
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, UNLINKED, WRITERS, number_key, prefix_end
 from fireflyer.fs.schema.inodes import Inode
@@ -170,9 +170,9 @@ async def test_files_on_a_chain_that_is_away_and_damaged_ones_do_not_stop_collec
         async def remove_all(inode_id: int, order: Sequence[int], given: Ports) -> None:
             """Half of the files have nothing on the chain."""
             looked.append(inode_id)
-            await cutting.remove_all(inode_id, order if inode_id % 2 else [one for one in order if one != 1], given)
+            await truncate.remove_all(inode_id, order if inode_id % 2 else [one for one in order if one != 1], given)
 
-        monkeypatch.setattr(collecting, "remove_all", remove_all)
+        monkeypatch.setattr(garbage_collection, "remove_all", remove_all)
         for _ in range(4):
             ports.clock_ns += SECOND // 10
             await collector.step(ports)

@@ -248,8 +248,8 @@ async def test_another_request_under_a_number_that_was_used_does_not_get_the_ans
 async def test_who_waits_for_a_lock_writes_that_once_and_leaves_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fireflyer.fs.core.meta.locks.LOCK_PAUSE_NS", 1_000_000)
-    monkeypatch.setattr("fireflyer.fs.core.meta.locks.MAX_LOCK_PAUSE_NS", 1_000_000)
+    monkeypatch.setattr("fireflyer.fs.core.meta.open_files.locks.LOCK_PAUSE_NS", 1_000_000)
+    monkeypatch.setattr("fireflyer.fs.core.meta.open_files.locks.MAX_LOCK_PAUSE_NS", 1_000_000)
     committed: list[Attempted] = []
     async with MetaRig(MemoryEngine(MemoryStore(attempts=committed.append)), accounts=(ADA, EVE)) as rig:
         rig.service._lock_waits._most = 8

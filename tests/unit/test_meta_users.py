@@ -107,7 +107,7 @@ async def test_handles_of_others_are_of_no_use() -> None:
 
 @on_loop
 async def test_a_user_holds_only_what_he_may_open_or_owns_and_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fireflyer.fs.core.meta.holds.MAX_HOLDS", 3)
+    monkeypatch.setattr("fireflyer.fs.core.meta.open_files.holds.MAX_HOLDS", 3)
 
     async def held(client: int) -> list[int]:
         page = await rig.engine.read(lambda reader: reader.get_range(HOLDS, prefix_end(HOLDS)))

@@ -30,7 +30,8 @@ from fireflyer.collectives.planning.plan import make_plan
 from fireflyer.data.recordset import RecordSetWriter
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
-from fireflyer.fs.core.meta import grants, open_rows, replies, tables
+from fireflyer.fs.core.meta import open_rows, replies, tables
+from fireflyer.fs.core.meta.open_files import write_grants
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.manager import NewChain
 from fireflyer.fs.service import local_layout, meta_ids, meta_registry
@@ -120,7 +121,7 @@ def _meta_keys(_: Path) -> Found:
         "locks": tables.LOCKS,
         "client": open_rows.CLIENTS,
         "cut": open_rows.CUTS,
-        "grant": grants.GRANTS,
+        "grant": write_grants.GRANTS,
     }
     paired = {
         "trash": tables.TRASH,

@@ -21,8 +21,9 @@ from tests.support.posix.memory_chunks import MemoryChunks
 from tests.support.posix.places import Identity
 
 from fireflyer.fs.core.files.refusing import refusal
-from fireflyer.fs.core.meta import dispatch, holds, procedures, replies
+from fireflyer.fs.core.meta import dispatch, procedures, replies
 from fireflyer.fs.core.meta.context import Asker, ClusterDefaults, Context
+from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce, Ports
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema import meta

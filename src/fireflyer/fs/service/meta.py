@@ -30,9 +30,10 @@ from typing import Any, Final
 import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageError
-from fireflyer.fs.core.meta import dispatch, holds
+from fireflyer.fs.core.meta import dispatch
 from fireflyer.fs.core.meta.background_tasks import Keeper
 from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.replies import SessionEnded, check_session, number_allowed
 from fireflyer.fs.core.rows import SESSIONS

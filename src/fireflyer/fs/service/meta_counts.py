@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta import collecting
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
+from fireflyer.fs.core.meta.open_files import garbage_collection
 from fireflyer.fs.core.meta.tables import INODES, WRITERS, prefix_end
 from fireflyer.fs.schema.manager import COUNTED, FilesStatus
 from fireflyer.kvstore import Engine, Part, Reader, Trunk, key_after
@@ -34,7 +34,7 @@ class _Now(NamedTuple):
     """Of what is bounded."""
 
     writing: int
-    backlog: collecting.Backlog
+    backlog: garbage_collection.Backlog
 
 
 class Counter:
@@ -59,7 +59,8 @@ class Counter:
     async def _count_now(self) -> _Now:
         writers = await self._rows(WRITERS, COUNTED)
         return _Now(
-            writers.rows, await self._engine.read(lambda reader: collecting.backlog(_context(Trunk(reader).part())))
+            writers.rows,
+            await self._engine.read(lambda reader: garbage_collection.backlog(_context(Trunk(reader).part()))),
         )
 
     async def _rows(self, table: bytes, limit: int) -> _Count:

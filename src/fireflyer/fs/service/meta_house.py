@@ -62,7 +62,7 @@ class House:
         self.claimed: dict[InodeId, None] = {}
         """Inodes of which a procedure of this process changes chunks."""
         self.doubts: dict[InodeId, dict[Any, Any]] = {}
-        """Of `core.meta.cutting`: updates of chunks whose outcome is not known."""
+        """Of `core.meta.open_files.truncate`: updates of chunks whose outcome is not known."""
         self._secret = secret
         self._key_ids: tuple[int, ...] = ()
         self._keys: dict[int, bytes] = {}

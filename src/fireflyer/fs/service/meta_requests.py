@@ -28,8 +28,8 @@ from fireflyer.base.errors import (
 from fireflyer.fs.core.meta import procedures
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, Context
 from fireflyer.fs.core.meta.dispatch import carry_out
+from fireflyer.fs.core.meta.open_files.renew import renew
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce
-from fireflyer.fs.core.meta.renewing import renew
 from fireflyer.fs.core.meta.replies import (
     SESSION_FORGOTTEN,
     SESSION_OVER,

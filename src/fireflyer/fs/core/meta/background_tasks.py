@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fireflyer.base.errors import DataCorruption, TransientError
-from fireflyer.fs.core.meta import cutting
-from fireflyer.fs.core.meta.collecting import Collector
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.namespace.trash_expiry import TrashClock
+from fireflyer.fs.core.meta.open_files import truncate
+from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
+from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
+from fireflyer.fs.core.meta.open_files.write_survey import Surveyor
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, LEASE_KEY, LEASE_ROWS, PAGE_ROWS, LeaseRow, lives, next_key
 from fireflyer.fs.core.meta.ports import LASTING, Ports
-from fireflyer.fs.core.meta.reaping import Reaper
-from fireflyer.fs.core.meta.surveying import Surveyor
 from fireflyer.fs.core.meta.tables import prefix_end
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
@@ -146,13 +146,13 @@ class Keeper:
             await ports.together(works[at : at + CUTS_AT_ONCE])
         if not self._cuts_after:
             for inode_id in ports.doubtful()[:PAGE_ROWS]:
-                await cutting.forget_doubts(inode_id, ports)
+                await truncate.forget_doubts(inode_id, ports)
         return bool(self._cuts_after)
 
     def _cutting(self, inode_id: InodeId, owner: ClientId, ports: Ports) -> Callable[[], Awaitable[None]]:
         async def cut() -> None:
             try:
-                await cutting.go_on(inode_id, ports, patient=False, settled=owner)
+                await truncate.go_on(inode_id, ports, patient=False, settled=owner)
             except (TransientError, *LASTING) as error:
                 self._not_cut_now[inode_id] = str(error)
 

@@ -2,7 +2,8 @@
 
 `carry_out` raises `FileError` for what it refuses, `ports.NotAtOnce` for what is more than one transaction, and
 `DataCorruption` for rows that cannot be. Then whoever runs it drops what was written. Names are this package's
-`namespace.dentries`, `namespace.rename`, `trees`, `trash`; open files `lengths`, `cutting`, `holds`, `locks`.
+`namespace.dentries`, `namespace.rename`, `trees`, `trash`; open files `lengths`, `open_files.truncate`, `holds`,
+`locks`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
-from fireflyer.fs.core.meta import cutting, holds, lengths, locks, quota_trees
+from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import WRITE, granted, require
 from fireflyer.fs.core.meta.namespace import dentries, listing, remove_tree, rename, xattrs
 from fireflyer.fs.core.meta.namespace.dentries import make_root
+from fireflyer.fs.core.meta.open_files import holds, lengths, locks, truncate
 from fireflyer.fs.schema import meta as messages
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Kind
@@ -52,7 +54,7 @@ async def _truncate(request: Truncate, context: Context) -> Found:
         raise file_error(errno.EINVAL, "only files have a length")
     if not request.handle:
         require(context.asker, inode, WRITE)
-    return await cutting.truncate(request, context, inode)
+    return await truncate.truncate(request, context, inode)
 
 
 _BODIES: Final[dict[type, _Body]] = {
@@ -71,7 +73,7 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.Close: lengths.close,
     messages.Reserve: lengths.reserve,
     messages.Truncate: _truncate,
-    messages.Allocate: cutting.allocate,
+    messages.Allocate: truncate.allocate,
     messages.MakeDirectory: dentries.make_directory,
     messages.MakeNode: dentries.make_node,
     messages.Symlink: dentries.symlink,

@@ -6,7 +6,7 @@
     FQ + client (8) + owner (8) + number (8)    who waits for a lock: `WaitRow`
     FC + client (8)                             a client that has asked for anything: `ClientRow`
     FK + id (8)                                 a cut that has begun: `CutRow`
-    FG                                          the generation of unlinking: see `collecting`
+    FG                                          the generation of unlinking: see `open_files.garbage_collection`
     FU + generation (8) + id (8)                unlinked, to be collected: `UnlinkedRow`
     FXcollector                                 who collects: `LeaseRow`
 

@@ -111,5 +111,6 @@ class Ports(Protocol):
         """Inodes with `doubts`."""
 
     def doubts(self, inode: InodeId) -> dict[Any, Any]:
-        """What `cutting` remembers in this process of updates of the inode's chunks whose outcome it does not know. The
+        """What `open_files.truncate` remembers in this process of updates of the inode's chunks whose outcome it does
+        not know. The
         same dictionary each time."""

@@ -1,4 +1,4 @@
-"""Requests that are more than one transaction: see `ports`, `cutting` and `locks`.
+"""Requests that are more than one transaction: see `ports`, `open_files.truncate` and `locks`.
 
 Each step is a transaction that looks first at what has been done: a service may die between any two, and the request
 comes again to another one. The last step keeps the answer.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 
-from fireflyer.fs.core.meta import cutting, lengths, locks, replies
+from fireflyer.fs.core.meta import replies
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.dispatch import carry_out
-from fireflyer.fs.core.meta.lengths import Measured
+from fireflyer.fs.core.meta.open_files import lengths, locks, truncate
+from fireflyer.fs.core.meta.open_files.lengths import Measured
 from fireflyer.fs.core.meta.open_rows import cut_of
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce, Ports
 from fireflyer.fs.schema.errors import file_error
@@ -50,7 +51,7 @@ async def _report(request: Report | Close | SetAttributes, ports: Ports) -> Answ
         try:
             return await ports.transact(attempt)
         except NotAtOnce as obstacle:
-            measured = await cutting.measure(obstacle.inode, ports)
+            measured = await truncate.measure(obstacle.inode, ports)
 
 
 async def _cut(request: Request, ports: Ports) -> Answer:
@@ -70,11 +71,11 @@ async def _cut(request: Request, ports: Ports) -> Answer:
         try:
             answer = await ports.transact(attempt)
         except NotAtOnce as obstacle:
-            await cutting.go_on(obstacle.inode, ports)
+            await truncate.go_on(obstacle.inode, ports)
             continue
         if not isinstance(answer, int):
             return answer
-        await cutting.go_on(answer, ports)
+        await truncate.go_on(answer, ports)
 
 
 def _kept(context: Context, answer: Answer) -> Answer:

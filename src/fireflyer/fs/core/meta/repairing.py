@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.core.meta import holds
 from fireflyer.fs.core.meta.checking import Adopt, ClearRow, Problem, Repair, SetInode, SetUse, Unlink
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import changed_directory
 from fireflyer.fs.core.meta.inodes.path_walk import look_up
+from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, EntryRow, encode_entry, entry_key, number_key
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
 

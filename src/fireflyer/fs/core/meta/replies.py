@@ -20,7 +20,7 @@ been done, and the answer says that as well.
 The sign tells requests apart: another request under a number that was used is refused, and does not get the answer to
 the first one. Zeros: it was not known to whoever stored the answer.
 
-Nothing is done either for a client that was struck because it did not beat: see `collecting`.
+Nothing is done either for a client that was struck because it did not beat: see `open_files.garbage_collection`.
 """
 
 from __future__ import annotations

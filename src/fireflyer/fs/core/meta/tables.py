@@ -6,7 +6,7 @@
     FA + directory (8)             a quota area                  `AreaRow`
     FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
     FW FO FL FU                    writers, holds, locks, what is unlinked: `open_rows`, as FC FG FK FQ
-    FP                             which files users may write to: `grants`
+    FP                             which files users may write to: `open_files.write_grants`
     FXtrash                        the clock of the trash        `TrashClockRow`
     FR FX                          the service's: replies; numbers given out, services, leases
 

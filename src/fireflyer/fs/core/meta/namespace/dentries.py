@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.core.meta import holds, quota_trees
+from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context, Rows
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, directory_body, parent_of
 from fireflyer.fs.core.meta.inodes.layout import new_layout
@@ -29,6 +29,7 @@ from fireflyer.fs.core.meta.inodes.permissions import (
     require_removal,
 )
 from fireflyer.fs.core.meta.namespace import trash
+from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, encode_inode, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (

@@ -1,4 +1,5 @@
-"""Surveys files that users with tokens could write to, when nothing can be written by them any more (see `grants`).
+"""Surveys files that users with tokens could write to, when nothing can be written by them any more (see
+`write_grants`).
 
     the file is there      its chains are asked for its length, as for a writer who has died: what was not told is
                            charged, or cut off where it is over the quota
@@ -15,11 +16,11 @@ from typing import Final
 
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta import cutting
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.grants import GRANT_ROWS, GRANTS, due_end, put_grant, put_off
 from fireflyer.fs.core.meta.inodes.layout import order_of
-from fireflyer.fs.core.meta.lengths import Measured, file_of, found_excess, grown
+from fireflyer.fs.core.meta.open_files import truncate
+from fireflyer.fs.core.meta.open_files.lengths import Measured, file_of, found_excess, grown
+from fireflyer.fs.core.meta.open_files.write_grants import GRANT_ROWS, GRANTS, due_end, put_grant, put_off
 from fireflyer.fs.core.meta.open_rows import cut_of, is_doomed, next_key, pair_of, writers_of
 from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports
 from fireflyer.fs.schema.inodes import FileBody, InodeId, Layout
@@ -106,7 +107,7 @@ async def _survey(key: bytes, layout: Layout, ports: Ports) -> None:
 
     measurable = await ports.transact(look)
     if measurable is None:
-        await cutting.remove_all(inode_id, order_of(layout, ports.chunks.chains(layout.table)), ports)
+        await truncate.remove_all(inode_id, order_of(layout, ports.chunks.chains(layout.table)), ports)
     measured: Measured | None = None
     while True:
 
@@ -120,7 +121,7 @@ async def _survey(key: bytes, layout: Layout, ports: Ports) -> None:
             await ports.transact(body)
             return
         except NotAtOnce as obstacle:
-            measured = await cutting.measure(inode_id, ports, patient=False)
+            measured = await truncate.measure(inode_id, ports, patient=False)
             if measured is None:
                 raise obstacle
 

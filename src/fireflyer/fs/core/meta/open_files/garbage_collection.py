@@ -27,9 +27,9 @@ import msgspec
 from fireflyer.base.errors import TransientError
 from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.cutting import remove_all
-from fireflyer.fs.core.meta.holds import BEATS_AFTER, client_row, generation, put_client, set_generation
 from fireflyer.fs.core.meta.inodes.layout import order_of
+from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER, client_row, generation, put_client, set_generation
+from fireflyer.fs.core.meta.open_files.truncate import remove_all
 from fireflyer.fs.core.meta.open_rows import (
     CLIENT_ROWS,
     CLIENTS,

@@ -14,7 +14,7 @@ The order of unlinking and of looking at the beats is told by a *generation*: a 
 it looks, and under which whatever is unlinked is written down. Clocks could not tell it.
 
 Numbers of inodes can be guessed, and what is held is not collected. So a user holds only what he may open or owns, as
-with `renewing`, and so many; what is beyond that is passed over, since a beat that is refused would stop collecting.
+with `renew`, and so many; what is beyond that is passed over, since a beat that is refused would stop collecting.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ it first.
 *Over the quota* a report is refused with EDQUOT, and the file stays as long as it was. What lies behind its end is cut
 off when the last writer has closed; until then others may have written there what they are still to report.
 
-Users with tokens are believed too, for a while: their files are noted (`grants`), and measured some time later.
+Users with tokens are believed too, for a while: their files are noted (`write_grants`), and measured some time later.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import msgspec
 
 from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.grants import put_grant
 from fireflyer.fs.core.meta.inodes.attributes import set_attributes, without_privileges
 from fireflyer.fs.core.meta.inodes.layout import max_bytes
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.times import believed, times_of_write
+from fireflyer.fs.core.meta.open_files.write_grants import put_grant
 from fireflyer.fs.core.meta.open_rows import (
     CUT_ROWS,
     CUTS,

@@ -2,7 +2,7 @@
 
 A capability to write is good for some minutes, whatever becomes of the file meanwhile: it is closed, with an end that
 is told too low, or unlinked and collected. So each opening and each closing of such a user notes the file, with its
-layout, under the minute from which no capability given until then counts any more; `surveying` looks at it then.
+layout, under the minute from which no capability given until then counts any more; `write_survey` looks at it then.
 
     FP + minute (8) + id (8)        a user may change its chunks until then: `Layout`
 

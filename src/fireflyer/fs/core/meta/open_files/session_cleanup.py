@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fireflyer.base.errors import TransientError
-from fireflyer.fs.core.meta import cutting, locks, replies
+from fireflyer.fs.core.meta import replies
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.lengths import Measured, drop_writer, file_of, grown, writer_row
+from fireflyer.fs.core.meta.open_files import locks, truncate
+from fireflyer.fs.core.meta.open_files.lengths import Measured, drop_writer, file_of, grown, writer_row
 from fireflyer.fs.core.meta.open_rows import CLIENTS, LOCKS_ROWS, PAGE_ROWS, WAITS, lives, next_key, pair_of
 from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, WRITERS, number_key, pair_key, prefix_end
@@ -182,7 +183,7 @@ async def end_writer(inode_id: InodeId, client: ClientId, ports: Ports) -> bool:
             await ports.transact(body)
             return True
         except NotAtOnce:
-            measured = await cutting.measure(inode_id, ports, patient=False)
+            measured = await truncate.measure(inode_id, ports, patient=False)
             if measured is None:
                 return False
 

@@ -32,7 +32,15 @@ from fireflyer.fs.core.meta import quota_trees, replies
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.layout import MAX_CHUNKS, chain_of, max_bytes, order_of, pieces
 from fireflyer.fs.core.meta.inodes.permissions import granted
-from fireflyer.fs.core.meta.lengths import Measured, cut_excess, file_of, grown, start_cut, unprivileged, writer_of
+from fireflyer.fs.core.meta.open_files.lengths import (
+    Measured,
+    cut_excess,
+    file_of,
+    grown,
+    start_cut,
+    unprivileged,
+    writer_of,
+)
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, CutKind, CutRow, cut_of, is_doomed, lives, writers_of
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import number_key

@@ -17,10 +17,10 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from fireflyer.fs.core.meta import lock_table
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import require_reach
 from fireflyer.fs.core.meta.inodes.permissions import READ, WRITE, permits
+from fireflyer.fs.core.meta.open_files import lock_table
 from fireflyer.fs.core.meta.open_rows import (
     LOCKS_ROWS,
     WAIT_ROWS,
