@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.core.meta.chain_walk import LEAST_PAGE, ChainWalk, Piece, behind
-from fireflyer.fs.core.meta.numbers import Numbers
+from fireflyer.fs.core.meta.fsck.chain_walk import LEAST_PAGE, ChainWalk, Piece, behind
+from fireflyer.fs.core.meta.fsck.inode_set import Numbers
 from fireflyer.fs.schema.chunks import Listed
 from fireflyer.fs.schema.ids import MAX_FILE, MAX_INDEX, ChainId, ChunkId
 

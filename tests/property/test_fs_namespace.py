@@ -18,7 +18,7 @@ from tests.support.fs_names import Names, at, problems, violations
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import quota_trees, tables
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.repairing import repair
+from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody, Inode, Kind
 from fireflyer.fs.schema.meta import (

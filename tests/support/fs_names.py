@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any, Self, TypeVar, cast
 
 from fireflyer.fs.core.meta import tables
-from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
 from fireflyer.fs.core.meta.dispatch import carry_out, make_root
+from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.namespace import trash_expiry
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind

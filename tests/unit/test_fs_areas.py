@@ -9,8 +9,8 @@ import pytest
 from tests.support.fs_names import Names, at, problems, user
 
 from fireflyer.fs.core.meta import quota_trees, tables
-from fireflyer.fs.core.meta.checking import ProblemKind
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.fsck.rows import ProblemKind
 from fireflyer.fs.core.meta.open_files import garbage_collection
 from fireflyer.fs.core.meta.tables import inode_key
 from fireflyer.fs.schema.inodes import FileBody, Inode, Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fireflyer.fs.core.meta.comparing import Fault, FaultKind, Name, Names, lasting, wrong_chunks
+from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, Name, Names, lasting, wrong_chunks
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.chunks import Held, Listed
 from fireflyer.fs.schema.ids import ChunkId, ContentId

@@ -18,10 +18,10 @@ from typing import IO, Final
 import msgspec
 
 from fireflyer.base.errors import Busy, DataCorruption, UsageError
-from fireflyer.fs.core.meta.checking import Checker, Problem
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
+from fireflyer.fs.core.meta.fsck.repair import repair
+from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
-from fireflyer.fs.core.meta.repairing import repair
 from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decode_row, encode_row
 from fireflyer.fs.service.meta_ids import KEY as IDS_KEY
 from fireflyer.fs.service.meta_ids import Ids, skipped

@@ -19,7 +19,7 @@ import msgspec
 
 from fireflyer.fs.client.file_system import FileSystem
 from fireflyer.fs.client.ring import Ring
-from fireflyer.fs.core.meta.comparing import Fault, Name, Names, lasting
+from fireflyer.fs.core.meta.fsck.compare import Fault, Name, Names, lasting
 from fireflyer.fs.schema.inodes import Inode, InodeId
 from fireflyer.fs.tools.fsck_chunks import ChunkCheck, Unowned
 

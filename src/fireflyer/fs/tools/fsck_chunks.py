@@ -21,8 +21,8 @@ from fireflyer.base.units import counted, format_bytes
 from fireflyer.fs.client.attributes import Attributes
 from fireflyer.fs.client.file_system import FileSystem
 from fireflyer.fs.client.ring import Ring
-from fireflyer.fs.core.meta.chain_walk import ChainWalk, Piece
-from fireflyer.fs.core.meta.comparing import Fault, FaultKind, lasting, wrong_chunks
+from fireflyer.fs.core.meta.fsck.chain_walk import ChainWalk, Piece
+from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, lasting, wrong_chunks
 from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import MAX_INDEX, ChainId

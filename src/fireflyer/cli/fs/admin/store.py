@@ -17,7 +17,7 @@ from fireflyer.base.errors import PermanentError, UsageError
 from fireflyer.cli.fs.connect import CLUSTER_HELP, directory_of
 
 if TYPE_CHECKING:
-    from fireflyer.fs.core.meta.checking import Problem
+    from fireflyer.fs.core.meta.fsck.rows import Problem
     from fireflyer.kvstore import Engine
 
 __all__ = ["STORE_COMMANDS"]

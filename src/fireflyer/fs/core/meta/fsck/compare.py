@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
+from fireflyer.fs.core.meta.fsck.inode_set import Numbers
 from fireflyer.fs.core.meta.inodes.layout import chain_of, end_at, order_of
-from fireflyer.fs.core.meta.numbers import Numbers
 from fireflyer.fs.schema.chunks import Listed
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import DirectoryBody, FileBody, Inode, InodeId, Kind

@@ -1,4 +1,4 @@
-"""Whether the rows of the namespace fit together; what would mend them (`repairing`).
+"""Whether the rows of the namespace fit together; what would mend them (`repair`).
 
     Checker ──row(key, value) for every row of the store, in any order──> problems()
 

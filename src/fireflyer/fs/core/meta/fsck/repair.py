@@ -1,4 +1,4 @@
-"""Mends what `checking` has found, in a store that stands still. Each repair reads its row again; check again after."""
+"""Mends what `rows` has found, in a store that stands still. Each repair reads its row again; check again after."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.core.meta.checking import Adopt, ClearRow, Problem, Repair, SetInode, SetUse, Unlink
 from fireflyer.fs.core.meta.context import Context
+from fireflyer.fs.core.meta.fsck.rows import Adopt, ClearRow, Problem, Repair, SetInode, SetUse, Unlink
 from fireflyer.fs.core.meta.inodes.directories import changed_directory
 from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.open_files import holds
