@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.files.ahead import Ahead, Block
 from fireflyer.fs.core.files.holding import Holding
 from fireflyer.fs.core.files.numbers import Numbers
-from fireflyer.fs.core.files.pending import MAX_OPEN, Extent, Pending
 from fireflyer.fs.core.files.pieces import Where
+from fireflyer.fs.core.files.readahead import Ahead, Block
+from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, Pending
 from fireflyer.fs.schema.inodes import Layout
 from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY
 

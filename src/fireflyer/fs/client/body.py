@@ -37,9 +37,9 @@ from fireflyer.fs.client.port import MISSING, Port
 from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.capability import Rights
-from fireflyer.fs.core.files.ahead import Ahead, Block
-from fireflyer.fs.core.files.pending import Extent, Pending, unit_of
 from fireflyer.fs.core.files.pieces import Where
+from fireflyer.fs.core.files.readahead import Ahead, Block
+from fireflyer.fs.core.files.write_behind import Extent, Pending, unit_of
 from fireflyer.fs.core.meta.inodes.times import times_of_write
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChunkId

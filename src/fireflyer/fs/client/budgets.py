@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.fs.client.tickets import Ticket
-from fireflyer.fs.core.files.ahead import MAX_BLOCK_BYTES, Block
-from fireflyer.fs.core.files.pending import Extent, Pending
+from fireflyer.fs.core.files.readahead import MAX_BLOCK_BYTES, Block
+from fireflyer.fs.core.files.write_behind import Extent, Pending
 
 __all__ = ["ReadAheadBudget", "WriteBudget", "Writer"]
 

@@ -17,7 +17,7 @@ from fireflyer.fs.client.attributes import Attributes
 from fireflyer.fs.client.body import LOST, Body, as_file_error, file_of
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.tickets import Ticket
-from fireflyer.fs.core.files.ahead import Ahead, block_of
+from fireflyer.fs.core.files.readahead import Ahead, block_of
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import Inode
 from fireflyer.fs.schema.meta import (
