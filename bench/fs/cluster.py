@@ -30,7 +30,7 @@ from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets, GetStatus, NewChain, Status
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.fs.service.local_layout import to_toml
-from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta_config import MetaSettings
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.target_directory import make_target

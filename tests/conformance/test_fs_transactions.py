@@ -12,7 +12,7 @@ from tests.support.loops import on_loop
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.manager.transact import PAGE_ROWS, Committed, Failed, Held, Outcome, Refused, Transact, Unknown
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, encode_row
-from fireflyer.fs.service.transactions import transact_on
+from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.kvstore import CommitFault, Engine, MemoryEngine
 
 LEASE = encode_row(LeaseRow("a", "a:1", 3, 1, SECOND))

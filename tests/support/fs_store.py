@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact
-from fireflyer.fs.service.transactions import transact_on
+from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedWaits, steps
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.overlay import Mutations

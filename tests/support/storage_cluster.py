@@ -42,8 +42,8 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session, SessionKept
-from fireflyer.fs.service.manager import run_manager
-from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.manager.config import ManagerConfig
+from fireflyer.fs.service.manager.process import run_manager
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity.handshake import NodeCredential, UserCredential

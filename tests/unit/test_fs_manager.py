@@ -61,7 +61,7 @@ from fireflyer.fs.schema.manager import (
     TargetStatus,
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
-from fireflyer.fs.service.transactions import transact_on
+from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedWaits
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
 

@@ -14,7 +14,7 @@ from fireflyer.base.errors import Busy, UsageError
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.manager import FilesStatus, Status
 from fireflyer.fs.schema.meta import MakeDirectory, Place, Stat
-from fireflyer.fs.service.manager_figures import cluster_series, files_series
+from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.kvstore import MemoryEngine
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.metrics import Series, exposition, serving_metrics

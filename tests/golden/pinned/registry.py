@@ -38,7 +38,7 @@ from fireflyer.fs.schema import data, inodes, meta, routing
 from fireflyer.fs.schema import manager as manager_schema
 from fireflyer.fs.service import meta_registry, target_directory
 from fireflyer.fs.service.local_layout import LocalCluster
-from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta_config import MetaConfig
 from fireflyer.fs.service.meta_store import Row
 from fireflyer.fs.service.storage_config import StorageConfig

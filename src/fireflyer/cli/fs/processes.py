@@ -33,8 +33,8 @@ def read_config(path: str, config_type: type[C]) -> C:
 def manager_command(*, config_file: str) -> int:
     """Run a cluster manager in the foreground, as the TOML file CONFIG says, until SIGTERM."""
     from fireflyer.fs.client.chunk_session import open_chunk_session
-    from fireflyer.fs.service.manager import run_manager
-    from fireflyer.fs.service.manager_config import ManagerConfig
+    from fireflyer.fs.service.manager.config import ManagerConfig
+    from fireflyer.fs.service.manager.process import run_manager
 
     config = read_config(config_file, ManagerConfig)
     return run_process(lambda on_ready: run_manager(config, on_ready=on_ready, open_chunks=open_chunk_session))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row
-from fireflyer.fs.service.manager_config import ManagerConfig
+from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta import MetaService
 from fireflyer.fs.service.meta_registry import Heard, Registration
 from fireflyer.fs.service.meta_surroundings import OpenChunks, Surroundings
