@@ -31,7 +31,7 @@ from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets
 from fireflyer.fs.schema.routing import TargetState
 from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.manager.config import ManagerConfig
-from fireflyer.fs.service.meta_config import MetaSettings
+from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
 from fireflyer.fs.service.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret, new_secret, save_secret

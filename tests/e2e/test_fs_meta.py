@@ -35,7 +35,7 @@ from fireflyer.fs.schema.meta import (
     Symlink,
 )
 from fireflyer.fs.service.local_layout import to_toml
-from fireflyer.fs.service.meta_config import MetaConfig, MetaSettings
+from fireflyer.fs.service.meta.config import MetaConfig, MetaSettings
 
 pytestmark = [pytest.mark.processes]
 WORKERS = 8

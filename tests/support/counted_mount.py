@@ -26,8 +26,8 @@ from fireflyer.fs.mount.daemon import MountOptions, serve_mount
 from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.serving import Serving
 from fireflyer.fs.schema.meta import Beat
-from fireflyer.fs.service.meta_lanes import Work
-from fireflyer.fs.service.meta_requests import Asked
+from fireflyer.fs.service.meta.group_commit import Work
+from fireflyer.fs.service.meta.requests import Asked
 
 __all__ = ["Counts", "counted_mount"]
 

@@ -25,7 +25,7 @@ from fireflyer.fs.schema.chunks import Done as Updated
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId
 from fireflyer.fs.schema.meta import Answers, Calls
 from fireflyer.fs.schema.routing import ChainTable, Routing
-from fireflyer.fs.service.meta_lanes import Later, in_loop
+from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.kvstore import MemoryEngine
 
 __all__ = ["FileRig", "PlayedClient", "Store", "no_space"]

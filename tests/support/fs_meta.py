@@ -26,11 +26,11 @@ from fireflyer.fs.schema.meta import (
     SetAttributes,
 )
 from fireflyer.fs.schema.routing import ChainTable
-from fireflyer.fs.service.meta import MetaService
-from fireflyer.fs.service.meta_config import MetaSettings
-from fireflyer.fs.service.meta_lanes import Later, in_loop
-from fireflyer.fs.service.meta_requests import is_changing
-from fireflyer.fs.service.meta_surroundings import Surroundings
+from fireflyer.fs.service.meta.cluster_view import Surroundings
+from fireflyer.fs.service.meta.config import MetaSettings
+from fireflyer.fs.service.meta.group_commit import Later, in_loop
+from fireflyer.fs.service.meta.requests import is_changing
+from fireflyer.fs.service.meta.service import MetaService
 from fireflyer.identity import Account, NodeCredential, Secret, new_secret
 from fireflyer.kvstore import Engine, Transaction
 from fireflyer.runtime.rpc import Caller

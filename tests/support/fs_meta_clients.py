@@ -12,7 +12,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.control import META, ManagerClient
 from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Actor, Answer, Call, Calls, Refused, Request
 from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session
-from fireflyer.fs.service.meta_requests import is_changing
+from fireflyer.fs.service.meta.requests import is_changing
 from fireflyer.identity import Credential
 from fireflyer.runtime.rpc import RpcClient
 

@@ -1,8 +1,9 @@
 """Meta services over one store in the seeded world, with sessions that end and services that die between any two steps.
 
-A service is what `fs.service.meta` is, without lanes: each request a task, its answer stored in the same transaction;
-what cannot be done at once goes on as a procedure; `Keeper` does the service's own work. Requests come twice, late, and
-to another service. Lazy closes wait for nobody here, but by chance, so that all there is may overtake them.
+A service is what `fs.service.meta.service` is, without lanes: each request a task, its answer stored in the same
+transaction; what cannot be done at once goes on as a procedure; `Keeper` does the service's own work. Requests come
+twice, late, and to another service. Lazy closes wait for nobody here, but by chance, so that all there is may overtake
+them.
 """
 
 from __future__ import annotations
@@ -257,7 +258,7 @@ class MetaService:
         drive(self.node, serve)
 
     async def _enrol(self, calls: Calls) -> None:
-        """As `service.meta` does it: before the requests, by itself, so that all that they leave is reaped."""
+        """As `service.meta.service` does it: before the requests, by itself, so that all that they leave is reaped."""
         if calls.client in self.enrolled or not any(one.number or type(one.request) is Open for one in calls.calls):
             return
 

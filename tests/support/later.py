@@ -18,7 +18,7 @@ class PlayedTimers:
         return [delay_ns for delay_ns, _ in self._waiting.values()]
 
     def later(self, delay_ns: int, call: Callable[[], None]) -> Callable[[], None]:
-        """As `fireflyer.fs.service.meta_lanes.Later`."""
+        """As `fireflyer.fs.service.meta.group_commit.Later`."""
         self._last += 1
         number = self._last
         self._waiting[number] = (delay_ns, call)

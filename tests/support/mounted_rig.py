@@ -16,7 +16,7 @@ from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.operations import Caller, RangeLock
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import END_OF_FILE, Answers, Calls, Lock, LockKind, Request
-from fireflyer.fs.service.meta_lanes import in_loop
+from fireflyer.fs.service.meta.group_commit import in_loop
 
 __all__ = ["ONE", "OTHER", "ROOT_USER", "WHOLE_FILE", "create", "heard", "is_unlock", "lock", "mount", "run", "turns"]
 __all__ += ["unanswered", "write"]

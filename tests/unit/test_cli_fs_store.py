@@ -20,10 +20,10 @@ from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decod
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, SetArea, SetValue, Symlink
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
-from fireflyer.fs.service.meta_ids import KEY as IDS_KEY
-from fireflyer.fs.service.meta_ids import skipped
-from fireflyer.fs.service.meta_registry import PREFIX as SERVICES
-from fireflyer.fs.service.meta_store import check_store, load_store
+from fireflyer.fs.service.meta.inode_ids import KEY as IDS_KEY
+from fireflyer.fs.service.meta.inode_ids import skipped
+from fireflyer.fs.service.meta.offline_store import check_store, load_store
+from fireflyer.fs.service.meta.registry import PREFIX as SERVICES
 from fireflyer.kvstore import Engine, MemoryEngine, Transaction
 from fireflyer.runtime import run
 

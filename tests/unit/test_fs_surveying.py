@@ -37,7 +37,7 @@ from fireflyer.fs.schema.meta import (
     Stat,
     Truncate,
 )
-from fireflyer.fs.service.meta_requests import RequestPorts
+from fireflyer.fs.service.meta.requests import RequestPorts
 from fireflyer.identity import Account
 from fireflyer.kvstore import MemoryEngine, Transaction
 

@@ -11,7 +11,7 @@ from tests.support.loops import on_loop
 from fireflyer.fs.core.meta.tables import inode_key
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import GetSpace, MakeDirectory, Place, Space
-from fireflyer.fs.service.meta_estimate import about_inodes
+from fireflyer.fs.service.meta.inode_estimate import about_inodes
 from fireflyer.kvstore import MemoryEngine, Transaction
 
 

@@ -34,7 +34,7 @@ from fireflyer.fs.schema.meta import (
     StatMany,
     Symlink,
 )
-from fireflyer.fs.service.meta_foresight import foresee
+from fireflyer.fs.service.meta.prefetch import foresee
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, Trunk
 
 

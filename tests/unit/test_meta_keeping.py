@@ -39,7 +39,7 @@ from fireflyer.fs.schema.meta import (
     Remove,
     Window,
 )
-from fireflyer.fs.service.meta_requests import RequestPorts
+from fireflyer.fs.service.meta.requests import RequestPorts
 from fireflyer.kvstore import MemoryEngine, Transaction
 
 CREATE = OpenFlag.WRITE | OpenFlag.CREATE
@@ -230,7 +230,7 @@ async def test_each_part_goes_on_while_another_waits(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Reaper, "step", waits)
     monkeypatch.setattr(Keeper, "cut", waits)
-    monkeypatch.setattr("fireflyer.fs.service.meta.REST_S", 0.001)
+    monkeypatch.setattr("fireflyer.fs.service.meta.service.REST_S", 0.001)
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
         await made(rig, 5, "f", 1)

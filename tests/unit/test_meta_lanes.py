@@ -13,8 +13,8 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy, DataCorruption, NotFound, UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.service.meta_ids import BATCH, Ids
-from fireflyer.fs.service.meta_lanes import LAZY_NS, MAX_BATCH, MAX_LAZY, MAX_WAITING, Lanes, Reads, Work
+from fireflyer.fs.service.meta.group_commit import LAZY_NS, MAX_BATCH, MAX_LAZY, MAX_WAITING, Lanes, Reads, Work
+from fireflyer.fs.service.meta.inode_ids import BATCH, Ids
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Part, TransactionTimeout
 from fireflyer.kvstore.waits import LoopWaits
 
@@ -362,8 +362,8 @@ async def test_whoever_takes_too_long_without_waiting_fails_alone() -> None:
 
 @on_loop
 async def test_reading_much_lets_the_rest_of_the_process_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fireflyer.fs.service.meta_lanes.MAX_HELD_NS", -1)
-    monkeypatch.setattr("fireflyer.fs.service.meta_lanes.MAX_ATTEMPT_NS", -1)
+    monkeypatch.setattr("fireflyer.fs.service.meta.group_commit.MAX_HELD_NS", -1)
+    monkeypatch.setattr("fireflyer.fs.service.meta.group_commit.MAX_ATTEMPT_NS", -1)
     turns: list[int] = []
     async with MemoryEngine() as kv:
         reads = Reads(kv)

@@ -6,7 +6,7 @@ import pytest
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.service.meta_registry import Heard, Registration, ServiceRow
+from fireflyer.fs.service.meta.registry import Heard, Registration, ServiceRow
 from fireflyer.kvstore import MemoryEngine, Transaction
 
 

@@ -55,8 +55,8 @@ from fireflyer.fs.schema.meta import (
     Window,
 )
 from fireflyer.fs.schema.routing import ChainTable
-from fireflyer.fs.service.meta_config import MetaSettings
-from fireflyer.fs.service.meta_requests import is_changing, lane_of
+from fireflyer.fs.service.meta.config import MetaSettings
+from fireflyer.fs.service.meta.requests import is_changing, lane_of
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Transaction
 
 # --- again is once ---

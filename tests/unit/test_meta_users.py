@@ -39,7 +39,7 @@ from fireflyer.fs.schema.meta import (
     Stat,
     Truncate,
 )
-from fireflyer.fs.service.meta_config import NOBODY, MetaSettings
+from fireflyer.fs.service.meta.config import NOBODY, MetaSettings
 from fireflyer.kvstore import MemoryEngine, MemoryStore
 
 
@@ -175,7 +175,7 @@ async def test_a_mount_speaks_for_its_users_and_for_root_only_where_that_is_said
 
 @on_loop
 async def test_one_user_does_not_take_all_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fireflyer.fs.service.meta.MAX_WAITING", 40)
+    monkeypatch.setattr("fireflyer.fs.service.meta.service.MAX_WAITING", 40)
     async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
         await two_users(rig)
         asked = [asyncio.ensure_future(rig.ask_all(8, [Stat(at("a"))] * 5, user("eve"))) for _ in range(4)]

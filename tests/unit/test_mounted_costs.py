@@ -34,8 +34,8 @@ from fireflyer.fs.schema.meta import (
     Request,
     SetAttributes,
 )
-from fireflyer.fs.service.meta_lanes import Work
-from fireflyer.fs.service.meta_requests import Asked
+from fireflyer.fs.service.meta.group_commit import Work
+from fireflyer.fs.service.meta.requests import Asked
 
 # --- attributes of what was written
 

@@ -34,8 +34,9 @@ from fireflyer.fs.core.meta import open_rows, replies, tables
 from fireflyer.fs.core.meta.open_files import write_grants
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.manager import NewChain
-from fireflyer.fs.service import local_layout, meta_ids, meta_registry
-from fireflyer.fs.service.meta_store import dump_store
+from fireflyer.fs.service import local_layout
+from fireflyer.fs.service.meta import inode_ids, registry
+from fireflyer.fs.service.meta.offline_store import dump_store
 from fireflyer.fs.tools.partial import Owner, Partial
 from fireflyer.identity.handshake import (
     Accepts,
@@ -136,8 +137,8 @@ def _meta_keys(_: Path) -> Found:
         "end of entries": tables.entries_end(5),
         "values": tables.VALUES,
         "reply": replies._floor_key(9),
-        "ids": meta_ids.KEY,
-        "services": meta_registry.PREFIX,
+        "ids": inode_ids.KEY,
+        "services": registry.PREFIX,
         "trash clock": tables.TRASH_CLOCK_KEY,
         "collector": open_rows.LEASE_KEY,
         "generation": open_rows.GENERATION_KEY,

@@ -17,7 +17,7 @@ from tests.golden.pinned.outputs import keys_of_outputs
 
 from fireflyer.base import errors
 from fireflyer.fs.schema.meta import Request
-from fireflyer.fs.service.meta_figures import label_of
+from fireflyer.fs.service.meta.metrics import label_of
 from fireflyer.runtime.metrics import Series
 from fireflyer.runtime.sockets import authenticate_client, authenticate_server
 

@@ -36,11 +36,12 @@ from fireflyer.fs.core import rows as manager_rows
 from fireflyer.fs.core.meta import open_rows, tables
 from fireflyer.fs.schema import data, inodes, meta, routing
 from fireflyer.fs.schema import manager as manager_schema
-from fireflyer.fs.service import meta_registry, target_directory
+from fireflyer.fs.service import target_directory
 from fireflyer.fs.service.local_layout import LocalCluster
 from fireflyer.fs.service.manager.config import ManagerConfig
-from fireflyer.fs.service.meta_config import MetaConfig
-from fireflyer.fs.service.meta_store import Row
+from fireflyer.fs.service.meta import registry
+from fireflyer.fs.service.meta.config import MetaConfig
+from fireflyer.fs.service.meta.offline_store import Row
 from fireflyer.fs.service.storage_config import StorageConfig
 from fireflyer.identity import handshake, tokens
 from fireflyer.kvstore.core.keys import KeyRange
@@ -168,7 +169,7 @@ FORMATS: Final = (
     Format("fs.meta.cut-row", "msgpack", open_rows.CutRow),
     Format("fs.meta.unlinked-row", "msgpack", open_rows.UnlinkedRow),
     Format("fs.meta.collector-row", "msgpack", open_rows.LeaseRow),
-    Format("fs.meta.service-row", "msgpack", meta_registry.ServiceRow),
+    Format("fs.meta.service-row", "msgpack", registry.ServiceRow),
     Format("fs.meta.dump-row", "msgpack", Row),
     # Files of administrators, and of clusters on one machine.
     Format("fs.config.manager", "toml", ManagerConfig),

@@ -15,8 +15,8 @@ def meta_command(*, config_file: str) -> int:
     """Run a meta service in the foreground, as the TOML file CONFIG says, until SIGTERM. Only where managers share a
     PostgreSQL: else the manager's process serves files itself."""
     from fireflyer.fs.client.chunk_session import open_chunk_session
-    from fireflyer.fs.service.meta_config import MetaConfig
-    from fireflyer.fs.service.meta_process import run_meta
+    from fireflyer.fs.service.meta.config import MetaConfig
+    from fireflyer.fs.service.meta.process import run_meta
 
     config = read_config(config_file, MetaConfig)
     return run_process(lambda on_ready: run_meta(config, open_chunks=open_chunk_session, on_ready=on_ready))

@@ -1,7 +1,7 @@
 """The chunk store as a meta service uses it: a session of a client that lists, cuts and removes the chunks of files.
 
 A meta service decides what has to happen to the chunks of a file and asks for it here, by chain and index of the chunk.
-`fs.service` must not import the client, so it declares what it needs as a protocol, `meta_surroundings.ChunkSession`,
+`fs.service` must not import the client, so it declares what it needs as a protocol, `meta.cluster_view.ChunkSession`,
 and the command line passes `open_chunk_session` to the process that it starts.
 """
 
@@ -32,7 +32,7 @@ async def open_chunk_session(managers: Sequence[str], credential: Credential) ->
 
 
 class ClientChunkSession:
-    """`fireflyer.fs.service.meta_surroundings.ChunkSession` over a client. All methods raise what `Chunks` raises."""
+    """`fireflyer.fs.service.meta.cluster_view.ChunkSession` over a client. All methods raise what `Chunks` raises."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks

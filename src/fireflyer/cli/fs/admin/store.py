@@ -81,7 +81,7 @@ def fsck_command(*, store: str, mends: bool, yes: bool) -> int:
     to /lost+found. Chunks are not looked at.
 
     Exit code: 0 when nothing is wrong (any more), 1 when something is."""
-    from fireflyer.fs.service.meta_store import check_store, mend_store
+    from fireflyer.fs.service.meta.offline_store import check_store, mend_store
 
     problems = _on(store, check_store)
     _show(problems)
@@ -116,7 +116,7 @@ def _show(problems: list[Problem]) -> None:
 def dump_command(*, store: str, file: str) -> int:
     """Write all metadata to FILE, which must not be there: names and inodes of files, and where chunks lie. Not the
     chunks themselves."""
-    from fireflyer.fs.service.meta_store import dump_store
+    from fireflyer.fs.service.meta.offline_store import dump_store
 
     with _new_file(file) as out:
         rows = _on(store, functools.partial(dump_store, file=out))
@@ -149,7 +149,7 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 def load_command(*, store: str, file: str) -> int:
     """Read what `ff fs admin dump` wrote into a store that is new. FILE is looked at as a whole before anything is
     loaded. What was made after the dump is forgotten: `ff fs fsck --repair` removes its chunks."""
-    from fireflyer.fs.service.meta_store import load_store
+    from fireflyer.fs.service.meta.offline_store import load_store
 
     try:
         source = open(file, "rb")  # noqa: SIM115

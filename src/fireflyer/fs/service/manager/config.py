@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from fireflyer.fs.service.meta_config import MetaSettings
+from fireflyer.fs.service.meta.config import MetaSettings
 
 __all__ = ["ManagerConfig"]
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row
 from fireflyer.fs.service.manager.config import ManagerConfig
-from fireflyer.fs.service.meta import MetaService
-from fireflyer.fs.service.meta_registry import Heard, Registration
-from fireflyer.fs.service.meta_surroundings import OpenChunks, Surroundings
+from fireflyer.fs.service.meta.cluster_view import OpenChunks, Surroundings
+from fireflyer.fs.service.meta.registry import Heard, Registration
+from fireflyer.fs.service.meta.service import MetaService
 from fireflyer.identity import NodeCredential, Secret, TokenStore
 from fireflyer.kvstore import Engine
 

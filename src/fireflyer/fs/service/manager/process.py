@@ -55,8 +55,8 @@ from fireflyer.fs.service.manager.embedded_meta import ManagerFiles
 from fireflyer.fs.service.manager.file_counts import Counter
 from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.fs.service.manager.transactions import transact_on
-from fireflyer.fs.service.meta_registry import Heard
-from fireflyer.fs.service.meta_surroundings import OpenChunks
+from fireflyer.fs.service.meta.cluster_view import OpenChunks
+from fireflyer.fs.service.meta.registry import Heard
 from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store

@@ -23,10 +23,10 @@ from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
 from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decode_row, encode_row
-from fireflyer.fs.service.meta_ids import KEY as IDS_KEY
-from fireflyer.fs.service.meta_ids import Ids, skipped
-from fireflyer.fs.service.meta_registry import MAX_SERVICES
-from fireflyer.fs.service.meta_registry import PREFIX as SERVICES
+from fireflyer.fs.service.meta.inode_ids import KEY as IDS_KEY
+from fireflyer.fs.service.meta.inode_ids import Ids, skipped
+from fireflyer.fs.service.meta.registry import MAX_SERVICES
+from fireflyer.fs.service.meta.registry import PREFIX as SERVICES
 from fireflyer.kvstore import Engine, Page, Reader, Transaction, prefix_range
 
 __all__ = ["check_store", "dump_store", "load_store", "mend_store"]

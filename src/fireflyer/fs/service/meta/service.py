@@ -9,7 +9,7 @@
 It keeps nothing of its own that matters: several may serve one store at the same time, and one that dies takes nothing
 with it but requests in flight, which their clients send again, to it or to another one.
 
-    serve ──> who asks (`meta_callers`) ──changes──> lanes: one transaction for many (`meta_lanes`, `meta_requests`)
+    serve ──> who asks (`callers`) ──changes──> lanes: one transaction for many (`group_commit`, `requests`)
                                          └─reads──> one snapshot for many
 
 The requests of one `Calls` are carried out at the same time, and answered together. A client that goes away does not
@@ -52,12 +52,13 @@ from fireflyer.fs.schema.meta import (
     Opened,
     StatMany,
 )
-from fireflyer.fs.service.meta_callers import Callers
-from fireflyer.fs.service.meta_config import MetaSettings
-from fireflyer.fs.service.meta_figures import Figures
-from fireflyer.fs.service.meta_house import House
-from fireflyer.fs.service.meta_lanes import MAX_WAITING, Later, in_loop
-from fireflyer.fs.service.meta_requests import (
+from fireflyer.fs.service.meta.callers import Callers
+from fireflyer.fs.service.meta.cluster_view import Surroundings
+from fireflyer.fs.service.meta.config import MetaSettings
+from fireflyer.fs.service.meta.context import House
+from fireflyer.fs.service.meta.group_commit import MAX_WAITING, Later, in_loop
+from fireflyer.fs.service.meta.metrics import Figures
+from fireflyer.fs.service.meta.requests import (
     Asked,
     RequestPorts,
     Step,
@@ -66,7 +67,6 @@ from fireflyer.fs.service.meta_requests import (
     is_changing,
     refusal,
 )
-from fireflyer.fs.service.meta_surroundings import Surroundings
 from fireflyer.identity import Account, Secret
 from fireflyer.kvstore import Engine
 from fireflyer.runtime.metrics import Series

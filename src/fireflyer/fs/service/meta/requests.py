@@ -67,9 +67,9 @@ from fireflyer.fs.schema.meta import (
     Reserve,
     Truncate,
 )
-from fireflyer.fs.service.meta_foresight import foresee
-from fireflyer.fs.service.meta_house import House
-from fireflyer.fs.service.meta_lanes import Work
+from fireflyer.fs.service.meta.context import House
+from fireflyer.fs.service.meta.group_commit import Work
+from fireflyer.fs.service.meta.prefetch import foresee
 from fireflyer.kvstore import Part, Trunk
 
 __all__ = [

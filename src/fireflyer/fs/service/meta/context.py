@@ -18,11 +18,11 @@ from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow, decode_row
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Opened
-from fireflyer.fs.service.meta_config import MetaSettings
-from fireflyer.fs.service.meta_estimate import about_inodes
-from fireflyer.fs.service.meta_ids import Ids
-from fireflyer.fs.service.meta_lanes import Foresee, Lanes, Later, Reads, in_loop
-from fireflyer.fs.service.meta_surroundings import ChunkSession, Surroundings
+from fireflyer.fs.service.meta.cluster_view import ChunkSession, Surroundings
+from fireflyer.fs.service.meta.config import MetaSettings
+from fireflyer.fs.service.meta.group_commit import Foresee, Lanes, Later, Reads, in_loop
+from fireflyer.fs.service.meta.inode_estimate import about_inodes
+from fireflyer.fs.service.meta.inode_ids import Ids
 from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine, Reader
 

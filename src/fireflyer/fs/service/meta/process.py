@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.control import META
-from fireflyer.fs.service.meta import MetaService
-from fireflyer.fs.service.meta_config import MetaConfig
-from fireflyer.fs.service.meta_registry import Registration
-from fireflyer.fs.service.meta_surroundings import OpenChunks, Surroundings
+from fireflyer.fs.service.meta.cluster_view import OpenChunks, Surroundings
+from fireflyer.fs.service.meta.config import MetaConfig
+from fireflyer.fs.service.meta.registry import Registration
+from fireflyer.fs.service.meta.service import MetaService
 from fireflyer.identity import Accepts, NodeCredential, TokenStore, load_secret
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import parse_listen

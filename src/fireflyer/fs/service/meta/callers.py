@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.context import Asker
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import Actor
-from fireflyer.fs.service.meta_config import NOBODY, MetaSettings
+from fireflyer.fs.service.meta.config import NOBODY, MetaSettings
 from fireflyer.identity import Account
 from fireflyer.runtime.rpc import Caller
 

@@ -1,0 +1,1 @@
+"""The meta service: requests about names and files over a key-value engine."""
