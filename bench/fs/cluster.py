@@ -32,8 +32,8 @@ from fireflyer.fs.schema.routing import TargetState
 from fireflyer.fs.service.local_layout import to_toml
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
-from fireflyer.fs.service.target_directory import make_target
+from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret, new_secret, save_secret
 
 __all__ = ["CLUSTER", "Cluster", "Process", "all_serve", "processor_s", "running", "spread", "target_directory"]

@@ -27,7 +27,7 @@ from bench.report import Bound, Options, Result, figure
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.client import READ, Ring
-from fireflyer.fs.service.target_directory import make_target
+from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.native import ChunkNode, ChunkTarget
 
 __all__ = ["run"]

@@ -27,7 +27,7 @@ from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.core.chain.replica import Limits
 from fireflyer.fs.schema.manager import Status
 from fireflyer.fs.schema.routing import TargetState
-from fireflyer.fs.service.storage import TICK_NS
+from fireflyer.fs.service.storage.process import TICK_NS
 
 __all__ = ["run"]
 

@@ -44,7 +44,7 @@ from fireflyer.fs.schema.sessions import (
     SessionOver,
 )
 from fireflyer.fs.service.local_layout import to_toml
-from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.identity import UserCredential
 
 pytestmark = [pytest.mark.processes]

@@ -26,7 +26,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.service.storage_targets import LOOK_S
+from fireflyer.fs.service.storage.targets import LOOK_S
 from fireflyer.runtime.address import Address
 
 pytestmark = [pytest.mark.processes]

@@ -40,8 +40,8 @@ from fireflyer.fs.schema.chunks import (
 )
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.manager import AddChains, NewChain
-from fireflyer.fs.service.storage_config import StorageTarget
-from fireflyer.fs.service.target_directory import make_target
+from fireflyer.fs.service.storage.config import StorageTarget
+from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.native import crc32c
 
 pytestmark = [pytest.mark.processes]

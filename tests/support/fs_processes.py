@@ -27,8 +27,8 @@ from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.manager import AddChains, AddNode, AddTargets, GetStatus, NewChain, Status
 from fireflyer.fs.schema.routing import TargetState
-from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
-from fireflyer.fs.service.target_directory import make_target
+from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage.target_directory import make_target
 
 __all__ = ["CHAIN", "Insisting", "Running", "running"]
 

@@ -44,8 +44,8 @@ from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session, SessionKept
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.manager.process import run_manager
-from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
-from fireflyer.fs.service.target_directory import make_target
+from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.identity.handshake import NodeCredential, UserCredential
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.identity.tokens import TokenStore

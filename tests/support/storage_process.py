@@ -11,8 +11,8 @@ import msgspec
 from fireflyer.base.units import MS
 from fireflyer.cli.fs.processes import run_process
 from fireflyer.fs.core.chain.replica import Limits
-from fireflyer.fs.service.storage import run_storage
-from fireflyer.fs.service.storage_config import StorageConfig
+from fireflyer.fs.service.storage.config import StorageConfig
+from fireflyer.fs.service.storage.process import run_storage
 
 LIMITS = Limits(resend_ns=500 * MS, stall_ns=1000 * MS, rest_ns=500 * MS)
 

@@ -17,7 +17,7 @@ from fireflyer.fs.schema.manager import Condition, NodeStatus, Status, TargetRep
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 from fireflyer.fs.service.local_layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node, without_node
 from fireflyer.fs.service.manager.config import ManagerConfig
-from fireflyer.fs.service.storage_config import StorageConfig
+from fireflyer.fs.service.storage.config import StorageConfig
 
 
 def made(directory: Path, **changes: object) -> LocalCluster:

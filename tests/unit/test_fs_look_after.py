@@ -14,9 +14,9 @@ from fireflyer.base.units import MIB
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain.node_membership import Measured
 from fireflyer.fs.core.chain.storage_node import Of
-from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
-from fireflyer.fs.service.storage_targets import OpenTarget, close_targets, look_after, open_targets
-from fireflyer.fs.service.target_directory import TargetDirectory, make_target
+from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage.target_directory import TargetDirectory, make_target
+from fireflyer.fs.service.storage.targets import OpenTarget, close_targets, look_after, open_targets
 from fireflyer.native import ChunkNode
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.service.storage_scrub import DOUBTED_BYTES_PER_S, MAX_DOUBTS_OF_ONE, Scrub
-from fireflyer.fs.service.target_engine import TargetEngine
+from fireflyer.fs.service.storage.scrub import DOUBTED_BYTES_PER_S, MAX_DOUBTS_OF_ONE, Scrub
+from fireflyer.fs.service.storage.target_engine import TargetEngine
 from fireflyer.native import ChunkNode
 
 

@@ -10,8 +10,8 @@ from tests.support.data_links import connected
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.chain.connection_capabilities import MAX_PRESENTED_FILES, MAX_PRESENTED_RANGES
 from fireflyer.fs.schema import data
-from fireflyer.fs.service.storage_asks import StorageAsks
-from fireflyer.fs.service.storage_links import Link
+from fireflyer.fs.service.storage.client_requests import StorageAsks
+from fireflyer.fs.service.storage.connections import Link
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from fireflyer.fs.schema import data
-from fireflyer.fs.service.storage_links import USERS_SHARE, DataLinks
+from fireflyer.fs.service.storage.connections import USERS_SHARE, DataLinks
 from fireflyer.identity.handshake import Role, Session
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied
-from fireflyer.fs.service.target_directory import TargetDirectory, make_target
+from fireflyer.fs.service.storage.target_directory import TargetDirectory, make_target
 
 
 @pytest.fixture

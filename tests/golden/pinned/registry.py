@@ -36,13 +36,13 @@ from fireflyer.fs.core import rows as manager_rows
 from fireflyer.fs.core.meta import open_rows, tables
 from fireflyer.fs.schema import data, inodes, meta, routing
 from fireflyer.fs.schema import manager as manager_schema
-from fireflyer.fs.service import target_directory
 from fireflyer.fs.service.local_layout import LocalCluster
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta import registry
 from fireflyer.fs.service.meta.config import MetaConfig
 from fireflyer.fs.service.meta.offline_store import Row
-from fireflyer.fs.service.storage_config import StorageConfig
+from fireflyer.fs.service.storage import target_directory
+from fireflyer.fs.service.storage.config import StorageConfig
 from fireflyer.identity import handshake, tokens
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.recipes import corpus, train_gpt

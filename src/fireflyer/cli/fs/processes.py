@@ -45,12 +45,12 @@ def manager_command(*, config_file: str) -> int:
 @click.argument("config_file", metavar="CONFIG")
 def storage_command(*, config_file: str, make_targets: bool) -> int:
     """Run a storage process in the foreground, as the TOML file CONFIG says, until SIGTERM."""
-    from fireflyer.fs.service.storage import run_storage
-    from fireflyer.fs.service.storage_config import StorageConfig
+    from fireflyer.fs.service.storage.config import StorageConfig
+    from fireflyer.fs.service.storage.process import run_storage
 
     config = read_config(config_file, StorageConfig)
     if make_targets:
-        from fireflyer.fs.service.target_directory import make_target
+        from fireflyer.fs.service.storage.target_directory import make_target
 
         for target in config.targets:
             make_target(target.directory, config.cluster, target.id)

@@ -31,7 +31,7 @@ from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import NewChain
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.identity import TokenStore, new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
 

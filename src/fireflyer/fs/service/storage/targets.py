@@ -17,10 +17,10 @@ from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain.node_membership import Measured
 from fireflyer.fs.core.chain.storage_node import Of
 from fireflyer.fs.schema.ids import TargetId
-from fireflyer.fs.service.storage_config import StorageConfig, StorageTarget
-from fireflyer.fs.service.storage_scrub import Scrub
-from fireflyer.fs.service.target_directory import TargetDirectory
-from fireflyer.fs.service.target_engine import TargetEngine
+from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
+from fireflyer.fs.service.storage.scrub import Scrub
+from fireflyer.fs.service.storage.target_directory import TargetDirectory
+from fireflyer.fs.service.storage.target_engine import TargetEngine
 from fireflyer.native import ChunkError, ChunkNode, ChunkTarget
 
 __all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "note_failure", "open_targets"]

@@ -40,11 +40,11 @@ from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
-from fireflyer.fs.service.node_lock import hold_node
-from fireflyer.fs.service.storage_asks import StorageAsks
-from fireflyer.fs.service.storage_config import StorageConfig
-from fireflyer.fs.service.storage_links import DataLinks
-from fireflyer.fs.service.storage_targets import (
+from fireflyer.fs.service.storage.client_requests import StorageAsks
+from fireflyer.fs.service.storage.config import StorageConfig
+from fireflyer.fs.service.storage.connections import DataLinks
+from fireflyer.fs.service.storage.node_lock import hold_node
+from fireflyer.fs.service.storage.targets import (
     OpenTarget,
     boot_id,
     close_targets,

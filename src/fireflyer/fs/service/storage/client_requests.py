@@ -32,7 +32,7 @@ from fireflyer.fs.schema.chunks import (
     UpdateReply,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId
-from fireflyer.fs.service.storage_links import Link
+from fireflyer.fs.service.storage.connections import Link
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.clock import BootClock

@@ -1,0 +1,1 @@
+"""The storage process: its targets, their engines and directories, its data connections."""
