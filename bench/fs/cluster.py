@@ -29,7 +29,7 @@ from fireflyer.fs.client import Options, Ring, open_ring
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets, GetStatus, NewChain, Status
 from fireflyer.fs.schema.routing import TargetState
-from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget

@@ -43,7 +43,7 @@ from fireflyer.fs.schema.sessions import (
     SessionKept,
     SessionOver,
 )
-from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.identity import UserCredential
 

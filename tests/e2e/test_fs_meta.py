@@ -34,7 +34,7 @@ from fireflyer.fs.schema.meta import (
     Stat,
     Symlink,
 )
-from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.meta.config import MetaConfig, MetaSettings
 
 pytestmark = [pytest.mark.processes]

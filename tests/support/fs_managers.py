@@ -27,7 +27,7 @@ from fireflyer.fs.core.chain.node_membership import (
     Tick,
     Told,
 )
-from fireflyer.fs.service.local_layout import to_toml
+from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.identity import NodeCredential, Secret, TokenStore, UserCredential, new_secret, save_secret

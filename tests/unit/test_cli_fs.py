@@ -15,7 +15,7 @@ from fireflyer.cli.fs.status import summary_of
 from fireflyer.fs.control.local_lock import RunLock, seems_held
 from fireflyer.fs.schema.manager import Condition, NodeStatus, Status, TargetReport, TargetStatus
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
-from fireflyer.fs.service.local_layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node, without_node
+from fireflyer.fs.service.local.layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node, without_node
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.storage.config import StorageConfig
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fireflyer.cli import main
-from fireflyer.fs.service.local_layout import ADMIN, Layout, new_cluster
+from fireflyer.fs.service.local.layout import ADMIN, Layout, new_cluster
 from fireflyer.identity import Account, TokenStore
 from fireflyer.identity.tokens import FIRST_UID
 

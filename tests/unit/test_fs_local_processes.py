@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fireflyer.fs.service.local_processes import AT_ONCE_S, MAX_DEATHS, Deaths
+from fireflyer.fs.service.local.processes import AT_ONCE_S, MAX_DEATHS, Deaths
 
 
 def died_at_once(times: int) -> tuple[Deaths, float]:

@@ -34,7 +34,7 @@ from fireflyer.fs.core.meta import open_rows, replies, tables
 from fireflyer.fs.core.meta.open_files import write_grants
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.manager import NewChain
-from fireflyer.fs.service import local_layout
+from fireflyer.fs.service.local import layout
 from fireflyer.fs.service.meta import inode_ids, registry
 from fireflyer.fs.service.meta.offline_store import dump_store
 from fireflyer.fs.tools.partial import Owner, Partial
@@ -345,14 +345,14 @@ def _environment(_: Path) -> Found:
 
 def _local_cluster(directory: Path) -> Found:
     """Every file of a cluster on one machine; what is secret and who made it are left out."""
-    files = local_layout.Layout(str(directory / "fs"))
-    cluster = local_layout.LocalCluster(
+    files = layout.Layout(str(directory / "fs"))
+    cluster = layout.LocalCluster(
         cluster="fs-1",
         replicas=1,
         store="",
         durable=False,
         failure_timeout_ms=1000,
-        nodes=(local_layout.LocalNode(1, (1001,)),),
+        nodes=(layout.LocalNode(1, (1001,)),),
         chains=(NewChain(1, (1001,)),),
         managers=("127.0.0.1:1",),
     )

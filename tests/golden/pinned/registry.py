@@ -36,7 +36,7 @@ from fireflyer.fs.core import rows as manager_rows
 from fireflyer.fs.core.meta import open_rows, tables
 from fireflyer.fs.schema import data, inodes, meta, routing
 from fireflyer.fs.schema import manager as manager_schema
-from fireflyer.fs.service.local_layout import LocalCluster
+from fireflyer.fs.service.local.layout import LocalCluster
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta import registry
 from fireflyer.fs.service.meta.config import MetaConfig

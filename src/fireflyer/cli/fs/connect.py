@@ -137,7 +137,7 @@ def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | 
 
 def local(directory: str) -> Where:
     """A cluster of `ff fs up`, as its administrator. Raises `NotFound` where there is none."""
-    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.fs.service.local.layout import Layout
     from fireflyer.identity import UserCredential
 
     layout = Layout(directory)
@@ -152,7 +152,7 @@ def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> 
     from fireflyer.base.units import SECOND
     from fireflyer.fs.control import ManagerClient
     from fireflyer.fs.control.local_lock import seems_held
-    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.fs.service.local.layout import Layout
     from fireflyer.runtime import run
 
     ended = bool(where.directory) and not seems_held(Layout(where.directory).lock_file)

@@ -20,7 +20,7 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from fireflyer.fs.control.local_lock import RunLock
     from fireflyer.fs.schema.manager import Status
-    from fireflyer.fs.service.local_layout import Layout, LocalCluster
+    from fireflyer.fs.service.local.layout import Layout, LocalCluster
 
 __all__ = ["down_command", "up_command"]
 
@@ -80,7 +80,7 @@ def up_command(
     again. A process that dies is started again.
     """
     from fireflyer.fs.control.local_lock import RunLock
-    from fireflyer.fs.service.local_layout import Layout, new_cluster
+    from fireflyer.fs.service.local.layout import Layout, new_cluster
 
     if not directory:
         raise UsageError("--dir '' is empty; give a directory")
@@ -146,7 +146,7 @@ def _check_same(
 
 
 def _run(layout: Layout, cluster: LocalCluster, lock: RunLock, report_fd: int | None) -> int:
-    from fireflyer.fs.service.local_run import run_local
+    from fireflyer.fs.service.local.run import run_local
     from fireflyer.runtime import run
 
     def on_up(running: LocalCluster, status: Status) -> None:
@@ -200,7 +200,7 @@ def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
 def down_command(*, directory: str, force: bool) -> int:
     """End the processes of the cluster in DIR; its data stay. Whether or not it was started with --detach."""
     from fireflyer.fs.control.local_lock import end_holder
-    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.fs.service.local.layout import Layout
 
     layout = Layout(directory)
     layout.load()

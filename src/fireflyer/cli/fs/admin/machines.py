@@ -76,7 +76,7 @@ def retire_node_command(*, where: Where, node: int) -> int:
     `ff fs up` is ended; what is in its directories stays, and may be removed."""
     from fireflyer.fs.control.local_lock import signal_holder
     from fireflyer.fs.schema.manager import GetStatus, RetireNode, RetireTargets, Status
-    from fireflyer.fs.service.local_layout import Layout, without_node
+    from fireflyer.fs.service.local.layout import Layout, without_node
 
     status = expect(ask_all(where, [GetStatus()])[0], Status)
     targets = tuple(one.id for one in status.targets if one.node == node)

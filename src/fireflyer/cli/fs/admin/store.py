@@ -48,7 +48,7 @@ def store_options(function: Callable[..., object]) -> Callable[..., object]:
 @contextlib.contextmanager
 def _found(directory: str | None, store: str | None) -> Iterator[str]:
     from fireflyer.fs.control.local_lock import RunLock
-    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.fs.service.local.layout import Layout
 
     if store is not None:
         if directory is not None:

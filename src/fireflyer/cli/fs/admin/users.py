@@ -35,7 +35,7 @@ def _where(function: click.decorators.FC) -> click.decorators.FC:
 
 
 def _store(directory: str | None, tokens_file: str | None) -> TokenStore:
-    from fireflyer.fs.service.local_layout import Layout
+    from fireflyer.fs.service.local.layout import Layout
     from fireflyer.identity import TokenStore
 
     if tokens_file is not None:
@@ -82,7 +82,7 @@ def add_command(
 @click.argument("name", metavar="NAME")
 def rm_command(*, directory: str | None, tokens_file: str | None, name: str) -> int:
     """Remove user NAME with all tokens. His files stay, and his uid is not given to another one."""
-    from fireflyer.fs.service.local_layout import ADMIN
+    from fireflyer.fs.service.local.layout import ADMIN
 
     if name == ADMIN and tokens_file is None:
         raise UsageError(f"user {ADMIN} is needed by the commands of this cluster; remove another one")

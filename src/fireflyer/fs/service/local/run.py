@@ -40,8 +40,8 @@ from fireflyer.fs.schema.manager import (
     Status,
 )
 from fireflyer.fs.schema.routing import Routing, TargetState
-from fireflyer.fs.service.local_layout import TABLE, Layout, LocalCluster, LocalNode
-from fireflyer.fs.service.local_processes import LocalProcess
+from fireflyer.fs.service.local.layout import TABLE, Layout, LocalCluster, LocalNode
+from fireflyer.fs.service.local.processes import LocalProcess
 from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret
 from fireflyer.runtime.rpc import Address
