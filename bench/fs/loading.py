@@ -32,8 +32,8 @@ from bench.report import Options, Result, figure
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.client.connecting import connect_async
-from fireflyer.fs.client.file_system import FileSystem
-from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.file_system import FileSystem
 
 __all__ = ["run"]
 

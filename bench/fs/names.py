@@ -19,7 +19,7 @@ from tests.support.postgres import postgres_programs, running_postgres
 from bench.fs.cluster import Cluster, running, spread
 from bench.report import Figure, Options, Result, figure
 from fireflyer.fs.client.connecting import connect_async
-from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.schema.inodes import ROOT, InodeId, Kind
 from fireflyer.fs.schema.meta import (
     Answer,

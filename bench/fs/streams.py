@@ -24,7 +24,7 @@ from bench.report import Options, Result, figure
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.units import GIB, KIB, MIB
 from fireflyer.fs.client import READ, ChunkId, Ring
-from fireflyer.fs.client.file_system import FileSystem
+from fireflyer.fs.client.files.file_system import FileSystem
 
 __all__ = ["run"]
 

@@ -24,8 +24,8 @@ from tests.support.fs_local import LocalCluster
 import fireflyer.fs
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB
-from fireflyer.fs.client.file_system import FileSystem
-from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.schema.inodes import Defaults
 from fireflyer.fs.schema.meta import LockKind
 

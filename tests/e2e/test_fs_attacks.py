@@ -31,9 +31,9 @@ from tests.support.posix.places import NOW, Identity, User, errno_of
 import fireflyer.fs
 from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.fs.client.chunks import connect as connect_chunks
-from fireflyer.fs.client.file_system import FileSystem
+from fireflyer.fs.client.files.file_system import FileSystem
+from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.local import access_of
-from fireflyer.fs.client.opening import FileOptions
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.meta.inodes.layout import order_of

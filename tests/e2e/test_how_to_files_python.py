@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.how_to import Shell
 
-from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.client.files.open_file_table import FileOptions
 
 TEXT = (Path(__file__).parents[2] / "docs/how-to/files-python.md").read_text()
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.support.file_rig import FileRig
 
 from fireflyer.base.units import KIB
-from fireflyer.fs.client.files import Files
-from fireflyer.fs.client.opened import File
-from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.open_file import File
+from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.schema.inodes import Defaults
 from fireflyer.fs.schema.meta import AllocateMode
 

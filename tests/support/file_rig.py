@@ -15,10 +15,10 @@ from typing import Any, Self
 from tests.support.fs_meta import CHAINS, SERVICE, MetaRig, PlayedChunks
 
 from fireflyer.base.errors import FireflyerError, NoSpace
-from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.open_file_table import FileOptions
+from fireflyer.fs.client.files.port import LoopPort
 from fireflyer.fs.client.meta import DEFAULT_TIMEOUT_NS, MetaClient
-from fireflyer.fs.client.opening import FileOptions
-from fireflyer.fs.client.port import LoopPort
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import Change, Missing
 from fireflyer.fs.schema.chunks import Done as Updated

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fireflyer.base.errors import FireflyerError, Timeout
-from fireflyer.fs.client.endings import Endings
+from fireflyer.fs.client.files.unlock_retrier import Endings
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.meta import Actor, Answer, Close, Done, Request
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fireflyer.base.errors import Timeout, UsageError
-from fireflyer.fs.client.engine import Engine
+from fireflyer.fs.client.files.engine import Engine
 from fireflyer.fs.client.tickets import Ticket
 
 

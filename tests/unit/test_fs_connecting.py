@@ -8,9 +8,9 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.connecting import parse
-from fireflyer.fs.client.file_objects import OpenFile
-from fireflyer.fs.client.file_system import FileSystem
-from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.file_objects import OpenFile
+from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.identity import UserCredential
 

@@ -13,9 +13,9 @@ from tests.support.file_rig import FileRig, no_space
 
 from fireflyer.base.errors import NotFound, Timeout, Unreachable
 from fireflyer.base.units import MIB, MS
-from fireflyer.fs.client.body import file_of
-from fireflyer.fs.client.files import Files
-from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.open_file_table import FileOptions
+from fireflyer.fs.client.files.open_inode import file_of
 from fireflyer.fs.core.meta.tables import HOLDS, WRITERS
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.meta import Answers, Beat, Calls, Close, Found, Open, OpenFlag, Place, Report, Request, Stat

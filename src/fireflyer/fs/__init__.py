@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fireflyer.fs.client.connecting import connect, connect_async
-    from fireflyer.fs.client.opening import FileOptions
+    from fireflyer.fs.client.files.open_file_table import FileOptions
 
 __all__ = ["FileOptions", "connect", "connect_async"]
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(connecting, name)
     if name == "FileOptions":
-        from fireflyer.fs.client.opening import FileOptions
+        from fireflyer.fs.client.files.open_file_table import FileOptions
 
         return FileOptions
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,10 +16,10 @@ from tests.support.fs_local import LocalCluster
 from tests.support.posix.places import NOW, ROOT, Identity
 
 import fireflyer.fs
-from fireflyer.fs.client.attributes import Attributes
-from fireflyer.fs.client.file_objects import OpenFile
-from fireflyer.fs.client.file_system import FileSystem
-from fireflyer.fs.client.opening import FileOptions
+from fireflyer.fs.client.files.attributes import Attributes
+from fireflyer.fs.client.files.file_objects import OpenFile
+from fireflyer.fs.client.files.file_system import FileSystem
+from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import MAX_PATH_BYTES, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import (

@@ -85,7 +85,7 @@ def _default_log(where: Where) -> str:
 
 def _run(where: Where, place: str, options: MountOptions, trusted: bool, report_fd: int | None) -> int:
     from fireflyer.fs.client.connecting import connect_async
-    from fireflyer.fs.client.opening import FileOptions
+    from fireflyer.fs.client.files.open_file_table import FileOptions
     from fireflyer.fs.mount.daemon import serve_mount
     from fireflyer.fs.mount.files import MountedFiles
     from fireflyer.runtime import run

@@ -14,13 +14,13 @@ from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.background import Background
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks
 from fireflyer.fs.client.chunks import connect as connect_chunks
-from fireflyer.fs.client.engine import Engine
-from fireflyer.fs.client.file_system import FileSystem
-from fireflyer.fs.client.files import Files
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.file_system import FileSystem
+from fireflyer.fs.client.files.open_file_table import FileOptions
+from fireflyer.fs.client.files.port import LoopPort
 from fireflyer.fs.client.local import access_of, running
 from fireflyer.fs.client.meta import MetaClient
-from fireflyer.fs.client.opening import FileOptions
-from fireflyer.fs.client.port import LoopPort
 from fireflyer.fs.client.ring import ring_of
 from fireflyer.identity.handshake import Credential, UserCredential
 

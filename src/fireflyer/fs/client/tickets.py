@@ -1,8 +1,8 @@
 """Something that was begun and will end: the same for coroutines of an event loop and for threads that block.
 
-The logic of files (`client.opened`, `client.files`) is coroutines that await nothing but tickets. How one waits for a
-ticket is the business of who drives them: in an event loop a future, in a thread a turn of the ring. Between two
-tickets a coroutine is alone: nothing else of the same client runs.
+The logic of files (`client.files.open_file`, `client.files.asyncio_files`) is coroutines that await nothing but
+tickets. How one waits for a ticket is the business of who drives them: in an event loop a future, in a thread a turn of
+the ring. Between two tickets a coroutine is alone: nothing else of the same client runs.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, InvariantViolation, TransientError
 from fireflyer.base.units import MS
-from fireflyer.fs.client.endings import Endings
-from fireflyer.fs.client.files import Files
-from fireflyer.fs.client.opened import File
+from fireflyer.fs.client.files.asyncio_files import Files
+from fireflyer.fs.client.files.open_file import File
+from fireflyer.fs.client.files.unlock_retrier import Endings
 from fireflyer.fs.mount.figures import Held
 from fireflyer.fs.mount.operations import (
     Attributes,

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.client.file_system import FileSystem
+from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.ring import Ring
 from fireflyer.fs.core.meta.fsck.compare import Fault, Name, Names, lasting
 from fireflyer.fs.schema.inodes import Inode, InodeId

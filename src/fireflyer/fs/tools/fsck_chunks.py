@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from fireflyer.base.units import counted, format_bytes
-from fireflyer.fs.client.attributes import Attributes
-from fireflyer.fs.client.file_system import FileSystem
+from fireflyer.fs.client.files.attributes import Attributes
+from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.ring import Ring
 from fireflyer.fs.core.meta.fsck.chain_walk import ChainWalk, Piece
 from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, lasting, wrong_chunks

@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 class _Mount(msgspec.Struct, frozen=True):
     files: Any
-    """A `fireflyer.fs.client.file_system.FileSystem`."""
+    """A `fireflyer.fs.client.files.file_system.FileSystem`."""
     by_path: bool
 
 

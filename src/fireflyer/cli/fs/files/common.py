@@ -23,7 +23,7 @@ from fireflyer.cli.fs.connect import TARGET_VARIABLE, Where, cluster_options, na
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.fs.client.file_system import FileSystem
+    from fireflyer.fs.client.files.file_system import FileSystem
     from fireflyer.fs.client.ring import Ring
     from fireflyer.fs.tools.plans import Step
 

@@ -14,7 +14,7 @@ from fireflyer.cli.fs.files.common import Places, files_options, say
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.fs.client.file_system import FileSystem
+    from fireflyer.fs.client.files.file_system import FileSystem
     from fireflyer.fs.schema.inodes import Defaults
     from fireflyer.fs.schema.meta import Area
 

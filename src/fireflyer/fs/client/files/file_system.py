@@ -1,4 +1,5 @@
-"""Files for threads: the names of `fireflyer.fs.client.files.Files`, blocking, and file objects like those of `open`.
+"""Files for threads: the names of `fireflyer.fs.client.files.asyncio_files.Files`, blocking, and file objects like
+those of `open`.
 
     with fireflyer.fs.connect("ff:///dir") as fs:
         fs.makedirs("/data/train", exist_ok=True)
@@ -20,14 +21,14 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.fs.client.attributes import Attributes, DirEntry, Statvfs
-from fireflyer.fs.client.engine import Engine
-from fireflyer.fs.client.file_objects import OpenFile, RawFile, wrapped
-from fireflyer.fs.client.files import Files, Path
-from fireflyer.fs.client.modes import flags_of, is_append
-from fireflyer.fs.client.opened import File
+from fireflyer.fs.client.files.asyncio_files import Files, Path
+from fireflyer.fs.client.files.attributes import Attributes, DirEntry, Statvfs
+from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.file_objects import OpenFile, RawFile, wrapped
+from fireflyer.fs.client.files.modes import flags_of, is_append
+from fireflyer.fs.client.files.open_file import File
+from fireflyer.fs.client.files.records import read_rows, read_together
 from fireflyer.fs.client.processes import refuse_pickling
-from fireflyer.fs.client.records import read_rows, read_together
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
 from fireflyer.fs.schema.meta import Area, Place, ValueFlag

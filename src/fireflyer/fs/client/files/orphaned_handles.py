@@ -15,8 +15,8 @@ import logging
 from dataclasses import dataclass
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.fs.client.body import Body
-from fireflyer.fs.client.port import Port
+from fireflyer.fs.client.files.open_inode import Body
+from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import FileBody, Inode
 from fireflyer.fs.schema.meta import Actor, Close, Found, Place, Stat

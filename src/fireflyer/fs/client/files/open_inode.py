@@ -32,8 +32,8 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.client.budgets import ReadAheadBudget, WriteBudget
-from fireflyer.fs.client.port import MISSING, Port
+from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
+from fireflyer.fs.client.files.port import MISSING, Port
 from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.capability import Rights
@@ -82,7 +82,7 @@ def as_file_error(error: BaseException, path: str | None) -> FileError:
 
 
 class OpenFile(Protocol):
-    """What a body needs to know of each open of its inode: `client.opened.File`."""
+    """What a body needs to know of each open of its inode: `client.files.open_file.File`."""
 
     handle: int
     """0: it cannot be written."""

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.fs.client.body import as_file_error, zero_behind
-from fireflyer.fs.client.engine import Engine
+from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.open_file import File
+from fireflyer.fs.client.files.open_inode import as_file_error, zero_behind
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.spread import READ, Reads
 
 __all__ = ["read_rows", "read_together"]

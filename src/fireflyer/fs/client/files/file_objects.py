@@ -7,14 +7,14 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from fireflyer.base.errors import UsageError
-from fireflyer.fs.client.attributes import Attributes
+from fireflyer.fs.client.files.attributes import Attributes
+from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.opened import File
 from fireflyer.fs.client.processes import refuse_pickling
 from fireflyer.fs.schema.meta import END_OF_FILE, AllocateMode, LockKind, Window
 
 if TYPE_CHECKING:
-    from fireflyer.fs.client.engine import Engine
+    from fireflyer.fs.client.files.engine import Engine
 
 __all__ = ["BUFFER_BYTES", "OpenFile", "RawFile", "Reader", "Updater", "Writer", "wrapped"]
 
@@ -23,7 +23,7 @@ BUFFER_BYTES: Final = 256 << 10
 
 
 class OpenFile:
-    """As `fireflyer.fs.client.opened.File`, blocking; for any number of threads."""
+    """As `fireflyer.fs.client.files.open_file.File`, blocking; for any number of threads."""
 
     __reduce__ = refuse_pickling
 

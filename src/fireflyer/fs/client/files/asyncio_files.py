@@ -6,7 +6,7 @@
             await file.pwrite(array, 0)
 
 Paths are str, bytes or PathLike, from the root of the file system. Errors are `FileError`: an `OSError` with errno and
-filename. `fireflyer.fs.client.file_system` has the same names for threads.
+filename. `fireflyer.fs.client.files.file_system` has the same names for threads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.fs.client.attributes import Attributes, DirEntry, Statvfs, path_bytes, text_of
-from fireflyer.fs.client.body import as_file_error
-from fireflyer.fs.client.modes import flags_of
-from fireflyer.fs.client.opened import File
-from fireflyer.fs.client.opening import FileOptions, Opening
-from fireflyer.fs.client.port import Port
+from fireflyer.fs.client.files.attributes import Attributes, DirEntry, Statvfs, path_bytes, text_of
+from fireflyer.fs.client.files.modes import flags_of
+from fireflyer.fs.client.files.open_file import File
+from fireflyer.fs.client.files.open_file_table import FileOptions, Opening
+from fireflyer.fs.client.files.open_inode import as_file_error
+from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.processes import refuse_pickling
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChainId

@@ -12,9 +12,9 @@ from fireflyer.base.errors import (
     InvariantViolation,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.client.abandoned import Abandoned, Closing
-from fireflyer.fs.client.attributes import Attributes
-from fireflyer.fs.client.body import LOST, Body, as_file_error, file_of
+from fireflyer.fs.client.files.attributes import Attributes
+from fireflyer.fs.client.files.open_inode import LOST, Body, as_file_error, file_of
+from fireflyer.fs.client.files.orphaned_handles import Abandoned, Closing
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.files.readahead import Ahead, block_of
@@ -40,7 +40,7 @@ __all__ = ["File", "FileTable"]
 
 
 class FileTable(Protocol):
-    """What an open file needs of the table that it is in: `client.opening.Opening`."""
+    """What an open file needs of the table that it is in: `client.files.open_file_table.Opening`."""
 
     abandoned: Abandoned
 

@@ -10,12 +10,12 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, InvariantViolation, NotFound
 from fireflyer.base.units import MIB, SECOND
-from fireflyer.fs.client.abandoned import Abandoned, Unheard
-from fireflyer.fs.client.body import Body, file_of
-from fireflyer.fs.client.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.chunks import Options
-from fireflyer.fs.client.opened import File
-from fireflyer.fs.client.port import Port
+from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
+from fireflyer.fs.client.files.open_file import File
+from fireflyer.fs.client.files.open_inode import Body, file_of
+from fireflyer.fs.client.files.orphaned_handles import Abandoned, Unheard
+from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.files.pieces import Where

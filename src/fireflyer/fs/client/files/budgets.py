@@ -24,7 +24,7 @@ _OF_ONE: Final = 0.75
 
 
 class Writer(Protocol):
-    """What was written to one file: `client.body.Body`."""
+    """What was written to one file: `client.files.open_inode.Body`."""
 
     pending: Pending
     flying: dict[Extent, Ticket[None]]
