@@ -27,9 +27,9 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client import PerProcess, connect, connect_to, open_ring, open_ring_to
-from fireflyer.fs.client.control import Control
+from fireflyer.fs.client.control.capabilities import Renewals, Right
+from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.client.dispatch import Dispatch
-from fireflyer.fs.client.rights import Renewals, Right
 from fireflyer.fs.control.local_lock import RunLock
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema import data

@@ -11,9 +11,9 @@ from typing import Final
 from urllib.parse import unquote
 
 from fireflyer.base.errors import UsageError
-from fireflyer.fs.client.background import Background
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks
 from fireflyer.fs.client.chunks import connect as connect_chunks
+from fireflyer.fs.client.control.control_thread import Background
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.engine import Engine
 from fireflyer.fs.client.files.file_system import FileSystem

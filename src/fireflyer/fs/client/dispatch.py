@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire
-from fireflyer.fs.client.rights import Right
+from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.core.requests.effects import (
     Arrived,
     Ask,

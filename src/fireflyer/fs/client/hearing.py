@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.dispatch import Dispatch
-from fireflyer.fs.client.rights import Right
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.routing import Node, Routing
 
@@ -14,7 +14,7 @@ __all__ = ["Hearing"]
 
 
 class Hearing:
-    """`fireflyer.fs.client.control.Hears`, of the machine of one client."""
+    """`fireflyer.fs.client.control.session.Hears`, of the machine of one client."""
 
     def __init__(self, client: ClientId, dispatch: Dispatch) -> None:
         self.client = client

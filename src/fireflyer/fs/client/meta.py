@@ -36,7 +36,7 @@ from fireflyer.base.errors import (
     error_from_wire,
 )
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.fs.client.control import Control
+from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.control import META, Lines
 from fireflyer.fs.core.files.asking import (
     MAX_LISTED_TOGETHER,

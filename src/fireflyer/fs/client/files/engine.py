@@ -22,10 +22,10 @@ import numpy as np
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MS
-from fireflyer.fs.client.background import Background
+from fireflyer.fs.client.control.capabilities import Right
+from fireflyer.fs.client.control.control_thread import Background
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.meta import MetaClient
-from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.ring import Completed, Ring
 from fireflyer.fs.client.spread import Reads
 from fireflyer.fs.client.tickets import Ticket

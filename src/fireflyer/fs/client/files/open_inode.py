@@ -32,9 +32,9 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
+from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.port import MISSING, Port
-from fireflyer.fs.client.rights import Right
 from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.pieces import Where

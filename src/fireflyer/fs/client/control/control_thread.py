@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 import uvloop
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.fs.client.control import Control, Hears
-from fireflyer.fs.client.rights import Right
+from fireflyer.fs.client.control.capabilities import Right
+from fireflyer.fs.client.control.session import Control, Hears
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.fs.schema.sessions import Session

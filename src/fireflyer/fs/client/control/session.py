@@ -20,7 +20,7 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.client.rights import Renewals, Right
+from fireflyer.fs.client.control.capabilities import Renewals, Right
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema import data
