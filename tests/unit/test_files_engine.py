@@ -12,7 +12,7 @@ import pytest
 
 from fireflyer.base.errors import Timeout, UsageError
 from fireflyer.fs.client.files.engine import Engine
-from fireflyer.fs.client.tickets import Ticket
+from fireflyer.fs.client.futures import Ticket
 
 
 class _Ring:

@@ -10,7 +10,7 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.spread import READ, Reads, Spread, check_reads
+from fireflyer.fs.client.replica_selector import READ, Reads, Spread, check_reads
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 
 torch = pytest.importorskip("torch")

@@ -31,8 +31,8 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
 from fireflyer.fs.client.control.session import Control
+from fireflyer.fs.client.control_listener import Hearing
 from fireflyer.fs.client.dispatch import Dispatch
-from fireflyer.fs.client.hearing import Hearing
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits

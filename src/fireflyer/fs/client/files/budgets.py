@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.fs.client.tickets import Ticket
+from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.core.files.readahead import MAX_BLOCK_BYTES, Block
 from fireflyer.fs.core.files.write_behind import Extent, Pending
 

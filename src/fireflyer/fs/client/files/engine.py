@@ -25,10 +25,10 @@ from fireflyer.base.units import MS
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.control.control_thread import Background
 from fireflyer.fs.client.files.port import Port
+from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.client.meta import MetaClient
+from fireflyer.fs.client.replica_selector import Reads
 from fireflyer.fs.client.ring import Completed, Ring
-from fireflyer.fs.client.spread import Reads
-from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 

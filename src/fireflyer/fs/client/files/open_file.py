@@ -15,8 +15,8 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.client.files.attributes import Attributes
 from fireflyer.fs.client.files.open_inode import LOST, Body, as_file_error, file_of
 from fireflyer.fs.client.files.orphaned_handles import Abandoned, Closing
+from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.files.readahead import Ahead, block_of
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import Inode

@@ -35,7 +35,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.port import MISSING, Port
-from fireflyer.fs.client.tickets import Ticket
+from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.pieces import Where
 from fireflyer.fs.core.files.readahead import Ahead, Block

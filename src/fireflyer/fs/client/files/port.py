@@ -13,8 +13,8 @@ from fireflyer.base.errors import Aborted, FireflyerError, error_from_wire
 from fireflyer.fs.client.chunks import Chunks, chains_of, change_of
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.control.session import Control
+from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.client.meta import MetaClient
-from fireflyer.fs.client.tickets import Ticket
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import Change, LookKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TableId

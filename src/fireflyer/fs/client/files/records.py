@@ -13,7 +13,7 @@ from fireflyer.fs.client.files.engine import Engine
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_inode import as_file_error, zero_behind
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.spread import READ, Reads
+from fireflyer.fs.client.replica_selector import READ, Reads
 
 __all__ = ["read_rows", "read_together"]
 
