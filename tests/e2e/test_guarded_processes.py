@@ -15,8 +15,8 @@ from tests.support.launching import wait_until, write_orphan
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy
-from fireflyer.runtime import leash
-from fireflyer.runtime.processes import (
+from fireflyer.runtime.processes import parent_death_signal
+from fireflyer.runtime.processes.guarded import (
     MARKER,
     Guarded,
     child_environment,
@@ -209,7 +209,7 @@ def test_a_leashed_process_dies_with_its_parent(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"""
 import sys, time
-from fireflyer.runtime.processes import child_environment, start_leashed
+from fireflyer.runtime.processes.guarded import child_environment, start_leashed
 start_leashed([sys.executable, {write_orphan(tmp_path)!r}, {str(pids)!r}],
               environment=child_environment({{}}), stdout=1, stderr=2)
 time.sleep(1000)
@@ -246,13 +246,15 @@ async def test_a_leashed_process_hears_signals_that_its_parent_ignores(tmp_path:
 
 
 def test_a_leash_of_a_dead_parent_starts_nothing() -> None:
-    result = subprocess.run([sys.executable, "-I", "-S", leash.__file__, "1", "echo", "x"], capture_output=True)
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", parent_death_signal.__file__, "1", "echo", "x"], capture_output=True
+    )
     assert (result.returncode, result.stdout) == (128 + 9, b"")
 
 
 @pytest.mark.parametrize(("program", "code"), [("/no/such/program", 127), ("/etc/passwd", 126)])
 def test_a_leash_says_why_a_command_cannot_be_executed(program: str, code: int) -> None:
-    command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), program]
+    command = [sys.executable, "-I", "-S", parent_death_signal.__file__, str(os.getpid()), program]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == code
     assert result.stderr.count("\n") == 1

@@ -11,7 +11,7 @@ from tests.support.launching import run, wait_until, write_script
 
 from fireflyer.base.events import NodeLost
 from fireflyer.cluster.schema.job import JobSpec
-from fireflyer.runtime.processes import MARKER
+from fireflyer.runtime.processes.guarded import MARKER
 
 pytestmark = pytest.mark.processes
 

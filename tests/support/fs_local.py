@@ -18,7 +18,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.cli.fs.connect import local
 from fireflyer.cli.fs.status import look, to_json
 from fireflyer.fs.schema.manager import TargetReport
-from fireflyer.runtime.processes import descendants
+from fireflyer.runtime.processes.guarded import descendants
 
 __all__ = ["LocalCluster", "shared_cluster", "wait_gone", "whole_session_cluster"]
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import click
 
 from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
-from fireflyer.runtime.standard_streams import open_standard_streams
+from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
 

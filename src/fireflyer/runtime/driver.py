@@ -20,7 +20,7 @@ import uvloop
 from fireflyer.base.errors import Aborted, Busy
 from fireflyer.base.ports import Clock
 from fireflyer.runtime.clock import MonotonicClock
-from fireflyer.runtime.standard_streams import open_standard_streams
+from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
 __all__ = ["MAX_EVENTS_QUEUED", "Driver", "Machine", "run"]
 

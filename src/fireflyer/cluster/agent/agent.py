@@ -45,7 +45,7 @@ from fireflyer.cluster.schema.wire import (
     Trouble,
 )
 from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.processes import become_subreaper, descendants, reap_strangers
+from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_strangers
 from fireflyer.runtime.rpc import Method, NodeCredential, RpcClient
 
 __all__ = ["run_agent"]

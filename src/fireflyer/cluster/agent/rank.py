@@ -14,7 +14,7 @@ from fireflyer.cluster.agent.lines import LineSplitter
 from fireflyer.cluster.agent.log_writer import LogFile, LogWriter
 from fireflyer.cluster.schema.wire import Exited, OutputLine, RankToStart
 from fireflyer.runtime.disk import translate_os_error
-from fireflyer.runtime.processes import child_environment, exit_code_of, start_leashed, watch_exit
+from fireflyer.runtime.processes.guarded import child_environment, exit_code_of, start_leashed, watch_exit
 
 __all__ = ["RankProcess"]
 

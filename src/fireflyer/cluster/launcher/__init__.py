@@ -19,7 +19,7 @@ from fireflyer.cluster.launcher.signals import take_signals
 from fireflyer.cluster.schema.job import JobResult, JobSpec, RankLine
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime.disk import translate_os_error
-from fireflyer.runtime.processes import child_environment, new_token
+from fireflyer.runtime.processes.guarded import child_environment, new_token
 from fireflyer.runtime.rpc import Accepts, RpcServer, ServerLimits
 from fireflyer.runtime.store import StoreService
 

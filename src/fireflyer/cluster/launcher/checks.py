@@ -12,7 +12,7 @@ from fireflyer.base.launch import RankEnvironment
 from fireflyer.cluster.launcher.devices import Devices, check_devices
 from fireflyer.cluster.launcher.master_port import check_port
 from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
-from fireflyer.runtime.processes import MARKER, child_environment
+from fireflyer.runtime.processes.guarded import MARKER, child_environment
 
 __all__ = ["EVENTS_NAME", "check_job", "command_of"]
 

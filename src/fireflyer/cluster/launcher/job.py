@@ -49,7 +49,7 @@ from fireflyer.cluster.launcher.master_port import choose_port, port_is_free, wa
 from fireflyer.cluster.schema.job import JobSpec, RankLine
 from fireflyer.cluster.schema.wire import AgentConfig, Command, RankToStart, ShutDown, Start, Stop
 from fireflyer.runtime.clock import MonotonicClock
-from fireflyer.runtime.processes import child_environment
+from fireflyer.runtime.processes.guarded import child_environment
 from fireflyer.runtime.store import StoreService
 
 __all__ = ["MASTER_ADDR", "Job"]

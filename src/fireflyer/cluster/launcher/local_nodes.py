@@ -17,7 +17,7 @@ from fireflyer.cluster.launcher.control import Member
 from fireflyer.cluster.schema.job import Fault
 from fireflyer.cluster.schema.wire import AgentConfig
 from fireflyer.runtime.disk import translate_os_error
-from fireflyer.runtime.processes import Guarded, child_environment, kill_marked
+from fireflyer.runtime.processes.guarded import Guarded, child_environment, kill_marked
 
 __all__ = ["LocalNodes", "inject"]
 

@@ -22,9 +22,9 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
+from fireflyer.runtime.processes.standard_streams import open_standard_streams
 from fireflyer.runtime.rpc.client import RpcClient
 from fireflyer.runtime.rpc.messages import Method, Req, Resp
-from fireflyer.runtime.standard_streams import open_standard_streams
 
 __all__ = ["MAX_NOTIFICATIONS_QUEUED", "BlockingRpcClient"]
 

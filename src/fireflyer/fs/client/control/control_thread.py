@@ -19,7 +19,7 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.fs.schema.sessions import Session
 from fireflyer.identity.handshake import Credential
-from fireflyer.runtime.standard_streams import open_standard_streams
+from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
 __all__ = ["Background"]
 

@@ -3,7 +3,8 @@
 One that dies at once again and again is started again all the same, with longer pauses: whether that is hopeless is for
 who has all of them to decide (`hopeless`).
 
-They are direct children on a leash (`runtime.leash`): whatever happens to this process, they die with it.
+They are direct children on a leash (`runtime.processes.parent_death_signal`): whatever happens to this process, they
+die with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 
 from fireflyer.base.errors import PermanentError, Timeout
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.runtime.processes import child_environment, exit_code_of, start_leashed, watch_exit
+from fireflyer.runtime.processes.guarded import child_environment, exit_code_of, start_leashed, watch_exit
 
 __all__ = ["AT_ONCE_S", "MAX_DEATHS", "READY", "Deaths", "LocalProcess"]
 

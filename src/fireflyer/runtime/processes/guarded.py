@@ -1,8 +1,9 @@
 """Starting processes that cannot be left behind.
 
-`Guarded` starts a command under a guard (see `fireflyer.runtime.guard`): when this process closes it or dies, the
-command and all that it started are killed. `start_leashed` starts a direct child that dies with this process (see
-`fireflyer.runtime.leash`); on top of that it has a session of its own, so that `killpg` reaches what it forks.
+`Guarded` starts a command under a guard (see `fireflyer.runtime.processes.guard`): when this process closes it or dies,
+the command and all that it started are killed. `start_leashed` starts a direct child that dies with this process (see
+`fireflyer.runtime.processes.parent_death_signal`); on top of that it has a session of its own, so that `killpg` reaches
+what it forks.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, cast
 
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.runtime import guard, leash
-from fireflyer.runtime.guard import MARKER, descendants, marked
+from fireflyer.runtime.processes import guard, parent_death_signal
+from fireflyer.runtime.processes.guard import MARKER, descendants, marked
 
 __all__ = [
     "MARKER",
@@ -94,7 +95,7 @@ def start_leashed(
     cannot be executed ends with 127 or 126 and says why on its standard error. Raises `FireflyerError`."""
     try:
         return subprocess.Popen(
-            [*_PYTHON, leash.__file__, str(os.getpid()), *command],
+            [*_PYTHON, parent_death_signal.__file__, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -1,0 +1,1 @@
+"""Processes that cannot be left behind: guards, parent-death signals, standard streams."""
