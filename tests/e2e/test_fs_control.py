@@ -11,8 +11,8 @@ import pytest
 from fireflyer.base.errors import NotFound, PermissionDenied, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ASK, ControlClient, Lines, ManagerClient
-from fireflyer.fs.control.asking import MAX_ASKED
-from fireflyer.fs.control.lines import MAX_LINES
+from fireflyer.fs.control.client import MAX_ASKED
+from fireflyer.fs.control.connections import MAX_LINES
 from fireflyer.fs.core.chain.node_membership import Ask, Told
 from fireflyer.fs.schema.manager import Answer, Done, GetStatus, NotPrimary, Refusal, Request, Status, TargetStatus
 from fireflyer.identity import NodeCredential, Secret, new_secret

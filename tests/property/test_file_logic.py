@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.files.holding import Holding
+from fireflyer.fs.core.files.chunk_map import Where
+from fireflyer.fs.core.files.holds import Holding
 from fireflyer.fs.core.files.numbers import Numbers
-from fireflyer.fs.core.files.pieces import Where
 from fireflyer.fs.core.files.readahead import Ahead, Block
 from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, Pending
 from fireflyer.fs.schema.inodes import Layout

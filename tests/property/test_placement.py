@@ -11,8 +11,8 @@ from tests.support.placements import clusters, domain_of, held_by_place, plain_r
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement import Cluster, StorageNode, Table, place, quality_of, uniform_cluster
-from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.quotas import chain_count, share_out
+from fireflyer.fs.core.placement.seeded_random import Chance
 
 QUICK = 200
 

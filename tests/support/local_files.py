@@ -20,7 +20,7 @@ import sys
 from typing import Final
 
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
-from fireflyer.fs.mount.figures import Held
+from fireflyer.fs.mount.metrics import Held
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Listing, Opened, RangeLock, Set, Space, Written
 
 __all__ = ["LocalFiles"]

@@ -35,7 +35,7 @@ from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING, MAX_ENTRIES
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.resolver import Resolver
-from fireflyer.kvstore.core.waits import MAX_BACKOFF_NS, MAX_CONFLICTS, backoff_ns
+from fireflyer.kvstore.core.timing import MAX_BACKOFF_NS, MAX_CONFLICTS, backoff_ns
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.transaction import Attempt, Source
 from fireflyer.sim.world import SimNode, World

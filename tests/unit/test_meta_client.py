@@ -15,7 +15,7 @@ from tests.support.file_rig import FileRig, no_space
 from fireflyer.base.errors import Aborted, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.meta import SESSION_FORGOTTEN, SESSION_STRUCK
-from fireflyer.fs.core.files.asking import service_for
+from fireflyer.fs.core.files.request_routing import service_for
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import (

@@ -16,7 +16,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.service.meta.group_commit import LAZY_NS, MAX_BATCH, MAX_LAZY, MAX_WAITING, Lanes, Reads, Work
 from fireflyer.fs.service.meta.inode_ids import BATCH, Ids
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Part, TransactionTimeout
-from fireflyer.kvstore.waits import LoopWaits
+from fireflyer.kvstore.timing import LoopWaits
 
 
 class _Count(Work):

@@ -28,8 +28,8 @@ from tests.support.mounted_rig import (
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.open_inode import file_of
-from fireflyer.fs.mount.figures import Held
 from fireflyer.fs.mount.files import MountedFiles
+from fireflyer.fs.mount.metrics import Held
 from fireflyer.fs.mount.operations import Changes, Opened, Set
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT

@@ -25,12 +25,12 @@ from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import KeyRange, Page
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.resolver import Resolver
-from fireflyer.kvstore.core.waits import Waits
+from fireflyer.kvstore.core.timing import Waits
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.errors import Conflict
 from fireflyer.kvstore.lmdb_file import MAP_BYTES, LmdbFile, LmdbSnapshot
+from fireflyer.kvstore.timing import LoopWaits
 from fireflyer.kvstore.transaction import Source
-from fireflyer.kvstore.waits import LoopWaits
 
 __all__ = ["EmbeddedEngine"]
 

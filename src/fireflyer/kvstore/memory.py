@@ -13,11 +13,11 @@ from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import KeyRange, Page
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.store import MemoryStore
-from fireflyer.kvstore.core.waits import Waits
+from fireflyer.kvstore.core.timing import Waits
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected
+from fireflyer.kvstore.timing import LoopWaits
 from fireflyer.kvstore.transaction import Source
-from fireflyer.kvstore.waits import LoopWaits
 
 __all__ = ["CommitFault", "MemoryEngine"]
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from fireflyer.base.errors import PermanentError, UsageError
 from fireflyer.kvstore.api import Engine
-from fireflyer.kvstore.core.waits import Waits
+from fireflyer.kvstore.core.timing import Waits
 from fireflyer.kvstore.memory import MemoryEngine
 
 __all__ = ["open"]

@@ -29,12 +29,12 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import ATTEMPT_LIMIT_NS, MAX_PAGE_BYTES, Item, KeyRange, Page
 from fireflyer.kvstore.core.overlay import Mutations
-from fireflyer.kvstore.core.waits import Waits
+from fireflyer.kvstore.core.timing import Waits
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.errors import CommitUnknown, Conflict
 from fireflyer.kvstore.postgres_errors import translate
+from fireflyer.kvstore.timing import LoopWaits
 from fireflyer.kvstore.transaction import Source
-from fireflyer.kvstore.waits import LoopWaits
 
 __all__ = ["DEFAULT_TABLE", "MAX_CONNECTIONS", "PostgresEngine", "coarse_locks"]
 

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from tests.support.posix.memory_chunks import MemoryChunks
 from tests.support.posix.places import Identity
 
-from fireflyer.fs.core.files.refusing import refusal
+from fireflyer.fs.core.files.request_limits import refusal
 from fireflyer.fs.core.meta import dispatch, procedures, replies
 from fireflyer.fs.core.meta.context import Asker, ClusterDefaults, Context
 from fireflyer.fs.core.meta.open_files import holds
@@ -41,7 +41,7 @@ from fireflyer.fs.schema.inodes import (
     Kind,
 )  # fmt: skip
 from fireflyer.kvstore import MemoryEngine
-from fireflyer.kvstore.core.waits import SteppedWaits
+from fireflyer.kvstore.core.timing import SteppedWaits
 
 __all__ = ["CorePlace"]
 

@@ -4,7 +4,6 @@
 back by `find_dumps` and `read_dumps`; `explain` turns the dumps of many ranks into a `Verdict`. Only `files` does IO.
 """
 
-from fireflyer.collectives.flight.box import FlightBox
 from fireflyer.collectives.flight.dump import (
     Dump,
     Fault,
@@ -21,6 +20,7 @@ from fireflyer.collectives.flight.dump import (
 from fireflyer.collectives.flight.explain import Culprit, RankRow, Verdict, explain
 from fireflyer.collectives.flight.files import dump_path, find_dumps, read_dumps, write_dump
 from fireflyer.collectives.flight.links import StoppedLink
+from fireflyer.collectives.flight.recorder import FlightBox
 
 __all__ = [
     "Culprit",

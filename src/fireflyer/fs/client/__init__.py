@@ -5,8 +5,8 @@ children do not use what their parent opened: `PerProcess`.
 """
 
 from fireflyer.fs.client.chunks import Chunks, Options, Read, Write, connect
+from fireflyer.fs.client.fork_safety import PerProcess
 from fireflyer.fs.client.local import connect_to, open_ring_to
-from fireflyer.fs.client.processes import PerProcess
 from fireflyer.fs.client.replica_selector import READ
 from fireflyer.fs.client.ring import MISSING, Completed, Ring, open_ring
 from fireflyer.fs.core.requests.effects import Limits

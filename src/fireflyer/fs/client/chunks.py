@@ -33,8 +33,8 @@ from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
 from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.client.control_listener import Hearing
 from fireflyer.fs.client.dispatch import Dispatch
+from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId

@@ -38,7 +38,10 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.control import META, Lines
-from fireflyer.fs.core.files.asking import (
+from fireflyer.fs.core.files.holds import Holding
+from fireflyer.fs.core.files.numbers import Numbers
+from fireflyer.fs.core.files.request_limits import refusal
+from fireflyer.fs.core.files.request_routing import (
     MAX_LISTED_TOGETHER,
     MAX_TOGETHER_BYTES,
     changes,
@@ -49,9 +52,6 @@ from fireflyer.fs.core.files.asking import (
     service_for,
     takes_long,
 )
-from fireflyer.fs.core.files.holding import Holding
-from fireflyer.fs.core.files.numbers import Numbers
-from fireflyer.fs.core.files.refusing import refusal
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId, TableId
 from fireflyer.fs.schema.inodes import InodeId

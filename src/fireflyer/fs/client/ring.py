@@ -32,8 +32,8 @@ from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
 from fireflyer.fs.client.control.control_thread import Background
 from fireflyer.fs.client.control_listener import Hearing
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
+from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.processes import OfOneProcess
 from fireflyer.fs.client.replica_selector import ANSWER, Reads, Spread, check_reads
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Operation

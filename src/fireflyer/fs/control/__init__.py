@@ -5,9 +5,9 @@ method of the meta service.
 a machine that decides itself whom it asks, and when again.
 """
 
-from fireflyer.fs.control.asking import ControlClient
+from fireflyer.fs.control.client import ControlClient
+from fireflyer.fs.control.connections import ASK, Lines
 from fireflyer.fs.control.files import META
-from fireflyer.fs.control.lines import ASK, Lines
 from fireflyer.fs.control.primary import ManagerClient
 
 __all__ = ["ASK", "META", "ControlClient", "Lines", "ManagerClient"]

@@ -18,7 +18,7 @@ from fireflyer.base.errors import (
     error_from_wire,
 )
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.fs.control.lines import Lines
+from fireflyer.fs.control.connections import Lines
 from fireflyer.fs.schema.manager import Answer, GetStatus, NotPrimary, Refusal, Request, Status
 from fireflyer.runtime.rpc import Credential
 

@@ -26,9 +26,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fireflyer.base.errors import Busy, NotFound, PermanentError, PermissionDenied, UsageError
-from fireflyer.fs.mount.figures import Held
+from fireflyer.fs.mount.metrics import Held
+from fireflyer.fs.mount.mount_table import SUBTYPE, Listed, is_mounted, mounted_on
 from fireflyer.fs.mount.operations import Operations
-from fireflyer.fs.mount.places import SUBTYPE, Listed, is_mounted, mounted_on
 from fireflyer.fs.mount.serving import PROCESS_VALUE, Serving, process_name
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.metrics import Series, serving_metrics

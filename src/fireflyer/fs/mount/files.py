@@ -46,7 +46,8 @@ from fireflyer.base.units import MS
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.unlock_retrier import Endings
-from fireflyer.fs.mount.figures import Held
+from fireflyer.fs.mount.flock_closes import Releases
+from fireflyer.fs.mount.metrics import Held
 from fireflyer.fs.mount.operations import (
     Attributes,
     Caller,
@@ -58,7 +59,6 @@ from fireflyer.fs.mount.operations import (
     Space,
     Written,
 )
-from fireflyer.fs.mount.releases import Releases
 from fireflyer.fs.mount.waiting import in_any_case
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import FileError, file_error

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.mount.directories import Directory
-from fireflyer.fs.mount.figures import Held, mount_series
+from fireflyer.fs.mount.metrics import Held, mount_series
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Opened, Operations, RangeLock
 from fireflyer.fs.mount.read_memory import ReadMemory
 from fireflyer.fs.mount.waiting import in_any_case, in_thread

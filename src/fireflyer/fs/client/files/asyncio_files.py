@@ -24,7 +24,7 @@ from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_file_table import FileOptions, Opening
 from fireflyer.fs.client.files.open_inode import as_file_error
 from fireflyer.fs.client.files.port import Port
-from fireflyer.fs.client.processes import refuse_pickling
+from fireflyer.fs.client.fork_safety import refuse_pickling
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import MAX_PATH_BYTES, ROOT, Defaults, Inode, Kind

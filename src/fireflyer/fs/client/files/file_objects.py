@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.files.attributes import Attributes
 from fireflyer.fs.client.files.open_file import File
+from fireflyer.fs.client.fork_safety import refuse_pickling
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.processes import refuse_pickling
 from fireflyer.fs.schema.meta import END_OF_FILE, AllocateMode, LockKind, Window
 
 if TYPE_CHECKING:

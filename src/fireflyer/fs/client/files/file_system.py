@@ -28,7 +28,7 @@ from fireflyer.fs.client.files.file_objects import OpenFile, RawFile, wrapped
 from fireflyer.fs.client.files.modes import flags_of, is_append
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.records import read_rows, read_together
-from fireflyer.fs.client.processes import refuse_pickling
+from fireflyer.fs.client.fork_safety import refuse_pickling
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
 from fireflyer.fs.schema.meta import Area, Place, ValueFlag

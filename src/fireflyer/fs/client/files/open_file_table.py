@@ -16,9 +16,9 @@ from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_inode import Body, file_of
 from fireflyer.fs.client.files.orphaned_handles import Abandoned, Unheard
 from fireflyer.fs.client.files.port import Port
+from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.futures import Ticket
-from fireflyer.fs.client.processes import OfOneProcess
-from fireflyer.fs.core.files.pieces import Where
+from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId

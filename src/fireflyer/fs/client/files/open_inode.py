@@ -37,7 +37,7 @@ from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.port import MISSING, Port
 from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.core.capability import Rights
-from fireflyer.fs.core.files.pieces import Where
+from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.core.files.readahead import Ahead, Block
 from fireflyer.fs.core.files.write_behind import Extent, Pending, unit_of
 from fireflyer.fs.core.meta.inodes.times import times_of_write

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.measure import Counts
+from fireflyer.fs.core.placement.seeded_random import Chance
 
 __all__ = ["NO_DISK", "assign_disks"]
 

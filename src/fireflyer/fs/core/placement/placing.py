@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from fireflyer.base.errors import UsageError
-from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.disks import assign_disks
 from fireflyer.fs.core.placement.measure import Counts, Quality, bound_of, caps_below, count_pairs, measure, ratio_of
 from fireflyer.fs.core.placement.model import Cluster, Place, Table, check_cluster, check_table
 from fireflyer.fs.core.placement.quotas import chain_count, domain_numbers, share_among_nodes
 from fireflyer.fs.core.placement.roles import order_chains
 from fireflyer.fs.core.placement.search import Search, goal_of
+from fireflyer.fs.core.placement.seeded_random import Chance
 from fireflyer.fs.core.placement.starts import affine_plane, cyclic, fill_up
 
 __all__ = ["Placement", "make_table", "place", "quality_of", "role_steps"]

@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.disks import NO_DISK, assign_disks
 from fireflyer.fs.core.placement.measure import Counts, Quality, count_pairs, measure, ratio_of
 from fireflyer.fs.core.placement.model import Cluster, Place, StorageNode, Table, check_cluster, check_table
@@ -40,6 +39,7 @@ from fireflyer.fs.core.placement.placing import make_table, role_steps
 from fireflyer.fs.core.placement.quotas import Quotas, domain_numbers, share_among_nodes, share_out
 from fireflyer.fs.core.placement.roles import balance_positions, order_chains
 from fireflyer.fs.core.placement.search import Search, Stay, goal_of
+from fireflyer.fs.core.placement.seeded_random import Chance
 from fireflyer.fs.core.placement.vacancies import fewest_moves
 
 __all__ = ["Move", "Plan", "moves_between", "rebalance"]

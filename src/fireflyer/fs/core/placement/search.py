@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.measure import Counts, bound_of, count_pairs
+from fireflyer.fs.core.placement.seeded_random import Chance
 
 __all__ = ["Goal", "Search", "Stay", "goal_of"]
 

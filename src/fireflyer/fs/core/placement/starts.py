@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.measure import Counts
 from fireflyer.fs.core.placement.search import NEVER, Goal
+from fireflyer.fs.core.placement.seeded_random import Chance
 
 __all__ = ["affine_plane", "cyclic", "fill_up"]
 

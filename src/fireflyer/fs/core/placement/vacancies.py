@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.base.errors import UsageError
-from fireflyer.fs.core.placement.chance import Chance
 from fireflyer.fs.core.placement.disks import NO_DISK
 from fireflyer.fs.core.placement.measure import Counts, count_pairs
 from fireflyer.fs.core.placement.quotas import Quotas
 from fireflyer.fs.core.placement.search import NEVER, Goal
+from fireflyer.fs.core.placement.seeded_random import Chance
 
 __all__ = ["fewest_moves"]
 

@@ -48,7 +48,7 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.placement.chance import Chance
+from fireflyer.fs.core.placement.seeded_random import Chance
 from fireflyer.fs.core.requests.channels import Channel, Channels
 from fireflyer.fs.core.requests.effects import (
     Arrived,

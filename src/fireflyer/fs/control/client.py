@@ -13,7 +13,7 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.control.lines import Lines
+from fireflyer.fs.control.connections import Lines
 from fireflyer.fs.core.chain.node_membership import Ask, Told
 from fireflyer.fs.schema.manager import Refusal
 from fireflyer.runtime.rpc import Credential

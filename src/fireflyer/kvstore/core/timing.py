@@ -1,7 +1,7 @@
 """Time and chance of the engines, as arguments.
 
-Real engines are given `fireflyer.kvstore.waits.LoopWaits`. In the simulation `SteppedWaits` hands every pause and every
-sleep to whoever drives the coroutine, so the same bodies run there without asyncio:
+Real engines are given `fireflyer.kvstore.timing.LoopWaits`. In the simulation `SteppedWaits` hands every pause and
+every sleep to whoever drives the coroutine, so the same bodies run there without asyncio:
 
     engine = MemoryEngine(store, waits=SteppedWaits(node.clock.now_ns, random.randrange))
     node.spawn(steps(work))        work() is a coroutine; a step yields a delay in nanoseconds, or None for a short one

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND
-from fireflyer.kvstore.core.waits import DeadlinePassed, Waits
+from fireflyer.kvstore.core.timing import DeadlinePassed, Waits
 from fireflyer.runtime.clock import MonotonicClock
 
 __all__ = ["LoopWaits"]
