@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import Event, Ranks, ranks_running
+from tests.support.ranks.processes import Event, Ranks, ranks_running
 from tests.support.tcp_proxy import Proxy
 
 from fireflyer.base.units import SECOND

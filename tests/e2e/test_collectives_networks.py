@@ -15,7 +15,7 @@ import pytest
 from tests.support import namespaces
 from tests.support.namespaces import Network, delayed_network_of, network_of
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import ranks_running
+from tests.support.ranks.processes import ranks_running
 
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.collectives import Plan, Route, make_plan

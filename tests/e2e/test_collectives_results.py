@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.fp8_overflow import expected_clipped, overflows
-from tests.support.rank_processes import ranks_running
+from tests.support.ranks.processes import ranks_running
 
 LAYOUTS = {
     "1x1": [0],

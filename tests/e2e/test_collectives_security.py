@@ -34,8 +34,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.support.forked import NUMPY, Forked
-from tests.support.rank_processes import ranks_running
+from tests.support.ranks.forked import NUMPY, Forked
+from tests.support.ranks.processes import ranks_running
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Unreachable
 from fireflyer.base.units import SECOND

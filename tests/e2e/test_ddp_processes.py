@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from tests.support.ddp_ranks import loss_of, network
-from tests.support.forked import TORCH, Forked
-from tests.support.rank_processes import store_running
+from tests.support.ranks.forked import TORCH, Forked
+from tests.support.ranks.processes import store_running
 from tests.support.thread_world import ThreadCommunicator, ThreadWorld
 
 from fireflyer.training import DistributedDataParallel

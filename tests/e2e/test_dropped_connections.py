@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import Event, Ranks, ranks_running
+from tests.support.ranks.processes import Event, Ranks, ranks_running
 from tests.support.tcp_proxy import Blow, End, Proxy
 
 from fireflyer.base.units import MS, SECOND
@@ -45,7 +45,7 @@ def ranks_over(proxies: dict[int, Proxy], tmp_path: Path, kind: str = "allreduce
             NODES,
             "",
             timeout_ns=TIMEOUT_NS,
-            module="tests.support.fault_ranks",
+            module="tests.support.ranks.fault_ranks",
             dump_dir=str(tmp_path / "flight"),
             **usual,
         ) as ranks:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import Event, Ranks, ranks_running
+from tests.support.ranks.processes import Event, Ranks, ranks_running
 
 from fireflyer.base.units import SECOND
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import ranks_running
+from tests.support.ranks.processes import ranks_running
 from tests.support.tcp_proxy import Proxy
 
 from fireflyer.base.units import MS, SECOND
@@ -18,7 +18,7 @@ from fireflyer.collectives.flight import explain, find_dumps, read_dumps
 
 pytestmark = pytest.mark.processes
 
-MODULE = "tests.support.fault_ranks"
+MODULE = "tests.support.ranks.fault_ranks"
 TIMEOUT_NS = 1000 * MS
 DEATH_LIMIT_S = 1.0
 # docs/design/0002-collectives.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.rank_processes import Ranks, ranks_running
+from tests.support.ranks.processes import Ranks, ranks_running
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import Verdict, explain, find_dumps, read_dumps
@@ -32,7 +32,7 @@ def flights(
         nodes,
         scenario,
         timeout_ns=timeout_ns,
-        module="tests.support.flight_ranks",
+        module="tests.support.ranks.flight_ranks",
         dump_dir=str(tmp_path / "flight"),
         **params,
     ) as ranks:

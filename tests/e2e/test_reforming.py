@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import Event, Ranks, store_running
-from tests.support.reform_scenarios import sum_digest
+from tests.support.ranks.processes import Event, Ranks, store_running
+from tests.support.ranks.reform_scenarios import sum_digest
 from tests.support.thread_ranks import together
 
 pytestmark = pytest.mark.processes
@@ -29,7 +29,7 @@ class Job:
         self._given = {"store": store, "secret_file": secret_file, "world_size": 4}
 
     def start(self, rank: int, node: int, **more: Any) -> None:
-        self.ranks.start(self._given | {"rank": rank, "node": node} | more, "tests.support.reform_scenarios")
+        self.ranks.start(self._given | {"rank": rank, "node": node} | more, "tests.support.ranks.reform_scenarios")
 
     def start_all(self, nodes: Sequence[int], **more: Any) -> None:
         for rank, node in enumerate(nodes):

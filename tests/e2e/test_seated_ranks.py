@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tests.support.fake_sysfs import tree_of_nodes, write_tree
-from tests.support.rank_processes import ranks_running
+from tests.support.ranks.processes import ranks_running
 
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.topology import parse_list
 
-MODULE = "tests.support.seated_ranks"
+MODULE = "tests.support.ranks.seated_ranks"
 NATIVE = {"ff-collectives", "ff-network", "ff-exchange"}
 
 

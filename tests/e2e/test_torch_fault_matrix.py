@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import Event, Ranks
+from tests.support.ranks.processes import Event, Ranks
 from tests.support.torch_processes import torch_ranks_running
 
 pytestmark = pytest.mark.processes

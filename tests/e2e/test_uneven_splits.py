@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.patience import allowed_s
-from tests.support.rank_processes import ranks_running
+from tests.support.ranks.processes import ranks_running
 
 from fireflyer.base.units import SECOND
 
@@ -52,7 +52,7 @@ def test_splits_that_do_not_match_are_told_to_all_ranks(
         LAYOUTS[layout],
         "",
         timeout_ns=TIMEOUT_NS,
-        module="tests.support.uneven_ranks",
+        module="tests.support.ranks.uneven_ranks",
         arena=memory == "arena",
         peer_memory=memory != "copied",
         **params,

@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 import torch
-from tests.support.joining import joined
 from tests.support.launching import wait_until
+from tests.support.ranks.joining import joined
 from tests.support.torch_training import MODELS
 from torch import nn
 

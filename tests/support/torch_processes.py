@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tests.support.forked import TORCH, Forked
-from tests.support.rank_processes import Ranks
+from tests.support.ranks.forked import TORCH, Forked
+from tests.support.ranks.processes import Ranks
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 __all__ = ["Ended", "run_torch_ranks", "torch_ranks_running"]

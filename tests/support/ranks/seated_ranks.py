@@ -1,5 +1,5 @@
-"""A rank on a machine that a directory describes. Run as `python -m tests.support.seated_ranks JSON`, by
-`rank_processes`."""
+"""A rank on a machine that a directory describes. Run as `python -m tests.support.ranks.seated_ranks JSON`, by
+`processes`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 import numpy as np
-from tests.support.joining import joined
+from tests.support.ranks.joining import joined
 
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.topology import read_machine

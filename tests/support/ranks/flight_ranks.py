@@ -1,6 +1,6 @@
 """Ranks that make the same calls, but for one that does something else; each leaves a dump when its group fails.
 
-Run as `python -m tests.support.flight_ranks JSON`, by `rank_processes`.
+Run as `python -m tests.support.ranks.flight_ranks JSON`, by `processes`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import threading
 from typing import Any
 
 import numpy as np
-from tests.support.collective_scenarios import say
-from tests.support.joining import joined
 from tests.support.launching import wait_until
+from tests.support.ranks.collective_scenarios import say
+from tests.support.ranks.joining import joined
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator

@@ -1,6 +1,6 @@
 """Ranks that make one call again and again until it fails; one of them may make another one instead.
 
-Run as `python -m tests.support.fault_ranks JSON`, by `rank_processes`.
+Run as `python -m tests.support.ranks.fault_ranks JSON`, by `processes`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 import numpy as np
-from tests.support.collective_scenarios import DivertedStore, say
-from tests.support.joining import joined
+from tests.support.ranks.collective_scenarios import DivertedStore, say
+from tests.support.ranks.joining import joined
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator

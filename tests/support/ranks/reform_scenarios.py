@@ -1,6 +1,6 @@
 """A rank that goes on: it sums, and re-forms its group when ranks are lost or want to come in.
 
-Run as `python -m tests.support.reform_scenarios JSON`; a rank of -1 joins the group that it finds.
+Run as `python -m tests.support.ranks.reform_scenarios JSON`; a rank of -1 joins the group that it finds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import numpy as np
-from tests.support.collective_scenarios import say
+from tests.support.ranks.collective_scenarios import say
 
 from fireflyer.base.errors import Aborted, PeerFailed
 from fireflyer.base.units import SECOND

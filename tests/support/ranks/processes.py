@@ -1,7 +1,7 @@
 """Real processes as the ranks of a group, and what they say while they run a scenario.
 
-Each rank runs a function of `tests.support.collective_scenarios` and prints one JSON object a line: its events. The
-test waits for events, kills and stops ranks, and lets no process survive.
+Each rank runs a function of `tests.support.ranks.collective_scenarios` and prints one JSON object a line: its events.
+The test waits for events, kills and stops ranks, and lets no process survive.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.forked import NUMPY, Forked
 from tests.support.namespaces import Host, Network, enter_namespace
+from tests.support.ranks.forked import NUMPY, Forked
 
 from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import new_secret, save_secret
@@ -40,7 +40,7 @@ class Ranks:
     def start(
         self,
         arguments: dict[str, Any],
-        module: str = "tests.support.collective_scenarios",
+        module: str = "tests.support.ranks.collective_scenarios",
         *,
         imports: tuple[str, ...] = NUMPY,
         env: Mapping[str, str] | None = None,
@@ -143,7 +143,7 @@ def ranks_running(
     scenario: str,
     *,
     timeout_ns: int = 20 * SECOND,
-    module: str = "tests.support.collective_scenarios",
+    module: str = "tests.support.ranks.collective_scenarios",
     network: Network | None = None,
     **params: Any,
 ) -> Iterator[Ranks]:

@@ -1,4 +1,4 @@
-"""How a process of a test becomes a rank: by the arguments that `rank_processes` gives it."""
+"""How a process of a test becomes a rank: by the arguments that `processes` gives it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ranks that exchange uneven parts, until one of them and another do not mean the same sizes.
 
-Run as `python -m tests.support.uneven_ranks JSON`, by `rank_processes`. What is received lies between guards.
+Run as `python -m tests.support.ranks.uneven_ranks JSON`, by `processes`. What is received lies between guards.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 import numpy as np
-from tests.support.collective_scenarios import say
-from tests.support.joining import joined
+from tests.support.ranks.collective_scenarios import say
+from tests.support.ranks.joining import joined
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator

@@ -32,7 +32,7 @@ from typing import IO, Any, Final
 
 __all__ = ["NUMPY", "TORCH", "Forked"]
 
-REPOSITORY: Final = Path(__file__).parents[2]
+REPOSITORY: Final = Path(__file__).parents[3]
 NUMPY: Final = ("numpy", "numpy.random", "fireflyer.collectives", "fireflyer.runtime.store")
 TORCH: Final = (
     *NUMPY,

@@ -1,4 +1,5 @@
-"""What a rank does in the tests of the collectives. Run as `python -m tests.support.collective_scenarios JSON`."""
+"""What a rank does in the tests of the collectives. Run as `python -m tests.support.ranks.collective_scenarios
+JSON`."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tests.support import exchange_scenarios
 from tests.support.collective_calls import DTYPES, KINDS, Begun, Call, agrees, all_calls, begin, data_of
 from tests.support.fp8_overflow import count_clipped, overflows
 from tests.support.namespaces import enter_namespace
+from tests.support.ranks import exchange_scenarios
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator, Plan, Route, make_plan
