@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.support.torch_calls import SCENARIOS
-from tests.support.torch_processes import run_torch_ranks
+from tests.support.torch_ranks.calls import SCENARIOS
+from tests.support.torch_ranks.processes import run_torch_ranks
 
 LAYOUTS = [(0, 0), (0, 0, 0, 0), (0, 0, 1, 1)]
 
@@ -17,7 +17,7 @@ LAYOUTS = [(0, 0), (0, 0, 0, 0), (0, 0, 1, 1)]
 def outcomes(backend: str, nodes: Sequence[int]) -> list[dict[str, Any]]:
     """What each rank found, for all scenarios; the processes are started once."""
     ended = run_torch_ranks(
-        "tests.support.torch_conformance", nodes, backend=backend, scenarios=list(SCENARIOS), limit_s=110
+        "tests.support.torch_ranks.conformance", nodes, backend=backend, scenarios=list(SCENARIOS), limit_s=110
     )
     assert [rank.code for rank in ended] == [0] * len(nodes), [rank.errors[-2000:] for rank in ended]
     return [rank.result for rank in ended]

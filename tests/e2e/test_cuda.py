@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.torch_processes import Ended, run_torch_ranks
+from tests.support.torch_ranks.processes import Ended, run_torch_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,7 +27,7 @@ STEPS = 4
 def ranks(scenario: str, world: int, *, paired: bool = False, **arguments: Any) -> list[Any]:
     pairs = PAIRS[world] if paired else []
     ended = run_torch_ranks(
-        "tests.support.cuda_ranks", (0,) * world, scenario=scenario, pairs=pairs, limit_s=380, **arguments
+        "tests.support.torch_ranks.cuda", (0,) * world, scenario=scenario, pairs=pairs, limit_s=380, **arguments
     )
     assert [rank.code for rank in ended] == [0] * world, [rank.errors[-3000:] for rank in ended]
     return [rank.result["result"] for rank in ended]
@@ -76,7 +76,11 @@ def test_training_goes_as_over_gloo() -> None:
 @pytest.mark.parametrize("paired", [False, True], ids=["each", "pairs"])
 def test_a_killed_rank_is_named(paired: bool) -> None:
     ended: list[Ended] = run_torch_ranks(
-        "tests.support.cuda_ranks", (0, 0, 0, 0), scenario="lose_a_rank", pairs=PAIRS[4] if paired else [], limit_s=120
+        "tests.support.torch_ranks.cuda",
+        (0, 0, 0, 0),
+        scenario="lose_a_rank",
+        pairs=PAIRS[4] if paired else [],
+        limit_s=120,
     )
     for rank in ended[:-1]:
         assert rank.result is not None, rank.errors[-3000:]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.ddp_ranks import loss_of, network
 from tests.support.ranks.forked import TORCH, Forked
 from tests.support.ranks.processes import store_running
 from tests.support.thread_world import ThreadCommunicator, ThreadWorld
+from tests.support.torch_ranks.ddp import loss_of, network
 
 from fireflyer.training import DistributedDataParallel
 
@@ -30,7 +30,7 @@ def run_ranks(directory: Path, nodes: Sequence[int], scenario: str, **params: An
             for rank, node in enumerate(nodes):
                 arguments = {"rank": rank, "world_size": len(nodes), "node": node, "store": store, "params": params}
                 arguments |= {"secret_file": secret_file, "scenario": scenario}
-                processes.append(Forked("tests.support.ddp_ranks", json.dumps(arguments), imports=TORCH))
+                processes.append(Forked("tests.support.torch_ranks.ddp", json.dumps(arguments), imports=TORCH))
             outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
         finally:
             for process in processes:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.support.torch_processes import run_torch_ranks
+from tests.support.torch_ranks.processes import run_torch_ranks
 
 from fireflyer.collectives.flight import find_dumps, read_dumps
 
@@ -18,7 +18,7 @@ WAYS = ["hfreduce", "hook", "ours"]
 def lose_a_rank(way: str, nodes: tuple[int, ...], *, unhandled: bool) -> None:
     """The group's timeout is 40 s and more: who ends within 30 s was told of the death, and did not wait for it."""
     *survivors, dead = run_torch_ranks(
-        "tests.support.torch_training", nodes, scenario="lose_a_rank", way=way, unhandled=unhandled, limit_s=30
+        "tests.support.torch_ranks.training", nodes, scenario="lose_a_rank", way=way, unhandled=unhandled, limit_s=30
     )
     assert dead.code == -signal.SIGKILL
     for rank in survivors:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks
-from tests.support.torch_processes import torch_ranks_running
+from tests.support.torch_ranks.processes import torch_ranks_running
 
 pytestmark = pytest.mark.processes
 
-MODULE = "tests.support.torch_fault_ranks"
+MODULE = "tests.support.torch_ranks.fault_ranks"
 WAYS = ("hfreduce", "hook", "ours", "fsdp hooks", "fsdp hfreduce")
 TIMEOUT_S = 2
 DEATH_LIMIT_S = 1.0

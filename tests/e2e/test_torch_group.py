@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.launching import run, write_script
-from tests.support.torch_processes import run_torch_ranks
+from tests.support.torch_ranks.processes import run_torch_ranks
 
 from fireflyer.cluster.schema.job import JobSpec
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 @cache
 def found() -> list[dict[str, Any]]:
-    ended = run_torch_ranks("tests.support.torch_extras", (0, 0))
+    ended = run_torch_ranks("tests.support.torch_ranks.extras", (0, 0))
     assert [rank.code for rank in ended] == [0, 0], [rank.errors[-3000:] for rank in ended]
     return [rank.result for rank in ended]
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.support.torch_processes import run_torch_ranks
+from tests.support.torch_ranks.processes import run_torch_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -18,7 +18,7 @@ STEPS = 4
 
 @cache
 def results(scenario: str, nodes: Sequence[int]) -> list[dict[str, Any]]:
-    ended = run_torch_ranks("tests.support.torch_training", nodes, scenario=scenario, steps=STEPS, limit_s=115)
+    ended = run_torch_ranks("tests.support.torch_ranks.training", nodes, scenario=scenario, steps=STEPS, limit_s=115)
     assert [rank.code for rank in ended] == [0] * len(nodes), [rank.errors[-3000:] for rank in ended]
     return [rank.result for rank in ended]
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.thread_device import ThreadCopies
 from tests.support.thread_ranks import together
-from tests.support.torch_values import scattered
+from tests.support.torch_ranks.values import scattered
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB

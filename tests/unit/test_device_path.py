@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.thread_device import Stream, ThreadCopies
 from tests.support.thread_ranks import fill_queue, telling_of, together
-from tests.support.torch_values import NUMBERS, scattered
+from tests.support.torch_ranks.values import NUMBERS, scattered
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, PeerFailed, UsageError
 from fireflyer.base.units import MIB, SECOND

@@ -1,4 +1,4 @@
-"""What a rank does in the tests of data parallelism. Run as `python -m tests.support.ddp_ranks JSON`."""
+"""What a rank does in the tests of data parallelism. Run as `python -m tests.support.torch_ranks.ddp JSON`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tests.support.launching import wait_until
 from tests.support.ranks.joining import joined
-from tests.support.torch_training import MODELS
+from tests.support.torch_ranks.training import MODELS
 from torch import nn
 
 from fireflyer.base.errors import PeerFailed

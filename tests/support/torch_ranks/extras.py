@@ -1,4 +1,4 @@
-"""One rank of `test_torch_group`. Run as `python -m tests.support.torch_extras JSON`."""
+"""One rank of `test_torch_group`. Run as `python -m tests.support.torch_ranks.extras JSON`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One rank of the conformance tests of process groups. Run as `python -m tests.support.torch_conformance JSON`."""
+"""One rank of the conformance tests of process groups. Run as `python -m tests.support.torch_ranks.conformance
+JSON`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.support.thread_device import ThreadCopies
-from tests.support.torch_calls import SCENARIOS
+from tests.support.torch_ranks.calls import SCENARIOS
 
 import fireflyer.collectives.torch_group  # noqa: F401 - registers the backend
 from fireflyer.collectives.torch.cuda import DEVICES

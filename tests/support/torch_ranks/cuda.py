@@ -1,4 +1,5 @@
-"""What a rank does in the tests that need CUDA. `run_torch_ranks` starts `python -m tests.support.cuda_ranks JSON`.
+"""What a rank does in the tests that need CUDA. `run_torch_ranks` starts `python -m tests.support.torch_ranks.cuda
+JSON`.
 
 All ranks may be on one GPU. Each scenario returns what it found, or raises.
 """
@@ -16,8 +17,8 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from tests.support.torch_training import MODELS
-from tests.support.torch_values import NUMBERS, scattered
+from tests.support.torch_ranks.training import MODELS
+from tests.support.torch_ranks.values import NUMBERS, scattered
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

@@ -1,6 +1,6 @@
 """Ranks that train until a backward pass fails; in the middle of one, a rank dies, stops, or calls something else.
 
-Run as `python -m tests.support.torch_fault_ranks JSON`, by `torch_processes`. Events are lines as those of
+Run as `python -m tests.support.torch_ranks.fault_ranks JSON`, by `processes`. Events are lines as those of
 `collective_scenarios`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.support.torch_training import MODELS, sharded, stock
+from tests.support.torch_ranks.training import MODELS, sharded, stock
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 

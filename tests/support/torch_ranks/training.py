@@ -1,4 +1,5 @@
-"""What a rank does in the tests of training over torch.distributed: `python -m tests.support.torch_training JSON`.
+"""What a rank does in the tests of training over torch.distributed: `python -m tests.support.torch_ranks.training
+JSON`.
 
 The world has stock gloo; beside it there is an hfreduce group of the same ranks. Each way of training starts with the
 same model and sees the same batches.
