@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.flight_worlds import START_WALL_NS, Call, World, dump_with, dumps_of, message
+from tests.support.collectives.flight_dumps import START_WALL_NS, Call, World, dump_with, dumps_of, message
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.flight import Dump, write_dump

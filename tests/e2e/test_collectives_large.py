@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.support.thread_ranks import together
+from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator

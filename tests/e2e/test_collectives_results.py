@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fp8_overflow import expected_clipped, overflows
+from tests.support.collectives.fp8_overflow import expected_clipped, overflows
 from tests.support.ranks.processes import ranks_running
 
 LAYOUTS = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.collectives.thread_world import ThreadCommunicator, ThreadWorld
 from tests.support.ranks.forked import TORCH, Forked
 from tests.support.ranks.processes import store_running
-from tests.support.thread_world import ThreadCommunicator, ThreadWorld
 from tests.support.torch_ranks.ddp import loss_of, network
 
 from fireflyer.training import DistributedDataParallel

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.collectives.thread_ranks import together
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, store_running
 from tests.support.ranks.reform_scenarios import sum_digest
-from tests.support.thread_ranks import together
 
 pytestmark = pytest.mark.processes
 

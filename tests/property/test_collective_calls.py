@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.collective_calls import DTYPES, INTEGERS, KINDS, MEMORIES, OPS, SUMMING, Call, begin, perform
-from tests.support.thread_ranks import together
+from tests.support.collectives.calls import DTYPES, INTEGERS, KINDS, MEMORIES, OPS, SUMMING, Call, begin, perform
+from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator, make_plan

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.thread_ranks import together
+from tests.support.collectives.thread_ranks import together
 
 from fireflyer.collectives import Communicator
 

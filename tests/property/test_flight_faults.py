@@ -6,7 +6,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.flight_worlds import STEP_NS, Call, Trouble, World, dumps_of
+from tests.support.collectives.flight_dumps import STEP_NS, Call, Trouble, World, dumps_of
 
 from fireflyer.collectives.flight import explain
 

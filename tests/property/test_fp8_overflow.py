@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.collective_calls import SUMMING
-from tests.support.fp8_overflow import FP8, OPS, Overflow, count_clipped, expected_clipped
-from tests.support.thread_ranks import together
+from tests.support.collectives.calls import SUMMING
+from tests.support.collectives.fp8_overflow import FP8, OPS, Overflow, count_clipped, expected_clipped
+from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator, make_plan

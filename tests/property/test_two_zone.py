@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.collective_trees import depth_of, edges_of, inner_nodes, subtrees_of
+from tests.support.collectives.trees import depth_of, edges_of, inner_nodes, subtrees_of
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.planning.plan import Plan, Tree, double_binary_tree, orient

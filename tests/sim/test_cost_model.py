@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from tests.support.campaigns import campaign
-from tests.support.collective_times import simulate_ns
+from tests.support.collectives.times import simulate_ns
 
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives.planning.cost import Layout, Speeds, best_chunk_bytes, predict_ns

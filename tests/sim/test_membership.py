@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.reform_world import GRACE_NS, POLICY, ReformWorld
+from tests.support.collectives.reform_world import GRACE_NS, POLICY, ReformWorld
 from tests.support.seeds import more_seeds
 
 from fireflyer.base.errors import Timeout, UsageError

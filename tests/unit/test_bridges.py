@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.thread_ranks import together
+from tests.support.collectives.thread_ranks import together
 from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub lists what is public by other means
 
 from fireflyer.base.errors import UsageError

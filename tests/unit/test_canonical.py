@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.support.collective_calls import STORAGE
-from tests.support.thread_ranks import together
+from tests.support.collectives.calls import STORAGE
+from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND

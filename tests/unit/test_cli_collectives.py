@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.flight_worlds import Call, Trouble, World, dumps_of, label
+from tests.support.collectives.flight_dumps import Call, Trouble, World, dumps_of, label
 
 from fireflyer.base.units import SECOND
 from fireflyer.cli import main

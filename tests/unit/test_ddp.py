@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.ddp_threads import (
+from tests.support.collectives.ddp_threads import (
     Gradients,
     TwoHeads,
     assert_close,
@@ -19,7 +19,7 @@ from tests.support.ddp_threads import (
     share,
     single_process,
 )
-from tests.support.thread_world import ThreadCommunicator, run_ranks
+from tests.support.collectives.thread_world import ThreadCommunicator, run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

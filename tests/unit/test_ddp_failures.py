@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.ddp_threads import (
+from tests.support.collectives.ddp_threads import (
     Gradients,
     TwoHeads,
     assert_close,
@@ -18,7 +18,7 @@ from tests.support.ddp_threads import (
     share,
     single_process,
 )
-from tests.support.thread_world import ThreadCommunicator
+from tests.support.collectives.thread_world import ThreadCommunicator
 from torch import nn
 
 from fireflyer.base.errors import PeerFailed, UsageError

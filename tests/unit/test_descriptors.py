@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
+from tests.support.collectives.thread_ranks import together
 from tests.support.descriptors import only_free, open_descriptors
-from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives import Communicator, communicator, make_plan

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.thread_device import ThreadCopies
-from tests.support.thread_ranks import together
+from tests.support.collectives.thread_device import ThreadCopies
+from tests.support.collectives.thread_ranks import together
 from tests.support.torch_ranks.values import scattered
 
 from fireflyer.base.errors import FireflyerError, UsageError

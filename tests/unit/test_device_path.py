@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.thread_device import Stream, ThreadCopies
-from tests.support.thread_ranks import fill_queue, telling_of, together
+from tests.support.collectives.thread_device import Stream, ThreadCopies
+from tests.support.collectives.thread_ranks import fill_queue, telling_of, together
 from tests.support.torch_ranks.values import NUMBERS, scattered
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, PeerFailed, UsageError

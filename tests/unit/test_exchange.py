@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.collectives.thread_ranks import together
 from tests.support.launching import wait_until
-from tests.support.thread_ranks import together
 
 from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND

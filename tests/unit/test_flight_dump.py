@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.flight_worlds import Call, World, dump_with, dumps_of, message
+from tests.support.collectives.flight_dumps import Call, World, dump_with, dumps_of, message
 
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.collectives.flight import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.flight_worlds import Call, World, dump_with, dumps_of, label, message
+from tests.support.collectives.flight_dumps import Call, World, dump_with, dumps_of, label, message
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND

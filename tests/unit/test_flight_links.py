@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.flight_worlds import TIMEOUT_NS, World, dumps_of
+from tests.support.collectives.flight_dumps import TIMEOUT_NS, World, dumps_of
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.units import SECOND

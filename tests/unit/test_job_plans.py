@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.thread_ranks import together
+from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
 from fireflyer.base.units import MIB

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.thread_ranks import fill_queue, telling_of, together
+from tests.support.collectives.thread_ranks import fill_queue, telling_of, together
 
 from fireflyer.base.errors import Busy, UsageError
 from fireflyer.collectives import Communicator

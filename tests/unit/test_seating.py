@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.collectives.thread_ranks import together
 from tests.support.fake_sysfs import tree_of_nodes, write_tree
-from tests.support.thread_ranks import together
 
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.bootstrap.cpu_binding import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.thread_ranks import together
+from tests.support.collectives.thread_ranks import together
 from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub lists what is public by other means
 
 from fireflyer.base.errors import Unreachable, UsageError

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import lmdb
-from tests.support.thread_ranks import together
+from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import SECOND

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tests.support.collective_calls import DTYPES, KINDS, Begun, Call, agrees, all_calls, begin, data_of
-from tests.support.fp8_overflow import count_clipped, overflows
+from tests.support.collectives.calls import DTYPES, KINDS, Begun, Call, agrees, all_calls, begin, data_of
+from tests.support.collectives.fp8_overflow import count_clipped, overflows
 from tests.support.namespaces import enter_namespace
 from tests.support.ranks import exchange_scenarios
 

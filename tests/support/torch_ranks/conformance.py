@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.support.thread_device import ThreadCopies
+from tests.support.collectives.thread_device import ThreadCopies
 from tests.support.torch_ranks.calls import SCENARIOS
 
 import fireflyer.collectives.torch_group  # noqa: F401 - registers the backend

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from tests.support.thread_device import ThreadCopies
+from tests.support.collectives.thread_device import ThreadCopies
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from tests.support.thread_world import ThreadCommunicator, run_ranks
+from tests.support.collectives.thread_world import ThreadCommunicator, run_ranks
 from torch import nn
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from tests.support.collective_calls import SUMMING, decoded
+from tests.support.collectives.calls import SUMMING, decoded
 
 from fireflyer.collectives import Communicator
 
