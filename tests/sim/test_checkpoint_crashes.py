@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.checkpoint_jobs import ROOT, Job, Wrap, check_recovery, restore
+from tests.support.checkpoints.jobs import ROOT, Job, Wrap, check_recovery, restore
 
 from fireflyer.base.ports import Data, Disk, DiskFile
 from fireflyer.checkpoint import executor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.support.checkpoint_jobs import Job
+from tests.support.checkpoints.jobs import Job
 
 from fireflyer.sim import Fault, FaultKind, Link, SimDisk, SimNet, SimNode, World, choose_outcome
 

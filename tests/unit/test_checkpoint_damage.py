@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.checkpoint_states import damage, manager, newest, same, save_all, state_of
+from tests.support.checkpoints.states import damage, manager, newest, same, save_all, state_of
 
 from fireflyer.base.errors import (
     Busy,

@@ -7,7 +7,7 @@ import sys
 from collections import deque
 
 import pytest
-from tests.support.checkpoint_jobs import make_share
+from tests.support.checkpoints.jobs import make_share
 
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.checkpoint.core.effects import (

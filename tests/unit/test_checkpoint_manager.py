@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tests.support.checkpoint_states import SHARD, Gate, damage, flip, manager, newest, same, save_all, state_of
+from tests.support.checkpoints.states import SHARD, Gate, damage, flip, manager, newest, same, save_all, state_of
 
 from fireflyer.base.errors import (
     DataCorruption,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from tests.support.checkpoint_ranks import Ranks
-from tests.support.checkpoint_states import Gate, damage, flip, manager, same, save_all, state_of
+from tests.support.checkpoints.ranks import Ranks
+from tests.support.checkpoints.states import Gate, damage, flip, manager, same, save_all, state_of
 
 from fireflyer.base.errors import (
     Aborted,
