@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.launching import wait_until, write_orphan
+from tests.support.jobs.launching import wait_until, write_orphan
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.launching import leftovers, nothing_left, run, wait_until, write_orphan, write_script
+from tests.support.jobs.launching import leftovers, nothing_left, run, wait_until, write_orphan, write_script
 from tests.support.patience import allowed_s
 
 from fireflyer.base.events import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.launching import run, write_script
+from tests.support.jobs.launching import run, write_script
 
 from fireflyer.base.events import AttemptFailed, PeerFailureReport, RankExited
 from fireflyer.base.units import SECOND

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.launching import (
+from tests.support.jobs.launching import (
     events_of,
     leftovers,
     nothing_left,

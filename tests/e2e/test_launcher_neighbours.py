@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support.launching import run, wait_until, write_script
+from tests.support.jobs.launching import run, wait_until, write_script
 
 from fireflyer.base.events import NodeLost
 from fireflyer.cluster.schema.job import JobSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.fs_local import LocalCluster
-from tests.support.launching import wait_until
+from tests.support.jobs.launching import wait_until
 from tests.support.mounting import Mount, mounted, needs_fuse
 
 from fireflyer.fs.core.meta.inodes.layout import order_of

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tests.support.launching import JobRun, run, write_script
+from tests.support.jobs.launching import JobRun, run, write_script
 
 from fireflyer.cluster.schema.job import JobSpec
 from fireflyer.cluster.schema.wire import MAX_LINE_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.browser import dump_dom, find_browser
-from tests.support.job_logs import example_log
+from tests.support.jobs.job_logs import example_log
 
 from fireflyer.analytics.html import render_html
 from fireflyer.analytics.report import Fact, build_report

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.launching import run, write_script
+from tests.support.jobs.launching import run, write_script
 from tests.support.torch_ranks.processes import run_torch_ranks
 
 from fireflyer.cluster.schema.job import JobSpec

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.launching import run, write_script
+from tests.support.jobs.launching import run, write_script
 
 from fireflyer.cluster.schema.job import JobSpec
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.support import killed_gpt
+from tests.support.jobs import killed_gpt
 
 from fireflyer.base.events import ResumeReport, StepReport, decode_log
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord

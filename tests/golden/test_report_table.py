@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.support.job_logs import Break, JobScript, example_log, make_log
+from tests.support.jobs.job_logs import Break, JobScript, example_log, make_log
 
 from fireflyer.analytics.report import Fact, build_report
 from fireflyer.base.events import AttemptFailed, AttemptStarted, JobFinished, JobStarted, Logged

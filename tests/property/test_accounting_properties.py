@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.job_logs import Break, JobScript, make_log
+from tests.support.jobs.job_logs import Break, JobScript, make_log
 
 from fireflyer.analytics.accounting import JobAccount, account
 from fireflyer.analytics.timeline import read_log

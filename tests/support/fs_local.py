@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.leash import leash
+from tests.support.jobs.leash import leash
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cli.fs.connect import local

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.support.leash import leashed
+from tests.support.jobs.leash import leashed
 
 __all__ = ["Shell"]
 

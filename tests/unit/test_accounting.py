@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.job_logs import example_log
+from tests.support.jobs.job_logs import example_log
 
 from fireflyer.analytics.accounting import account
 from fireflyer.analytics.report import build_report

@@ -30,7 +30,7 @@ from tests.support.data_links import (
     received,
     sending,
 )
-from tests.support.launching import wait_until
+from tests.support.jobs.launching import wait_until
 
 from fireflyer.native import ChunkError, ChunkNode, ChunkRing, ChunkTarget, crc32c
 

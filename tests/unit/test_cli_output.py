@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.support.job_logs import example_log
+from tests.support.jobs.job_logs import example_log
 
 from fireflyer.analytics.report import build_report
 from fireflyer.base.errors import NoSpace, UsageError

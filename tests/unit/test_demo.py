@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
-from tests.support.job_logs import Break, JobScript, make_log
+from tests.support.jobs.job_logs import Break, JobScript, make_log
 
 from fireflyer.analytics import LossPoint
 from fireflyer.base.events import CheckpointReport, JobEvent, Logged, ResumeReport, StepReport

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from tests.support.job_logs import Break, JobScript, make_log
+from tests.support.jobs.job_logs import Break, JobScript, make_log
 
 from fireflyer.analytics.accounting import account
 from fireflyer.analytics.ettr import (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.collectives.thread_ranks import together
-from tests.support.launching import wait_until
+from tests.support.jobs.launching import wait_until
 
 from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND

@@ -13,7 +13,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 HOLDER = """
 import sys, time
-from tests.support.leash import leash
+from tests.support.jobs.leash import leash
 first, second, how = sys.argv[1:]
 release = leash(["sh", "-c", f"echo first > {first}"])
 leash(["sh", "-c", f"echo second > {second}"])

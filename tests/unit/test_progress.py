@@ -9,7 +9,7 @@ from typing import TextIO
 
 import pytest
 from rich.console import Console
-from tests.support.job_logs import Break, JobScript, example_log, make_log
+from tests.support.jobs.job_logs import Break, JobScript, example_log, make_log
 
 from fireflyer.base.events import (
     AttemptFailed,

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
-from tests.support.job_logs import Break, JobScript, example_log, make_log
+from tests.support.jobs.job_logs import Break, JobScript, example_log, make_log
 
 from fireflyer.analytics.accounting import LossPoint, account
 from fireflyer.analytics.charts import MAX_POINTS, loss_chart, nice_ticks, thin_out, time_chart

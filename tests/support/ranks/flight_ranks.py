@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 import numpy as np
-from tests.support.launching import wait_until
+from tests.support.jobs.launching import wait_until
 from tests.support.ranks.collective_scenarios import say
 from tests.support.ranks.joining import joined
 

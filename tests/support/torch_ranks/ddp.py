@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import torch
-from tests.support.launching import wait_until
+from tests.support.jobs.launching import wait_until
 from tests.support.ranks.joining import joined
 from tests.support.torch_ranks.training import MODELS
 from torch import nn

@@ -35,7 +35,7 @@ __all__ = [
     "write_script",
 ]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEVICES = Devices(gpus=0, cores=64)
 _E = TypeVar("_E")
 
@@ -127,7 +127,7 @@ def started_launcher(spec: JobSpec) -> Iterator[subprocess.Popen[bytes]]:
     """A launcher in a process and session of its own; its output is in `run_dir` + `.out`. Killed at the end."""
     with open(spec.run_dir + ".out", "wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.launching", msgspec.json.encode(spec).decode()],
+            [sys.executable, "-m", "tests.support.jobs.launching", msgspec.json.encode(spec).decode()],
             cwd=ROOT,
             stdout=out,
             stderr=subprocess.STDOUT,
