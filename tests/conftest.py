@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.campaigns import commit_count, expected_s, parts
 from tests.support.fs_local import shared_cluster, whole_session_cluster
+from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.patience import notice_stalls
-from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.shared_paths import module_path, session_path
 
 __all__ = ["module_path", "session_path", "shared_cluster", "whole_session_cluster"]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.support.postgres import postgres_programs, running_postgres
+from tests.support.kvstore.postgres import postgres_programs, running_postgres
 
 from bench.fs.cluster import Cluster, running, spread
 from bench.report import Figure, Options, Result, figure

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import lmdb
-from tests.support.postgres import postgres_programs, running_postgres
+from tests.support.kvstore.postgres import postgres_programs, running_postgres
 
 from bench.kvstore.contenders import BareAsyncpg, BareLmdb, Contender, Ours, synced_append_s
 from bench.report import Bound, Options, Result, Suite, figure

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.support.kvstores import KINDS, Place, place_of, values
+from tests.support.kvstore.engines import KINDS, Place, place_of, values
 from tests.support.loops import on_loop
 
 from fireflyer.base.units import SECOND

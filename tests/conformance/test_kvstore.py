@@ -9,7 +9,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.support.kvstores import KINDS, Opened, Place, Side, place_of, put, values
+from tests.support.kvstore.engines import KINDS, Opened, Place, Side, place_of, put, values
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Aborted, StaleVersion, Timeout, UsageError

@@ -12,8 +12,8 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.support.histories import explained, random_plans, run_interleaved
-from tests.support.kvstores import KINDS, Opened, Place, place_of, put, values
+from tests.support.kvstore.engines import KINDS, Opened, Place, place_of, put, values
+from tests.support.kvstore.histories import explained, random_plans, run_interleaved
 from tests.support.loops import on_loop
 
 from fireflyer.base.units import SECOND

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench.report import Figure, Result
-from tests.support.postgres import postgres_programs
+from tests.support.kvstore.postgres import postgres_programs
 
 REPOSITORY = Path(__file__).parents[2]
 

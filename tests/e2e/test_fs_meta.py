@@ -14,7 +14,7 @@ import pytest
 from tests.support.fs_local import LocalCluster
 from tests.support.fs_managers import ManagerProcess, Site
 from tests.support.fs_meta_clients import RawClient
-from tests.support.postgres import PostgresServer
+from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.fs.client.connecting import connect_async

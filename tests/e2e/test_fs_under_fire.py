@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from tests.support.fs_load import FIRST_FILE, WRITERS, Load, read_batches
 from tests.support.fs_local import LocalCluster
-from tests.support.postgres import PostgresServer
+from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.fs.client import connect, connect_to, open_ring_to
 from fireflyer.fs.core.capability import Rights

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.kvstores import put, values
+from tests.support.kvstore.engines import put, values
 from tests.support.loops import on_loop
 
 from fireflyer import kvstore
@@ -26,7 +26,7 @@ from fireflyer.kvstore.lmdb_file import LmdbFile
 
 @contextlib.contextmanager
 def _loading(path: Path, name: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.support.kvstore_load", f"embedded:{path}", name, "4", "0"]
+    command = [sys.executable, "-m", "tests.support.kvstore.load", f"embedded:{path}", name, "4", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -163,7 +163,7 @@ async def test_who_makes_room_is_not_refused_with_who_needs_it(tmp_path: Path, m
 _FULL_DISK = """
 import asyncio, resource, sys
 from tests.e2e.test_kvstore_embedded import _clear, _fill
-from tests.support.kvstores import put, values
+from tests.support.kvstore.engines import put, values
 from fireflyer.kvstore.embedded import EmbeddedEngine
 from fireflyer.kvstore.lmdb_file import LmdbFile
 async def main(path, reserve):

@@ -11,9 +11,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.support.kvstores import Opened, put, values
+from tests.support.kvstore.engines import Opened, put, values
+from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.loops import on_loop
-from tests.support.postgres import PostgresServer, postgres_programs, running_postgres
 
 from fireflyer import kvstore
 from fireflyer.base.errors import NotFound, UsageError
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 def _counting(url: str, processes: int, count: int) -> Iterator[list[subprocess.Popen[str]]]:
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.kvstore_load", url, f"p{number}", "2", str(count)],
+            [sys.executable, "-m", "tests.support.kvstore.load", url, f"p{number}", "2", str(count)],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -7,8 +7,8 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.histories import explained, random_plans, run_interleaved
-from tests.support.kvstores import values
+from tests.support.kvstore.engines import values
+from tests.support.kvstore.histories import explained, random_plans, run_interleaved
 
 from fireflyer.kvstore import Attempted, Conflict, KeyRange, MemoryEngine, MemoryStore, key_after, prefix_range
 from fireflyer.kvstore.core.conflicts import Conflicts, Gathering

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from tests.support.kvstores import Opened, put, values
+from tests.support.kvstore.engines import Opened, put, values
 from tests.support.loops import on_loop
 
 from fireflyer import kvstore

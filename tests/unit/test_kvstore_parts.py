@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.support.kvstores import Opened, Side, put, values
+from tests.support.kvstore.engines import Opened, Side, put, values
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import UsageError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.kvstores import values
+from tests.support.kvstore.engines import values
 from tests.support.later import PlayedTimers
 from tests.support.loops import on_loop
 

@@ -1,4 +1,4 @@
-"""Writes into a key-value store until it is killed: `python -m tests.support.kvstore_load URL NAME TASKS COUNT`.
+"""Writes into a key-value store until it is killed: `python -m tests.support.kvstore.load URL NAME TASKS COUNT`.
 
 Each transaction writes a pair of keys and counts itself, exactly once; its number is printed when it was acknowledged.
 COUNT 0: for ever.

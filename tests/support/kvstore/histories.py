@@ -10,7 +10,7 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from tests.support.kvstores import Opened
+from tests.support.kvstore.engines import Opened
 
 from fireflyer.kvstore import Conflict, Engine, Transaction
 
