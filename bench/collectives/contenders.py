@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from tests.support.namespaces import INTERFACE, Host, Network, enter_namespace
+from tests.support.network.namespaces import INTERFACE, Host, Network, enter_namespace
 
 from bench.collectives.crew import Crew, CrewDied
 from bench.natives import Missing, open_mpi_version, program

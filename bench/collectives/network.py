@@ -2,7 +2,7 @@
 
 Two families. *Bandwidth*: every host sends and receives at a fixed rate (token buckets). *Latency*: every frame arrives
 a fixed time after it was sent (a switch of ours in user space, the same for all), and arrays are small, so that what
-counts is how many messages come one after the other. See `tests.support.namespaces`.
+counts is how many messages come one after the other. See `tests.support.network.namespaces`.
 
 Ours means the plan that `collectives.planning.routing` makes of the declared speeds; the others are what it was chosen
 from.
@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import msgspec
-from tests.support import namespaces
-from tests.support.namespaces import Network, delayed_network_of, network_of
+from tests.support.network import namespaces
+from tests.support.network.namespaces import Network, delayed_network_of, network_of
 
 from bench.collectives.contenders import python_ranks, tcp_ring
 from bench.collectives.crew import Crew

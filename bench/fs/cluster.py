@@ -4,8 +4,8 @@
         with cluster.ring() as ring: ...
         cluster.nodes[2].kill()
 
-Node n has target n. In a network (`tests.support.namespaces`) node n is on host n - 1, and managers on the host of the
-bridge. Everything dies with the thread that started it.
+Node n has target n. In a network (`tests.support.network.namespaces`) node n is on host n - 1, and managers on the host
+of the bridge. Everything dies with the thread that started it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import lmdb
 import msgspec
-from tests.support.namespaces import Network
+from tests.support.network.namespaces import Network
 
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.client import Options, Ring, open_ring

@@ -1,10 +1,10 @@
 """Many storage processes answer one client at once, behind one shallow queue, with request-to-send and without it.
 
-Every host is a network namespace with a cable of 200 Mbit/s to one bridge (`tests.support.namespaces`); at 1 Gbit/s two
-processors are busy with packets, and that is measured. The port of the client's cable keeps 64 KiB, as a switch does,
-and drops the rest; packets are of 1514 bytes on all cables. The client asks every node for one piece of 256 KiB at the
-same moment, waits for all, and asks again: how long each piece took is counted from the moment of asking, whoever waits
-for permission.
+Every host is a network namespace with a cable of 200 Mbit/s to one bridge (`tests.support.network.namespaces`); at 1
+Gbit/s two processors are busy with packets, and that is measured. The port of the client's cable keeps 64 KiB, as a
+switch does, and drops the rest; packets are of 1514 bytes on all cables. The client asks every node for one piece of
+256 KiB at the same moment, waits for all, and asks again: how long each piece took is counted from the moment of
+asking, whoever waits for permission.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from tests.support import namespaces
-from tests.support.namespaces import INTERFACE, Host, Network, enter_namespace, network_of
+from tests.support.network import namespaces
+from tests.support.network.namespaces import INTERFACE, Host, Network, enter_namespace, network_of
 
 from bench.fs.cluster import Cluster, running, spread
 from bench.fs.work import FILE, Chunks

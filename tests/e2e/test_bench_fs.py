@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench.report import Result
-from tests.support import mounting, namespaces
+from tests.support import mounting
+from tests.support.network import namespaces
 
 REPOSITORY = Path(__file__).parents[2]
 

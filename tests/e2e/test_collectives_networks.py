@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support import namespaces
-from tests.support.namespaces import Network, delayed_network_of, network_of
+from tests.support.network import namespaces
+from tests.support.network.namespaces import Network, delayed_network_of, network_of
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import ranks_running
 
@@ -132,7 +132,7 @@ def _most_crossings(plan: Plan, zones: tuple[int, ...]) -> int:
 
 KILLED = """
 import subprocess, sys
-from tests.support.namespaces import delayed_network_of, network_of
+from tests.support.network.namespaces import delayed_network_of, network_of
 with network_of(2, rate_bits_per_s=1e9) as one, delayed_network_of(2, delay_us=10) as other:
     for network in (one, other):
         command = network.hosts[1].command(["sh", "-c", "echo up; exec sleep 600"])

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.network.tcp_proxy import Blow, End, Proxy
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, ranks_running
-from tests.support.tcp_proxy import Blow, End, Proxy
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import Verdict, explain, find_dumps, read_dumps

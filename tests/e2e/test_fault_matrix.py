@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.network.tcp_proxy import Proxy
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import ranks_running
-from tests.support.tcp_proxy import Proxy
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import explain, find_dumps, read_dumps

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 from tests.support.loops import on_loop
-from tests.support.rpc import ADD, ECHO, FAIL, HANG, SLOW, WHO, Add, Blob, Name, Number, serving
+from tests.support.network.rpc_service import ADD, ECHO, FAIL, HANG, SLOW, WHO, Add, Blob, Name, Number, serving
 
 from fireflyer.base.errors import (
     Aborted,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from tests.support.rpc import ADD, FAIL, HANG, Add, Name, Number, Service
+from tests.support.network.rpc_service import ADD, FAIL, HANG, Add, Name, Number, Service
 
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
@@ -160,7 +160,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.rpc import BlockingRpcClient, NodeCredential
 from fireflyer.runtime.store import StoreClient
-from tests.support.rpc import ADD, HANG, Add, Name
+from tests.support.network.rpc_service import ADD, HANG, Add, Name
 client = BlockingRpcClient.connect(sys.argv[1], NodeCredential(load_secret(sys.argv[2]), "r"), 10 * SECOND)
 assert client.call(ADD, Add(20, 22), 10 * SECOND).value == 42
 def hang():

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from tests.support.collectives.calls import DTYPES, KINDS, Begun, Call, agrees, all_calls, begin, data_of
 from tests.support.collectives.fp8_overflow import count_clipped, overflows
-from tests.support.namespaces import enter_namespace
+from tests.support.network.namespaces import enter_namespace
 from tests.support.ranks import exchange_scenarios
 
 from fireflyer.base.errors import FireflyerError

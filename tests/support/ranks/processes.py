@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.namespaces import Host, Network, enter_namespace
+from tests.support.network.namespaces import Host, Network, enter_namespace
 from tests.support.ranks.forked import NUMPY, Forked
 
 from fireflyer.base.units import SECOND

@@ -11,8 +11,8 @@ Two kinds of network, with the same interface name, addresses and control addres
 
 - `network_of`: pairs of virtual cables to one bridge for each zone; a token bucket (`tc tbf`) at both ends of each
   cable and of the link between two zones. Large packets stay whole, as with the offloads of a real card.
-- `delayed_network_of`: a switch of ours in user space (`tests.support.delaying_switch`) that delivers every frame some
-  time later; for latency, not for bandwidth. The kernels of build machines have no `netem`.
+- `delayed_network_of`: a switch of ours in user space (`tests.support.network.delaying_switch`) that delivers every
+  frame some time later; for latency, not for bandwidth. The kernels of build machines have no `netem`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BURST_BYTES: Final = 128 * 1024
 QUEUE_MS: Final = 50
 """What a token bucket keeps waiting before it drops."""
 _CLONE_NEWNET: Final = 0x40000000
-_REPOSITORY: Final = Path(__file__).parents[2]
+_REPOSITORY: Final = Path(__file__).parents[3]
 _SETTINGS: Final = (
     "echo reno > /proc/sys/net/ipv4/tcp_congestion_control",
     "test ! -e /proc/sys/net/ipv6/conf/all/disable_ipv6 || echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6",
@@ -148,7 +148,7 @@ def delayed_network_of(count: int, *, delay_us: float, mtu_bytes: int = 9000) ->
     with ExitStack() as stack:
         control, *hosts = _held(count, stack)
         order = {"interface": INTERFACE, "delay_us": delay_us, "namespaces": [h.namespace for h in (control, *hosts)]}
-        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "tests.support.delaying_switch"]
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "tests.support.network.delaying_switch"]
         _said_ready([*command, json.dumps(order)], stack)
         for port, host in enumerate((control, *hosts)):
             host.run(f"ip link set {INTERFACE} mtu {mtu_bytes} address 02:00:00:00:00:{port:02x}", *_address(host))

@@ -1,8 +1,8 @@
 """A switch that delivers every Ethernet frame a fixed time after it came, in order, and limits nothing else.
 
-Run as `python -m tests.support.delaying_switch JSON` by `namespaces.delayed_network_of`: it makes an interface (TAP) in
-each of the namespaces, says "ready", and passes frames on until its standard input ends. Port n has the address
-02:00:00:00:00:n. Whoever talks through it has the same delay, whatever the protocol.
+Run as `python -m tests.support.network.delaying_switch JSON` by `namespaces.delayed_network_of`: it makes an interface
+(TAP) in each of the namespaces, says "ready", and passes frames on until its standard input ends. Port n has the
+address 02:00:00:00:00:n. Whoever talks through it has the same delay, whatever the protocol.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from tests.support.namespaces import enter_namespace
+from tests.support.network.namespaces import enter_namespace
 
 __all__ = ["Switch", "new_port"]
 
