@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-from tests.support.campaigns import campaign
+from tests.support.campaigns.shards import campaign
 from tests.support.collectives.times import simulate_ns
 
 from fireflyer.base.units import KIB, MIB

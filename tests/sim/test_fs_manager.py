@@ -11,11 +11,11 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.campaigns.known_seeds import search
+from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs_chaos import Cluster, chaos
 from tests.support.fs_planted import PLANTED, who_is_overwritten_is_complete
 from tests.support.fs_truth import TORN
-from tests.support.known_seeds import search
-from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.rows import CHAINS

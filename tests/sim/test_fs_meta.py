@@ -13,14 +13,14 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.support.campaigns.known_seeds import search
+from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs_meta_chaos import begin, chaos, check_store, quiet
 from tests.support.fs_meta_chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
 from tests.support.fs_meta_people import MetaClient
 from tests.support.fs_meta_planted import PLANTED
 from tests.support.fs_meta_steps import drive
 from tests.support.fs_meta_world import MetaWorld
-from tests.support.known_seeds import search
-from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of

@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from tests.support.known_seeds import search
+from tests.support.campaigns.known_seeds import search
+from tests.support.campaigns.seeds import more_seeds
 from tests.support.replica_bugs import BUGS, plant
 from tests.support.replica_campaign import history
 from tests.support.replica_faults import PLANS
 from tests.support.replica_managed import ManagedWorld
 from tests.support.replica_world import ReplicaWorld
 from tests.support.request_world import run_seed
-from tests.support.seeds import more_seeds
 
 from fireflyer.base.units import SECOND
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.known_seeds import search
+from tests.support.campaigns.known_seeds import search
+from tests.support.campaigns.seeds import more_seeds
 from tests.support.request_bugs import BUGS, plant
 from tests.support.request_world import ExchangingClient, ListedWorld, RequestWorld, WholeWorld, run_seed
-from tests.support.seeds import more_seeds
 
 BLOCK = 40
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.campaigns.seeds import more_seeds
 from tests.support.collectives.reform_world import GRACE_NS, POLICY, ReformWorld
-from tests.support.seeds import more_seeds
 
 from fireflyer.base.errors import Timeout, UsageError
 from fireflyer.base.units import SECOND

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.campaigns import parts
+from tests.support.campaigns.shards import parts
 
 
 def test_parts_are_consecutive_and_leave_out_what_is_too_long() -> None:

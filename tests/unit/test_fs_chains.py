@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from tests.support.campaigns import campaign
+from tests.support.campaigns.shards import campaign
 
 from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.schema.manager import Condition, TargetReport

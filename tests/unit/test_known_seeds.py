@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support import known_seeds
-from tests.support.known_seeds import Found, search
+from tests.support.campaigns import known_seeds
+from tests.support.campaigns.known_seeds import Found, search
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from tests.support.campaigns import campaign
+from tests.support.campaigns.shards import campaign
 
 __all__ = ["more_seeds"]
 
