@@ -1,6 +1,6 @@
 """The cluster manager under faults: who believes that it serves does, nothing acknowledged is lost, all serve again.
 
-What must never be is checked after everything that happens: see `tests.support.fs_truth`.
+What must never be is checked after everything that happens: see `tests.support.fs.manager_sim.oracle`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.fs_chaos import Cluster, chaos
-from tests.support.fs_planted import PLANTED, who_is_overwritten_is_complete
-from tests.support.fs_truth import TORN
+from tests.support.fs.manager_sim.chaos import Cluster, chaos
+from tests.support.fs.manager_sim.mutants import PLANTED, who_is_overwritten_is_complete
+from tests.support.fs.manager_sim.oracle import TORN
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.rows import CHAINS
@@ -47,7 +47,7 @@ def test_any_faults_leave_roles_with_those_who_may_have_them_and_end_with_all_se
         try:
             taken += chaos(seed).truth.roles_taken
         except AssertionError as error:
-            raise AssertionError(f"chaos({seed}) of tests.support.fs_chaos: {error}") from error
+            raise AssertionError(f"chaos({seed}) of tests.support.fs.manager_sim.chaos: {error}") from error
     assert taken > len(seeds), "the faults are too mild to show anything"
 
 

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests.support.fs_chaos import chaos, some_cluster, suffer
+from tests.support.fs.manager_sim.chaos import chaos, some_cluster, suffer
 from tests.support.replica_world import ReplicaWorld
 from tests.support.request_world import RequestWorld, WholeWorld, run_seed
 

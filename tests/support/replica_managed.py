@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from tests.support.fs_store import SimStore, StoreFaults
+from tests.support.fs.manager_sim.store import SimStore, StoreFaults
 from tests.support.replica_world import (
     LIMITS,
     MANAGE,

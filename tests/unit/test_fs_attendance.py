@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.fs_planted import another_chains_versions_count
+from tests.support.fs.manager_sim.mutants import another_chains_versions_count
 
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.base.units import MS, SECOND

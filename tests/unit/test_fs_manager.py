@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fs_store import at_once, rows_in, store_of
+from tests.support.fs.manager_sim.store import at_once, rows_in, store_of
 
 from fireflyer.base.errors import DataCorruption, StaleVersion
 from fireflyer.base.units import MS, SECOND

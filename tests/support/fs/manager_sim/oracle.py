@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tests.support.fs_sessions import SessionTruth
+from tests.support.fs.manager_sim.sessions import SessionTruth
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.manager.sessions import LiveSessions

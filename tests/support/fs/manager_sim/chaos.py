@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.fs_cluster import FAILURE_TIMEOUT_NS, Administrator, ManagerHost, StorageHost, played_client
-from tests.support.fs_store import SimStore, StoreFaults
-from tests.support.fs_truth import Truth
+from tests.support.fs.manager_sim.cluster import (
+    FAILURE_TIMEOUT_NS,
+    Administrator,
+    ManagerHost,
+    StorageHost,
+    played_client,
+)
+from tests.support.fs.manager_sim.oracle import Truth
+from tests.support.fs.manager_sim.store import SimStore, StoreFaults
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.rows import MOVES

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.support.fs_truth import KEY_LIFE_NS
+from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS
 
 from fireflyer.fs.core.chain.node_membership import Attendance
 from fireflyer.fs.core.fence import Fence

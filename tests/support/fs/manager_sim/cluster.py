@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 import msgspec
-from tests.support.fs_sessions import SESSION_NS, PlayedClient
-from tests.support.fs_store import SimStore
-from tests.support.fs_truth import KEY_LIFE_NS, Truth
+from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS, Truth
+from tests.support.fs.manager_sim.sessions import SESSION_NS, PlayedClient
+from tests.support.fs.manager_sim.store import SimStore
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain import effects as fx
