@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.data_connection import DataConnection
+from tests.support.fs.meta_sim.clients import RawClient
 from tests.support.fs_local import LocalCluster
-from tests.support.fs_meta_clients import RawClient
 from tests.support.mounting import mounted, needs_fuse
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.places import NOW, Identity, User, errno_of

@@ -1,6 +1,6 @@
 """Open files at the meta service under faults: lengths, truncations, locks, what is unlinked and what dies.
 
-What must be is said in `tests.support.fs_meta_chaos` (at the end) and `fs_meta_truth` (all the time).
+What must be is said in `tests.support.fs.meta_sim.chaos` (at the end) and `meta_sim.oracle` (all the time).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.fs_meta_chaos import begin, chaos, check_store, quiet
-from tests.support.fs_meta_chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
-from tests.support.fs_meta_people import MetaClient
-from tests.support.fs_meta_planted import PLANTED
-from tests.support.fs_meta_steps import drive
-from tests.support.fs_meta_world import MetaWorld
+from tests.support.fs.meta_sim.chaos import begin, chaos, check_store, quiet
+from tests.support.fs.meta_sim.chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
+from tests.support.fs.meta_sim.mutants import PLANTED
+from tests.support.fs.meta_sim.steps import drive
+from tests.support.fs.meta_sim.workload import MetaClient
+from tests.support.fs.meta_sim.world import MetaWorld
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
@@ -63,7 +63,7 @@ def test_whatever_fails_files_are_what_clients_were_told_and_nothing_is_left(see
         try:
             chaos(seed)
         except AssertionError as error:
-            raise AssertionError(f"chaos({seed}) of tests.support.fs_meta_chaos: {error}") from error
+            raise AssertionError(f"chaos({seed}) of tests.support.fs.meta_sim.chaos: {error}") from error
 
 
 @pytest.mark.parametrize("seeds", [range(2), *more_seeds(2, 42, blocks=2, wide=800, seed_s=0.3)])

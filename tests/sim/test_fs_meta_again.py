@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 import pytest
-from tests.support.fs_meta_chaos import begin, check_store, quiet
-from tests.support.fs_meta_chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
-from tests.support.fs_meta_people import MetaClient
-from tests.support.fs_meta_steps import drive
-from tests.support.fs_meta_world import MetaService, MetaWorld
+from tests.support.fs.meta_sim.chaos import begin, check_store, quiet
+from tests.support.fs.meta_sim.chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
+from tests.support.fs.meta_sim.steps import drive
+from tests.support.fs.meta_sim.workload import MetaClient
+from tests.support.fs.meta_sim.world import MetaService, MetaWorld
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import tables

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.fs_meta_chunks import CELL_BYTES, CELLS, CHAINS, CHUNK_BYTES
-from tests.support.fs_meta_people import DIRECTORIES, FILE_CELLS, PATHS, MetaClient
-from tests.support.fs_meta_world import MetaWorld
+from tests.support.fs.meta_sim.chunks import CELL_BYTES, CELLS, CHAINS, CHUNK_BYTES
+from tests.support.fs.meta_sim.workload import DIRECTORIES, FILE_CELLS, PATHS, MetaClient
+from tests.support.fs.meta_sim.world import MetaWorld
 from tests.support.fs_names import violations
 
 from fireflyer.base.units import MS, SECOND

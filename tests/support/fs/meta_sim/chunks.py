@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from tests.support.fs_meta_steps import Gate, sleep
+from tests.support.fs.meta_sim.steps import Gate, sleep
 
 from fireflyer.base.errors import Aborted, StaleVersion, Timeout
 from fireflyer.base.units import MS, SECOND

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from tests.support.fs.manager_sim.store import at_once
-from tests.support.fs_meta_chunks import CHAINS, CHUNK_BYTES, ChunkClient, ChunkStore
-from tests.support.fs_meta_steps import drive, sleep
-from tests.support.fs_meta_truth import Files, LockBook
+from tests.support.fs.meta_sim.chunks import CHAINS, CHUNK_BYTES, ChunkClient, ChunkStore
+from tests.support.fs.meta_sim.oracle import Files, LockBook
+from tests.support.fs.meta_sim.steps import drive, sleep
 
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MS, SECOND

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from tests.support.fs_meta_chaos import chaos
-from tests.support.fs_meta_chunks import ChunkClient
-from tests.support.fs_meta_people import MetaClient
-from tests.support.fs_meta_world import RequestPorts
+from tests.support.fs.meta_sim.chaos import chaos
+from tests.support.fs.meta_sim.chunks import ChunkClient
+from tests.support.fs.meta_sim.workload import MetaClient
+from tests.support.fs.meta_sim.world import RequestPorts
 
 from fireflyer.fs.core.meta import dispatch, quota_trees, replies
 from fireflyer.fs.core.meta.context import Context

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.support.fs_meta_chunks import CELL_BYTES, CELLS, CHAINS, CHUNK_BYTES, ChunkClient
-from tests.support.fs_meta_steps import Gate, drive, sleep
-from tests.support.fs_meta_truth import NEVER, Event
-from tests.support.fs_meta_world import ENCODE, TOLD, Asked, MetaWorld
+from tests.support.fs.meta_sim.chunks import CELL_BYTES, CELLS, CHAINS, CHUNK_BYTES, ChunkClient
+from tests.support.fs.meta_sim.oracle import NEVER, Event
+from tests.support.fs.meta_sim.steps import Gate, drive, sleep
+from tests.support.fs.meta_sim.world import ENCODE, TOLD, Asked, MetaWorld
 
 from fireflyer.base.errors import Aborted, Timeout
 from fireflyer.base.units import MS, SECOND
