@@ -80,7 +80,7 @@ test-campaigns: setup  ## What takes many minutes more: wide simulations, every 
 SEEDS ?= 2000
 sim: setup  ## Seeded worlds of the chunk store (SEEDS=20000; says which seed fails, and how to run it again)
 	for world in replicas clients whole managers; do \
-	  $(BIN)/python -m tests.support.replica_campaign --world $$world --seeds $(SEEDS) --workers $(WORKERS) || exit 1; done
+	  $(BIN)/python -m tests.support.fs.chain_sim.campaign --world $$world --seeds $(SEEDS) --workers $(WORKERS) || exit 1; done
 
 bench: setup  ## Every benchmark briefly, beside its peers, into build/bench
 	$(BIN)/python -m bench

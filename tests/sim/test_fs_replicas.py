@@ -9,12 +9,12 @@ import sys
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.replica_bugs import BUGS, plant
-from tests.support.replica_campaign import history
-from tests.support.replica_faults import PLANS
-from tests.support.replica_managed import ManagedWorld
-from tests.support.replica_world import ReplicaWorld
-from tests.support.request_world import run_seed
+from tests.support.fs.chain_sim.campaign import history
+from tests.support.fs.chain_sim.faults import PLANS
+from tests.support.fs.chain_sim.managed import ManagedWorld
+from tests.support.fs.chain_sim.mutants import BUGS, plant
+from tests.support.fs.chain_sim.request_world import run_seed
+from tests.support.fs.chain_sim.world import ReplicaWorld
 
 from fireflyer.base.units import SECOND
 
@@ -79,7 +79,7 @@ def test_every_kind_of_trouble_is_met() -> None:
 
 
 def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:
-    program = "import sys; from tests.support.replica_campaign import history; sys.stdout.buffer.write(history(7))"
+    program = "import sys; from tests.support.fs.chain_sim.campaign import history; sys.stdout.buffer.write(history(7))"
     traces = []
     for hash_seed in ("1", "4242"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

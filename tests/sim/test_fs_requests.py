@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.request_bugs import BUGS, plant
-from tests.support.request_world import ExchangingClient, ListedWorld, RequestWorld, WholeWorld, run_seed
+from tests.support.fs.chain_sim.request_mutants import BUGS, plant
+from tests.support.fs.chain_sim.request_world import ExchangingClient, ListedWorld, RequestWorld, WholeWorld, run_seed
 
 BLOCK = 40
 

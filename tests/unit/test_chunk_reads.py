@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.support.replica_engine import Books, Record
+from tests.support.fs.chain_sim.engine_model import Books, Record
 
 from fireflyer.fs.core.chain.effects import Pending, TableEntry
 from fireflyer.fs.core.chain.reads import decide

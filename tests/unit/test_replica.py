@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.replica_rig import (
+from tests.support.fs.chain_sim.rig import (
     CHUNK,
     FAR_NS,
     OFFLINE,

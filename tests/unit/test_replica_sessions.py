@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.support.replica_bugs import (
+from tests.support.fs.chain_sim.mutants import (
     BeginsWithWorkUnderWay,
     KeepsRowsFromBefore,
     ShowsTheOldVersionAfterDone,
     TakesAnswersOfAnyVersion,
 )
-from tests.support.replica_rig import (
+from tests.support.fs.chain_sim.rig import (
     FAR_NS,
     LASTSRV,
     OFFLINE,

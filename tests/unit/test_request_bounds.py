@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.request_bench import ARRIVED, LARGE, READ, Bench
+from tests.support.fs.chain_sim.request_rig import ARRIVED, LARGE, READ, Bench
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (

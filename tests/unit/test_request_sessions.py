@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.support.request_bench import CHUNK, DONE, OTHER, READ, TRUNCATE, Bench, exchanges, exchanging, refused
+from tests.support.fs.chain_sim.request_rig import (
+    CHUNK,
+    DONE,
+    OTHER,
+    READ,
+    TRUNCATE,
+    Bench,
+    exchanges,
+    exchanging,
+    refused,
+)
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (

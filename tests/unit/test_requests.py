@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.request_bench import CHUNK, DONE, LARGE, OTHER, READ, TRUNCATE, Bench, refused
-from tests.support.request_bugs import BelievesThatStaleIsNotDone, OneChannelForAll
+from tests.support.fs.chain_sim.request_mutants import BelievesThatStaleIsNotDone, OneChannelForAll
+from tests.support.fs.chain_sim.request_rig import CHUNK, DONE, LARGE, OTHER, READ, TRUNCATE, Bench, refused
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (

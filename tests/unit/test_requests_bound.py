@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.request_bench import CHUNK, DONE, OTHER, TRUNCATE, Bench, exchanges, exchanging, refused
+from tests.support.fs.chain_sim.request_rig import CHUNK, DONE, OTHER, TRUNCATE, Bench, exchanges, exchanging, refused
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import Begin, SessionOpened, SessionOver, Told

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
-from tests.support.replica_world import LIMITS, Deciding, ReplicaWorld
-from tests.support.request_world import RequestWorld
+from tests.support.fs.chain_sim.request_world import RequestWorld
+from tests.support.fs.chain_sim.world import LIMITS, Deciding, ReplicaWorld
 
 from fireflyer.fs.core.chain import reads
 from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Phase, Wanted

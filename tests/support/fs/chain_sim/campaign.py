@@ -1,4 +1,4 @@
-"""Many seeds of the chunk store: `python -m tests.support.replica_campaign --seeds 5000` (that is `make sim`).
+"""Many seeds of the chunk store: `python -m tests.support.fs.chain_sim.campaign --seeds 5000` (that is `make sim`).
 
 Worlds: `replicas` with clients that follow a script, `clients` with the machine of real ones, `whole` with real
 managers and storage processes besides, `managers` with those alone. Prints how many seeds a second were run, and for
@@ -15,9 +15,9 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from tests.support.fs.chain_sim.request_world import RequestWorld, WholeWorld, run_seed
+from tests.support.fs.chain_sim.world import ReplicaWorld
 from tests.support.fs.manager_sim.chaos import chaos, some_cluster, suffer
-from tests.support.replica_world import ReplicaWorld
-from tests.support.request_world import RequestWorld, WholeWorld, run_seed
 
 __all__ = ["WORLDS", "history", "main"]
 
@@ -84,7 +84,7 @@ def main() -> int:
             pool.shutdown(cancel_futures=True)
             print(f"seed {failed[0]} fails: {failed[1]}", file=sys.stderr)
             again = f"--world {options.world} --first {failed[0]} --seeds 1 [--trace FILE]"
-            print(f"again: python -m tests.support.replica_campaign {again}")
+            print(f"again: python -m tests.support.fs.chain_sim.campaign {again}")
             return 1
     seconds = time.perf_counter() - start
     print(f"{options.world}: {options.seeds} seeds in {seconds:.1f} s, {options.seeds / seconds:.0f} seeds/s")

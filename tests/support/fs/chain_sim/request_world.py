@@ -11,9 +11,9 @@ import random
 from dataclasses import dataclass, replace
 
 import msgspec
-from tests.support.replica_clients import Histories, Wire, _some_change
-from tests.support.replica_managed import ManagedWorld
-from tests.support.replica_world import AnyClient, ReplicaWorld
+from tests.support.fs.chain_sim.clients import Histories, Wire, _some_change
+from tests.support.fs.chain_sim.managed import ManagedWorld
+from tests.support.fs.chain_sim.world import AnyClient, ReplicaWorld
 
 from fireflyer.base.errors import Timeout
 from fireflyer.base.units import MS

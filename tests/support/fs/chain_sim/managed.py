@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from tests.support.fs.manager_sim.store import SimStore, StoreFaults
-from tests.support.replica_world import (
+from tests.support.fs.chain_sim.world import (
     LIMITS,
     MANAGE,
     ROUTING,
@@ -15,6 +14,7 @@ from tests.support.replica_world import (
     decoded,
     frame,
 )
+from tests.support.fs.manager_sim.store import SimStore, StoreFaults
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain import effects as fx

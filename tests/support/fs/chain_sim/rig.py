@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.support.replica_engine import Disk, Engine
+from tests.support.fs.chain_sim.engine_model import Disk, Engine
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain import effects as fx

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.support.replica_world import ReplicaWorld
-from tests.support.request_world import ExchangingClient, RequestClient, RequestWorld, WholeWorld, run_seed
+from tests.support.fs.chain_sim.request_world import ExchangingClient, RequestClient, RequestWorld, WholeWorld, run_seed
+from tests.support.fs.chain_sim.world import ReplicaWorld
 
 from fireflyer.fs.core.requests.channels import Channel, Channels, Place
 from fireflyer.fs.core.requests.effects import Effect, Event, Failed, Finish, Limits, Told

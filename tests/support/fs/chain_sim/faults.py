@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from tests.support.replica_engine import Engine
+from tests.support.fs.chain_sim.engine_model import Engine
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain import effects as fx
@@ -34,7 +34,7 @@ TRIPPING: Final[list[type[fx.Effect]]] = [
 
 
 class FaultyNode(Protocol):
-    """What faults need of a `replica_world.StorageNode`."""
+    """What faults need of a `world.StorageNode`."""
 
     node: SimNode
     target: TargetId
@@ -51,7 +51,7 @@ class _Chained(Protocol):
 
 
 class FaultyWorld(Protocol):
-    """What faults need of a `replica_world.ReplicaWorld`."""
+    """What faults need of a `world.ReplicaWorld`."""
 
     sim: World
     net: SimNet

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import msgspec
-from tests.support.replica_clients import Client, Histories
-from tests.support.replica_engine import Disk, Engine
-from tests.support.replica_faults import FAULTS_NS, MANAGER, Faults
-from tests.support.replica_oracle import Beat, BeatAnswer, Oracle
+from tests.support.fs.chain_sim.clients import Client, Histories
+from tests.support.fs.chain_sim.engine_model import Disk, Engine
+from tests.support.fs.chain_sim.faults import FAULTS_NS, MANAGER, Faults
+from tests.support.fs.chain_sim.reliable_manager import Beat, BeatAnswer, Oracle
 
 from fireflyer.base.units import MS, SECOND, US
 from fireflyer.fs.core.chain import effects as fx

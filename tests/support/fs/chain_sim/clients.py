@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from tests.support.replica_engine import changed
+from tests.support.fs.chain_sim.engine_model import changed
 
 from fireflyer.base.units import MS
 from fireflyer.fs.schema import manager
