@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.campaigns.shards import commit_count, expected_s, parts
-from tests.support.fs_local import shared_cluster, whole_session_cluster
+from tests.support.fs.clusters.local_cluster import shared_cluster, whole_session_cluster
 from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.patience import notice_stalls
 from tests.support.shared_paths import module_path, session_path

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support import linux_names
-from tests.support.fs_names import Names, at
+from tests.support.fs.clusters.names import Names, at
 
 from fireflyer.fs.core.meta.context import Asker
 from fireflyer.fs.schema.errors import FileError

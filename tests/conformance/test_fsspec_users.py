@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fs_data_users import with_duckdb, with_pandas, with_pyarrow, with_torch
+from tests.support.fs.clusters.data_users import with_duckdb, with_pandas, with_pyarrow, with_torch
 
 from fireflyer.fs import spec
 from fireflyer.fs.spec import FireflyerFileSystem

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 
 import fireflyer.fs
 from fireflyer.base.errors import UsageError

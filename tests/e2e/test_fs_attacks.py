@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.data_connection import DataConnection
+from tests.support.fs.clusters.data_connection import DataConnection
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.meta_sim.clients import RawClient
-from tests.support.fs_local import LocalCluster
 from tests.support.mounting import mounted, needs_fuse
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.places import NOW, Identity, User, errno_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.fs_processes import CHAIN, Insisting, Running, running
+from tests.support.fs.clusters.processes import CHAIN, Insisting, Running, running
 from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, UsageError

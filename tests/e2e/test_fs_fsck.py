@@ -9,7 +9,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 
 import fireflyer.fs
 from fireflyer.fs import usrbio

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.fs_meta import MetaRig, expect
+from tests.support.fs.clusters.meta_service import MetaRig, expect
 
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import Beat, Done, Found, MakeDirectory, Place, Refused, RemoveDirectory, SetValue

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.fs_managers import ManagerProcess, PlayedNode, Site, seconds_since
+from tests.support.fs.clusters.managers import ManagerProcess, PlayedNode, Site, seconds_since
 from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.fs.clusters.local_cluster import LocalCluster
+from tests.support.fs.clusters.managers import ManagerProcess, Site
 from tests.support.fs.meta_sim.clients import RawClient
-from tests.support.fs_local import LocalCluster
-from tests.support.fs_managers import ManagerProcess, Site
 from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.fs_local import LocalCluster
-from tests.support.fs_managers import ManagerProcess
+from tests.support.fs.clusters.local_cluster import LocalCluster
+from tests.support.fs.clusters.managers import ManagerProcess
 
 import fireflyer.fs
 from fireflyer.fs.client import ChunkId, open_ring_to

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.fs_files import content_of
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.file_commands import content_of
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.mounting import needs_fuse
 
 import fireflyer.fs

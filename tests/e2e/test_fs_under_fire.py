@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.fs_load import FIRST_FILE, WRITERS, Load, read_batches
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.load import FIRST_FILE, WRITERS, Load, read_batches
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.fs.client import connect, connect_to, open_ring_to

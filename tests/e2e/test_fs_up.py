@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.fs_local import LocalCluster, wait_gone
+from tests.support.fs.clusters.local_cluster import LocalCluster, wait_gone
 from tests.support.jobs.launching import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]

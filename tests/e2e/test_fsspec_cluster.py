@@ -10,8 +10,8 @@ from typing import Any
 
 import fsspec.tests.abstract as abstract
 import pytest
-from tests.support.fs_data_users import with_duckdb, with_pandas, with_pyarrow, with_torch
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.data_users import with_duckdb, with_pandas, with_pyarrow, with_torch
+from tests.support.fs.clusters.local_cluster import LocalCluster
 
 from fireflyer.fs import spec
 from fireflyer.fs.spec import FireflyerFileSystem

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.mounting import Mount, mounted, needs_fuse
 
 from fireflyer.fs.mount.serving import VALID_S

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.jobs.launching import wait_until
 from tests.support.mounting import Mount, mounted, needs_fuse
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.data_connection import MESSAGE, frame
-from tests.support.storage_cluster import (
+from tests.support.fs.clusters.data_connection import MESSAGE, frame
+from tests.support.fs.clusters.storage_cluster import (
     FIRST,
     PATIENT_MS,
     SECOND,

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.data_connection import FOUND, MISSING, STALE
-from tests.support.patience import allowed_s
-from tests.support.storage_cluster import (
+from tests.support.fs.clusters.data_connection import FOUND, MISSING, STALE
+from tests.support.fs.clusters.storage_cluster import (
     FAILURE_TIMEOUT_MS,
     FIRST,
     PATIENT_MS,
@@ -25,6 +24,7 @@ from tests.support.storage_cluster import (
     Store,
     in_cluster,
 )
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import FireflyerError, Unreachable, UsageError
 from fireflyer.base.units import MIB

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.data_connection import FOUND, MESSAGE, READS, DataConnection, frame
-from tests.support.storage_cluster import (
+from tests.support.fs.clusters.data_connection import FOUND, MESSAGE, READS, DataConnection, frame
+from tests.support.fs.clusters.storage_cluster import (
     FIRST,
     PATIENT_MS,
     Store,

@@ -8,7 +8,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.file_rig import FileRig
+from tests.support.fs.clusters.file_rig import FileRig
 
 from fireflyer.base.units import KIB
 from fireflyer.fs.client.files.asyncio_files import Files

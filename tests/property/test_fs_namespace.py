@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.fs_model import Model, Node, Refused
-from tests.support.fs_names import Names, at, problems, violations
+from tests.support.fs.clusters.model import Model, Node, Refused
+from tests.support.fs.clusters.names import Names, at, problems, violations
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import quota_trees, tables

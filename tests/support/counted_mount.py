@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from tests.support.file_rig import FileRig
+from tests.support.fs.clusters.file_rig import FileRig
 from tests.support.later import PlayedTimers
 from tests.support.mounting import Mount, mounted
 

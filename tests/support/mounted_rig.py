@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.support.file_rig import FileRig
+from tests.support.fs.clusters.file_rig import FileRig
 from tests.support.later import PlayedTimers
 
 from fireflyer.base.errors import Timeout

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.data_links import (
+from tests.support.fs.clusters.data_links import (
     CHAIN,
     CHAIN_VERSION,
     FOREVER_NS,

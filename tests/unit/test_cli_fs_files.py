@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.fs_files import Shell, content_of, shell_over
+from tests.support.fs.clusters.file_commands import Shell, content_of, shell_over
 
 from fireflyer.cli.fs.files.show import size_text
 from fireflyer.fs.tools.partial import Partial, me

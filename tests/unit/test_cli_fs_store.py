@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.fs_names import Names, at, violations
+from tests.support.fs.clusters.names import Names, at, violations
 
 from fireflyer import kvstore
 from fireflyer.base.errors import Busy

@@ -6,7 +6,7 @@ import errno
 
 import msgspec
 import pytest
-from tests.support.fs_names import Names, at, problems, user
+from tests.support.fs.clusters.names import Names, at, problems, user
 
 from fireflyer.fs.core.meta import quota_trees, tables
 from fireflyer.fs.core.meta.context import Context

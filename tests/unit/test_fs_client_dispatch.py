@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.data_connection import MESSAGE, READ_REPLY, frame
+from tests.support.fs.clusters.data_connection import MESSAGE, READ_REPLY, frame
 
 from fireflyer.base.errors import (
     FireflyerError,

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 
 import pytest
-from tests.support.fs_names import Names, at, user
+from tests.support.fs.clusters.names import Names, at, user
 
 from fireflyer.fs.core.meta.context import Asker
 from fireflyer.fs.core.meta.inodes import directories

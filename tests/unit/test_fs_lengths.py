@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 
 import pytest
-from tests.support.fs_names import ADMINISTRATOR, Names, at, user
+from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.fs.core.meta.context import Asker, Context
 from fireflyer.fs.core.meta.inodes.layout import max_bytes

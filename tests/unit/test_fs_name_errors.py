@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.support.fs_names import ADMINISTRATOR, Names, at, user
+from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta import tables

@@ -6,7 +6,7 @@ import errno
 
 import msgspec
 import pytest
-from tests.support.fs_names import ADMINISTRATOR, Names, at, user
+from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.fs.core.meta.context import ClusterDefaults, Context
 from fireflyer.fs.core.meta.dispatch import carry_out, make_root

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.support.fs_names import ADMINISTRATOR, Names, at, violations
+from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, violations
 
 from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.schema.errors import FileError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from tests.support.data_links import connected
+from tests.support.fs.clusters.data_links import connected
 
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.chain.connection_capabilities import MAX_PRESENTED_FILES, MAX_PRESENTED_RANGES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from tests.support.fs_meta import CHAINS, MetaRig, PlayedChunks, expect, user
+from tests.support.fs.clusters.meta_service import CHAINS, MetaRig, PlayedChunks, expect, user
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Unreachable

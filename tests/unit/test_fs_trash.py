@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.support.fs_names import ADMINISTRATOR, Names, at, user
+from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.background_tasks import EXPIRE_EVERY_NS

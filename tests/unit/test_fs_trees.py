@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.support.fs_names import ADMINISTRATOR, Names, at, user
+from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.fs.core.meta.namespace import remove_tree
 from fireflyer.fs.schema.inodes import Kind

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.file_rig import FileRig, no_space
+from tests.support.fs.clusters.file_rig import FileRig, no_space
 
 from fireflyer.base.errors import Aborted, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND

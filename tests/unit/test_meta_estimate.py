@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from tests.support.fs_meta import MetaRig, expect
+from tests.support.fs.clusters.meta_service import MetaRig, expect
 from tests.support.loops import on_loop
 
 from fireflyer.fs.core.meta.tables import inode_key

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tests.support.fs_meta import MetaRig, expect
-from tests.support.fs_names import at
+from tests.support.fs.clusters.meta_service import MetaRig, expect
+from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
 from fireflyer.fs.core.meta.context import Asker

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Self
 
 import pytest
-from tests.support.fs_meta import MetaRig, PlayedChunks, expect
-from tests.support.fs_names import at
+from tests.support.fs.clusters.meta_service import MetaRig, PlayedChunks, expect
+from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Unreachable

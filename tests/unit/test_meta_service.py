@@ -8,8 +8,18 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from tests.support.fs_meta import ADA, CREATE, EVE, SERVICE, MetaRig, PlayedChunks, expect, two_users, user
-from tests.support.fs_names import at
+from tests.support.fs.clusters.meta_service import (
+    ADA,
+    CREATE,
+    EVE,
+    SERVICE,
+    MetaRig,
+    PlayedChunks,
+    expect,
+    two_users,
+    user,
+)
+from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import UsageError

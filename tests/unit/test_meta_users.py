@@ -7,8 +7,8 @@ import errno
 import time
 
 import pytest
-from tests.support.fs_meta import ADA, CREATE, EVE, MetaRig, expect, two_users, user
-from tests.support.fs_names import at
+from tests.support.fs.clusters.meta_service import ADA, CREATE, EVE, MetaRig, expect, two_users, user
+from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy, PermissionDenied

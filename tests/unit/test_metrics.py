@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.fs_meta import MetaRig
+from tests.support.fs.clusters.meta_service import MetaRig
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy, UsageError

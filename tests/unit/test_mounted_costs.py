@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 import pytest
-from tests.support.file_rig import FileRig
+from tests.support.fs.clusters.file_rig import FileRig
 from tests.support.later import PlayedTimers
 from tests.support.mounted_rig import (
     ONE,

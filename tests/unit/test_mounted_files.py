@@ -9,7 +9,7 @@ import os
 import time
 
 import pytest
-from tests.support.file_rig import FileRig, no_space
+from tests.support.fs.clusters.file_rig import FileRig, no_space
 from tests.support.mounted_rig import (
     ONE,
     OTHER,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.posix.both import Both
 from tests.support.posix.client import ClientPlace
 from tests.support.posix.core import CorePlace

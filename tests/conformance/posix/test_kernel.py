@@ -13,7 +13,7 @@ from errno import EDEADLK, errorcode
 from pathlib import Path
 
 import pytest
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.posix import kernel_calls
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.real import mounted_place

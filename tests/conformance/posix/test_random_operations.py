@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.posix.both import Both
 from tests.support.posix.client import ClientPlace
 from tests.support.posix.core import CorePlace

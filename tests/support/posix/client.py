@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.posix.places import NOW, ROOT, Identity
 
 import fireflyer.fs

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
-from tests.support.fs_local import LocalCluster
+from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.mounting import missing, mounted
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.places import Identity

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.support.fs.clusters.names import violations
 from tests.support.fs.meta_sim.chunks import CELL_BYTES, CELLS, CHAINS, CHUNK_BYTES
 from tests.support.fs.meta_sim.workload import DIRECTORIES, FILE_CELLS, PATHS, MetaClient
 from tests.support.fs.meta_sim.world import MetaWorld
-from tests.support.fs_names import violations
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta import tables

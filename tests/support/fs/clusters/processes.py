@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.fs_managers import ManagerProcess, Site
-from tests.support.storage_cluster import Node
+from tests.support.fs.clusters.managers import ManagerProcess, Site
+from tests.support.fs.clusters.storage_cluster import Node
 
 from fireflyer.base.errors import FireflyerError, NotFound, Timeout
 from fireflyer.base.units import MIB, SECOND

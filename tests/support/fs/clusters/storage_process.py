@@ -1,4 +1,5 @@
-"""A storage process as tests start it: `python -m tests.support.storage_process CONFIG.json [FSIZE=bytes]`."""
+"""A storage process as tests start it: `python -m tests.support.fs.clusters.storage_process CONFIG.json
+[FSIZE=bytes]`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.support.fs_meta import CHAINS, SERVICE, MetaRig, PlayedChunks
+from tests.support.fs.clusters.meta_service import CHAINS, SERVICE, MetaRig, PlayedChunks
 
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.client.files.asyncio_files import Files

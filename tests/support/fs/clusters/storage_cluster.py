@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.support.data_connection import FOUND, MISSING, DataConnection
+from tests.support.fs.clusters.data_connection import FOUND, MISSING, DataConnection
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import FireflyerError, UsageError
@@ -82,12 +82,12 @@ class Node:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tests.support.storage_process",
+            "tests.support.fs.clusters.storage_process",
             str(self.path),
             *arguments,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[4],
         )
         log.close()
         assert self.process.stdout is not None

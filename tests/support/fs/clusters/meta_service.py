@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
-from tests.support.fs_names import at
+from tests.support.fs.clusters.names import at
 
 from fireflyer.base.errors import NotFound, StaleVersion
 from fireflyer.base.units import SECOND
