@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.support.mounting import Mount, local_mount, missing, mounted
+from tests.support.fs.mounts.mounting import Mount, local_mount, missing, mounted
 
 from bench.fs import bounds
 from bench.fs.cluster import Cluster, processor_s, running, spread

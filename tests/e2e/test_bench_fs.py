@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench.report import Result
-from tests.support import mounting
+from tests.support.fs.mounts import mounting
 from tests.support.network import namespaces
 
 REPOSITORY = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ import pytest
 from tests.support.fs.clusters.data_connection import DataConnection
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.meta_sim.clients import RawClient
-from tests.support.mounting import mounted, needs_fuse
+from tests.support.fs.mounts.mounting import mounted, needs_fuse
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.places import NOW, Identity, User, errno_of
 

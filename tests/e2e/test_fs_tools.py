@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.fs.clusters.file_commands import content_of
 from tests.support.fs.clusters.local_cluster import LocalCluster
-from tests.support.mounting import needs_fuse
+from tests.support.fs.mounts.mounting import needs_fuse
 
 import fireflyer.fs
 from fireflyer.fs.client.local import access_of

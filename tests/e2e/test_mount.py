@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
-from tests.support.mounting import Mount, mounted, needs_fuse
+from tests.support.fs.mounts.mounting import Mount, mounted, needs_fuse
 
 from fireflyer.fs.mount.serving import VALID_S
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
+from tests.support.fs.mounts.mounting import Mount, mounted, needs_fuse
 from tests.support.jobs.launching import wait_until
-from tests.support.mounting import Mount, mounted, needs_fuse
 
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.inodes import Layout

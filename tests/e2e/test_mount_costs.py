@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.counted_mount import Counts, counted_mount
-from tests.support.mounting import Mount, needs_fuse
+from tests.support.fs.mounts.counted_mount import Counts, counted_mount
+from tests.support.fs.mounts.mounting import Mount, needs_fuse
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes]
 FILES = 50

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.fs.mounts.mounting import Mount, local_mount, needs_fuse
 from tests.support.jobs.launching import wait_until
-from tests.support.mounting import Mount, local_mount, needs_fuse
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes]
 

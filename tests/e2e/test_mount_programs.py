@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
-from tests.support.mounting import Mount, mounted, needs_fuse
+from tests.support.fs.mounts.mounting import Mount, mounted, needs_fuse
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.support.mounted_rig import turns
+from tests.support.fs.mounts.mounted_rig import turns
 
 from fireflyer.base.errors import Timeout
 from fireflyer.base.units import SECOND

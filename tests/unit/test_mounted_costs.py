@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.support.fs.clusters.file_rig import FileRig
-from tests.support.later import PlayedTimers
-from tests.support.mounted_rig import (
+from tests.support.fs.mounts.mounted_rig import (
     ONE,
     ROOT_USER,
     create,
@@ -21,6 +20,7 @@ from tests.support.mounted_rig import (
     unanswered,
     write,
 )
+from tests.support.later import PlayedTimers
 
 from fireflyer.fs.core.meta.tables import WRITERS
 from fireflyer.fs.mount.files import MountedFiles

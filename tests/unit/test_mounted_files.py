@@ -10,7 +10,7 @@ import time
 
 import pytest
 from tests.support.fs.clusters.file_rig import FileRig, no_space
-from tests.support.mounted_rig import (
+from tests.support.fs.mounts.mounted_rig import (
     ONE,
     OTHER,
     ROOT_USER,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
-from tests.support.mounting import missing, mounted
+from tests.support.fs.mounts.mounting import missing, mounted
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.places import Identity
 

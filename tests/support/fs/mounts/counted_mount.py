@@ -1,6 +1,6 @@
 """A mount whose meta service and chunks are in its own process, where all is counted that a cluster would do.
 
-    python -m tests.support.counted_mount PLACE
+    python -m tests.support.fs.mounts.counted_mount PLACE
 
 says "Mounted", and at the end what was done, as one line of JSON: `Counts`. Nothing of it depends on time: lazy closes
 wait until something else is asked, for ever if need be; what the service does by itself, and beats, are not counted.
@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import msgspec
 from tests.support.fs.clusters.file_rig import FileRig
+from tests.support.fs.mounts.mounting import Mount, mounted
 from tests.support.later import PlayedTimers
-from tests.support.mounting import Mount, mounted
 
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
 from fireflyer.fs.mount.files import MountedFiles
@@ -31,7 +31,7 @@ from fireflyer.fs.service.meta.requests import Asked
 
 __all__ = ["Counts", "counted_mount"]
 
-_ROOT: Final = Path(__file__).parents[2]
+_ROOT: Final = Path(__file__).parents[4]
 
 
 class Counts(msgspec.Struct):
@@ -94,7 +94,7 @@ async def _main(place: str) -> None:
 def counted_mount(place: Path) -> Iterator[Mount]:
     """What its `end` returns after `unmount` is for `Counts`."""
     place.mkdir()
-    command = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-m", "tests.support.counted_mount", str(place)]
+    command = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-m", "tests.support.fs.mounts.counted_mount", str(place)]
     with mounted(command, str(place)) as mount:
         yield mount
 

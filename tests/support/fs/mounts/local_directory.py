@@ -1,6 +1,6 @@
 """A local directory, mounted: what the mount's layer costs by itself, and a file system whose behaviour is known.
 
-    python -m tests.support.local_files SOURCE PLACE natively|events|held
+    python -m tests.support.fs.mounts.local_directory SOURCE PLACE natively|events|held
 
 mounts SOURCE on PLACE, says "Mounted", and "finished" when it is unmounted.
 

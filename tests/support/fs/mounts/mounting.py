@@ -22,7 +22,7 @@ __all__ = ["Mount", "local_mount", "missing", "mounted", "needs_fuse"]
 
 MOUNT_S: Final = 60.0
 END_S: Final = 60.0
-_ROOT: Final = Path(__file__).parents[2]
+_ROOT: Final = Path(__file__).parents[4]
 
 
 def missing() -> str:
@@ -108,6 +108,6 @@ def local_mount(source: str, place: str, *, natively: bool, held: bool = False) 
     os.makedirs(source, exist_ok=True)
     os.makedirs(place, exist_ok=True)
     how = "held" if held else "natively" if natively else "events"
-    program = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-P", "-m", "tests.support.local_files"]
+    program = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-P", "-m", "tests.support.fs.mounts.local_directory"]
     with mounted([*program, source, place, how], place) as mount:
         yield mount
