@@ -7,7 +7,14 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.placements import clusters, domain_of, held_by_place, plain_ratios, replicas_apart, slots_of
+from tests.support.fs.placement.clusters import (
+    clusters,
+    domain_of,
+    held_by_place,
+    plain_ratios,
+    replicas_apart,
+    slots_of,
+)
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement import Cluster, StorageNode, Table, place, quality_of, uniform_cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.support.placement_milp import Answer, is_there_a_table_below
+from tests.support.fs.placement.milp import Answer, is_there_a_table_below
 
 from fireflyer.fs.core.placement import Table, place, uniform_cluster
 

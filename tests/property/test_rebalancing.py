@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.support.placements import apply_move, clusters, domain_of, held_by_place, replicas_apart, slots_of
+from tests.support.fs.placement.clusters import apply_move, clusters, domain_of, held_by_place, replicas_apart, slots_of
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement import (
