@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import linux_names
 from tests.support.fs.clusters.names import Names, at
+from tests.support.posix import linux_names
 
 from fireflyer.fs.core.meta.context import Asker
 from fireflyer.fs.schema.errors import FileError
