@@ -1,7 +1,7 @@
 """CUDA tensors in the hfreduce group, with real processes that may share one GPU: `pytest -m gpu`.
 
 None of this has a meaning without a GPU; without one it is skipped. How the copies are ordered is tested without one in
-tests/unit/test_device_path.py.
+tests/unit/collectives/operations/test_device_path.py.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def digests(directory: Path, nodes: list[int], **params: Any) -> set[str]:
     return found
 
 
-@pytest.mark.slow  # the fast ones are in unit/test_transports, with threads as ranks
+@pytest.mark.slow  # the fast ones are in unit/collectives/groups/test_transports, with threads as ranks
 @pytest.mark.parametrize(
     ("layout", "tls", "algorithm", "sockets"),
     [

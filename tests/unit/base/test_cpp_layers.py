@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-CPP = Path(__file__).parents[2] / "cpp"
+CPP = Path(__file__).parents[3] / "cpp"
 PUBLIC = "fireflyer/"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.module_graph import cycles, imports_of, modules_of
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(("root", "package"), [("src", "fireflyer"), (".", "tests"), (".", "bench")])

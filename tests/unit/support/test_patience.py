@@ -29,7 +29,7 @@ STOOD_S = 0.5
 def limits(load: float) -> list[float]:
     """Of a second, in a process before and after it was stopped for half a second."""
     command = [sys.executable, "-c", PROGRAM, str(load)]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True) as process:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         time.sleep(STOOD_S)
         process.send_signal(signal.SIGCONT)
