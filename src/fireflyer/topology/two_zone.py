@@ -5,7 +5,7 @@ that spans both must talk across by one pair of nodes only. More zones than two 
 
 **Renumbering is not enough.** In the double binary tree, an edge cuts off a set of nodes whose size depends on the
 shape alone (in the first tree 2^k - 1, or what remains at the end), and both trees must cut off the same set. Unless a
-zone has a single node, no order of the nodes achieves that; tests/property/test_two_zone.py tries them all.
+zone has a single node, no order of the nodes achieves that; tests/property/collectives/test_two_zone.py tries them all.
 
 **Both trees by the same pair.** If both trees cross by the pair (u, v) alone, and a zone has other nodes than u, then u
 is inner in both trees: as a leaf its only edge would be the crossing, and the rest of its zone would be cut off. So the
