@@ -126,7 +126,7 @@ def test_a_torchrun_script_without_reports_runs_unchanged_and_is_told_how_to_rep
 
 
 def test_the_script_of_the_how_to_gets_its_report(here: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs/how-to/report-steps.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/how-to/report-steps.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (here / "fit.py").write_text(code, encoding="utf-8")
     done = ff(here, "run", "--ranks-per-node", "2", "--run-dir", "out", "fit.py")

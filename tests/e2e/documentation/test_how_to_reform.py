@@ -16,7 +16,7 @@ from fireflyer.identity.secrets import new_secret, save_secret
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-TEXT = Path(__file__).parents[2] / "docs" / "how-to" / "reform-a-group.md"
+TEXT = Path(__file__).parents[3] / "docs" / "how-to" / "reform-a-group.md"
 
 
 def program(name: str) -> str:

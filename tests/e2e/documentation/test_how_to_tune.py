@@ -13,7 +13,7 @@ import pytest
 from fireflyer.collectives import Plan, Speeds, plan_for
 from fireflyer.collectives.planning.declaration import Declaration
 
-TEXT = (Path(__file__).parents[2] / "docs/how-to/tune-collectives.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs/how-to/tune-collectives.md").read_text()
 
 
 def block(language: str, holds: str) -> str:

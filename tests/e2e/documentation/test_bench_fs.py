@@ -13,7 +13,7 @@ from bench.report import Result
 from tests.support.fs.mounts import mounting
 from tests.support.network import namespaces
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.slow

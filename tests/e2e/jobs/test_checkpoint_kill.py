@@ -13,7 +13,7 @@ import pytest
 
 from fireflyer.checkpoint import verify
 
-PROGRAM = Path(__file__).parents[1] / "support" / "checkpoints" / "endless_saver.py"
+PROGRAM = Path(__file__).parents[2] / "support" / "checkpoints" / "endless_saver.py"
 
 
 @pytest.mark.processes

@@ -179,6 +179,6 @@ def test_a_program_that_just_ends_ends_silently(running: Running, tmp_path: Path
     secret = str(tmp_path / "secret")
     save_secret(running.service.secret, secret)
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", _PROGRAM, str(running.service.address), secret]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=root)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

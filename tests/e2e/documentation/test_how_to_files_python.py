@@ -12,7 +12,7 @@ from tests.support.how_to import Shell
 
 from fireflyer.fs.client.files.open_file_table import FileOptions
 
-TEXT = (Path(__file__).parents[2] / "docs/how-to/files-python.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs/how-to/files-python.md").read_text()
 
 
 def test_every_option_that_is_named_exists() -> None:

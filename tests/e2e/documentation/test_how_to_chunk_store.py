@@ -12,7 +12,7 @@ from tests.support.how_to import Shell
 
 from fireflyer.fs.core.requests.effects import Limits
 
-TEXT = (Path(__file__).parents[2] / "docs/how-to/chunk-store.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs/how-to/chunk-store.md").read_text()
 
 
 def test_every_setting_that_is_named_exists() -> None:

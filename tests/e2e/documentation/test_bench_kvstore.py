@@ -12,7 +12,7 @@ import pytest
 from bench.report import Figure, Result
 from tests.support.kvstore.postgres import postgres_programs
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.how_to import Shell
 
-TEXT = (Path(__file__).parents[2] / "docs/how-to/files.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs/how-to/files.md").read_text()
 
 
 @pytest.mark.processes

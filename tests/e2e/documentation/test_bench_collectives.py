@@ -12,7 +12,7 @@ import pytest
 from bench.report import Figure, Result
 from tests.support.network import namespaces
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def run_bench(directory: Path, timeout_s: int, *options: str) -> dict[str, Result]:

@@ -23,7 +23,7 @@ FILE_BYTES = 14 << 20
 def test_on_a_full_disk_names_can_be_removed_and_then_made_again(tmp_path: Path) -> None:
     """The kernel refuses to let the file grow, as a full disk does."""
     command = [sys.executable, "-c", f"from {__name__} import main; main()", str(tmp_path / "store")]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[4]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, (done.stdout, done.stderr)
 

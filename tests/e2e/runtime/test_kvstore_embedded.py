@@ -162,7 +162,7 @@ async def test_who_makes_room_is_not_refused_with_who_needs_it(tmp_path: Path, m
 
 _FULL_DISK = """
 import asyncio, resource, sys
-from tests.e2e.test_kvstore_embedded import _clear, _fill
+from tests.e2e.runtime.test_kvstore_embedded import _clear, _fill
 from tests.support.kvstore.engines import put, values
 from fireflyer.kvstore.embedded import EmbeddedEngine
 from fireflyer.kvstore.lmdb_file import LmdbFile
