@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from bench.collectives import allreduce, ddp, gpu, kernels, latency, memory, network, transports, waiting
+from bench.collectives.cases import allreduce, ddp, gpu, kernels, latency, memory, network, transports, waiting
 from bench.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
 from fireflyer.base.units import MIB

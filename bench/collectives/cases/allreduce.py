@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from bench.collectives.cases.kernels import kernel_rate
 from bench.collectives.contenders import OPEN_MPI, node_list, open_mpi, python_ranks, tcp_ring
 from bench.collectives.crew import Crew
 from bench.collectives.data import ELEMENT_BYTES
-from bench.collectives.kernels import kernel_rate
 from bench.collectives.targets import Target, all_met, judged
 from bench.collectives.turns import Contender, Taken, prepare_all, take_turns
 from bench.report import Bound, Figure, Options, Result
