@@ -46,7 +46,7 @@ def node_list(layout: str) -> list[int]:
 @contextmanager
 def python_ranks(
     layout: str,
-    module: str = "bench.collectives.rank",
+    module: str = "bench.collectives.ranks.arrays",
     *,
     transport: str = "tcp",
     ucx_tls: str = "tcp",

@@ -32,7 +32,7 @@ def run(options: Options) -> Iterator[Result]:
         if not models:
             continue
         try:
-            with python_ranks(layout, "bench.collectives.ddp_rank") as crew:
+            with python_ranks(layout, "bench.collectives.ranks.ddp") as crew:
                 missing = str(crew.tell("join", "hfreduce")[0].get("missing", ""))
                 for model in models:
                     yield from _measure(f"ddp/{layout}/{model}", crew, model, missing, options)

@@ -38,7 +38,7 @@ def run(options: Options) -> Iterator[Result]:
         if missing:
             print(f"gpu/{layout}: {missing}", file=sys.stderr)
         elif cases:
-            with python_ranks(layout, "bench.collectives.gpu_rank") as crew:
+            with python_ranks(layout, "bench.collectives.ranks.gpu") as crew:
                 nccl = str(crew.tell("join", "nccl")[0].get("missing", ""))
                 for dtype, size in cases:
                     yield from _measure(_name(layout, dtype, size), crew, dtype, size, nccl, options)

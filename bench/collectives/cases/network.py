@@ -34,7 +34,7 @@ from fireflyer.collectives.planning.routing import plan_for
 
 __all__ = ["missing", "run"]
 
-_MODULE: Final = "bench.collectives.network_rank"
+_MODULE: Final = "bench.collectives.ranks.network"
 _ALGORITHMS: Final = {"tree": TREE, "ring": RING, "halving": HALVING_DOUBLING}
 _WARM_UPS: Final = 1
 _PAYLOAD: Final = 1448 / 1514

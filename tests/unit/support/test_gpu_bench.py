@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench.collectives.gpu_rank import Watch, shared_share
+from bench.collectives.ranks.gpu import Watch, shared_share
 
 
 def test_a_sum_is_under_way_from_its_start_until_its_end_was_seen() -> None:

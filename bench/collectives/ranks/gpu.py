@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bench.collectives.data import NATIVE, block_of, expected_sum, filled_with
-from bench.collectives.orders import join_ours, obey
+from bench.collectives.ranks.orders import join_ours, obey
 from bench.collectives.spans import covered
 from fireflyer.collectives.devices.copies import HostMemory
 from fireflyer.collectives.devices.pieces import Move

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as StockDDP
 
 from bench.collectives.models import Step, build
-from bench.collectives.orders import join_ours, obey
+from bench.collectives.ranks.orders import join_ours, obey
 from bench.collectives.spans import covered
 from fireflyer.collectives import Communicator
 from fireflyer.training import DistributedDataParallel as OurDDP

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bench.collectives.data import ELEMENT_BYTES, NATIVE, Array, block_of, expected_sum, filled_with, repeat_into
-from bench.collectives.orders import join_ours, obey
+from bench.collectives.ranks.orders import join_ours, obey
 from fireflyer.collectives import Communicator
 
 

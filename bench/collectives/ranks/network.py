@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from bench.collectives.data import NATIVE, Array
-from bench.collectives.orders import join_ours, obey
-from bench.collectives.rank import Rank
+from bench.collectives.ranks.arrays import Rank
+from bench.collectives.ranks.orders import join_ours, obey
 from fireflyer.collectives import Communicator, Plan
 
 
