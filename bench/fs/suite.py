@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.fs import basics, crowd, growth, incast, loading, many_names, mounted, names, recovery, streams
+from bench.fs.cases import basics, growth, incast, loading, many_chunks, many_names, mounted, names, recovery, streams
 from bench.report import Options, Result, Suite, results_path, write_results
 
 __all__ = ["run"]
@@ -17,7 +17,7 @@ _FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
     incast.run,
     recovery.run,
     growth.run,
-    crowd.run,
+    many_chunks.run,
     names.run,
     many_names.run,
     streams.run,

@@ -17,9 +17,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bench.fs import bounds, growth
+from bench.fs import bounds
+from bench.fs.cases import growth
+from bench.fs.cases.growth import LARGE, SMALL, WRITES
 from bench.fs.cluster import CLUSTER, Cluster, running, spread, target_directory
-from bench.fs.growth import LARGE, SMALL, WRITES
 from bench.fs.results import of_small
 from bench.fs.turns import in_turns
 from bench.fs.work import Chunks, Reads, Slots, Work, keep_reading, since, used
