@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 __all__ = ["Found", "search"]
 
-RECORD: Final = Path(__file__).parent.parent / "golden" / "planted_bugs.json"
+RECORD: Final = Path(__file__).parents[2] / "golden" / "planted_bugs.json"
 """World -> bug -> seed."""
 
 

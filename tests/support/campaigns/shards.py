@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 __all__ = ["campaign", "commit_count", "expected_s", "parts"]
 
-ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+REPOSITORY: Final = Path(__file__).parents[3]
 
 
 def campaign(*, expected_s: float) -> list[pytest.MarkDecorator]:
@@ -48,7 +48,7 @@ def expected_s(item: pytest.Item) -> float:
 
 def commit_count() -> int:
     """How many commits lead to this one; 0 outside a repository."""
-    command = ["git", "-C", ROOT, "rev-list", "--count", "HEAD"]
+    command = ["git", "-C", str(REPOSITORY), "rev-list", "--count", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
