@@ -104,7 +104,7 @@ std::optional<Failure> Executor::run_parts(const Task& task) {
     if (verified == never) continue;
     if (const auto failure = mismatch(task.op, verified)) window_->fail(*failure);
   }
-  const Failure failure = work->failure();
+  Failure failure = work->failure();
   if (failure.kind != FailureKind::none) return failure;
   if (window_->failed()) return window_->failure();
   add_up();
