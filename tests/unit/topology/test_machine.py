@@ -22,9 +22,9 @@ def read(disk: Disk, root: str, files: dict[str, str]) -> Machine:
     return read_machine(disk, root=f"{root}/sys", status=f"{root}/proc/self/status")
 
 
-@pytest.fixture
-def epyc(tmp_path: Path) -> Machine:
-    return read(RealDisk(), str(tmp_path), tree_of_epyc())
+@pytest.fixture(scope="module")
+def epyc(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return read(RealDisk(), str(tmp_path_factory.mktemp("epyc")), tree_of_epyc())
 
 
 def test_a_two_socket_epyc_is_read_whole(epyc: Machine) -> None:
