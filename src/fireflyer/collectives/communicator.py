@@ -6,7 +6,7 @@ A call with `async_op=True` returns at once with a `Work`; until it is done the 
 Failure: when a rank dies, hangs for longer than `timeout_ns` or calls something else than the others, every pending and
 later operation raises the same error on every rank, naming the rank where there is one to blame (`PeerFailed.rank`).
 The arrays of broken operations hold garbage, and the communicator is of no further use: `reform` it.
-Bounds on how long that takes are in docs/design/0002-collectives.md.
+Bounds on how long that takes are in docs/design/0023-collective-failures.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 TIMEOUT_NS = 1000 * MS
 NOTICED_S = 1.0
-# docs/design/0002-collectives.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine
+# docs/design/0023-collective-failures.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine
 HANG_LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7
 NODES = [0, 0, 1]
 ENDS = (0, 2)  # the leaders; rank 2 connects to rank 0

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 MODULE = "tests.support.ranks.fault_ranks"
 TIMEOUT_NS = 1000 * MS
 DEATH_LIMIT_S = 1.0
-# docs/design/0002-collectives.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine
+# docs/design/0023-collective-failures.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine
 HANG_LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7
 LAYOUTS = {"1x3": [0, 0, 0], "2x2": [0, 0, 1, 1]}
 KINDS = ("gather", "scatter", "reduce_scatter", "allgather", "broadcast", "reduce", "barrier", "all_to_all")

@@ -22,7 +22,7 @@ MODULE = "tests.support.torch_ranks.fault_ranks"
 WAYS = ("hfreduce", "hook", "ours", "fsdp hooks", "fsdp hfreduce")
 TIMEOUT_S = 2
 DEATH_LIMIT_S = 1.0
-# docs/design/0002-collectives.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine
+# docs/design/0023-collective-failures.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine
 HANG_LIMIT_S = 1.125 * TIMEOUT_S + 0.3 + 0.7
 AT_ONCE_TIMEOUT_S = 60
 """Of groups in which something is to be told without waiting for it."""

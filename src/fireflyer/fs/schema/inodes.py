@@ -1,4 +1,5 @@
-"""What the meta service keeps of a file, a directory or anything else that has a name: see `docs/design/0018-files.md`.
+"""What the meta service keeps of a file, a directory or anything else that has a name: see
+`docs/design/0028-meta-transactions.md`.
 
 The same structs are rows of the store and parts of answers. Times are Unix time in nanoseconds, lengths are bytes.
 """

@@ -1,4 +1,4 @@
-"""A chunk store for the simulation of the meta service, as 0012 and 0017 promise it, played in memory.
+"""A chunk store for the simulation of the meta service, as 0025 and 0027 promise it, played in memory.
 
 Chunks are lists of cells, each with the tag of who wrote it. An update arrives late at times, also after its sender has
 given it up: until a later update of the same sender to the same chunk is done, or the store has learnt that the

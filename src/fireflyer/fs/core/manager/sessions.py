@@ -2,7 +2,7 @@
 
     OpenSession ──> a row with the next id ──committed──> living ──silent, or ended──> the row is removed ──> over
 
-A replica remembers of each channel of a client the last update that was done (0012, dedup): a retry that comes late
+A replica remembers of each channel of a client the last update that was done (0025, dedup): a retry that comes late
 finds it. When the session is over these rows may go, as soon as no retry can be admitted any more. Storage processes
 are told of the *list of living sessions*; who is not in it, and whose id was given before it was made, is over. So:
 

@@ -1,2 +1,2 @@
 """The file system above the chunk store, as decisions: each operation is a body over one transaction of a key-value
-store (`docs/design/0018-files.md`). `dispatch.carry_out` is the door."""
+store (`docs/design/0028-meta-transactions.md`). `dispatch.carry_out` is the door."""
