@@ -1,6 +1,6 @@
 """What a launched rank is told: the torchrun environment, and ours beside it.
 
-Pure: mappings in, structs out. `runtime.environment` is the one module that reads `os.environ`.
+Pure: mappings in, structs out. `runtime.environment` gives it `os.environ`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the kernel's errno to the error class that says what to do.
 
-Pure (a table); it stands here because both layers that touch files, `identity` and `runtime`, need it. All others
-meet it as `fireflyer.runtime.translate_os_error`.
+Pure (a table). Whoever makes the system call translates its error: `identity`, `runtime`, `kvstore`, `collectives`,
+`cluster`, `fs`, `data` and `cli` do. `fireflyer.runtime` offers it too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one reader of the process environment; everything else is given a `RankEnvironment`."""
+"""Reads what the environment tells a rank; libraries are given the `RankEnvironment` that it makes."""
 
 from __future__ import annotations
 
