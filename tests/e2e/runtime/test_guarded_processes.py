@@ -24,7 +24,7 @@ from fireflyer.runtime.processes.guarded import (
     kill_marked,
     marked,
     new_token,
-    start_leashed,
+    start_with_parent_death_signal,
     watch_exit,
 )
 
@@ -233,7 +233,9 @@ async def test_a_leashed_process_hears_signals_that_its_parent_ignores(tmp_path:
     fd = os.open(out, os.O_WRONLY | os.O_CREAT)
     try:
         environment = child_environment({})
-        process = start_leashed([sys.executable, "-c", code], environment=environment, stdout=fd, stderr=fd)
+        process = start_with_parent_death_signal(
+            [sys.executable, "-c", code], environment=environment, stdout=fd, stderr=fd
+        )
     finally:
         os.close(fd)
         signal.signal(signal.SIGUSR1, before)

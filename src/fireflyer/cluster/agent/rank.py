@@ -14,7 +14,12 @@ from fireflyer.cluster.agent.lines import LineSplitter
 from fireflyer.cluster.agent.log_writer import LogFile, LogWriter
 from fireflyer.cluster.schema.wire import Exited, OutputLine, RankToStart
 from fireflyer.runtime.disk import translate_os_error
-from fireflyer.runtime.processes.guarded import child_environment, exit_code_of, start_leashed, watch_exit
+from fireflyer.runtime.processes.guarded import (
+    child_environment,
+    exit_code_of,
+    start_with_parent_death_signal,
+    watch_exit,
+)
 
 __all__ = ["RankProcess"]
 
@@ -60,7 +65,9 @@ class RankProcess:
                 ends.append(writer)
                 self._pipes.append(_Pipe(self, reader, stream))
             environment = child_environment(plan.environment)
-            self._process = start_leashed(command, environment=environment, stdout=ends[0], stderr=ends[1])
+            self._process = start_with_parent_death_signal(
+                command, environment=environment, stdout=ends[0], stderr=ends[1]
+            )
             self.pid = self._process.pid
             watch_exit(self._loop, self.pid, self._ended)
         except (FireflyerError, OSError) as error:

@@ -19,7 +19,12 @@ from typing import Final
 
 from fireflyer.base.errors import PermanentError, Timeout
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.runtime.processes.guarded import child_environment, exit_code_of, start_leashed, watch_exit
+from fireflyer.runtime.processes.guarded import (
+    child_environment,
+    exit_code_of,
+    start_with_parent_death_signal,
+    watch_exit,
+)
 
 __all__ = ["AT_ONCE_S", "MAX_DEATHS", "READY", "Deaths", "LocalProcess"]
 
@@ -91,7 +96,7 @@ class LocalProcess:
         read_fd, write_fd = os.pipe()
         try:
             with open(self._log_file, "ab") as log:
-                self._process = start_leashed(
+                self._process = start_with_parent_death_signal(
                     self._command, environment=child_environment({}), stdout=write_fd, stderr=log.fileno()
                 )
         except OSError as error:
