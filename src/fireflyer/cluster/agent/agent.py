@@ -45,7 +45,7 @@ from fireflyer.cluster.schema.wire import (
     Trouble,
 )
 from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_strangers
+from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_orphans
 from fireflyer.runtime.rpc import Method, NodeCredential, RpcClient
 
 __all__ = ["run_agent"]
@@ -125,7 +125,7 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             await self._client.notify(BEAT, Done())
-            reap_strangers(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
+            reap_orphans(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
             await asyncio.sleep(self._config.heartbeat_ns / SECOND)
 
     async def _tell(self) -> None:
@@ -227,7 +227,7 @@ class Agent:
     async def _clean_up(self, ranks: list[RankProcess]) -> None:
         for _ in range(2):  # in one look a process that changes its parent meanwhile can be missed
             await _until(lambda: not _kill_descendants(), SWEEP_S)
-        reap_strangers(_nobody)
+        reap_orphans(_nobody)
         try:
             async with asyncio.timeout(None if self._holding_up else PIPES_S):
                 for rank in ranks:
@@ -265,7 +265,7 @@ def _kill_descendants() -> bool:
             os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
-    reap_strangers(_nobody)
+    reap_orphans(_nobody)
     return bool(pids)
 
 

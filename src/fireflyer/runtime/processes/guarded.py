@@ -33,7 +33,7 @@ __all__ = [
     "kill_marked",
     "marked",
     "new_token",
-    "reap_strangers",
+    "reap_orphans",
     "start_with_parent_death_signal",
     "watch_exit",
 ]
@@ -58,11 +58,11 @@ def exit_code_of(returncode: int) -> int:
 
 
 def become_subreaper() -> None:
-    """Descendants that lose their parent become children of this process from now on; see `reap_strangers`."""
+    """Descendants that lose their parent become children of this process from now on; see `reap_orphans`."""
     ctypes.CDLL(None).prctl(guard.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap_strangers(known: Callable[[int], bool]) -> None:
+def reap_orphans(known: Callable[[int], bool]) -> None:
     """Removes ended children that nobody waits for. `known` says which ones somebody does; those stay."""
     while True:
         try:
