@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND
-from fireflyer.kvstore.core.timing import DeadlinePassed, Waits
+from fireflyer.kvstore.core.timing import DeadlinePassed, Timing
 from fireflyer.runtime.clock import MonotonicClock
 
-__all__ = ["LoopWaits"]
+__all__ = ["LoopTiming"]
 
 
-class LoopWaits(Waits):
+class LoopTiming(Timing):
     def __init__(self, *, clock: Clock | None = None, chance: random.Random | None = None) -> None:
         self._clock = clock or MonotonicClock()
         self._chance = chance or random.Random()

@@ -41,7 +41,7 @@ from fireflyer.fs.schema.inodes import (
     Kind,
 )  # fmt: skip
 from fireflyer.kvstore import MemoryEngine
-from fireflyer.kvstore.core.timing import SteppedWaits
+from fireflyer.kvstore.core.timing import SteppedTiming
 
 __all__ = ["CorePlace"]
 
@@ -66,7 +66,7 @@ _KINDS: Final = {value: kind for kind, value in _FORMATS.items()} | {0: Kind.FIL
 _LOCKS: Final = {"none": meta.LockKind.NONE, "read": meta.LockKind.READ, "write": meta.LockKind.WRITE}
 
 
-class _NoWaits(SteppedWaits):
+class _NoWaits(SteppedTiming):
     async def pause(self) -> None:
         return
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact
 from fireflyer.fs.service.manager.transactions import transact_on
-from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedWaits, steps
+from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedTiming, steps
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.sim import World
@@ -86,7 +86,7 @@ class SimStore:
         """Who cannot reach it now."""
         self._random = world.fork_random("store")
         self._store = _Store(world, on_commit)
-        self._engine = MemoryEngine(self._store, waits=SteppedWaits(lambda: world.now_ns, self._random.randrange))
+        self._engine = MemoryEngine(self._store, waits=SteppedTiming(lambda: world.now_ns, self._random.randrange))
 
     @property
     def rows(self) -> dict[bytes, bytes]:
@@ -122,7 +122,7 @@ def rows_in(store: MemoryStore) -> dict[bytes, bytes]:
 
 
 def at_once(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of work on a `MemoryEngine` with `SteppedWaits`, with nobody in between."""
+    """The result of work on a `MemoryEngine` with `SteppedTiming`, with nobody in between."""
     step = steps(work)
     while True:
         try:

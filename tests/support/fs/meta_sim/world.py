@@ -30,7 +30,7 @@ from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Close, Open, Refused, Request
-from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedWaits, Transaction
+from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming, Transaction
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING
 from fireflyer.kvstore.core.overlay import Mutations
@@ -114,7 +114,7 @@ class MetaWorld:
         """Files that were in a quota area when they were opened."""
         self._last_session = 0
         self._random = self.sim.fork_random("store")
-        self.waits = SteppedWaits(lambda: self.sim.now_ns, self._random.randrange)
+        self.waits = SteppedTiming(lambda: self.sim.now_ns, self._random.randrange)
         self.engine = MemoryEngine(self.store, waits=self.waits, faults=self._commit_fault)
         self.cluster = ClusterDefaults(1, len(CHAINS), CHUNK_BYTES, 3)
         self.services: list[MetaService] = []

@@ -62,7 +62,7 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.service.manager.transactions import transact_on
-from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedWaits
+from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
 
 TIMEOUT_NS = 6 * SECOND
@@ -73,7 +73,7 @@ class Desk:
 
     def __init__(self, store: MemoryStore | None = None, *, name: str = "a") -> None:
         self.store = store or MemoryStore()
-        self.engine = MemoryEngine(self.store, waits=SteppedWaits(lambda: self.now_ns, lambda _bound: 0))
+        self.engine = MemoryEngine(self.store, waits=SteppedTiming(lambda: self.now_ns, lambda _bound: 0))
         self.manager = Manager(Settings(name, f"{name}:1", TIMEOUT_NS, 2 * SECOND))
         self.now_ns = 0
         self.orders: list[Transact] = []

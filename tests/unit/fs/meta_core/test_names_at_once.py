@@ -25,7 +25,7 @@ from fireflyer.fs.schema.meta import (
     Request,
     SetArea,
 )
-from fireflyer.kvstore import MemoryEngine, SteppedWaits, steps
+from fireflyer.kvstore import MemoryEngine, SteppedTiming, steps
 from fireflyer.kvstore.errors import Conflict
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -53,7 +53,7 @@ def request(chance: random.Random, directories: list[int]) -> Request:
 def test_at_the_same_time(seed: int) -> None:
     with Names() as names:
         chance = random.Random(seed)
-        engine = MemoryEngine(names.store, waits=SteppedWaits(lambda: 0, chance.randrange))
+        engine = MemoryEngine(names.store, waits=SteppedTiming(lambda: 0, chance.randrange))
         ends: Counter[str] = Counter()
         made = ["/".join(name * depth) for name in "abcde" for depth in range(1, 5)]
         names.do(*(MakeDirectory(at(path)) for path in made))

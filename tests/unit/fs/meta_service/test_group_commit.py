@@ -16,7 +16,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.service.meta.group_commit import LAZY_NS, MAX_BATCH, MAX_LAZY, MAX_WAITING, Lanes, Reads, Work
 from fireflyer.fs.service.meta.inode_ids import BATCH, Ids
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Part, TransactionTimeout
-from fireflyer.kvstore.timing import LoopWaits
+from fireflyer.kvstore.timing import LoopTiming
 
 
 class _Count(Work):
@@ -338,7 +338,7 @@ class _Busy(_Count):
 @on_loop
 async def test_whoever_takes_too_long_without_waiting_fails_alone() -> None:
     clock = _Clock()
-    async with MemoryEngine(waits=LoopWaits(clock=clock)) as kv:
+    async with MemoryEngine(waits=LoopTiming(clock=clock)) as kv:
         lanes, reads = _lanes(kv), Reads(kv)
         works = [_Count(b"a"), _Busy(b"b", clock), _Count(b"c"), _Count(b"d")]
         for work in works:
