@@ -18,7 +18,7 @@ from fireflyer.cli.fs.files.show import print_rows
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.fs.tools.measuring import Figure, Load
+    from fireflyer.fs.tools.measuring import Load, Measurement
 
 __all__ = ["bench_command", "gc_command", "to_json"]
 
@@ -74,7 +74,7 @@ def bench_command(
         say(to_json(load, found, local).decode())
         return
 
-    def shown(figure: Figure) -> str:
+    def shown(figure: Measurement) -> str:
         return format_rate(figure.per_s) if figure.unit == "B" else f"{figure.per_s:,.0f} {figure.unit}/s"
 
     rows = [["", "cluster", "here", "share"]]
@@ -83,7 +83,7 @@ def bench_command(
     print_rows(rows, right=(1, 2))
 
 
-def to_json(load: Load, cluster: Sequence[Figure], here: Sequence[Figure]) -> bytes:
+def to_json(load: Load, cluster: Sequence[Measurement], here: Sequence[Measurement]) -> bytes:
     """Of `ff fs bench --json`."""
     return msgspec.json.encode({"load": load, "cluster": cluster, "here": here})
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from fireflyer.fs.schema.meta import Answer, Call, Refused
 from fireflyer.runtime.metrics import Series
 
-__all__ = ["Figures", "label_of"]
+__all__ = ["MetaMetrics", "label_of"]
 
 
-class Figures:
+class MetaMetrics:
     def __init__(self) -> None:
         self._requests: Counter[type] = Counter()
         self._refusals: Counter[str] = Counter()

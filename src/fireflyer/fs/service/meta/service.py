@@ -57,7 +57,7 @@ from fireflyer.fs.service.meta.cluster_view import Surroundings
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.meta.context import House
 from fireflyer.fs.service.meta.group_commit import MAX_WAITING, Later, in_loop
-from fireflyer.fs.service.meta.metrics import Figures
+from fireflyer.fs.service.meta.metrics import MetaMetrics
 from fireflyer.fs.service.meta.requests import (
     Asked,
     RequestPorts,
@@ -188,7 +188,7 @@ class MetaService:
         self._long, self._lock_waits = _Procedures(MAX_LONG), _Procedures(MAX_LOCK_WAITS)
         self._asking: Counter[str] = Counter()
         self._enrolled: dict[ClientId, None] = {}
-        self._figures = Figures()
+        self._figures = MetaMetrics()
         self._keeper = Keeper(os.urandom(8).hex())
         self._closed = False
 
