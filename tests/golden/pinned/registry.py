@@ -69,7 +69,7 @@ FORMATS: Final = (
     Format("job.event-log", "json", events.Logged),
     Format("job.report", "msgpack", events.Report),
     Format("rpc.cluster.report.request", "msgpack", reporter.Reports),
-    Format("rpc.cluster.report.answer", "msgpack", reporter.Noted),
+    Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
     Format("job.agent-config", "json", cluster_wire.AgentConfig),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.AgentHello),

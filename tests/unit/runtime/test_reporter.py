@@ -22,7 +22,7 @@ from fireflyer.cluster.core.messages import Event, RankReported
 from fireflyer.cluster.launcher.control import Control
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime import reporter as reporter_module
-from fireflyer.runtime.reporter import CLOSE_NS, MAX_STEPS_QUEUED, REPORT, Noted, Reporter, Reports
+from fireflyer.runtime.reporter import CLOSE_NS, MAX_STEPS_QUEUED, REPORT, Acknowledged, Reporter, Reports
 from fireflyer.runtime.rpc import Accepts, Caller, RpcServer
 
 
@@ -53,7 +53,7 @@ class Launcher:
         assert isinstance(event, RankReported)
         self.reports.append(event.report)
 
-    async def report(self, request: Reports, caller: Caller) -> Noted:
+    async def report(self, request: Reports, caller: Caller) -> Acknowledged:
         self.calls += 1
         await self.gate.wait()
         done = await self.control._report(request, caller)

@@ -40,7 +40,7 @@ from fireflyer.cluster.schema.wire import (
     Started,
     Trouble,
 )
-from fireflyer.runtime.reporter import REPORT, Noted, Reports
+from fireflyer.runtime.reporter import REPORT, Acknowledged, Reports
 from fireflyer.runtime.rpc import Caller, RpcServer
 
 __all__ = ["Control", "Member"]
@@ -176,16 +176,16 @@ class Control:
             self._on_line(RankLine(line.rank, node, line.attempt, line.stream, line.text, line.cut))
         return Done()
 
-    async def _report(self, request: Reports, caller: Caller) -> Noted:
+    async def _report(self, request: Reports, caller: Caller) -> Acknowledged:
         if caller.role != "node":
             raise PermissionDenied("only ranks may report")
         last = self._reporters.get(caller.identity)
         if last is not None and request.number <= last.number:
-            return Noted()
+            return Acknowledged()
         self._reporters[caller.identity] = Reports((), request.number, request.dropped)
         for report in request.reports:
             self._feed(RankReported(report))
-        return Noted()
+        return Acknowledged()
 
 
 def _end(exited: Exited) -> RankEnd:
