@@ -23,7 +23,7 @@ from fireflyer.kvstore.engine import transact_once
 from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected, TransactionTimeout
 from fireflyer.kvstore.memory import CommitFault, MemoryEngine
 from fireflyer.kvstore.opening import open  # noqa: A004
-from fireflyer.kvstore.savepoints import Part, Trunk
+from fireflyer.kvstore.savepoints import Savepoint, TransactionBatch
 from fireflyer.kvstore.timing import LoopTiming
 
 __all__ = [
@@ -44,13 +44,13 @@ __all__ = [
     "MemoryEngine",
     "MemoryStore",
     "Page",
-    "Part",
     "Reader",
+    "Savepoint",
     "SteppedTiming",
     "Timing",
     "Transaction",
+    "TransactionBatch",
     "TransactionTimeout",
-    "Trunk",
     "key_after",
     "open",
     "prefix_range",

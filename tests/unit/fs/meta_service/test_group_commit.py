@@ -15,7 +15,7 @@ from fireflyer.base.errors import Busy, DataCorruption, NotFound, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.service.meta.group_commit import LAZY_NS, MAX_BATCH, MAX_LAZY, MAX_WAITING, Lanes, Reads, Work
 from fireflyer.fs.service.meta.inode_ids import BATCH, Ids
-from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Part, TransactionTimeout
+from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Savepoint, TransactionTimeout
 from fireflyer.kvstore.timing import LoopTiming
 
 
@@ -29,7 +29,7 @@ class _Count(Work):
         self._lazy = lazy
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def carry_out(self, rows: Part) -> int:
+    async def carry_out(self, rows: Savepoint) -> int:
         number = int(await rows.get(self.key) or b"0") + 1
         rows.set(self.key, b"%d" % number)
         for at in range(self.size):
@@ -201,7 +201,7 @@ async def test_lazy_works_that_come_during_a_transaction_wait_for_the_next_one()
         lazy = _Count(b"a", lazy=True)
 
         class Putting(_Count):
-            async def carry_out(self, rows: Part) -> int:
+            async def carry_out(self, rows: Savepoint) -> int:
                 lanes.put(1, lazy)
                 return await super().carry_out(rows)
 
@@ -285,7 +285,7 @@ async def test_reads_of_one_turn_share_a_snapshot_and_errors_are_each_ones_own()
 class _Slow(_Count):
     """Takes longer than a transaction may."""
 
-    async def carry_out(self, rows: Part) -> int:
+    async def carry_out(self, rows: Savepoint) -> int:
         await super().carry_out(rows)
         await asyncio.Event().wait()
         return 0
@@ -330,7 +330,7 @@ class _Busy(_Count):
         super().__init__(key)
         self.clock = clock
 
-    async def carry_out(self, rows: Part) -> int:
+    async def carry_out(self, rows: Savepoint) -> int:
         self.clock.now += 100 * SECOND
         return await super().carry_out(rows)
 

@@ -35,7 +35,7 @@ from fireflyer.fs.schema.meta import (
     Symlink,
 )
 from fireflyer.fs.service.meta.prefetch import foresee
-from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, Trunk
+from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, TransactionBatch
 
 
 class _Counting:
@@ -66,12 +66,12 @@ async def test_paths_are_read_a_step_at_a_time_for_all_requests_together() -> No
 
         async def look(reader: Reader) -> None:
             counting = _Counting(reader)
-            trunk = Trunk(counting)
-            await foresee(trunk, [(5, 0, one) for one in requests])
+            transaction_batch = TransactionBatch(counting)
+            await foresee(transaction_batch, [(5, 0, one) for one in requests])
             assert counting.many == 4
             for one in requests:
                 try:
-                    await carry_out(one, rig.service.house.context(trunk.part()))
+                    await carry_out(one, rig.service.house.context(transaction_batch.part()))
                 except OSError:
                     pass
             assert counting.single == 0
@@ -89,9 +89,9 @@ async def test_the_row_of_a_writer_is_foreseen_for_its_reports_and_its_close() -
         async def look(transaction: Transaction) -> None:
             for request in (Report(file, 1, 7, 0), Reserve(file, 1, 5), Close(file, 1, 9, 0)):
                 counting = _Counting(transaction)
-                trunk = Trunk(counting)
-                await foresee(trunk, [(5, 0, request)])
-                await carry_out(request, rig.service.house.context(trunk.part(), Asker(5, 0, 0)))
+                transaction_batch = TransactionBatch(counting)
+                await foresee(transaction_batch, [(5, 0, request)])
+                await carry_out(request, rig.service.house.context(transaction_batch.part(), Asker(5, 0, 0)))
                 assert counting.single == 0
 
         await rig.engine.transact(look)

@@ -31,7 +31,7 @@ from typing import Any, Final, TypeAlias
 
 from fireflyer.base.errors import Busy, FireflyerError, NoSpace, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.kvstore import Engine, Part, Reader, Transaction, TransactionTimeout, Trunk
+from fireflyer.kvstore import Engine, Reader, Savepoint, Transaction, TransactionBatch, TransactionTimeout
 
 __all__ = ["LAZY_NS", "MAX_BATCH", "MAX_LAZY", "MAX_WAITING", "Foresee", "Lanes", "Later", "Reads", "Work", "in_loop"]
 
@@ -75,7 +75,7 @@ class Work(abc.ABC):
         return False
 
     @abc.abstractmethod
-    async def carry_out(self, rows: Part) -> Any:
+    async def carry_out(self, rows: Savepoint) -> Any:
         """In a part of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect but
         there."""
 
@@ -84,7 +84,7 @@ class Work(abc.ABC):
         """Called once: with what `carry_out` returned when it was committed, or with the error."""
 
 
-Foresee: TypeAlias = Callable[[Trunk, Sequence[Work]], Awaitable[None]]
+Foresee: TypeAlias = Callable[[TransactionBatch, Sequence[Work]], Awaitable[None]]
 """Reads what the works are going to read, as far as that is known."""
 
 
@@ -120,7 +120,7 @@ class _Attempt:
     def begin(self) -> None:
         self.at = 0
 
-    async def outcomes(self, trunk: Trunk) -> list[Any]:
+    async def outcomes(self, transaction_batch: TransactionBatch) -> list[Any]:
         """Of the first ones, of one at least. Errors of the transaction itself are among them too: its commit raises
         them again."""
         outcomes: list[Any] = []
@@ -128,13 +128,13 @@ class _Attempt:
         until_ns = held_ns + MAX_ATTEMPT_NS
         for at, work in enumerate(self.batch):
             now_ns = time.monotonic_ns()
-            if outcomes and (trunk.fullness > MAX_FULLNESS or now_ns > until_ns):
+            if outcomes and (transaction_batch.fullness > MAX_FULLNESS or now_ns > until_ns):
                 break
             self.at = at
             if now_ns - held_ns > MAX_HELD_NS:
                 await asyncio.sleep(0)
                 held_ns = time.monotonic_ns()
-            part = trunk.part()
+            part = transaction_batch.part()
             try:
                 outcome = await work.carry_out(part)
             except TransactionTimeout:
@@ -253,10 +253,10 @@ class Lanes:
             attempt.begin()
             if makes_room:
                 transaction.makes_room()
-            trunk = Trunk(transaction, transaction)
+            transaction_batch = TransactionBatch(transaction, transaction)
             if self._foresee is not None:
-                await self._foresee(trunk, batch)
-            return await attempt.outcomes(trunk)
+                await self._foresee(transaction_batch, batch)
+            return await attempt.outcomes(transaction_batch)
 
         try:
             await self._prepare(len(batch))
@@ -317,10 +317,10 @@ class Reads:
 
         async def body(reader: Reader) -> list[Any]:
             attempt.begin()
-            trunk = Trunk(reader)
+            transaction_batch = TransactionBatch(reader)
             if self._foresee is not None:
-                await self._foresee(trunk, batch)
-            return await attempt.outcomes(trunk)
+                await self._foresee(transaction_batch, batch)
+            return await attempt.outcomes(transaction_batch)
 
         try:
             outcomes = await self._engine.read(body, timeout_ns=TIMEOUT_NS)

@@ -16,7 +16,7 @@ from fireflyer.fs.core.meta.replies import rows_of
 from fireflyer.fs.core.meta.tables import WRITERS, decode_entry, entry_key, inode_key, pair_key
 from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, InodeId
 from fireflyer.fs.schema.meta import Close, Place, Report, Request, Reserve, SetAttributes
-from fireflyer.kvstore import Trunk
+from fireflyer.kvstore import TransactionBatch
 
 __all__ = ["foresee", "places_of"]
 
@@ -45,7 +45,7 @@ def places_of(request: Request) -> Iterable[Place]:
             yield Place(inode)
 
 
-async def foresee(trunk: Trunk, asking: Sequence[Asking]) -> None:
+async def foresee(transaction_batch: TransactionBatch, asking: Sequence[Asking]) -> None:
     """The trunk knows it then. Raises what the store raises."""
     keys: dict[bytes, None] = {}
     walks: list[tuple[InodeId, list[bytes]]] = []
@@ -66,7 +66,7 @@ async def foresee(trunk: Trunk, asking: Sequence[Asking]) -> None:
                 key = entry_key(inode, names[0])
                 keys[key] = None
                 steps.append((key, names[1:]))
-        found = dict(zip(keys, await trunk.get_many(list(keys)), strict=True))
+        found = dict(zip(keys, await transaction_batch.get_many(list(keys)), strict=True))
         walks = [(inode, names) for key, names in steps if (inode := _inode_of(key, found.get(key)))]
         keys = {}
 

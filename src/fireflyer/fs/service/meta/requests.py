@@ -70,7 +70,7 @@ from fireflyer.fs.schema.meta import (
 from fireflyer.fs.service.meta.context import House
 from fireflyer.fs.service.meta.group_commit import Work
 from fireflyer.fs.service.meta.prefetch import foresee
-from fireflyer.kvstore import Part, Trunk
+from fireflyer.kvstore import Savepoint, TransactionBatch
 
 __all__ = [
     "LONG_S",
@@ -175,7 +175,7 @@ class Asked(Work):
         self.reply = reply
         self.sign = sign_of(request, actor) if number else b""
 
-    async def carry_out(self, rows: Part) -> Answer:
+    async def carry_out(self, rows: Savepoint) -> Answer:
         house, request, asker, number = self._house, self.request, self.asker, self.number
         if not number:
             if type(request) is Open or type(request) is Renew:
@@ -215,9 +215,11 @@ class Asked(Work):
         return lane_of(self.request, self.asker.client)
 
 
-async def foresee_all(trunk: Trunk, works: Sequence[Work]) -> None:
+async def foresee_all(transaction_batch: TransactionBatch, works: Sequence[Work]) -> None:
     """For `Lanes` and `Reads` over a database."""
-    await foresee(trunk, [(work.asker.client, work.number, work.request) for work in works if isinstance(work, Asked)])
+    await foresee(
+        transaction_batch, [(work.asker.client, work.number, work.request) for work in works if isinstance(work, Asked)]
+    )
 
 
 class Step(Work, Generic[T]):
@@ -238,7 +240,7 @@ class Step(Work, Generic[T]):
     def makes_room(self) -> bool:
         return self._asked is None or self._asked.makes_room
 
-    async def carry_out(self, rows: Part) -> T:
+    async def carry_out(self, rows: Savepoint) -> T:
         asked = self._asked
         if asked is None:
             return await self._body(self._house.context(rows, SYSTEM, 0, self._owner))
