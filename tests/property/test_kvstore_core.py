@@ -11,7 +11,7 @@ from tests.support.kvstore.engines import values
 from tests.support.kvstore.histories import explained, random_plans, run_interleaved
 
 from fireflyer.kvstore import Attempted, Conflict, KeyRange, MemoryEngine, MemoryStore, key_after, prefix_range
-from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
+from fireflyer.kvstore.core.conflicts import Conflicts, ConflictSetBuilder
 from fireflyer.kvstore.core.keys import EVERYTHING
 from fireflyer.kvstore.core.overlay import Mutations, Overlay
 from fireflyer.kvstore.core.resolver import Resolver
@@ -25,7 +25,7 @@ touched = st.lists(keys | ranges, max_size=6)
 
 
 def gathered(parts: list[bytes | KeyRange]) -> Conflicts:
-    gathering = Gathering()
+    gathering = ConflictSetBuilder()
     for part in parts:
         if isinstance(part, KeyRange):
             gathering.add_range(part)
