@@ -111,7 +111,7 @@ class Attempt(Transaction):
         self._overlay.clear_range(checked_range(begin, end))
         self._check_size()
 
-    def makes_room(self) -> None:
+    def frees_space(self) -> None:
         self._writable()
         self._makes_room = True
 
@@ -135,7 +135,7 @@ class Attempt(Transaction):
         self._usable()
         mutations = self._overlay.mutations()
         if self._makes_room:
-            mutations = mutations._replace(makes_room=True)
+            mutations = mutations._replace(frees_space=True)
         try:
             if not mutations.empty and self._asked.entries:
                 await self._source.conflict_with(self._asked.normal())

@@ -36,7 +36,7 @@ class Mutations(NamedTuple):
     cleared: tuple[KeyRange, ...] = ()
     writes: tuple[tuple[bytes, bytes | None], ...] = ()
     """None: cleared."""
-    makes_room: bool = False
+    frees_space: bool = False
     """It may use the room that is kept for clearing keys."""
 
     @property

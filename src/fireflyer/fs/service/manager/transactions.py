@@ -15,7 +15,7 @@ async def transact_on(engine: Engine, order: Transact, *, timeout_ns: int) -> Ou
     `InvariantViolation`, upon which the process must end."""
 
     async def body(rows: Transaction) -> Committed | Refused:
-        rows.makes_room()  # few rows, and without the manager nobody can clear anything
+        rows.frees_space()  # few rows, and without the manager nobody can clear anything
         return await carry_out(order, rows)
 
     try:

@@ -65,7 +65,7 @@ class Work(abc.ABC):
     __slots__ = ()
 
     @property
-    def makes_room(self) -> bool:
+    def frees_space(self) -> bool:
         """By it, or by what follows from it, there is more room in the store."""
         return False
 
@@ -245,14 +245,14 @@ class Lanes:
 
     async def _transact(self, batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
         """Those that are still to be done. `again`: one that found the disk full, or a transaction too large."""
-        makes_room = again and batch[0].makes_room
+        frees_space = again and batch[0].frees_space
         self.transactions += 1
         attempt = _Attempt(batch)
 
         async def body(transaction: Transaction) -> list[Any]:
             attempt.begin()
-            if makes_room:
-                transaction.makes_room()
+            if frees_space:
+                transaction.frees_space()
             transaction_batch = TransactionBatch(transaction, transaction)
             if self._foresee is not None:
                 await self._foresee(transaction_batch, batch)
@@ -262,7 +262,7 @@ class Lanes:
             await self._prepare(len(batch))
             outcomes = await self._engine.transact(body, timeout_ns=TIMEOUT_NS, idempotent=True)
         except (UsageError, NoSpace) as error:
-            if len(batch) > 1 or (batch[0].makes_room and not again):
+            if len(batch) > 1 or (batch[0].frees_space and not again):
                 for work in batch:
                     await self._transact([work], again=True)
             else:

@@ -197,7 +197,7 @@ class Asked(Work):
         return answer
 
     @property
-    def makes_room(self) -> bool:
+    def frees_space(self) -> bool:
         request = self.request
         if type(request) is Beat and request.held and self.asker.by_path:
             return False
@@ -237,8 +237,8 @@ class Step(Work, Generic[T]):
         self.outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     @property
-    def makes_room(self) -> bool:
-        return self._asked is None or self._asked.makes_room
+    def frees_space(self) -> bool:
+        return self._asked is None or self._asked.frees_space
 
     async def carry_out(self, rows: Savepoint) -> T:
         asked = self._asked
