@@ -21,7 +21,7 @@ from fireflyer.collectives.bootstrap.cpu_binding import Seat, bind_arena, here, 
 from fireflyer.collectives.bootstrap.local_peers import resident
 from fireflyer.collectives.bootstrap.membership import Arrival, Policy, Seats
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new_uid, seek, successor
-from fireflyer.collectives.bootstrap.rendezvous import Equipment, Planner, meet
+from fireflyer.collectives.bootstrap.rendezvous import Equipment, Planner, rendezvous
 from fireflyer.collectives.bootstrap.transports import make_offer
 from fireflyer.collectives.p2p.exchange import RankExchange
 from fireflyer.collectives.p2p.peer_listener import Doors
@@ -188,7 +188,7 @@ class Formed(ABC):
                 doors.publish(store)
             if terms.peer_memory:
                 meeting.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
-            equipment = meet(
+            equipment = rendezvous(
                 store,
                 prefix,
                 rank=rank,
@@ -381,7 +381,7 @@ class Formed(ABC):
         )
 
 
-class _Meeting:
+class _FormingGroup:
     """Descriptors of a group that is being formed. A child that is forked meanwhile must not keep them: the others
     would not see that this process has died."""
 
@@ -396,8 +396,8 @@ class _Meeting:
 
 
 @contextmanager
-def _under_way() -> Iterator[_Meeting]:
-    meeting = _Meeting()
+def _under_way() -> Iterator[_FormingGroup]:
+    meeting = _FormingGroup()
     _meetings.append(meeting)
     try:
         with meeting.stack:
@@ -406,7 +406,7 @@ def _under_way() -> Iterator[_Meeting]:
         _meetings.remove(meeting)
 
 
-_meetings: Final[list[_Meeting]] = []
+_meetings: Final[list[_FormingGroup]] = []
 
 
 def _after_fork_in_child() -> None:

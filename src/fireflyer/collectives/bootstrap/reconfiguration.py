@@ -51,7 +51,7 @@ from fireflyer.collectives.bootstrap.membership import (
     Seats,
     Wait,
 )
-from fireflyer.collectives.bootstrap.rendezvous import Absent
+from fireflyer.collectives.bootstrap.rendezvous import RankMissing
 from fireflyer.collectives.planning.plan import Plan, make_plan
 from fireflyer.runtime.store import Store
 
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 KEPT_GENERATIONS: Final = 8
 """Of which it can be said why a process was left out."""
-MIN_MEETING_NS: Final = 2 * SECOND
+MIN_RENDEZVOUS_NS: Final = 2 * SECOND
 SKEW_NS: Final = 6 * SECOND
 """How far apart members notice that their meeting has failed."""
 _GONE: Final = b"gone"
@@ -131,10 +131,10 @@ def seek(
                 raise end.error
             return None
         lineage = lineage._replace(generation=end.seats.generation)
-        meeting_ns = min(max(1, deadline_ns - time.monotonic_ns()), max(policy.grace_ns, MIN_MEETING_NS))
+        meeting_ns = min(max(1, deadline_ns - time.monotonic_ns()), max(policy.grace_ns, MIN_RENDEZVOUS_NS))
         try:
             return _complete(store, lineage, end, form, meeting_ns)
-        except (Absent, Timeout, Unreachable, PeerFailed, Aborted) as error:
+        except (RankMissing, Timeout, Unreachable, PeerFailed, Aborted) as error:
             if time.monotonic_ns() >= deadline_ns:
                 raise
             logger.warning("reform=again generation=%d rank=%d reason=%s", lineage.generation, end.rank, error)

@@ -40,7 +40,7 @@ from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
-__all__ = ["Absent", "Equipment", "Member", "Planner", "Roster", "meet"]
+__all__ = ["Equipment", "Planner", "RankInfo", "RankMissing", "RendezvousResult", "rendezvous"]
 
 logger = logging.getLogger(__name__)
 _ROSTER_GRACE_NS: Final = 5 * SECOND
@@ -51,11 +51,11 @@ Planner = Callable[[tuple[int, ...], tuple[str, ...]], Plan]
 """A plan for ranks on these nodes, whose hosts have these names. Called at rank 0 only. Raises `UsageError`."""
 
 
-class Absent(UsageError):
+class RankMissing(UsageError):
     """A rank did not come to the meeting."""
 
 
-class Member(msgspec.Struct, frozen=True):
+class RankInfo(msgspec.Struct, frozen=True):
     """What a rank says of itself."""
 
     node: int
@@ -66,7 +66,7 @@ class Member(msgspec.Struct, frozen=True):
     offer: Offer = Offer()
 
 
-class Roster(msgspec.Struct, frozen=True):
+class RendezvousResult(msgspec.Struct, frozen=True):
     """What rank 0 says of all; with `error`, that there is no group."""
 
     error: str | None
@@ -122,7 +122,7 @@ class Equipment(NamedTuple):
             return copies
 
 
-class _Meeting:
+class _Rendezvous:
     def __init__(
         self,
         store: Store,
@@ -152,7 +152,7 @@ class _Meeting:
 
     # --- the roster ---
 
-    def agree(self, member: Member) -> Roster:
+    def agree(self, member: RankInfo) -> RendezvousResult:
         self.store.set(f"{self.prefix}/rank/{self.rank}", msgspec.json.encode(member))
         if self.rank == 0:
             roster = self._collect()
@@ -162,25 +162,27 @@ class _Meeting:
                 data = self.store.get(f"{self.prefix}/roster", self.left_ns() + _ROSTER_GRACE_NS)
             except Timeout:
                 raise Timeout(f"rank 0 did not join within {format_duration(self.timeout_ns)}; see its log") from None
-            roster = msgspec.json.decode(data, type=Roster)
+            roster = msgspec.json.decode(data, type=RendezvousResult)
         if roster.error is not None:
-            raise (Absent if roster.absent else UsageError)(roster.error)
+            raise (RankMissing if roster.absent else UsageError)(roster.error)
         return roster
 
-    def _collect(self) -> Roster:
+    def _collect(self) -> RendezvousResult:
         keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.world_size)]
         try:
             self.store.wait(keys, self.left_ns())
         except Timeout:
             present = set(self.store.keys(f"{self.prefix}/rank/"))
             missing = ", ".join(str(rank) for rank, key in enumerate(keys) if key not in present)
-            return Roster(f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True)
-        members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=Member) for key in keys]
+            return RendezvousResult(
+                f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True
+            )
+        members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=RankInfo) for key in keys]
         try:
             hosts, choice = tuple(member.host for member in members), choose([member.offer for member in members])
-            return Roster(None, False, hosts, _common_plan(members, self.planner), choice)
+            return RendezvousResult(None, False, hosts, _common_plan(members, self.planner), choice)
         except FireflyerError as error:
-            return Roster(error.message)
+            return RendezvousResult(error.message)
 
     # --- inside the node ---
 
@@ -292,7 +294,7 @@ class _Meeting:
             raise Timeout(f"{missing} did not connect within {format_duration(self.timeout_ns)}; see its log") from None
 
 
-def meet(
+def rendezvous(
     store: Store,
     prefix: str,
     *,
@@ -315,7 +317,7 @@ def meet(
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
     `PermissionDenied`, each naming a rank, and what a system says that has no more of something."""
-    meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
+    meeting = _Rendezvous(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
     try:
         return _met(meeting, node, plan, sums, own, machine, offer, fabric, stack)
     except FireflyerError:  # some are OSErrors, too
@@ -325,7 +327,7 @@ def meet(
 
 
 def _met(
-    meeting: _Meeting,
+    meeting: _Rendezvous,
     node: int,
     plan: Plan | None,
     sums: str | None,
@@ -336,7 +338,7 @@ def _met(
     stack: ExitStack,
 ) -> Equipment:
     store, prefix, rank, world_size = meeting.store, meeting.prefix, meeting.rank, meeting.world_size
-    roster = meeting.agree(Member(node, socket.gethostname(), plan, sums, offer))
+    roster = meeting.agree(RankInfo(node, socket.gethostname(), plan, sums, offer))
     if roster.plan is None or len(roster.hosts) != world_size:
         raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
     plan = roster.plan
@@ -368,7 +370,7 @@ def _met(
     return Equipment(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
 
 
-def _common_plan(members: list[Member], planner: Planner) -> Plan:
+def _common_plan(members: list[RankInfo], planner: Planner) -> Plan:
     node_of_rank = tuple(member.node for member in members)
     plans = {rank: member.plan for rank, member in enumerate(members) if member.plan is not None}
     asked = {rank: member.sums for rank, member in enumerate(members) if member.sums is not None}
