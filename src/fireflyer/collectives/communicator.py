@@ -41,7 +41,7 @@ from fireflyer.collectives.bootstrap.cpu_binding import Seat
 from fireflyer.collectives.bootstrap.group_setup import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
 from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage
-from fireflyer.collectives.bootstrap.rendezvous import Equipment
+from fireflyer.collectives.bootstrap.rendezvous import GroupResources
 from fireflyer.collectives.flight import FlightBox, Snapshot
 from fireflyer.collectives.p2p.canonical import CanonicalSums
 from fireflyer.collectives.p2p.exchange import Flight, RankExchange
@@ -106,22 +106,22 @@ class Communicator(Formed):
     def __init__(
         self,
         rank: int,
-        equipment: Equipment,
+        resources: GroupResources,
         doors: Doors | None,
         memory: OwnMemory,
         terms: Terms,
         lineage: Lineage,
         seat: Seat = _ANYWHERE,
     ) -> None:
-        """Takes over the descriptors in `equipment`. Use `create` instead."""
-        plan = equipment.plan
+        """Takes over the descriptors in `resources`. Use `create` instead."""
+        plan = resources.plan
         self.rank = rank
         self.plan = plan
         self.world_size = plan.world_size
         self.node = plan.node_of_rank[rank]
         self.nodes = plan.nodes
-        self.hosts = equipment.hosts
-        self.transport = equipment.choice.transport
+        self.hosts = resources.hosts
+        self.transport = resources.choice.transport
         self.timeout_ns = timeout_ns = terms.timeout_ns
         self._memory = memory
         self._terms = terms
@@ -131,21 +131,21 @@ class Communicator(Formed):
         self._native = Executor(
             rank=rank,
             node_of_rank=list(plan.node_of_rank),
-            labels=list(equipment.labels),
+            labels=list(resources.labels),
             trees=[list(tree) for tree in plan.trees],
             timeout_ns=timeout_ns,
-            window_fd=equipment.window_fd,
-            doorbell_fd=equipment.doorbell_fd,
-            leader_fd=equipment.leader_fd,
-            local_fds=list(equipment.local_fds),
-            connections=list(equipment.connections),
+            window_fd=resources.window_fd,
+            doorbell_fd=resources.doorbell_fd,
+            leader_fd=resources.leader_fd,
+            local_fds=list(resources.local_fds),
+            connections=list(resources.connections),
             routes=native_routes(plan),
-            programs=native_programs(plan, self.node) if equipment.leader_fd < 0 else [],
+            programs=native_programs(plan, self.node) if resources.leader_fd < 0 else [],
             arena=memory.arena,
-            neighbours=[one.native for one in equipment.neighbours],
+            neighbours=[one.native for one in resources.neighbours],
             cpus=list(seat.cpus),
             network_cpus=list(seat.network_cpus),
-            fabric=equipment.fabric,
+            fabric=resources.fabric,
         )
         self.seat = seat
         self._box = FlightBox(
@@ -153,7 +153,7 @@ class Communicator(Formed):
             group=lineage.here,
             plan=plan,
             rank=rank,
-            labels=equipment.labels,
+            labels=resources.labels,
             timeout_ns=timeout_ns,
             transport=self.transport,
             directory=terms.dump_dir,

@@ -21,7 +21,7 @@ from fireflyer.collectives.bootstrap.cpu_binding import Seat, bind_arena, here, 
 from fireflyer.collectives.bootstrap.local_peers import resident
 from fireflyer.collectives.bootstrap.membership import Arrival, Policy, Seats
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new_uid, seek, successor
-from fireflyer.collectives.bootstrap.rendezvous import Equipment, Planner, rendezvous
+from fireflyer.collectives.bootstrap.rendezvous import GroupResources, Planner, rendezvous
 from fireflyer.collectives.bootstrap.transports import make_offer
 from fireflyer.collectives.p2p.exchange import RankExchange
 from fireflyer.collectives.p2p.peer_listener import Doors
@@ -73,7 +73,7 @@ class Formed(ABC):
     def __init__(
         self,
         rank: int,
-        equipment: Equipment,
+        resources: GroupResources,
         doors: Doors | None,
         memory: OwnMemory,
         terms: Terms,
@@ -188,7 +188,7 @@ class Formed(ABC):
                 doors.publish(store)
             if terms.peer_memory:
                 meeting.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
-            equipment = rendezvous(
+            resources = rendezvous(
                 store,
                 prefix,
                 rank=rank,
@@ -207,16 +207,16 @@ class Formed(ABC):
                 fabric=fabric,
                 stack=meeting.stack,
             )
-            masks = [one.cpus for one in equipment.neighbours]
-            seat = seat_of(terms.machine, masks, equipment.plan.ranks_of(equipment.plan.node_of_rank[rank]).index(rank))
+            masks = [one.cpus for one in resources.neighbours]
+            seat = seat_of(terms.machine, masks, resources.plan.ranks_of(resources.plan.node_of_rank[rank]).index(rank))
             refused = bind_arena(memory.arena, seat) if memory.arena.used == 0 else ""
             try:
-                communicator = cls(rank, equipment.duplicate(), doors, memory, terms, lineage, seat)
+                communicator = cls(rank, resources.duplicate(), doors, memory, terms, lineage, seat)
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise translate_os_error(error, "make use of what the ranks share") from error
                 raise UsageError(
-                    f"cannot map the arenas of {len(equipment.neighbours)} ranks of {memory.arena.bytes} bytes each: "
+                    f"cannot map the arenas of {len(resources.neighbours)} ranks of {memory.arena.bytes} bytes each: "
                     f"{error}; pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
                 ) from error
             except (RuntimeError, ValueError) as error:

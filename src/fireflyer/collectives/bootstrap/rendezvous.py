@@ -40,7 +40,7 @@ from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
-__all__ = ["Equipment", "Planner", "RankInfo", "RankMissing", "RendezvousResult", "rendezvous"]
+__all__ = ["GroupResources", "Planner", "RankInfo", "RankMissing", "RendezvousResult", "rendezvous"]
 
 logger = logging.getLogger(__name__)
 _ROSTER_GRACE_NS: Final = 5 * SECOND
@@ -77,7 +77,7 @@ class RendezvousResult(msgspec.Struct, frozen=True):
     choice: Choice = Choice()
 
 
-class Equipment(NamedTuple):
+class GroupResources(NamedTuple):
     """What the native executor needs."""
 
     plan: Plan
@@ -95,7 +95,7 @@ class Equipment(NamedTuple):
     choice: Choice = Choice()
     fabric: Fabric | None = None
 
-    def duplicate(self) -> Equipment:
+    def duplicate(self) -> GroupResources:
         """The same with descriptors of its own, for native code to own and close. Raises `Busy` where the process may
         not have as many; then it has none of them."""
         with ExitStack() as undo:
@@ -313,7 +313,7 @@ def rendezvous(
     offer: Offer,
     fabric: Fabric | None,
     stack: ExitStack,
-) -> Equipment:
+) -> GroupResources:
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
     `PermissionDenied`, each naming a rank, and what a system says that has no more of something."""
@@ -336,7 +336,7 @@ def _met(
     offer: Offer,
     fabric: Fabric | None,
     stack: ExitStack,
-) -> Equipment:
+) -> GroupResources:
     store, prefix, rank, world_size = meeting.store, meeting.prefix, meeting.rank, meeting.world_size
     roster = meeting.agree(RankInfo(node, socket.gethostname(), plan, sums, offer))
     if roster.plan is None or len(roster.hosts) != world_size:
@@ -349,7 +349,7 @@ def _met(
     if rank != locals_[0]:
         doors = meeting.doors(node, locals_[0])
         window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], len(locals_), own, stack)
-        return Equipment(
+        return GroupResources(
             plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents), roster.choice
         )
     if roster.choice.transport != "ucx" or plan.nodes == 1:
@@ -367,7 +367,7 @@ def _met(
         local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, fabric, stack)
     found = tuple(local_fds), tuple(connections), tuple(residents)
-    return Equipment(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
+    return GroupResources(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
 
 
 def _common_plan(members: list[RankInfo], planner: Planner) -> Plan:

@@ -18,7 +18,7 @@ from fireflyer.collectives import Communicator, communicator, make_plan
 from fireflyer.collectives.bootstrap import local_peers
 from fireflyer.collectives.bootstrap.arena import OwnMemory
 from fireflyer.collectives.bootstrap.local_peers import Beacon, Neighbour, Resident
-from fireflyer.collectives.bootstrap.rendezvous import Equipment
+from fireflyer.collectives.bootstrap.rendezvous import GroupResources
 from fireflyer.collectives.p2p.exchange import RankExchange
 from fireflyer.collectives.p2p.peer_listener import Doors
 from fireflyer.identity.secrets import new_secret
@@ -36,12 +36,14 @@ def one_descriptor() -> Iterator[int]:
         os.close(fd)
 
 
-def equipment(fd: int) -> Equipment:
+def resources(fd: int) -> GroupResources:
     """What the leader of one of two nodes has, where each descriptor is `fd`: seven of them."""
     plan = make_plan([0, 0, 1])
     names = ("rank 0", "rank 1", "rank 2")
     connections = ((0, 1, 0, fd), (1, 1, 0, fd), (2, 1, 0, -1))
-    return Equipment(plan, names, names, fd, fd, -1, ((1, fd),), connections, (Neighbour(Beacon(0, 0, 0), fd, ""),) * 2)
+    return GroupResources(
+        plan, names, names, fd, fd, -1, ((1, fd),), connections, (Neighbour(Beacon(0, 0, 0), fd, ""),) * 2
+    )
 
 
 def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
@@ -49,11 +51,11 @@ def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
         before = open_descriptors()
         for free in range(7):
             with only_free(free), pytest.raises(Busy, match="ulimit -n") as caught:
-                equipment(fd).duplicate()
+                resources(fd).duplicate()
             assert "\n" not in str(caught.value)
             assert open_descriptors() == before
         with only_free(7):
-            copies = equipment(fd).duplicate()
+            copies = resources(fd).duplicate()
         mine = [copies.window_fd, copies.doorbell_fd, *(fd for _, fd in copies.local_fds)]
         mine += [fd for _, _, _, fd in copies.connections if fd >= 0] + [one.arena_fd for one in copies.neighbours]
         assert open_descriptors() == before | set(mine)
