@@ -38,7 +38,7 @@ from fireflyer.collectives.arrays import (
 )
 from fireflyer.collectives.bootstrap.arena import OwnMemory
 from fireflyer.collectives.bootstrap.cpu_binding import Seat
-from fireflyer.collectives.bootstrap.group_setup import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
+from fireflyer.collectives.bootstrap.group_setup import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, GroupConfig
 from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources
@@ -109,7 +109,7 @@ class Communicator(Formed):
         resources: GroupResources,
         doors: Doors | None,
         memory: OwnMemory,
-        terms: Terms,
+        config: GroupConfig,
         lineage: Lineage,
         seat: Seat = _ANYWHERE,
     ) -> None:
@@ -122,9 +122,9 @@ class Communicator(Formed):
         self.nodes = plan.nodes
         self.hosts = resources.hosts
         self.transport = resources.choice.transport
-        self.timeout_ns = timeout_ns = terms.timeout_ns
+        self.timeout_ns = timeout_ns = config.timeout_ns
         self._memory = memory
-        self._terms = terms
+        self._config = config
         self._lineage = lineage
         self._suspects: set[int] = set()
         self._given_up = False
@@ -156,7 +156,7 @@ class Communicator(Formed):
             labels=resources.labels,
             timeout_ns=timeout_ns,
             transport=self.transport,
-            directory=terms.dump_dir,
+            directory=config.dump_dir,
         )
         self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
         # The ranks of one node are added in this order anyway.

@@ -32,13 +32,13 @@ from fireflyer.native import Executor, OpenMemory
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
-__all__ = ["DEFAULT_JOIN_TIMEOUT_NS", "DEFAULT_TIMEOUT_NS", "Formed", "Terms"]
+__all__ = ["DEFAULT_JOIN_TIMEOUT_NS", "DEFAULT_TIMEOUT_NS", "Formed", "GroupConfig"]
 
 DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
 DEFAULT_JOIN_TIMEOUT_NS: Final = 120 * SECOND
 
 
-class Terms(NamedTuple):
+class GroupConfig(NamedTuple):
     """What a process brings into a group, and into those that follow from it."""
 
     node: int
@@ -59,7 +59,7 @@ class Formed(ABC):
     world_size: int
     timeout_ns: int
     plan: Plan
-    _terms: Terms
+    _config: GroupConfig
     _memory: OwnMemory
     _lineage: Lineage
     _suspects: set[int]
@@ -76,7 +76,7 @@ class Formed(ABC):
         resources: GroupResources,
         doors: Doors | None,
         memory: OwnMemory,
-        terms: Terms,
+        config: GroupConfig,
         lineage: Lineage,
         seat: Seat,
     ) -> None: ...
@@ -152,7 +152,7 @@ class Formed(ABC):
                 node=node,
                 plan=plan,
                 sums=sums,
-                terms=Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport),
+                config=GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport),
                 memory=memory,
                 planner=planner,
                 join_timeout_ns=join_timeout_ns,
@@ -171,22 +171,22 @@ class Formed(ABC):
         node: int,
         plan: Plan | None,
         sums: str | None,
-        terms: Terms,
+        config: GroupConfig,
         memory: OwnMemory,
         join_timeout_ns: int,
         planner: Planner = default_plan,
     ) -> Self:
         """Meets the others; `node` is as the plan counts."""
         prefix = lineage.here
-        offer, fabric = make_offer(terms.transport)
+        offer, fabric = make_offer(config.transport)
         with _under_way() as meeting, ExitStack() as undo:
             doors = None
             if world_size > 1:
-                doors = Doors(rank=rank, world_size=world_size, host=terms.host, secret=terms.secret, prefix=prefix)
+                doors = Doors(rank=rank, world_size=world_size, host=config.host, secret=config.secret, prefix=prefix)
                 undo.callback(doors.close)
                 meeting.doors = doors
                 doors.publish(store)
-            if terms.peer_memory:
+            if config.peer_memory:
                 meeting.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
             resources = rendezvous(
                 store,
@@ -196,22 +196,24 @@ class Formed(ABC):
                 node=node,
                 plan=plan,
                 sums=sums,
-                secret=terms.secret,
-                host=terms.host,
+                secret=config.secret,
+                host=config.host,
                 join_timeout_ns=join_timeout_ns,
-                timeout_ns=terms.timeout_ns,
-                own=resident(memory.fd, peer_memory=terms.peer_memory, cpus=mask_text(terms.machine)),
+                timeout_ns=config.timeout_ns,
+                own=resident(memory.fd, peer_memory=config.peer_memory, cpus=mask_text(config.machine)),
                 planner=planner,
-                machine=terms.machine,
+                machine=config.machine,
                 offer=offer,
                 fabric=fabric,
                 stack=meeting.stack,
             )
             masks = [one.cpus for one in resources.neighbours]
-            seat = seat_of(terms.machine, masks, resources.plan.ranks_of(resources.plan.node_of_rank[rank]).index(rank))
+            seat = seat_of(
+                config.machine, masks, resources.plan.ranks_of(resources.plan.node_of_rank[rank]).index(rank)
+            )
             refused = bind_arena(memory.arena, seat) if memory.arena.used == 0 else ""
             try:
-                communicator = cls(rank, resources.duplicate(), doors, memory, terms, lineage, seat)
+                communicator = cls(rank, resources.duplicate(), doors, memory, config, lineage, seat)
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise translate_os_error(error, "make use of what the ranks share") from error
@@ -225,7 +227,7 @@ class Formed(ABC):
                 undo.callback(communicator.retire)
                 doors.open(store, communicator._exchange.admit, join_timeout_ns)
             undo.pop_all()
-            if terms.machine is not None:
+            if config.machine is not None:
                 report(rank, seat, [*filter(None, [refused]), *communicator._native.complaints()])
             return communicator
 
@@ -258,10 +260,10 @@ class Formed(ABC):
         ticket = store.add(f"{lineage.prefix}/tickets", 1)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
         known = (machine or here()) if pin else None
-        terms = Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
+        config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
         me = Arrival(new_uid(), -1, ticket, node)
         policy = Policy(1, None, timeout_ns)
-        member = cls._seek(store, lineage, me, 0, policy, None, terms, memory, join_timeout_ns)
+        member = cls._seek(store, lineage, me, 0, policy, None, config, memory, join_timeout_ns)
         if member is None:
             raise UsageError("the group was told that this process leaves")
         return member
@@ -327,10 +329,10 @@ class Formed(ABC):
         if self._busy():
             self.abort("the group is re-formed while operations are pending")
         self.retire()
-        me = Arrival(new_uid(), self.rank, -1, self._terms.node, leaves, tuple(sorted(self._suspects)))
+        me = Arrival(new_uid(), self.rank, -1, self._config.node, leaves, tuple(sorted(self._suspects)))
         plan_of = plan or successor(self.plan)
         return self._seek(
-            store, self._lineage, me, self.world_size, policy, plan_of, self._terms, self._memory, join_timeout_ns
+            store, self._lineage, me, self.world_size, policy, plan_of, self._config, self._memory, join_timeout_ns
         )
 
     @classmethod
@@ -342,11 +344,11 @@ class Formed(ABC):
         world_size: int,
         policy: Policy,
         plan_of: Callable[[tuple[int, ...]], Plan] | None,
-        terms: Terms,
+        config: GroupConfig,
         memory: OwnMemory,
         join_timeout_ns: int,
     ) -> Self | None:
-        form = partial(cls._sit_down, store, terms, memory)
+        form = partial(cls._sit_down, store, config, memory)
         with ExitStack() as undo:
             undo.callback(memory.release)
             member = seek(
@@ -360,7 +362,7 @@ class Formed(ABC):
     def _sit_down(
         cls,
         store: Store,
-        terms: Terms,
+        config: GroupConfig,
         memory: OwnMemory,
         lineage: Lineage,
         seats: Seats,
@@ -375,7 +377,7 @@ class Formed(ABC):
             node=seats.plan.node_of_rank[rank],
             plan=seats.plan,
             sums=None,
-            terms=terms,
+            config=config,
             memory=memory,
             join_timeout_ns=timeout_ns,
         )

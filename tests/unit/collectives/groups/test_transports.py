@@ -208,7 +208,7 @@ def test_a_group_of_torch_asks_for_what_its_options_its_world_or_the_launcher_sa
         transport=inherited,
     )
     joined.communicator.close()
-    assert (joined.transport, joined.communicator._terms.transport) == (expected, expected)
+    assert (joined.transport, joined.communicator._config.transport) == (expected, expected)
 
 
 def test_options_of_a_torch_group_refuse_an_unknown_transport() -> None:
