@@ -38,7 +38,12 @@ from fireflyer.collectives.arrays import (
 )
 from fireflyer.collectives.bootstrap.arena import OwnMemory
 from fireflyer.collectives.bootstrap.cpu_binding import Seat
-from fireflyer.collectives.bootstrap.group_setup import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, GroupConfig
+from fireflyer.collectives.bootstrap.group_setup import (
+    DEFAULT_JOIN_TIMEOUT_NS,
+    DEFAULT_TIMEOUT_NS,
+    GroupConfig,
+    GroupMember,
+)
 from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources
@@ -99,7 +104,7 @@ class Attached(Protocol):
     def abandon_after_fork(self) -> None: ...
 
 
-class Communicator(Formed):
+class Communicator(GroupMember):
     """Made by `create` or `from_environment`, by all ranks of the group at the same time. When ranks are lost, or
     others want to come in, `reform` makes the next one of it."""
 

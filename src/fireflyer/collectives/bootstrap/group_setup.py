@@ -1,6 +1,6 @@
 """How a communicator comes to be: made with others, or the next one of a group that lost ranks or lets others in.
 
-`Formed` is what `Communicator` is besides its operations.
+`GroupMember` is what `Communicator` is besides its operations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fireflyer.native import Executor, OpenMemory
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
-__all__ = ["DEFAULT_JOIN_TIMEOUT_NS", "DEFAULT_TIMEOUT_NS", "Formed", "GroupConfig"]
+__all__ = ["DEFAULT_JOIN_TIMEOUT_NS", "DEFAULT_TIMEOUT_NS", "GroupConfig", "GroupMember"]
 
 DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
 DEFAULT_JOIN_TIMEOUT_NS: Final = 120 * SECOND
@@ -52,7 +52,7 @@ class GroupConfig(NamedTuple):
     transport: str = "tcp"
 
 
-class Formed(ABC):
+class GroupMember(ABC):
     """A member of a group."""
 
     rank: int

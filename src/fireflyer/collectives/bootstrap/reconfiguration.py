@@ -55,7 +55,7 @@ from fireflyer.collectives.bootstrap.rendezvous import RankMissing
 from fireflyer.collectives.planning.plan import Plan, make_plan
 from fireflyer.runtime.store import Store
 
-__all__ = ["Lineage", "Member", "follow", "new_uid", "perform", "seek", "successor"]
+__all__ = ["FormedGroup", "Lineage", "follow", "new_uid", "perform", "seek", "successor"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ class Lineage(NamedTuple):
         return self.of(self.generation)
 
 
-class Member(Protocol):
+class FormedGroup(Protocol):
     """What is formed: a communicator."""
 
     def barrier(self) -> object: ...
     def retire(self) -> None: ...
 
 
-MemberT = TypeVar("MemberT", bound=Member)
+MemberT = TypeVar("MemberT", bound=FormedGroup)
 
 
 def new_uid() -> str:
