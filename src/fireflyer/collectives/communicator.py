@@ -50,7 +50,7 @@ from fireflyer.collectives.bootstrap.rendezvous import GroupResources
 from fireflyer.collectives.flight import FlightBox, Snapshot
 from fireflyer.collectives.p2p.canonical import CanonicalSums
 from fireflyer.collectives.p2p.exchange import Flight, RankExchange
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import CANONICAL, CANONICAL_KINDS, Plan
 from fireflyer.collectives.planning.programs import native_programs, native_routes
 from fireflyer.collectives.work import Work
@@ -112,7 +112,7 @@ class Communicator(GroupMember):
         self,
         rank: int,
         resources: GroupResources,
-        doors: Doors | None,
+        peer_listener: PeerListener | None,
         memory: OwnMemory,
         config: GroupConfig,
         lineage: Lineage,
@@ -163,7 +163,7 @@ class Communicator(GroupMember):
             transport=self.transport,
             directory=config.dump_dir,
         )
-        self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
+        self._exchange = RankExchange(rank, plan, self._native, peer_listener, timeout_ns)
         # The ranks of one node are added in this order anyway.
         self._canonical = CanonicalSums(self._exchange) if plan.sums == CANONICAL and plan.nodes > 1 else None
         self._canonical_turn = threading.Lock()

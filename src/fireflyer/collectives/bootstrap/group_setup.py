@@ -24,7 +24,7 @@ from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources, Planner, rendezvous
 from fireflyer.collectives.bootstrap.transports import make_offer
 from fireflyer.collectives.p2p.exchange import RankExchange
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import SUMS, Plan
 from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.identity.secrets import Secret
@@ -74,7 +74,7 @@ class GroupMember(ABC):
         self,
         rank: int,
         resources: GroupResources,
-        doors: Doors | None,
+        peer_listener: PeerListener | None,
         memory: OwnMemory,
         config: GroupConfig,
         lineage: Lineage,
@@ -180,12 +180,14 @@ class GroupMember(ABC):
         prefix = lineage.here
         offer, fabric = make_offer(config.transport)
         with _under_way() as meeting, ExitStack() as undo:
-            doors = None
+            peer_listener = None
             if world_size > 1:
-                doors = Doors(rank=rank, world_size=world_size, host=config.host, secret=config.secret, prefix=prefix)
-                undo.callback(doors.close)
-                meeting.doors = doors
-                doors.publish(store)
+                peer_listener = PeerListener(
+                    rank=rank, world_size=world_size, host=config.host, secret=config.secret, prefix=prefix
+                )
+                undo.callback(peer_listener.close)
+                meeting.peer_listener = peer_listener
+                peer_listener.publish(store)
             if config.peer_memory:
                 meeting.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
             resources = rendezvous(
@@ -213,7 +215,7 @@ class GroupMember(ABC):
             )
             refused = bind_arena(memory.arena, seat) if memory.arena.used == 0 else ""
             try:
-                communicator = cls(rank, resources.duplicate(), doors, memory, config, lineage, seat)
+                communicator = cls(rank, resources.duplicate(), peer_listener, memory, config, lineage, seat)
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise translate_os_error(error, "make use of what the ranks share") from error
@@ -223,9 +225,9 @@ class GroupMember(ABC):
                 ) from error
             except (RuntimeError, ValueError) as error:
                 raise Unreachable(f"what the ranks of node {node} share is refused by rank {rank}: {error}") from error
-            if doors is not None:
+            if peer_listener is not None:
                 undo.callback(communicator.retire)
-                doors.open(store, communicator._exchange.admit, join_timeout_ns)
+                peer_listener.open(store, communicator._exchange.admit, join_timeout_ns)
             undo.pop_all()
             if config.machine is not None:
                 report(rank, seat, [*filter(None, [refused]), *communicator._native.complaints()])
@@ -389,12 +391,12 @@ class _FormingGroup:
 
     def __init__(self) -> None:
         self.stack = ExitStack()
-        self.doors: Doors | None = None
+        self.peer_listener: PeerListener | None = None
 
     def abandon(self) -> None:
         self.stack.close()
-        if self.doors is not None:
-            self.doors.abandon()
+        if self.peer_listener is not None:
+            self.peer_listener.abandon()
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from fireflyer.collectives.bootstrap.cpu_binding import spread_window
 from fireflyer.collectives.bootstrap.local_peers import Neighbour, Resident
 from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce
 from fireflyer.collectives.p2p.acceptor import Reception
-from fireflyer.collectives.p2p.peer_listener import Door, listen
+from fireflyer.collectives.p2p.peer_listener import ListenAddress, listen
 from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.planning.programs import CONTROL, Link, links
 from fireflyer.identity.secrets import Secret
@@ -209,12 +209,12 @@ class _Rendezvous:
         return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], local_peers.neighbours(everybody, open_)
 
     def join_window(
-        self, doors: Door, leader: int, ranks: int, own: Resident, stack: ExitStack
+        self, peer_listener: ListenAddress, leader: int, ranks: int, own: Resident, stack: ExitStack
     ) -> tuple[int, int, int, list[Neighbour]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             sock.settimeout(self.left_ns() / SECOND)
-            sock.connect(f"\0{doors.unix}")
+            sock.connect(f"\0{peer_listener.unix}")
         except OSError as error:
             raise UsageError(
                 f"rank {self.rank} cannot reach rank {leader} by a Unix socket ({error.strerror or error}); ranks of "
@@ -263,25 +263,27 @@ class _Rendezvous:
     def _dial(self, plan: Plan, node: int, link: Link) -> socket.socket:
         other = link.node
         leader = plan.leader_of(other)
-        doors = self.doors(other, leader)
+        peer_listener = self.peer_listener(other, leader)
         try:
-            sock = socket.create_connection((doors.host, doors.port), timeout=self.left_ns() / SECOND)
+            sock = socket.create_connection((peer_listener.host, peer_listener.port), timeout=self.left_ns() / SECOND)
         except OSError as error:
             raise Unreachable(
-                f"rank {self.rank} cannot connect to rank {leader} at {doors.host}:{doors.port}: {error}"
+                f"rank {self.rank} cannot connect to rank {leader} at {peer_listener.host}:{peer_listener.port}: {error}"
             ) from error
         try:
             peer = authenticate_client(sock, self.secret, _name(link, node), f"{self.prefix}/link", self.left_ns())
             if peer != f"node {other}":
-                raise PermissionDenied(f"expected node {other} at {doors.host}:{doors.port}, found {peer!r}")
+                raise PermissionDenied(
+                    f"expected node {other} at {peer_listener.host}:{peer_listener.port}, found {peer!r}"
+                )
         except FireflyerError:
             sock.close()
             raise
         return sock
 
-    def doors(self, node: int, leader: int) -> Door:
+    def peer_listener(self, node: int, leader: int) -> ListenAddress:
         try:
-            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=Door)
+            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=ListenAddress)
         except Timeout:
             raise Timeout(
                 f"rank {leader}, which leads node {node}, did not say where it listens; see its log"
@@ -347,8 +349,10 @@ def _met(
     labels = tuple(f"rank {r} (node {plan.node_of_rank[r]}, host {h})" for r, h in enumerate(roster.hosts))
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
-        doors = meeting.doors(node, locals_[0])
-        window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], len(locals_), own, stack)
+        peer_listener = meeting.peer_listener(node, locals_[0])
+        window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(
+            peer_listener, locals_[0], len(locals_), own, stack
+        )
         return GroupResources(
             plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents), roster.choice
         )
@@ -360,10 +364,10 @@ def _met(
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, doors = listen(meeting.host, stack, backlog=_BACKLOG)
+        unix, tcp, peer_listener = listen(meeting.host, stack, backlog=_BACKLOG)
         inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
-        store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
+        store.set(f"{prefix}/node/{node}", msgspec.json.encode(peer_listener))
         local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, fabric, stack)
     found = tuple(local_fds), tuple(connections), tuple(residents)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten, whole_number
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
 
@@ -41,14 +41,16 @@ class Flight(NamedTuple):
 class RankExchange:
     """Of one rank and one communicator. Thread-safe."""
 
-    def __init__(self, rank: int, plan: Plan, native: Executor, doors: Doors | None, timeout_ns: int) -> None:
-        """`doors` None: this rank is alone."""
+    def __init__(
+        self, rank: int, plan: Plan, native: Executor, peer_listener: PeerListener | None, timeout_ns: int
+    ) -> None:
+        """`peer_listener` None: this rank is alone."""
         self.rank = rank
         self.world_size = plan.world_size
         self._plan = plan
         self._executor = native
         self._native = exchange_of(native)
-        self._doors = doors
+        self._peer_listener = peer_listener
         self._timeout_ns = timeout_ns
         self._lock = threading.Lock()
         self._dialling: dict[int, threading.Lock] = {}
@@ -139,8 +141,8 @@ class RankExchange:
     def shut(self) -> None:
         """Lets nobody in any more: who comes now finds no door, rather than one that is slammed in its face. To be
         called before the executor is closed. Idempotent."""
-        if self._doors is not None:
-            self._doors.close()
+        if self._peer_listener is not None:
+            self._peer_listener.close()
 
     def close(self) -> None:
         """After the executor has been closed. Idempotent."""
@@ -149,8 +151,8 @@ class RankExchange:
 
     def abandon(self) -> None:
         """In the child of a fork: gives up the parent's doors."""
-        if self._doors is not None:
-            self._doors.abandon()
+        if self._peer_listener is not None:
+            self._peer_listener.abandon()
 
     # --- what they are made of ---
 
@@ -181,21 +183,21 @@ class RankExchange:
 
     def _connect(self, rank: int) -> None:
         """Makes a connection where there is none. If it cannot be made, the group ends: the next operation says so."""
-        if rank == self.rank or rank in self._linked or self._doors is None:
+        if rank == self.rank or rank in self._linked or self._peer_listener is None:
             return
         with self._lock:
             turn = self._dialling.setdefault(rank, threading.Lock())
         with turn:
             if not self._native.linked(rank):
-                self._dial(rank, self._doors)
+                self._dial(rank, self._peer_listener)
             self._linked.add(rank)
 
-    def _dial(self, rank: int, doors: Doors) -> None:
+    def _dial(self, rank: int, peer_listener: PeerListener) -> None:
         local = self._plan.node_of_rank[rank] == self._plan.node_of_rank[self.rank]
         try:
-            fd = doors.dial(rank, local=local, timeout_ns=self._timeout_ns)
+            fd = peer_listener.dial(rank, local=local, timeout_ns=self._timeout_ns)
         except (FireflyerError, OSError) as error:
-            doors.settle()
+            peer_listener.settle()
             if not self._native.linked(rank):  # it may have been here, said all that it had to say, and closed
                 self._lost(rank, error)
             return

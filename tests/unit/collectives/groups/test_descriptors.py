@@ -20,7 +20,7 @@ from fireflyer.collectives.bootstrap.arena import OwnMemory
 from fireflyer.collectives.bootstrap.local_peers import Beacon, Neighbour, Resident
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources
 from fireflyer.collectives.p2p.exchange import RankExchange
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
@@ -69,7 +69,7 @@ def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
 def test_doors_that_cannot_be_made_leave_nothing_open(free: int) -> None:
     before = open_descriptors()
     with only_free(free), pytest.raises(Busy, match="ulimit -n"):
-        Doors(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
+        PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
     assert open_descriptors() == before
 
 
@@ -100,7 +100,7 @@ def test_an_arena_that_does_not_fit_is_told() -> None:
 
 
 def test_doors_that_are_closed_own_no_number_any_more() -> None:
-    doors = Doors(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
+    doors = PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
     doors.close()
     others = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(MANY)]
     doors.abandon()
