@@ -30,7 +30,7 @@ from fireflyer.collectives.bootstrap import local_peers
 from fireflyer.collectives.bootstrap.cpu_binding import spread_window
 from fireflyer.collectives.bootstrap.local_peers import Neighbour, Resident
 from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce
-from fireflyer.collectives.p2p.acceptor import Reception
+from fireflyer.collectives.p2p.acceptor import Acceptor
 from fireflyer.collectives.p2p.peer_listener import ListenAddress, listen
 from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.planning.programs import CONTROL, Link, links
@@ -147,8 +147,8 @@ class _Rendezvous:
     def left_ns(self) -> int:
         return max(1, self.deadline_ns - time.monotonic_ns())
 
-    def reception(self, listener: socket.socket, purpose: str, identity: str) -> Reception:
-        return Reception(listener, self.secret, f"{self.prefix}/{purpose}", identity)
+    def acceptor(self, listener: socket.socket, purpose: str, identity: str) -> Acceptor:
+        return Acceptor(listener, self.secret, f"{self.prefix}/{purpose}", identity)
 
     # --- the roster ---
 
@@ -187,14 +187,14 @@ class _Rendezvous:
     # --- inside the node ---
 
     def serve_window(
-        self, reception: Reception, others: tuple[int, ...], window_fds: list[int], own: Resident, stack: ExitStack
+        self, acceptor: Acceptor, others: tuple[int, ...], window_fds: list[int], own: Resident, stack: ExitStack
     ) -> tuple[list[tuple[int, int]], list[Neighbour]]:
         """The sockets of the other ranks, and all ranks' processes and arenas."""
         found: dict[int, socket.socket] = {}
         residents = {self.rank: own}
         names = {f"rank {rank}": rank for rank in others}
         while len(found) < len(others):
-            sock, identity = self._welcome(reception, _missing(others, found))
+            sock, identity = self._welcome(acceptor, _missing(others, found))
             rank = names.get(identity, -1)
             if rank < 0 or rank in found:
                 sock.close()
@@ -232,7 +232,7 @@ class _Rendezvous:
     # --- between nodes ---
 
     def connect(
-        self, plan: Plan, node: int, reception: Reception, fabric: Fabric | None, stack: ExitStack
+        self, plan: Plan, node: int, acceptor: Acceptor, fabric: Fabric | None, stack: ExitStack
     ) -> list[tuple[int, int, int, int]]:
         every = links(plan, node)
         wanted = every if fabric is None else [link for link in every if link.channel == CONTROL]
@@ -243,12 +243,12 @@ class _Rendezvous:
         expected = {_name(link, link.node): link for link in wanted if link.node > node}
         while len(made) < len(wanted):
             lacking = min(link.node for link in wanted if link not in made)
-            sock, identity = self._welcome(reception, f"rank {plan.leader_of(lacking)}")
-            guest = expected.get(identity)
-            if guest is None or guest in made:
+            sock, identity = self._welcome(acceptor, f"rank {plan.leader_of(lacking)}")
+            next_peer = expected.get(identity)
+            if next_peer is None or next_peer in made:
                 sock.close()
                 continue
-            made[guest] = stack.enter_context(sock)
+            made[next_peer] = stack.enter_context(sock)
         for link, sock in made.items():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if link.channel == CONTROL:  # data may wait for a rank that is busy; heartbeats never do
@@ -289,9 +289,9 @@ class _Rendezvous:
                 f"rank {leader}, which leads node {node}, did not say where it listens; see its log"
             ) from None
 
-    def _welcome(self, reception: Reception, missing: str) -> tuple[socket.socket, str]:
+    def _welcome(self, acceptor: Acceptor, missing: str) -> tuple[socket.socket, str]:
         try:
-            return reception.guest(self.left_ns())
+            return acceptor.next_peer(self.left_ns())
         except TimeoutError:
             raise Timeout(f"{missing} did not connect within {format_duration(self.timeout_ns)}; see its log") from None
 
@@ -365,8 +365,8 @@ def _met(
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
         unix, tcp, peer_listener = listen(meeting.host, stack, backlog=_BACKLOG)
-        inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
-        outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
+        inside = listening.enter_context(meeting.acceptor(unix, "window", f"rank {rank}"))
+        outside = listening.enter_context(meeting.acceptor(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(peer_listener))
         local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, fabric, stack)
