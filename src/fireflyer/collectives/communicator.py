@@ -37,7 +37,7 @@ from fireflyer.collectives.arrays import (
     whole_number,
 )
 from fireflyer.collectives.bootstrap.arena import OwnMemory
-from fireflyer.collectives.bootstrap.cpu_binding import Seat
+from fireflyer.collectives.bootstrap.cpu_binding import CpuBinding
 from fireflyer.collectives.bootstrap.group_setup import (
     DEFAULT_JOIN_TIMEOUT_NS,
     DEFAULT_TIMEOUT_NS,
@@ -63,7 +63,7 @@ __all__ = ["Communicator", "Stats", "Work"]
 
 _PATIENCE_NS: Final = 100 * MS
 """How long a caller works itself on an operation that it waits for: it cannot be interrupted meanwhile."""
-_ANYWHERE: Final = Seat()
+_ANYWHERE: Final = CpuBinding()
 _PEER_FAILED: Final = 1
 """Of the native kinds of failure."""
 _EMPTY: Final = FlatArray(0, 0, "f8e4m3", None)
@@ -116,7 +116,7 @@ class Communicator(GroupMember):
         memory: OwnMemory,
         config: GroupConfig,
         lineage: Lineage,
-        seat: Seat = _ANYWHERE,
+        seat: CpuBinding = _ANYWHERE,
     ) -> None:
         """Takes over the descriptors in `resources`. Use `create` instead."""
         plan = resources.plan

@@ -17,7 +17,14 @@ from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.bootstrap.arena import OwnMemory
-from fireflyer.collectives.bootstrap.cpu_binding import Seat, bind_arena, here, mask_text, report, seat_of
+from fireflyer.collectives.bootstrap.cpu_binding import (
+    CpuBinding,
+    bind_arena,
+    cpu_binding_of,
+    local_machine,
+    mask_text,
+    report,
+)
 from fireflyer.collectives.bootstrap.local_peers import resident
 from fireflyer.collectives.bootstrap.membership import Arrival, Policy, Seats
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new_uid, seek, successor
@@ -78,7 +85,7 @@ class GroupMember(ABC):
         memory: OwnMemory,
         config: GroupConfig,
         lineage: Lineage,
-        seat: Seat,
+        seat: CpuBinding,
     ) -> None: ...
 
     @abstractmethod
@@ -140,7 +147,7 @@ class GroupMember(ABC):
         if sums is not None and sums not in SUMS:
             raise UsageError(f"sums {sums!r} is not known; use one of {', '.join(SUMS)}")
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
-        known = (machine or here()) if pin else None
+        known = (machine or local_machine()) if pin else None
         with ExitStack() as undo:
             undo.callback(memory.release)
             generation = store.add(f"{_place(attempt, name)}/joined/{rank}", 1)
@@ -210,7 +217,7 @@ class GroupMember(ABC):
                 stack=meeting.stack,
             )
             masks = [one.cpus for one in resources.neighbours]
-            seat = seat_of(
+            seat = cpu_binding_of(
                 config.machine, masks, resources.plan.ranks_of(resources.plan.node_of_rank[rank]).index(rank)
             )
             refused = bind_arena(memory.arena, seat) if memory.arena.used == 0 else ""
@@ -261,7 +268,7 @@ class GroupMember(ABC):
         lineage = follow(store, f"{_place(attempt, name)}/{int(joined)}")
         ticket = store.add(f"{lineage.prefix}/tickets", 1)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
-        known = (machine or here()) if pin else None
+        known = (machine or local_machine()) if pin else None
         config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
         me = Arrival(new_uid(), -1, ticket, node)
         policy = Policy(1, None, timeout_ns)

@@ -27,7 +27,7 @@ from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unr
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives.bootstrap import local_peers
-from fireflyer.collectives.bootstrap.cpu_binding import spread_window
+from fireflyer.collectives.bootstrap.cpu_binding import interleave_window_pages
 from fireflyer.collectives.bootstrap.local_peers import Neighbour, Resident
 from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce
 from fireflyer.collectives.p2p.acceptor import Acceptor
@@ -360,7 +360,7 @@ def _met(
         fabric = None
     window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
     stack.callback(os.close, window_fd)
-    spread_window(window_fd, machine)
+    interleave_window_pages(window_fd, machine)
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
