@@ -4,7 +4,8 @@ What holds, and against whom:
 
 - A stranger (no secret) may connect to every door of every rank: TCP ports, and Unix sockets of the abstract namespace,
   which know no permissions. He learns that something listens. A silent one is turned away after 10 s
-  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most 1 KiB.
+  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most
+  1 KiB.
   He delays nobody and is never read beyond the handshake.
 - A recorded handshake is of no use: both sides contribute 32 fresh bytes. One made for another door, group, attempt
   or rank is refused: its purpose and names are part of the proof.
@@ -336,7 +337,7 @@ def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | No
         for fd in arenas:
             stack.callback(os.close, fd)
         local_peers.send_all(
-            theirs, window_fds, [local_peers.Resident(local_peers.Beacon(0, 0, 0), fd) for fd in arenas]
+            theirs, window_fds, [local_peers.LocalPeerInfo(local_peers.MemoryProbe(0, 0, 0), fd) for fd in arenas]
         )
         try:
             (window_fd, bell), everybody = local_peers.receive_all(ours, "rank 0", 2, stack)

@@ -112,7 +112,7 @@ FORMATS: Final = (
     Format("collectives.doors", "json", list[peer_listener.ListenAddress]),
     Format("collectives.arrival", "json", membership.Arrival),
     Format("collectives.seats", "json", membership.Seats),
-    Format("collectives.memory-beacons", "json", list[local_peers.Beacon]),
+    Format("collectives.memory-beacons", "json", list[local_peers.MemoryProbe]),
     Format("collectives.bridges-report", "json", bridges.Report),
     Format("collectives.device-card", "json", _Card),
     Format("collectives.places", "json", torch_store._Published),

@@ -25,7 +25,7 @@ from fireflyer.collectives.bootstrap.cpu_binding import (
     mask_text,
     report,
 )
-from fireflyer.collectives.bootstrap.local_peers import resident
+from fireflyer.collectives.bootstrap.local_peers import own_peer_info
 from fireflyer.collectives.bootstrap.membership import Arrival, Policy, Seats
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new_uid, seek, successor
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources, Planner, rendezvous
@@ -209,7 +209,7 @@ class GroupMember(ABC):
                 host=config.host,
                 join_timeout_ns=join_timeout_ns,
                 timeout_ns=config.timeout_ns,
-                own=resident(memory.fd, peer_memory=config.peer_memory, cpus=mask_text(config.machine)),
+                own=own_peer_info(memory.fd, peer_memory=config.peer_memory, cpus=mask_text(config.machine)),
                 planner=planner,
                 machine=config.machine,
                 offer=offer,

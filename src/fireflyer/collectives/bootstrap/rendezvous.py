@@ -28,7 +28,7 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives.bootstrap import local_peers
 from fireflyer.collectives.bootstrap.cpu_binding import interleave_window_pages
-from fireflyer.collectives.bootstrap.local_peers import Neighbour, Resident
+from fireflyer.collectives.bootstrap.local_peers import LocalPeer, LocalPeerInfo
 from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce
 from fireflyer.collectives.p2p.acceptor import Acceptor
 from fireflyer.collectives.p2p.peer_listener import ListenAddress, listen
@@ -90,7 +90,7 @@ class GroupResources(NamedTuple):
     local_fds: tuple[tuple[int, int], ...]
     connections: tuple[tuple[int, int, int, int], ...]
     """Channel, node, socket (see `programs.Link`), descriptor; -1 where `fabric` carries it."""
-    neighbours: tuple[Neighbour, ...]
+    neighbours: tuple[LocalPeer, ...]
     """The ranks of the node."""
     choice: Choice = Choice()
     fabric: Fabric | None = None
@@ -187,11 +187,11 @@ class _Rendezvous:
     # --- inside the node ---
 
     def serve_window(
-        self, acceptor: Acceptor, others: tuple[int, ...], window_fds: list[int], own: Resident, stack: ExitStack
-    ) -> tuple[list[tuple[int, int]], list[Neighbour]]:
+        self, acceptor: Acceptor, others: tuple[int, ...], window_fds: list[int], own: LocalPeerInfo, stack: ExitStack
+    ) -> tuple[list[tuple[int, int]], list[LocalPeer]]:
         """The sockets of the other ranks, and all ranks' processes and arenas."""
         found: dict[int, socket.socket] = {}
-        residents = {self.rank: own}
+        peers = {self.rank: own}
         names = {f"rank {rank}": rank for rank in others}
         while len(found) < len(others):
             sock, identity = self._welcome(acceptor, _missing(others, found))
@@ -201,16 +201,18 @@ class _Rendezvous:
                 continue
             found[rank] = stack.enter_context(sock)
             sock.settimeout(self.left_ns() / SECOND)
-            residents[rank] = local_peers.receive(sock, f"rank {rank}", stack)
-        everybody = [residents[rank] for rank in (self.rank, *others)]
+            peers[rank] = local_peers.receive(sock, f"rank {rank}", stack)
+        everybody = [peers[rank] for rank in (self.rank, *others)]
         for sock in found.values():
             local_peers.send_all(sock, window_fds, everybody)
         open_ = local_peers.decide({f"rank {rank}": sock for rank, sock in found.items()}, own, everybody)
-        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], local_peers.neighbours(everybody, open_)
+        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], local_peers.local_peers(
+            everybody, open_
+        )
 
     def join_window(
-        self, peer_listener: ListenAddress, leader: int, ranks: int, own: Resident, stack: ExitStack
-    ) -> tuple[int, int, int, list[Neighbour]]:
+        self, peer_listener: ListenAddress, leader: int, ranks: int, own: LocalPeerInfo, stack: ExitStack
+    ) -> tuple[int, int, int, list[LocalPeer]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             sock.settimeout(self.left_ns() / SECOND)
@@ -227,7 +229,7 @@ class _Rendezvous:
         local_peers.send(sock, own, f"rank {leader}")
         (window_fd, doorbell_fd), everybody = local_peers.receive_all(sock, f"rank {leader}", ranks, stack)
         open_ = local_peers.agree(sock, f"rank {leader}", own, everybody)
-        return window_fd, doorbell_fd, sock.fileno(), local_peers.neighbours(everybody, open_)
+        return window_fd, doorbell_fd, sock.fileno(), local_peers.local_peers(everybody, open_)
 
     # --- between nodes ---
 
@@ -309,7 +311,7 @@ def rendezvous(
     host: str,
     join_timeout_ns: int,
     timeout_ns: int,
-    own: Resident,
+    own: LocalPeerInfo,
     planner: Planner,
     machine: Machine | None,
     offer: Offer,
@@ -333,7 +335,7 @@ def _met(
     node: int,
     plan: Plan | None,
     sums: str | None,
-    own: Resident,
+    own: LocalPeerInfo,
     machine: Machine | None,
     offer: Offer,
     fabric: Fabric | None,
@@ -350,11 +352,11 @@ def _met(
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
         peer_listener = meeting.peer_listener(node, locals_[0])
-        window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(
+        window_fd, doorbell_fd, leader_fd, peers = meeting.join_window(
             peer_listener, locals_[0], len(locals_), own, stack
         )
         return GroupResources(
-            plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents), roster.choice
+            plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(peers), roster.choice
         )
     if roster.choice.transport != "ucx" or plan.nodes == 1:
         fabric = None
@@ -368,9 +370,9 @@ def _met(
         inside = listening.enter_context(meeting.acceptor(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(meeting.acceptor(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(peer_listener))
-        local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
+        local_fds, peers = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, fabric, stack)
-    found = tuple(local_fds), tuple(connections), tuple(residents)
+    found = tuple(local_fds), tuple(connections), tuple(peers)
     return GroupResources(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
 
 

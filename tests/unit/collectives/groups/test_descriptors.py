@@ -17,7 +17,7 @@ from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives import Communicator, communicator, make_plan
 from fireflyer.collectives.bootstrap import local_peers
 from fireflyer.collectives.bootstrap.arena import OwnMemory
-from fireflyer.collectives.bootstrap.local_peers import Beacon, Neighbour, Resident
+from fireflyer.collectives.bootstrap.local_peers import LocalPeer, LocalPeerInfo, MemoryProbe
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources
 from fireflyer.collectives.p2p.exchange import RankExchange
 from fireflyer.collectives.p2p.peer_listener import PeerListener
@@ -42,7 +42,7 @@ def resources(fd: int) -> GroupResources:
     names = ("rank 0", "rank 1", "rank 2")
     connections = ((0, 1, 0, fd), (1, 1, 0, fd), (2, 1, 0, -1))
     return GroupResources(
-        plan, names, names, fd, fd, -1, ((1, fd),), connections, (Neighbour(Beacon(0, 0, 0), fd, ""),) * 2
+        plan, names, names, fd, fd, -1, ((1, fd),), connections, (LocalPeer(MemoryProbe(0, 0, 0), fd, ""),) * 2
     )
 
 
@@ -134,13 +134,13 @@ def test_a_fork_while_a_group_is_formed_keeps_no_connection_of_it(monkeypatch: p
     statuses: list[int] = []
     decide = local_peers.decide
 
-    def fork_first(others: Mapping[str, socket.socket], own: Resident, residents: Sequence[Resident]) -> bool:
+    def fork_first(others: Mapping[str, socket.socket], own: LocalPeerInfo, peers: Sequence[LocalPeerInfo]) -> bool:
         found = [sock.fileno() for sock in others.values()]
         pid = os.fork()
         if pid == 0:
             os._exit(sum(is_open(fd) for fd in found))
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        return decide(others, own, residents)
+        return decide(others, own, peers)
 
     monkeypatch.setattr(local_peers, "decide", fork_first)
     assert together([0, 0, 0], lambda comm: comm.world_size) == [3] * 3
