@@ -26,7 +26,7 @@ from fireflyer.collectives.bootstrap.cpu_binding import (
     report,
 )
 from fireflyer.collectives.bootstrap.local_peers import own_peer_info
-from fireflyer.collectives.bootstrap.membership import Arrival, Policy, Seats
+from fireflyer.collectives.bootstrap.membership import Generation, JoinRequest, Policy
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new_uid, seek, successor
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources, Planner, rendezvous
 from fireflyer.collectives.bootstrap.transports import make_offer
@@ -270,7 +270,7 @@ class GroupMember(ABC):
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
         known = (machine or local_machine()) if pin else None
         config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
-        me = Arrival(new_uid(), -1, ticket, node)
+        me = JoinRequest(new_uid(), -1, ticket, node)
         policy = Policy(1, None, timeout_ns)
         member = cls._seek(store, lineage, me, 0, policy, None, config, memory, join_timeout_ns)
         if member is None:
@@ -338,7 +338,7 @@ class GroupMember(ABC):
         if self._busy():
             self.abort("the group is re-formed while operations are pending")
         self.retire()
-        me = Arrival(new_uid(), self.rank, -1, self._config.node, leaves, tuple(sorted(self._suspects)))
+        me = JoinRequest(new_uid(), self.rank, -1, self._config.node, leaves, tuple(sorted(self._suspects)))
         plan_of = plan or successor(self.plan)
         return self._seek(
             store, self._lineage, me, self.world_size, policy, plan_of, self._config, self._memory, join_timeout_ns
@@ -349,7 +349,7 @@ class GroupMember(ABC):
         cls,
         store: Store,
         lineage: Lineage,
-        me: Arrival,
+        me: JoinRequest,
         world_size: int,
         policy: Policy,
         plan_of: Callable[[tuple[int, ...]], Plan] | None,
@@ -374,7 +374,7 @@ class GroupMember(ABC):
         config: GroupConfig,
         memory: OwnMemory,
         lineage: Lineage,
-        seats: Seats,
+        seats: Generation,
         rank: int,
         timeout_ns: int,
     ) -> Self:
