@@ -27,7 +27,7 @@ from fireflyer.collectives.p2p import peer_listener
 from fireflyer.collectives.planning import declaration
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.torch import store as torch_store
-from fireflyer.collectives.torch_pair_join import _Card
+from fireflyer.collectives.torch_pair_join import _CudaIpcHandle
 from fireflyer.data import recordset, tokenizer
 from fireflyer.fs.client.local import _Cluster
 from fireflyer.fs.control.local_lock import _Holder
@@ -114,7 +114,7 @@ FORMATS: Final = (
     Format("collectives.seats", "json", membership.Generation),
     Format("collectives.memory-beacons", "json", list[local_peers.MemoryProbe]),
     Format("collectives.bridges-report", "json", bridges.Report),
-    Format("collectives.device-card", "json", _Card),
+    Format("collectives.device-card", "json", _CudaIpcHandle),
     Format("collectives.places", "json", torch_store._Published),
     Format("collectives.transport-introduction", "json", transports._Introduction),
     Format("collectives.flight-snapshot", "object", flight.Snapshot),

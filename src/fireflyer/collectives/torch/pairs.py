@@ -32,7 +32,7 @@ from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.devices.copies import Copies, Point
 from fireflyer.collectives.devices.engine import DeviceWork, Outcome, Running
 
-__all__ = ["OUTBOX_BYTES", "Circle", "Half", "Outboxes", "PairedSums", "halves"]
+__all__ = ["OUTBOX_BYTES", "Half", "IpcBuffers", "PairGroups", "PairedSums", "halves"]
 
 OUTBOX_BYTES: Final = 16 * MIB
 """Of one place."""
@@ -68,7 +68,7 @@ def halves(elements: int, place_elements: int, *, first: bool) -> list[Half]:
     return found
 
 
-class Outboxes(NamedTuple):
+class IpcBuffers(NamedTuple):
     """Flat tensors of uint8 on the device, of four places each: two for showing inputs, two for results."""
 
     own: torch.Tensor
@@ -80,7 +80,7 @@ class Outboxes(NamedTuple):
         return self.own[at : at + size], self.partners[at : at + size]
 
 
-class Circle(NamedTuple):
+class PairGroups(NamedTuple):
     """The communicators of a rank with a partner, and which ranks of the world are in them."""
 
     lane: Any
@@ -117,7 +117,7 @@ class PairedSums:
     """Of one rank. `places`: three `Copies` of its device, one for callers, one for each thread."""
 
     def __init__(
-        self, circle: Circle, outboxes: Outboxes, places: tuple[Copies, Copies, Copies], *, first: bool
+        self, circle: PairGroups, outboxes: IpcBuffers, places: tuple[Copies, Copies, Copies], *, first: bool
     ) -> None:
         """Takes over the communicators. `first`: this rank is the first of its pair."""
         self._circle = circle
