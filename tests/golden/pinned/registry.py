@@ -116,7 +116,7 @@ FORMATS: Final = (
     Format("collectives.bridges-report", "json", bridges.Report),
     Format("collectives.device-card", "json", _CudaIpcHandle),
     Format("collectives.places", "json", torch_store._Published),
-    Format("collectives.transport-introduction", "json", transports._Introduction),
+    Format("collectives.transport-introduction", "json", transports._WorkerAddress),
     Format("collectives.flight-snapshot", "object", flight.Snapshot),
     Format("collectives.flight-head", "json", flight._Head),
     Format("collectives.flight-dump", "json", flight.Dump),

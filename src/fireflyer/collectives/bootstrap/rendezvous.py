@@ -29,7 +29,7 @@ from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives.bootstrap import local_peers
 from fireflyer.collectives.bootstrap.cpu_binding import interleave_window_pages
 from fireflyer.collectives.bootstrap.local_peers import LocalPeer, LocalPeerInfo
-from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce
+from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, exchange_worker_addresses
 from fireflyer.collectives.p2p.acceptor import Acceptor
 from fireflyer.collectives.p2p.peer_listener import ListenAddress, listen
 from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
@@ -259,7 +259,9 @@ class _Rendezvous:
         if fabric is not None:
             for sock in made.values():
                 sock.settimeout(self.left_ns() / SECOND)
-            introduce(fabric, {link.node: (f"rank {plan.leader_of(link.node)}", made[link]) for link in wanted})
+            exchange_worker_addresses(
+                fabric, {link.node: (f"rank {plan.leader_of(link.node)}", made[link]) for link in wanted}
+            )
         return [(*link, made[link].fileno() if link in made else -1) for link in every]
 
     def _dial(self, plan: Plan, node: int, link: Link) -> socket.socket:
