@@ -49,7 +49,7 @@ from fireflyer.collectives.bootstrap.reconfiguration import Lineage
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources
 from fireflyer.collectives.flight import FlightBox, Snapshot
 from fireflyer.collectives.p2p.canonical import CanonicalSums
-from fireflyer.collectives.p2p.exchange import Flight, RankExchange
+from fireflyer.collectives.p2p.exchange import InFlightMessage, RankExchange
 from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import CANONICAL, CANONICAL_KINDS, Plan
 from fireflyer.collectives.planning.programs import native_programs, native_routes
@@ -409,7 +409,7 @@ class Communicator(GroupMember):
         with self._lock:
             return bool(self._held) or self._exchange.busy() or any(not work.done() for work in self._pending)
 
-    def _fly(self, flight: Flight, async_op: bool) -> Work:
+    def _fly(self, flight: InFlightMessage, async_op: bool) -> Work:
         work = Work(flight.native, flight.name, flight.keeper, self._failed)
         if not async_op:
             work.wait()

@@ -35,14 +35,14 @@ from fireflyer.collectives.devices.pieces import Piece
 from fireflyer.collectives.devices.stages import Stages, Step
 from fireflyer.collectives.work import ROOM_PAUSE_S
 
-__all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "Outcome", "Running"]
+__all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "InFlightOperation", "Job", "Outcome"]
 
 SLOT_BYTES: Final = 8 * MIB
 SLOTS: Final = 4
 """One on its way down, one being summed, one on its way up, and one so that none waits for another's end."""
 
 
-class Running(Protocol):
+class InFlightOperation(Protocol):
     """An operation of the communicator under way."""
 
     def wait(self, timeout_ns: int | None = None) -> None: ...
@@ -99,7 +99,7 @@ class Job(Outcome):
         name: str,
         place: Copies,
         pieces: Sequence[Piece],
-        run: Callable[[Any, Piece], Running],
+        run: Callable[[Any, Piece], InFlightOperation],
         *,
         source: Any,
         target: Any,
@@ -119,7 +119,7 @@ class Job(Outcome):
         self.ended.set()
 
 
-def _refuse(_slot: Any, _piece: Piece) -> Running:
+def _refuse(_slot: Any, _piece: Piece) -> InFlightOperation:
     raise InvariantViolation("a piece of a job that has ended was submitted")
 
 
@@ -169,7 +169,7 @@ class DeviceEngine:
         self._stages: Stages[Job] = Stages(slots)
         self._stopped = False
         self._arrived: list[Point | None] = [None] * slots
-        self._running: list[Running | None] = [None] * slots
+        self._running: list[InFlightOperation | None] = [None] * slots
         self._lifted: list[Point | None] = [None] * slots
         """The copy up that used each slot last."""
         self._threads = [
@@ -307,7 +307,7 @@ class DeviceEngine:
             arrived.wait()
         self._running[slot] = self._started(job, slot, job.pieces[step.piece])
 
-    def _started(self, job: Job, slot: int, piece: Piece) -> Running | None:
+    def _started(self, job: Job, slot: int, piece: Piece) -> InFlightOperation | None:
         """None if the job has failed, or will in `drop`. Other ranks may have had room for the piece where this one has
         not yet: it is never left out, or all later operations of the ranks would be one apart."""
         while job.error is None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import MIB, MS
 from fireflyer.collectives.arrays import DTYPES, FlatArray
-from fireflyer.collectives.p2p.exchange import Flight, Part, RankExchange, RowSum
+from fireflyer.collectives.p2p.exchange import InFlightMessage, Part, RankExchange, RowSum
 
 __all__ = ["MAX_BLOCKS", "SCRATCH_BYTES", "CanonicalSums"]
 
@@ -41,13 +41,13 @@ class CanonicalSums:
         self._rows: npt.NDArray[Any] = np.empty((exchange.world_size, 0), "u1")
         self._result: npt.NDArray[Any] = np.empty(0, "u1")
 
-    def start(self, kind: str, source: FlatArray, target: FlatArray, root: int, op: str) -> Flight:
+    def start(self, kind: str, source: FlatArray, target: FlatArray, root: int, op: str) -> InFlightMessage:
         """The whole operation; done when its last part is. `target` is of no use where this rank receives nothing.
 
         Raises `Busy` where too many operations are pending, `UsageError`."""
         ranks, rank = self._exchange.world_size, self._exchange.rank
         unit = DTYPES[source.dtype]
-        flights: list[Flight] = []
+        flights: list[InFlightMessage] = []
         if kind == "reduce_scatter":
             part = source.elements // ranks
             step = self._slice_elements(part, unit)
@@ -83,7 +83,13 @@ class CanonicalSums:
         return step
 
     def _collect(
-        self, flights: list[Flight], source: FlatArray, slices: list[tuple[int, int]], out: int, root: int, op: str
+        self,
+        flights: list[InFlightMessage],
+        source: FlatArray,
+        slices: list[tuple[int, int]],
+        out: int,
+        root: int,
+        op: str,
     ) -> None:
         """Every rank gets its slice from all, and adds it up."""
         rank, unit = self._exchange.rank, DTYPES[source.dtype]
@@ -103,7 +109,7 @@ class CanonicalSums:
 
     def _add(
         self,
-        flights: list[Flight],
+        flights: list[InFlightMessage],
         source: FlatArray,
         root: int,
         outgoing: list[Part],

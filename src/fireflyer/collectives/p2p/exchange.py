@@ -18,7 +18,7 @@ from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
 
-__all__ = ["MAX_TAG", "Flight", "Part", "RankExchange", "RowSum", "parts_of"]
+__all__ = ["MAX_TAG", "InFlightMessage", "Part", "RankExchange", "RowSum", "parts_of"]
 
 MAX_TAG: Final = 2**31 - 1
 _FEW: Final = 64
@@ -30,7 +30,7 @@ RowSum = tuple[str, int, int, list[int]]
 """What is added up when the parts have arrived: op, address of the result, elements, addresses of all ranks' rows."""
 
 
-class Flight(NamedTuple):
+class InFlightMessage(NamedTuple):
     """An operation under way, and what must stay alive until it is done."""
 
     native: NativeWork
@@ -55,22 +55,22 @@ class RankExchange:
         self._lock = threading.Lock()
         self._dialling: dict[int, threading.Lock] = {}
         self._linked: set[int] = set()
-        self._flights: list[Flight] = []
+        self._flights: list[InFlightMessage] = []
         self._sweep_at = _FEW
 
     # --- operations ---
 
-    def send(self, array: Any, to: int, tag: int) -> Flight:
+    def send(self, array: Any, to: int, tag: int) -> InFlightMessage:
         flat = flatten(array, None, sums=False, writes=False)
         return self._message("send", flat, to, tag)
 
-    def receive(self, array: Any, source: int, tag: int) -> Flight:
+    def receive(self, array: Any, source: int, tag: int) -> InFlightMessage:
         flat = flatten(array, None, sums=False)
         return self._message("recv", flat, source, tag)
 
     def all_to_all(
         self, out: Any, array: Any, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None
-    ) -> Flight:
+    ) -> InFlightMessage:
         source, target = flatten(array, None, sums=False, writes=False), flatten(out, None, sums=False)
         check_apart(source, target)
         outgoing = parts_of(array, source, self._split("array", array, in_splits, "in_splits"))
@@ -83,7 +83,7 @@ class RankExchange:
             )
         return self.start("all_to_all", 0, source.dtype, -1, outgoing, incoming, (array, out))
 
-    def gather(self, array: Any, root: int, out: Any) -> Flight:
+    def gather(self, array: Any, root: int, out: Any) -> InFlightMessage:
         root = check_rank("root", root, self.world_size)
         source = flatten(array, None, sums=False, writes=False)
         mine = _part(root, source)
@@ -93,7 +93,7 @@ class RankExchange:
         incoming = parts_of(out, target, [_size(out) // self.world_size] * self.world_size)
         return self.start("gather", source.elements, source.dtype, root, [mine], incoming, (array, out))
 
-    def scatter(self, out: Any, root: int, array: Any) -> Flight:
+    def scatter(self, out: Any, root: int, array: Any) -> InFlightMessage:
         root = check_rank("root", root, self.world_size)
         target = flatten(out, None, sums=False)
         mine = _part(root, target)
@@ -113,7 +113,7 @@ class RankExchange:
         in_: list[Part],
         keeper: object,
         summed: RowSum | None = None,
-    ) -> Flight:
+    ) -> InFlightMessage:
         """The next operation of the group, in which this rank hands out `out` and receives `in_`, at most one part for
         each rank, which may be itself; and then adds up `summed`."""
         for rank in sorted({part[0] for part in (*out, *in_)}):
@@ -126,7 +126,7 @@ class RankExchange:
             raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
-        return self._keep(Flight(native, kind, keeper))
+        return self._keep(InFlightMessage(native, kind, keeper))
 
     # --- life ---
 
@@ -156,7 +156,7 @@ class RankExchange:
 
     # --- what they are made of ---
 
-    def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> Flight:
+    def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> InFlightMessage:
         peer = check_rank("to" if name == "send" else "source", peer, self.world_size)
         tag = whole_number("tag", tag)
         if peer == self.rank:
@@ -171,9 +171,9 @@ class RankExchange:
             raise Busy("4096 messages are pending; wait for some of them first") from error
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
-        return self._keep(Flight(native, name, flat.keeper))
+        return self._keep(InFlightMessage(native, name, flat.keeper))
 
-    def _keep(self, flight: Flight) -> Flight:
+    def _keep(self, flight: InFlightMessage) -> InFlightMessage:
         with self._lock:
             if len(self._flights) >= self._sweep_at:
                 self._flights = [kept for kept in self._flights if not kept.native.done()]

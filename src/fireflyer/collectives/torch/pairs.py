@@ -30,7 +30,7 @@ from fireflyer.base.errors import PeerFailed, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.devices.copies import Copies, Point
-from fireflyer.collectives.devices.engine import DeviceWork, Outcome, Running
+from fireflyer.collectives.devices.engine import DeviceWork, InFlightOperation, Outcome
 
 __all__ = ["OUTBOX_BYTES", "Half", "IpcBuffers", "PairGroups", "PairedSums", "halves"]
 
@@ -110,7 +110,7 @@ class _Piece(NamedTuple):
     job: _Sum
     half: Half
     last: bool
-    running: Running | None
+    running: InFlightOperation | None
 
 
 class PairedSums:
@@ -216,7 +216,7 @@ class PairedSums:
             self.abort(f"rank {rank} could not go on: {error}")
             return None
 
-    def _reduce(self, job: _Sum, half: Half) -> Running:
+    def _reduce(self, job: _Sum, half: Half) -> InFlightOperation:
         """Step 1, and the start of step 2."""
         place = self._place_before
         mine, other = job.cut(half)
@@ -225,12 +225,12 @@ class PairedSums:
             shown = self._show(0, other, mine, self._circle.before, place)
             _add(mine, shown, job.op)
             self._read[0] = place.here()
-            running: Running = self._of_world(
+            running: InFlightOperation = self._of_world(
                 self._circle.lane_ranks, lambda: self._circle.lane.allreduce(mine, op=job.op, async_op=True)
             )
         return running
 
-    def _return(self, job: _Sum, half: Half, running: Running) -> None:
+    def _return(self, job: _Sum, half: Half, running: InFlightOperation) -> None:
         """The end of step 2, and step 3."""
         place = self._place_after
         mine, other = job.cut(half)

@@ -10,7 +10,7 @@ import torch
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
-from fireflyer.collectives.devices.engine import Host, Running
+from fireflyer.collectives.devices.engine import Host, InFlightOperation
 from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["MAX_KEPT_BYTES", "Block", "Blocks", "WholeWork", "all_of", "bytes_in", "bytes_of"]
@@ -87,7 +87,7 @@ class WholeWork:
 
     def __init__(
         self,
-        running: Running,
+        running: InFlightOperation,
         place: Copies,
         blocks: Blocks,
         down: Block | None,

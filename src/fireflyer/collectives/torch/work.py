@@ -32,14 +32,14 @@ from fireflyer.base.errors import PeerFailed, Timeout
 from fireflyer.base.units import MS, format_duration
 from fireflyer.collectives.devices.copies import Copies, Point
 
-__all__ = ["Completer", "GroupWork", "HfreduceError", "Pending", "Promise"]
+__all__ = ["Completer", "GroupWork", "HfreduceError", "InFlightOperation", "Promise"]
 
 _SLICE_NS: Final = 50 * MS
 _SWEEP_NS: Final = 2 * MS
 _MICROSECOND_NS: Final = 1000
 
 
-class Pending(Protocol):
+class InFlightOperation(Protocol):
     """An operation of a communicator under way. One whose result is on a device has a `place`, its `Copies`."""
 
     def wait(self, timeout_ns: int | None = None) -> None: ...
@@ -73,7 +73,7 @@ class GroupWork(dist.Work):
     def __init__(
         self,
         completer: Completer,
-        works: Sequence[Pending],
+        works: Sequence[InFlightOperation],
         outputs: Any,
         *,
         finish: Callable[[], None] | None = None,
