@@ -81,7 +81,7 @@ class FlatArray(NamedTuple):
     address: int
     elements: int
     dtype: str
-    keeper: object
+    owner: object
     """Keeps the memory alive."""
 
 
@@ -203,7 +203,7 @@ def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
 
 
 def _describe(
-    address: int, count: int, size: int, name: str, own: str | None, asked: str | None, sums: bool, keeper: object
+    address: int, count: int, size: int, name: str, own: str | None, asked: str | None, sums: bool, owner: object
 ) -> FlatArray:
     if asked is not None and asked != own and _CARRIERS.get(asked) != name:
         wanted = _CARRIERS.get(asked, "its own type")
@@ -218,5 +218,5 @@ def _describe(
             f"cannot sum elements of type {name}; use one of {', '.join(_OF_TORCH)}, or uint16 and uint8 with dtype="
         )
     if found is None:
-        return FlatArray(address, count * size, _BYTES, keeper)
-    return FlatArray(address, count, found, keeper)
+        return FlatArray(address, count * size, _BYTES, owner)
+    return FlatArray(address, count, found, owner)

@@ -410,7 +410,7 @@ class Communicator(GroupMember):
             return bool(self._held) or self._exchange.busy() or any(not work.done() for work in self._pending)
 
     def _fly(self, flight: InFlightMessage, async_op: bool) -> Work:
-        work = Work(flight.native, flight.name, flight.keeper, self._failed)
+        work = Work(flight.native, flight.name, flight.owner, self._failed)
         if not async_op:
             work.wait()
         return work
@@ -458,26 +458,26 @@ class Communicator(GroupMember):
                 flight = self._canonical.start(kind, source, target, root, op)
             return self._fly(flight._replace(name=kind), async_op)
         what = (kind, source.address, target.address, count, source.dtype, root, op)
-        keeper = (source.keeper, target.keeper)
+        owner = (source.owner, target.owner)
         # Ctrl-C may end this thread's part anywhere; native threads go on with the arrays.
-        self._held[id(keeper)] = keeper
+        self._held[id(owner)] = owner
         try:
-            work = self._start(what, keeper, async_op)
+            work = self._start(what, owner, async_op)
         except FireflyerError:
-            del self._held[id(keeper)]
+            del self._held[id(owner)]
             raise
-        del self._held[id(keeper)]
+        del self._held[id(owner)]
         if not async_op:
             work.wait()
         return work
 
-    def _start(self, what: tuple[str, int, int, int, str, int, str], keeper: object, async_op: bool) -> Work:
+    def _start(self, what: tuple[str, int, int, int, str, int, str], owner: object, async_op: bool) -> Work:
         kind, _, _, count, dtype, _, _ = what
         try:
             if async_op:
                 with self._lock:
                     self._forget_finished()
-                    work = Work(self._native.submit(*what), kind, keeper, self._failed)
+                    work = Work(self._native.submit(*what), kind, owner, self._failed)
                     self._pending.append(work)
                 return work
             native = self._native.call(*what, _PATIENCE_NS)
@@ -489,7 +489,7 @@ class Communicator(GroupMember):
             raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
         if native is None:
             return _DONE
-        work = Work(native, kind, keeper, self._failed)
+        work = Work(native, kind, owner, self._failed)
         with self._lock:
             self._forget_finished()
             self._pending.append(work)

@@ -69,8 +69,8 @@ class CanonicalSums:
                 for other, (start, count) in enumerate(slices)
                 if other != rank and receives
             ]
-            keeper = (source.keeper, target.keeper, self._result)
-            self._add(flights, source, root, outgoing, incoming, keeper, None)
+            owner = (source.owner, target.owner, self._result)
+            self._add(flights, source, root, outgoing, incoming, owner, None)
         return flights[-1]
 
     def _slice_elements(self, elements: int, unit: int) -> int:
@@ -104,8 +104,8 @@ class CanonicalSums:
             rows.append(self._rows[other].ctypes.data)
             outgoing.append((other, source.address + start * unit, count * unit))
             incoming.append((other, rows[-1], size * unit))
-        keeper = (source.keeper, self._rows, self._result)
-        self._add(flights, source, root, outgoing, incoming, keeper, (op, out, size, rows))
+        owner = (source.owner, self._rows, self._result)
+        self._add(flights, source, root, outgoing, incoming, owner, (op, out, size, rows))
 
     def _add(
         self,
@@ -114,11 +114,11 @@ class CanonicalSums:
         root: int,
         outgoing: list[Part],
         incoming: list[Part],
-        keeper: object,
+        owner: object,
         summed: RowSum | None,
     ) -> None:
         """The next part of the operation. One that has begun must go on: it waits for room, and raises no `Busy`."""
-        what = ("all_to_all", source.elements, source.dtype, root, outgoing, incoming, keeper, summed)
+        what = ("all_to_all", source.elements, source.dtype, root, outgoing, incoming, owner, summed)
         while True:
             try:
                 flights.append(self._exchange.start(*what))

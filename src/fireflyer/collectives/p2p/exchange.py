@@ -35,7 +35,7 @@ class InFlightMessage(NamedTuple):
 
     native: NativeWork
     name: str
-    keeper: object
+    owner: object
 
 
 class RankExchange:
@@ -111,7 +111,7 @@ class RankExchange:
         root: int,
         out: list[Part],
         in_: list[Part],
-        keeper: object,
+        owner: object,
         summed: RowSum | None = None,
     ) -> InFlightMessage:
         """The next operation of the group, in which this rank hands out `out` and receives `in_`, at most one part for
@@ -126,7 +126,7 @@ class RankExchange:
             raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
-        return self._keep(InFlightMessage(native, kind, keeper))
+        return self._keep(InFlightMessage(native, kind, owner))
 
     # --- life ---
 
@@ -171,7 +171,7 @@ class RankExchange:
             raise Busy("4096 messages are pending; wait for some of them first") from error
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
-        return self._keep(InFlightMessage(native, name, flat.keeper))
+        return self._keep(InFlightMessage(native, name, flat.owner))
 
     def _keep(self, flight: InFlightMessage) -> InFlightMessage:
         with self._lock:
