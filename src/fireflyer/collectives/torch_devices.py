@@ -23,7 +23,7 @@ import torch
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, DTypeLike, carrier_of, check_rank, dtype_named
 from fireflyer.collectives.communicator import OPS, Communicator
-from fireflyer.collectives.devices.copies import Copies
+from fireflyer.collectives.devices.copies import CopyEngine
 from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, InFlightOperation, Job
 from fireflyer.collectives.devices.pieces import Piece, cut
 from fireflyer.collectives.torch.cuda import DEVICES, on_device
@@ -56,7 +56,7 @@ class DeviceCommunicator:
         self._slot_bytes = slot_bytes
         self._slots = slots
         self._lock = threading.Lock()
-        self._places: dict[torch.device, Copies] = {}
+        self._places: dict[torch.device, CopyEngine] = {}
         self._engine: DeviceEngine | None = None
         self._dropper: weakref.finalize[..., DeviceCommunicator] | None = None
         self._blocks = Blocks(communicator)
@@ -221,12 +221,12 @@ class DeviceCommunicator:
     def registered(self, array: Any) -> bool:
         return not on_device(array) and self.communicator.registered(array)
 
-    def use(self, device: torch.device, copies: Copies) -> None:
+    def use(self, device: torch.device, copies: CopyEngine) -> None:
         """Copies from and to `device` are made by `copies`; before the first operation there."""
         with self._lock:
             self._places[device] = copies
 
-    def place(self, device: torch.device) -> Copies:
+    def place(self, device: torch.device) -> CopyEngine:
         """How this process copies from and to `device`."""
         with self._lock:
             if device not in self._places:
@@ -268,7 +268,7 @@ class DeviceCommunicator:
             self._engine.drain()
         return self.communicator
 
-    def _engine_on(self, place: Copies) -> DeviceEngine:
+    def _engine_on(self, place: CopyEngine) -> DeviceEngine:
         with self._lock:
             if self._closed:
                 raise UsageError("the communicator is closed; create a new one")

@@ -18,9 +18,9 @@ from torch.multiprocessing import reductions
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.devices.copies import Copies
+from fireflyer.collectives.devices.copies import CopyEngine
 from fireflyer.collectives.torch.bridges import gpu_name
-from fireflyer.collectives.torch.cuda import CudaCopies
+from fireflyer.collectives.torch.cuda import CudaCopyEngine
 from fireflyer.collectives.torch.pairs import OUTBOX_BYTES, IpcBuffers, PairedSums, PairGroups
 from fireflyer.collectives.torch.store import number_nodes
 from fireflyer.collectives.torch_devices import DeviceCommunicator
@@ -61,7 +61,7 @@ def join_pairs(
     pairs: Sequence[tuple[int, int]],
     create: Create,
     show: Callable[[Communicator], IpcBuffers],
-    places: tuple[Copies, Copies, Copies],
+    places: tuple[CopyEngine, CopyEngine, CopyEngine],
 ) -> None:
     """Makes allreduces of `comm` go by pairs. Collective over its ranks, which must all give the same `pairs`.
 
@@ -86,7 +86,7 @@ def pair_on_cuda(comm: DeviceCommunicator, pairs: Sequence[tuple[int, int]], cre
     if not torch.cuda.is_available():
         raise UsageError("pairs of GPUs were declared, but this process has no CUDA device; leave nvlink_pairs out")
     device = torch.device("cuda", torch.cuda.current_device())
-    places = (comm.place(device), CudaCopies(device), CudaCopies(device))
+    places = (comm.place(device), CudaCopyEngine(device), CudaCopyEngine(device))
     join_pairs(comm, pairs, create, partial(cuda_ipc_buffers, device=device), places)
 
 

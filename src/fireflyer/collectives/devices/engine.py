@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, InvariantViolation, Timeout, UsageError
 from fireflyer.base.units import MIB, format_duration
-from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.collectives.devices.pieces import Piece
 from fireflyer.collectives.devices.stages import Stages, Step
 from fireflyer.collectives.work import ROOM_PAUSE_S
@@ -64,7 +64,7 @@ class Host(Protocol):
 class Outcome:
     """How an operation ends that was called on the device `place` at `called`."""
 
-    def __init__(self, name: str, place: Copies) -> None:
+    def __init__(self, name: str, place: CopyEngine) -> None:
         self.name = name
         self.place = place
         self.called = place.here()
@@ -97,7 +97,7 @@ class Job(Outcome):
     def __init__(
         self,
         name: str,
-        place: Copies,
+        place: CopyEngine,
         pieces: Sequence[Piece],
         run: Callable[[Any, Piece], InFlightOperation],
         *,
@@ -150,7 +150,7 @@ class DeviceEngine:
     def __init__(
         self,
         host: Host,
-        place: Copies,
+        place: CopyEngine,
         *,
         slot_bytes: int = SLOT_BYTES,
         slots: int = SLOTS,
@@ -168,9 +168,9 @@ class DeviceEngine:
         self._changed = threading.Condition()
         self._stages: Stages[Job] = Stages(slots)
         self._stopped = False
-        self._arrived: list[Point | None] = [None] * slots
+        self._arrived: list[CopyEvent | None] = [None] * slots
         self._running: list[InFlightOperation | None] = [None] * slots
-        self._lifted: list[Point | None] = [None] * slots
+        self._lifted: list[CopyEvent | None] = [None] * slots
         """The copy up that used each slot last."""
         self._threads = [
             threading.Thread(target=run, name=f"{run.__name__.strip('_')} of rank {host.rank}", daemon=True)

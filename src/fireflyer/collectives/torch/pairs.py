@@ -29,7 +29,7 @@ import torch
 from fireflyer.base.errors import PeerFailed, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.devices.copies import Copies, Point
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent
 from fireflyer.collectives.devices.engine import DeviceWork, InFlightOperation, Outcome
 
 __all__ = ["OUTBOX_BYTES", "Half", "IpcBuffers", "PairGroups", "PairedSums", "halves"]
@@ -94,7 +94,7 @@ class PairGroups(NamedTuple):
 
 
 class _Sum(Outcome):
-    def __init__(self, place: Copies, flat: torch.Tensor, op: str, pieces: list[Half]) -> None:
+    def __init__(self, place: CopyEngine, flat: torch.Tensor, op: str, pieces: list[Half]) -> None:
         super().__init__("allreduce of pairs", place)
         self.flat: torch.Tensor | None = flat
         self.op = op
@@ -114,10 +114,15 @@ class _Piece(NamedTuple):
 
 
 class PairedSums:
-    """Of one rank. `places`: three `Copies` of its device, one for callers, one for each thread."""
+    """Of one rank. `places`: three `CopyEngine` of its device, one for callers, one for each thread."""
 
     def __init__(
-        self, circle: PairGroups, outboxes: IpcBuffers, places: tuple[Copies, Copies, Copies], *, first: bool
+        self,
+        circle: PairGroups,
+        outboxes: IpcBuffers,
+        places: tuple[CopyEngine, CopyEngine, CopyEngine],
+        *,
+        first: bool,
     ) -> None:
         """Takes over the communicators. `first`: this rank is the first of its pair."""
         self._circle = circle
@@ -125,7 +130,7 @@ class PairedSums:
         self._place, self._place_before, self._place_after = places
         self._first = first
         self._numbers = [0, 0]
-        self._read: list[Point | None] = [None, None]
+        self._read: list[CopyEvent | None] = [None, None]
         self._jobs: SimpleQueue[_Sum | None] = SimpleQueue()
         self._shown: SimpleQueue[_Piece | None] = SimpleQueue()
         self._closed = False
@@ -241,7 +246,7 @@ class PairedSums:
             job.point = self._read[1] = place.here()
 
     def _show(
-        self, step: int, given: torch.Tensor, wanted: torch.Tensor, pair: Communicator, place: Copies
+        self, step: int, given: torch.Tensor, wanted: torch.Tensor, pair: Communicator, place: CopyEngine
     ) -> torch.Tensor:
         """Puts `given` into the own outbox; returns what the partner has put into its own, like `wanted`."""
         own, partners = self._outboxes.place(step, self._numbers[step])
