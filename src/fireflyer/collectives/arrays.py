@@ -20,11 +20,11 @@ __all__ = [
     "DTYPES",
     "DTypeLike",
     "FlatArray",
-    "carrier_of",
     "check_apart",
     "check_rank",
     "dtype_named",
     "flatten",
+    "storage_dtype_of",
     "whole_number",
 ]
 
@@ -102,7 +102,7 @@ def dtype_named(asked: object) -> str:
     return own
 
 
-def carrier_of(dtype: str) -> str:
+def storage_dtype_of(dtype: str) -> str:
     """The NumPy type that holds elements of `dtype`, one of `DTYPES`."""
     return _CARRIERS.get(dtype) or next(name for name, own in _OF_NUMPY.items() if own == dtype)
 

@@ -29,11 +29,11 @@ from fireflyer.collectives.arrays import (
     DTYPES,
     DTypeLike,
     FlatArray,
-    carrier_of,
     check_apart,
     check_rank,
     dtype_named,
     flatten,
+    storage_dtype_of,
     whole_number,
 )
 from fireflyer.collectives.bootstrap.arena import OwnMemory
@@ -344,7 +344,7 @@ class Communicator(GroupMember):
         try:
             if size_bytes > arena.bytes:  # it may be more than native code can count
                 raise MemoryError
-            return arena.allocate(size_bytes).view(carrier_of(own)).reshape(sizes)
+            return arena.allocate(size_bytes).view(storage_dtype_of(own)).reshape(sizes)
         except MemoryError:
             raise UsageError(
                 f"the arena has no {size_bytes} bytes left ({arena.used} of {arena.bytes} are used); drop arrays, or "

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.collectives.arrays import DTYPES, DTypeLike, carrier_of, check_rank, dtype_named
+from fireflyer.collectives.arrays import DTYPES, DTypeLike, check_rank, dtype_named, storage_dtype_of
 from fireflyer.collectives.communicator import OPS, Communicator
 from fireflyer.collectives.devices.copies import CopyEngine
 from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, InFlightOperation, Job
@@ -369,7 +369,7 @@ def _drop(engine: DeviceEngine, reference: weakref.ref[Communicator]) -> None:
 def _part(slot: Any, span: tuple[int, int], dtype: str | None = None) -> Any:
     begin, size = span
     part = slot[begin : begin + size]
-    return part if dtype is None else part.view(carrier_of(dtype))
+    return part if dtype is None else part.view(storage_dtype_of(dtype))
 
 
 def _check_alike(array: torch.Tensor, out: Any) -> None:
