@@ -47,7 +47,7 @@ from fireflyer.collectives.bootstrap.group_setup import (
 from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources
-from fireflyer.collectives.flight import FlightBox, Snapshot
+from fireflyer.collectives.flight import FlightRecorder, Snapshot
 from fireflyer.collectives.p2p.canonical import CanonicalSums
 from fireflyer.collectives.p2p.exchange import InFlightMessage, RankExchange
 from fireflyer.collectives.p2p.peer_listener import PeerListener
@@ -153,7 +153,7 @@ class Communicator(GroupMember):
             fabric=resources.fabric,
         )
         self.seat = seat
-        self._box = FlightBox(
+        self._box = FlightRecorder(
             self._native.flight,
             group=lineage.here,
             plan=plan,
