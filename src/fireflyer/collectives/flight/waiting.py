@@ -19,7 +19,7 @@ from fireflyer.base.units import MS, format_duration
 from fireflyer.collectives.flight.dump import Record
 from fireflyer.collectives.flight.evidence import CallState, Evidence, RankFacts, call_name
 
-__all__ = ["Wait", "find_circle", "find_waits"]
+__all__ = ["Wait", "find_cycle", "find_waits"]
 
 _DISTINCT_NS: Final = 20 * MS
 _OTHER_END: Final = {"recv": "send", "send": "recv"}
@@ -130,7 +130,7 @@ def _in_messages(evidence: Evidence, facts: RankFacts) -> list[Wait]:
     return waits
 
 
-def find_circle(waits: tuple[Wait, ...]) -> tuple[int, ...]:
+def find_cycle(waits: tuple[Wait, ...]) -> tuple[int, ...]:
     """Ranks each of which waits for the next, and the last for the first; the least one first. Empty: no circle."""
     edges: dict[int, list[int]] = {}
     for wait in waits:

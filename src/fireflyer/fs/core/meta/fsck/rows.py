@@ -245,7 +245,7 @@ class Checker:
             if not seen.names and (seen.links or seen.found_entries):
                 text = f"inode {inode_id} counts {seen.links} links, has {seen.found_entries} entries and no name"
                 yield Problem(ProblemKind.LOST, text, Adopt(inode_id, b""))
-            elif seen.kind is Kind.DIRECTORY and seen.names and not seen.reached and self._begins_circle(inode_id):
+            elif seen.kind is Kind.DIRECTORY and seen.names and not seen.reached and self._starts_cycle(inode_id):
                 text = f"directory {inode_id} lies in itself"
                 yield Problem(ProblemKind.LOST, text, Adopt(inode_id, seen.key))
 
@@ -259,7 +259,7 @@ class Checker:
                 text = f"{key[ENTRY_PREFIX_BYTES:]!r} names inode {inode_id}, which is in another area"
                 yield Problem(ProblemKind.BAD_NAME, text, ClearRow(key))
 
-    def _begins_circle(self, inode_id: InodeId) -> bool:
+    def _starts_cycle(self, inode_id: InodeId) -> bool:
         """Whether the way up from it leads back to it, and it has the least number of all on the way."""
         at = self._inodes[inode_id].within
         while at > inode_id and self._inodes[at].names:

@@ -106,7 +106,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     key = pair_key(WAITS, context.asker.client, request.owner) + context.number.to_bytes(8, "big")
     blockers = lock_table.in_the_way(held, wanted)
     answer: Answer = Done()
-    if blockers and request.window is Window.RANGE and await _closes_circle(context, wanted, blockers):
+    if blockers and request.window is Window.RANGE and await _closes_cycle(context, wanted, blockers):
         answer = Refused(errno.EDEADLK, "an owner in the way waits for this one")
     elif blockers and left_ns:
         if request.window is Window.RANGE:
@@ -174,7 +174,7 @@ def _put(context: Context, inode: InodeId, held: tuple[Held, ...]) -> None:
         context.rows.clear(key)
 
 
-async def _closes_circle(context: Context, wanted: Held, blockers: list[Held]) -> bool:
+async def _closes_cycle(context: Context, wanted: Held, blockers: list[Held]) -> bool:
     """Whether one of those in the way waits, perhaps over others, for this owner."""
     me = (wanted.client, wanted.owner)
     seen: dict[tuple[ClientId, int], None] = {}
