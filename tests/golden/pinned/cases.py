@@ -261,7 +261,7 @@ def _checkpoint_keys(_: Path) -> Found:
                 used[f"rank {rank} sets {key}"] = payload if b"{" not in payload else payload.decode()
             case effects.Await(key):
                 used[f"rank {rank} reads {key}"] = ""
-                return effects.Heard(store[key]) if key in store else None
+                return effects.KeyReceived(store[key]) if key in store else None
             case effects.Commit():
                 return effects.Committed("step-00000007")
             case effects.Listing():

@@ -24,7 +24,7 @@ from fireflyer.checkpoint.core.effects import (
     Failed,
     Finish,
     Forget,
-    Heard,
+    KeyReceived,
     Publish,
     TakeSnapshot,
 )
@@ -150,7 +150,7 @@ class Job:
                 return Done()
             case Await(key, timeout_ns):
                 try:
-                    return Heard((yield from self._wait_for(key, timeout_ns)))
+                    return KeyReceived((yield from self._wait_for(key, timeout_ns)))
                 except Timeout as error:
                     return Failed(*error_to_wire(error))
             case Forget(prefix):
