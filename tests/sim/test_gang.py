@@ -27,8 +27,8 @@ from fireflyer.base.events import (
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.gang import MAX_PORT_RETRIES, TICK_NS, Gang
 from fireflyer.cluster.core.messages import (
-    AgentBeat,
     AgentGone,
+    AgentHeartbeat,
     AgentLost,
     AgentUp,
     AttemptPrepared,
@@ -140,7 +140,7 @@ class Cluster:
             self.world.call_after(TICK_NS, self._tick)
 
     def _feed(self, event: Event) -> None:
-        if not isinstance(event, Tick | AgentBeat):
+        if not isinstance(event, Tick | AgentHeartbeat):
             self.world.record("event", type(event).__name__, repr(event))
         for effect in self.gang.handle(self.world.now_ns, event):
             assert self.finish is None, "an effect after the last one"
@@ -203,7 +203,7 @@ class Cluster:
         if one.alive and self.finish is None:
             if not one.hung:
                 self.world.call_after(
-                    self._upto(self.chaos.max_delay_ns), lambda: self._feed(AgentBeat(one.node, one.number))
+                    self._upto(self.chaos.max_delay_ns), lambda: self._feed(AgentHeartbeat(one.node, one.number))
                 )
             self.world.call_after(self.spec.timeouts.heartbeat_ns, lambda: self._beat(one))
 

@@ -23,8 +23,8 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.blame import Failure, blame, describe_end
 from fireflyer.cluster.core.gang import TICK_NS, Gang, NodeState, Phase
 from fireflyer.cluster.core.messages import (
-    AgentBeat,
     AgentGone,
+    AgentHeartbeat,
     AgentLost,
     AgentUp,
     AttemptPrepared,
@@ -77,7 +77,7 @@ class Story:
         for _ in range(-(-span_ns // TICK_NS)):
             self.now_ns += TICK_NS
             for node, incarnation in self.beating.items():
-                new += self.tell(AgentBeat(node, incarnation))
+                new += self.tell(AgentHeartbeat(node, incarnation))
             new += self.tell(Tick())
         return new
 

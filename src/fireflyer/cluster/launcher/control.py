@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.messages import (
-    AgentBeat,
+    AgentHeartbeat,
     AgentLost,
     AgentUp,
     Event,
@@ -146,7 +146,7 @@ class Control:
 
     async def _beat(self, _: Done, caller: Caller) -> Done:
         member = self._who(caller)
-        self._feed(AgentBeat(member.node, member.incarnation))
+        self._feed(AgentHeartbeat(member.node, member.incarnation))
         return Done()
 
     async def _started(self, request: Started, caller: Caller) -> Done:

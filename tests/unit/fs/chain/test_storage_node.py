@@ -134,26 +134,26 @@ def test_what_replicas_report_goes_to_the_manager() -> None:
     process.feed(node.Tick())
     assert process.beat().unreachable == (7,)
 
-    def beaten() -> tuple[int, ...]:
+    def heartbeat_sent() -> tuple[int, ...]:
         process.now_ns += SECOND
         process.feed(node.Tick())
         return process.beat().unreachable
 
     process.feed(PeerWrote(8, 2, Answer(20, 3, 0, 0, 1, Accepted())))
     process.feed(PeerWrote(7, 1, Behind(10, 1)))
-    assert beaten() == (7,)
+    assert heartbeat_sent() == (7,)
     for ends in (
         PeerWrote(7, 1, Answer(10, 1, 0, 0, 1, Accepted())),
         Of(1, fx.ChainChanged(chain(10, 1, SERVING, OFFLINE))),
     ):
         process.feed(ends)
-        assert beaten() == ()
+        assert heartbeat_sent() == ()
         process.made[0].says = [fx.ReportUnreachable(7)]
         process.feed(node.Tick())
-        assert beaten() == (7,)
+        assert heartbeat_sent() == (7,)
     process.now_ns += 5 * SECOND
     process.feed(node.Tick())
-    assert beaten() == ()
+    assert heartbeat_sent() == ()
     process.feed(Of(2, fx.DiskFailed("no such device")))
     process.made[1].says = [fx.ReportGone(3, "no such device", failed=True)]
     process.feed(Of(2, fx.Tick()))
