@@ -79,7 +79,7 @@ FORMATS: Final = (
     Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
     Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.Exited),
     Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone),
-    Format("rpc.cluster.trouble.request", "msgpack", cluster_wire.Trouble),
+    Format("rpc.cluster.trouble.request", "msgpack", cluster_wire.LogError),
     Format("rpc.cluster.output.request", "msgpack", cluster_wire.Output),
     # The rendezvous store.
     Format("rpc.store.set.request", "msgpack", store._Set),

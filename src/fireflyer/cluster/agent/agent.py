@@ -37,12 +37,12 @@ from fireflyer.cluster.schema.wire import (
     Done,
     Exited,
     Gone,
+    LogError,
     Next,
     ShutDown,
     Start,
     Started,
     Stop,
-    Trouble,
 )
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_orphans
@@ -81,7 +81,7 @@ class Agent:
         self._holding_up: list[str] = []
         self._outbox = Outbox(full=lambda: self._pause("launcher"), free=lambda: self._resume("launcher"))
         self._writer = LogWriter(
-            full=lambda: self._pause("disk"), free=lambda: self._resume("disk"), on_trouble=self._on_trouble
+            full=lambda: self._pause("disk"), free=lambda: self._resume("disk"), on_log_error=self._on_log_error
         )
         self._news: asyncio.Queue[tuple[Method[Any, Any], Any]] = asyncio.Queue()
         self._cleaning: asyncio.Task[None] | None = None
@@ -184,7 +184,7 @@ class Agent:
             rank,
             writer=self._writer,
             on_line=self._outbox.put,
-            on_trouble=self._on_trouble,
+            on_log_error=self._on_log_error,
             on_exit=self._on_exit,
         )
 
@@ -207,8 +207,8 @@ class Agent:
 
     # -- what ranks do ---------------------------------------------------------------------------------------------
 
-    def _on_trouble(self, reason: str) -> None:
-        self._news.put_nowait((TROUBLE, Trouble(reason[:1000])))
+    def _on_log_error(self, reason: str) -> None:
+        self._news.put_nowait((TROUBLE, LogError(reason[:1000])))
 
     def _on_exit(self, end: Exited) -> None:
         self._news.put_nowait((EXITED, end))

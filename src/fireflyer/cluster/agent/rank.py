@@ -30,7 +30,7 @@ _CANNOT_START = 126
 
 
 class RankProcess:
-    """Calls `on_line`, `on_trouble` (its log cannot be made) and `on_exit`, all on the event loop."""
+    """Calls `on_line`, `on_log_error` (its log cannot be made) and `on_exit`, all on the event loop."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RankProcess:
         *,
         writer: LogWriter,
         on_line: Callable[[OutputLine], None],
-        on_trouble: Callable[[str], None],
+        on_log_error: Callable[[str], None],
         on_exit: Callable[[Exited], None],
     ) -> None:
         self.attempt = attempt
@@ -47,7 +47,7 @@ class RankProcess:
         self.pid = 0
         self.end: Exited | None = None
         self._told = False
-        self._on_line, self._on_trouble, self._on_exit = on_line, on_trouble, on_exit
+        self._on_line, self._on_log_error, self._on_exit = on_line, on_log_error, on_exit
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipes: list[_Pipe] = []
@@ -129,7 +129,7 @@ class RankProcess:
         try:
             self._log = LogFile(path)
         except OSError as error:
-            self._on_trouble(str(translate_os_error(error, f"write {path}")))
+            self._on_log_error(str(translate_os_error(error, f"write {path}")))
             raise
 
     def write_log(self, data: bytes) -> None:

@@ -34,11 +34,11 @@ from fireflyer.cluster.schema.wire import (
     Done,
     Exited,
     Gone,
+    LogError,
     Next,
     Numbered,
     Output,
     Started,
-    Trouble,
 )
 from fireflyer.runtime.reporter import REPORT, Acknowledged, Reports
 from fireflyer.runtime.rpc import Caller, RpcServer
@@ -165,7 +165,7 @@ class Control:
         self._feed(RanksGone(member.node, member.incarnation, request.attempt, ends))
         return Done()
 
-    async def _trouble(self, request: Trouble, caller: Caller) -> Done:
+    async def _trouble(self, request: LogError, caller: Caller) -> Done:
         self._who(caller)
         self._feed(StorageFailed(request.reason))
         return Done()

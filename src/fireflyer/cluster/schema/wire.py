@@ -31,6 +31,7 @@ __all__ = [
     "Done",
     "Exited",
     "Gone",
+    "LogError",
     "Next",
     "Numbered",
     "Output",
@@ -40,7 +41,6 @@ __all__ = [
     "Start",
     "Started",
     "Stop",
-    "Trouble",
 ]
 
 MAX_LINE_BYTES = 16 << 10
@@ -133,7 +133,7 @@ class Gone(msgspec.Struct, frozen=True):
     ends: tuple[Exited, ...]
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class LogError(msgspec.Struct, frozen=True):
     """The agent cannot write the logs."""
 
     reason: _Text
@@ -157,5 +157,5 @@ BEAT = Method("cluster.agent_beat", Done, Done)
 STARTED = Method("cluster.rank_started", Started, Done)
 EXITED = Method("cluster.rank_exited", Exited, Done)
 GONE = Method("cluster.ranks_gone", Gone, Done)
-TROUBLE = Method("cluster.trouble", Trouble, Done)
+TROUBLE = Method("cluster.trouble", LogError, Done)
 OUTPUT = Method("cluster.output", Output, Done)
