@@ -48,8 +48,8 @@ from fireflyer.cluster.core.messages import (
     ShutDownAgent,
     StartAgent,
     StartRanks,
-    StopAsked,
     StopRanks,
+    StopRequested,
     Tick,
 )
 from fireflyer.cluster.schema.job import Fault, JobSpec
@@ -121,7 +121,7 @@ class Cluster:
         self._tick()
         if self._chance(self.chaos.stopped):
             for _ in range(self.world.random.randint(1, 3)):
-                self.world.call_after(self._upto(8 * SECOND), lambda: self._feed(StopAsked(2)))
+                self.world.call_after(self._upto(8 * SECOND), lambda: self._feed(StopRequested(2)))
         self.world.run(until_ns=HORIZON_NS, stop=lambda: self.finish is not None)
 
     # -- chance --------------------------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ from fireflyer.cluster.core.messages import (
     ShutDownAgent,
     StartAgent,
     StartRanks,
-    StopAsked,
     StopRanks,
+    StopRequested,
     StorageFailed,
     Tick,
 )
@@ -208,7 +208,7 @@ class Gang:
                 self._on_ranks(event)
             case RankReported(report):
                 self._on_report(report)
-            case StopAsked(signal):
+            case StopRequested(signal):
                 self._on_stop(signal)
             case StorageFailed(reason):
                 self._give_up(reason)

@@ -33,8 +33,8 @@ __all__ = [
     "ShutDownAgent",
     "StartAgent",
     "StartRanks",
-    "StopAsked",
     "StopRanks",
+    "StopRequested",
     "StorageFailed",
     "Tick",
 ]
@@ -125,7 +125,7 @@ class RankReported(msgspec.Struct, frozen=True):
     report: Report
 
 
-class StopAsked(msgspec.Struct, frozen=True):
+class StopRequested(msgspec.Struct, frozen=True):
     signal: int
 
 
@@ -150,7 +150,7 @@ Event = (
     | RankExited
     | RanksGone
     | RankReported
-    | StopAsked
+    | StopRequested
     | StorageFailed
     | Tick
 )

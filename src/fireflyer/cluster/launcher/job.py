@@ -36,8 +36,8 @@ from fireflyer.cluster.core.messages import (
     ShutDownAgent,
     StartAgent,
     StartRanks,
-    StopAsked,
     StopRanks,
+    StopRequested,
     StorageFailed,
     Tick,
 )
@@ -105,7 +105,7 @@ class Job:
 
     def stop(self, number: int) -> None:
         """A signal has come."""
-        self.feed(StopAsked(number))
+        self.feed(StopRequested(number))
 
     def feed(self, event: Event) -> None:
         self._events.append(event)
