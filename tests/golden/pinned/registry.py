@@ -74,7 +74,7 @@ FORMATS: Final = (
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.AgentHello),
     Format("rpc.cluster.agent_next.request", "msgpack", cluster_wire.Next),
-    Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.Numbered),
+    Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.NumberedCommand),
     Format("rpc.cluster.empty", "msgpack", cluster_wire.Done),
     Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
     Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.Exited),

@@ -19,7 +19,7 @@ from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, R
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.messages import Event, RankReported
-from fireflyer.cluster.launcher.control import Control
+from fireflyer.cluster.launcher.control import ControlService
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime import reporter as reporter_module
 from fireflyer.runtime.reporter import CLOSE_NS, MAX_STEPS_QUEUED, REPORT, Acknowledged, Reporter, Reports
@@ -42,7 +42,7 @@ class Launcher:
         self.secret_file = str(tmp_path / "secret")
         save_secret(self.secret, self.secret_file)
         self.reports: list[Report] = []
-        self.control = Control(feed=self._feed, on_line=lambda line: None)
+        self.control = ControlService(feed=self._feed, on_line=lambda line: None)
         self.gate = asyncio.Event()
         self.gate.set()
         self.calls = 0

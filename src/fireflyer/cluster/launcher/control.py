@@ -36,14 +36,14 @@ from fireflyer.cluster.schema.wire import (
     Gone,
     LogError,
     Next,
-    Numbered,
+    NumberedCommand,
     Output,
     Started,
 )
 from fireflyer.runtime.reporter import REPORT, Acknowledged, Reports
 from fireflyer.runtime.rpc import Caller, RpcServer
 
-__all__ = ["Control", "Member"]
+__all__ = ["AgentConnection", "ControlService"]
 
 _NEXT_WAIT_NS = 10 * SECOND
 _BETTER_REASON_NS = 100 * MS
@@ -51,7 +51,7 @@ _BETTER_REASON_NS = 100 * MS
 
 
 @dataclass(slots=True)
-class Member:
+class AgentConnection:
     """One incarnation of one node's agent."""
 
     node: int
@@ -68,11 +68,11 @@ class Member:
         self.arrived.set()
 
 
-class Control:
+class ControlService:
     def __init__(self, *, feed: Callable[[Event], None], on_line: Callable[[RankLine], None]) -> None:
         self._feed = feed
         self._on_line = on_line
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, AgentConnection] = {}
         self._reporters: dict[str, Reports] = {}
         self._dropped_before = 0
 
@@ -93,13 +93,13 @@ class Control:
 
     def expect(self, node: int, incarnation: int) -> None:
         """From now on the node is this incarnation and no other."""
-        self._members[node] = Member(node, incarnation)
+        self._members[node] = AgentConnection(node, incarnation)
 
-    def member(self, node: int, incarnation: int) -> Member | None:
+    def member(self, node: int, incarnation: int) -> AgentConnection | None:
         member = self._members.get(node)
         return member if member is not None and member.incarnation == incarnation else None
 
-    def current(self, node: int) -> Member | None:
+    def current(self, node: int) -> AgentConnection | None:
         return self._members.get(node)
 
     def forget_reporters(self) -> None:
@@ -115,7 +115,7 @@ class Control:
 
     # -- methods -------------------------------------------------------------------------------------------------------
 
-    def _who(self, caller: Caller) -> Member:
+    def _who(self, caller: Caller) -> AgentConnection:
         for member in self._members.values():
             if member.connection == caller.connection:
                 return member
@@ -131,7 +131,7 @@ class Control:
         self._feed(AgentUp(member.node, member.incarnation))
         return Done()
 
-    async def _next(self, request: Next, caller: Caller) -> Numbered:
+    async def _next(self, request: Next, caller: Caller) -> NumberedCommand:
         member = self._who(caller)
         if request.after > len(member.commands):
             raise UsageError(f"there is no command {request.after}")
@@ -141,8 +141,8 @@ class Control:
                 async with asyncio.timeout(_NEXT_WAIT_NS / SECOND):
                     await member.arrived.wait()
             except TimeoutError:
-                return Numbered(request.after, None)
-        return Numbered(request.after + 1, member.commands[request.after])
+                return NumberedCommand(request.after, None)
+        return NumberedCommand(request.after + 1, member.commands[request.after])
 
     async def _beat(self, _: Done, caller: Caller) -> Done:
         member = self._who(caller)

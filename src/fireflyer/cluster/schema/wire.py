@@ -33,7 +33,7 @@ __all__ = [
     "Gone",
     "LogError",
     "Next",
-    "Numbered",
+    "NumberedCommand",
     "Output",
     "OutputLine",
     "RankToStart",
@@ -106,7 +106,7 @@ class Next(msgspec.Struct, frozen=True):
     """Number of the last command received, 0 for none."""
 
 
-class Numbered(msgspec.Struct, frozen=True):
+class NumberedCommand(msgspec.Struct, frozen=True):
     number: int
     command: Command | None
     """None: nothing yet, ask again."""
@@ -152,7 +152,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 HELLO = Method("cluster.agent_hello", AgentHello, Done)
-NEXT = Method("cluster.agent_next", Next, Numbered)
+NEXT = Method("cluster.agent_next", Next, NumberedCommand)
 BEAT = Method("cluster.agent_beat", Done, Done)
 STARTED = Method("cluster.rank_started", Started, Done)
 EXITED = Method("cluster.rank_exited", Exited, Done)
