@@ -13,7 +13,7 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ASK, ControlClient, Lines, ManagerClient
 from fireflyer.fs.control.client import MAX_ASKED
 from fireflyer.fs.control.connections import MAX_LINES
-from fireflyer.fs.core.chain.node_membership import Ask, Told
+from fireflyer.fs.core.chain.node_membership import ManagerReply, SendToManager
 from fireflyer.fs.schema.manager import Answer, Done, GetStatus, NotPrimary, Refusal, Request, Status, TargetStatus
 from fireflyer.identity import NodeCredential, Secret, new_secret
 from fireflyer.runtime.rpc import Accepts, Caller, RpcServer
@@ -120,25 +120,25 @@ def test_a_status_of_many_pages_is_one() -> None:
 
 def test_a_machine_gets_the_answers_that_come_and_nothing_for_those_that_do_not() -> None:
     async def story() -> None:
-        told: list[Told] = []
+        told: list[ManagerReply] = []
         came = asyncio.Event()
 
-        def on_told(one: Told) -> None:
+        def on_told(one: ManagerReply) -> None:
             told.append(one)
             came.set()
 
         async with speaking(Done("x"), None) as (manager, silent):
             control = ControlClient(ME, on_told)
-            control.ask(Ask(1, "127.0.0.1:1", GetStatus()))
-            control.ask(Ask(2, silent.address, GetStatus()))
-            control.ask(Ask(3, manager.address, GetStatus()))
+            control.ask(SendToManager(1, "127.0.0.1:1", GetStatus()))
+            control.ask(SendToManager(2, silent.address, GetStatus()))
+            control.ask(SendToManager(3, manager.address, GetStatus()))
             await came.wait()
-            assert told == [Told(3, Done("x"))]
+            assert told == [ManagerReply(3, Done("x"))]
             for number in range(4, 4 + 2 * MAX_ASKED):
-                control.ask(Ask(number, silent.address, GetStatus()))
+                control.ask(SendToManager(number, silent.address, GetStatus()))
             async with asyncio.timeout(10):
                 await control.close()
-            assert told == [Told(3, Done("x"))]
+            assert told == [ManagerReply(3, Done("x"))]
 
     asyncio.run(story())
 

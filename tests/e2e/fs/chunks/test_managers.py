@@ -105,7 +105,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
             async with ManagerClient(addresses, site.service) as client:
                 await asked(client, *SETTING_UP)
                 nodes = [PlayedNode(1, (11,), addresses, site), PlayedNode(2, (21,), addresses, site)]
-                await nodes[0].wait(lambda: all(one.attendance.incarnation for one in nodes))
+                await nodes[0].wait(lambda: all(one.membership.incarnation for one in nodes))
                 await asked(client, CHAIN)
                 await nodes[0].wait(lambda: nodes[0].serves(11))
                 for _ in range(2):

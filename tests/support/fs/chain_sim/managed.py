@@ -19,7 +19,14 @@ from tests.support.fs.manager_sim.store import SimStore, StoreFaults
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import storage_node
-from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeRouting, Told
+from fireflyer.fs.core.chain.node_membership import (
+    End,
+    ManagerReply,
+    NodeMembership,
+    ProcessIdentity,
+    SendToManager,
+    TakeRouting,
+)
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
 from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Manager, Reply, Settings, Tick
 from fireflyer.fs.core.manager.transact import Transact
@@ -112,10 +119,10 @@ class ManagedNode(StorageNode):
 
     def boot(self, node: SimNode) -> None:
         name = node.name
-        identity = Identity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
-        attendance = Attendance(identity, {self.target: True}, self.world.managers)
+        identity = ProcessIdentity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
+        membership = NodeMembership(identity, {self.target: True}, self.world.managers)
         self.core = storage_node.StorageCore(
-            attendance, [self.target], lambda _chain, _target: self.replica, complaint_ns=SECOND // 2
+            membership, [self.target], lambda _chain, _target: self.replica, complaint_ns=SECOND // 2
         )
         super().boot(node)
 
@@ -126,7 +133,7 @@ class ManagedNode(StorageNode):
         one, body = decoded(payload)
         if one.kind == TOLD:
             if one.number >> 32 == self.node.incarnation:
-                self._handle(Told(one.number & 0xFFFFFFFF, body))
+                self._handle(ManagerReply(one.number & 0xFFFFFFFF, body))
         else:
             super().receive(source, payload)
 
@@ -147,7 +154,7 @@ class ManagedNode(StorageNode):
     def _handle(self, event: storage_node.Event) -> None:
         for effect in self.core.handle(self.node.clock.now_ns(), event):
             match effect:
-                case Ask(number, manager, request):
+                case SendToManager(number, manager, request):
                     self.post(manager, MANAGE, request, number=self.node.incarnation << 32 | number)
                 case TakeRouting(routing):
                     self.world.seen.take(routing)  # type: ignore[attr-defined]
@@ -185,7 +192,7 @@ class ManagedWorld(ReplicaWorld):
         return all(
             node.table is not None
             and node.table.serving
-            and all(node.core.attendance.sessions.admits(client) for client in CLIENTS)
+            and all(node.core.membership.sessions.admits(client) for client in CLIENTS)
             for node in self.nodes
             if isinstance(node, ManagedNode)
         )

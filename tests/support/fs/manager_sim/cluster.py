@@ -18,7 +18,14 @@ from tests.support.fs.manager_sim.store import SimStore
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import storage_node
-from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeSessions, Told
+from fireflyer.fs.core.chain.node_membership import (
+    End,
+    ManagerReply,
+    NodeMembership,
+    ProcessIdentity,
+    SendToManager,
+    TakeSessions,
+)
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
 from fireflyer.fs.core.manager.sessions import LiveSessions
 from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
@@ -232,11 +239,11 @@ class StorageProcess:
         self.node = node
         self._first = node.incarnation << 32
         nonce = f"{host.name}/{node.incarnation}"
-        identity = Identity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
+        identity = ProcessIdentity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
         sure = {target: host.truth.sure(target) for target in host.targets}
-        self.attendance = Attendance(identity, sure, host.managers)
+        self.membership = NodeMembership(identity, sure, host.managers)
         self.core = storage_node.StorageCore(
-            self.attendance, host.targets, lambda _, target: _Played(self, target), complaint_ns=NODE_TICK_NS
+            self.membership, host.targets, lambda _, target: _Played(self, target), complaint_ns=NODE_TICK_NS
         )
         self._synced: dict[TargetId, int] = {}
         node.on_message(self._hear)
@@ -248,32 +255,32 @@ class StorageProcess:
 
     @property
     def incarnation(self) -> int:
-        return self.attendance.incarnation
+        return self.membership.incarnation
 
     @property
     def routing(self) -> Routing:
-        return self.attendance.routing
+        return self.membership.routing
 
     @property
     def sessions(self) -> LiveSessions:
-        return self.attendance.sessions
+        return self.membership.sessions
 
     @property
     def key_ids(self) -> tuple[int, ...]:
-        return self.attendance.key_ids
+        return self.membership.key_ids
 
     @property
     def is_open(self) -> bool:
-        fence = self.attendance._fence
+        fence = self.membership._fence
         return self.alive and fence is not None and fence.is_open(self.host.clock.now_ns())
 
     def serves(self, target: TargetId) -> bool:
         """Whether this process lets the target serve now."""
-        return self.node.alive and self.attendance.serves(self.host.clock.now_ns(), target)
+        return self.node.alive and self.membership.serves(self.host.clock.now_ns(), target)
 
     def takes(self, target: TargetId, chain: Chain) -> bool:
         """Whether the target, which syncs in this chain version, takes updates from its predecessor."""
-        return self.node.alive and chain in self.routing.chains and self.attendance.active(target, chain.version)
+        return self.node.alive and chain in self.routing.chains and self.membership.active(target, chain.version)
 
     def stop(self, target: TargetId) -> None:
         """The data path has stopped it by itself, for now."""
@@ -290,7 +297,7 @@ class StorageProcess:
     def feed(self, event: storage_node.Event) -> None:
         for effect in self.core.handle(self.host.clock.now_ns(), event):
             match effect:
-                case Ask(number, manager, request):
+                case SendToManager(number, manager, request):
                     self.host.net.send(self.host.name, manager, _ENCODE(_Ask(self._first + number, request)))
                 case TakeSessions(sessions):
                     self.host.truth.sessions.learn(self.host.targets, sessions)
@@ -310,7 +317,7 @@ class StorageProcess:
     def _hear(self, _source: str, payload: bytes) -> None:
         told = _TOLD(payload)
         if told.number > self._first:
-            self.feed(Told(told.number - self._first, told.answer))
+            self.feed(ManagerReply(told.number - self._first, told.answer))
 
     def _complain(self) -> None:
         for chain in self.routing.chains:
@@ -325,7 +332,7 @@ class StorageProcess:
                 target, version = member.target, chain.version
                 if target not in self.host.targets or member.state is not TargetState.SYNCING:
                     continue
-                if self._synced.get(target) == version or not self.attendance.active(target, version):
+                if self._synced.get(target) == version or not self.membership.active(target, version):
                     continue
                 if self.host.world.random.random() < SYNC_CHANCE and self.host.truth.sync(target, chain):
                     self._synced[target] = version

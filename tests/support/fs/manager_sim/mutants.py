@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS
 
-from fireflyer.fs.core.chain.node_membership import Attendance
+from fireflyer.fs.core.chain.node_membership import NodeMembership
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.manager import admin, chains, migration, state_machine, transact
 from fireflyer.fs.core.manager.acknowledged import Learned
@@ -34,22 +34,22 @@ def no_fence(patch: Patch) -> None:
 
 
 def fence_from_the_answer(patch: Patch) -> None:
-    original = Attendance._on_heartbeat_answer
+    original = NodeMembership._on_heartbeat_answer
 
-    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+    def on_answer(self: NodeMembership, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
         original(self, now_ns, fence, answer)
         fence._until_ns = now_ns + fence._fence_ns
 
-    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+    patch.setattr(NodeMembership, "_on_heartbeat_answer", on_answer)
 
 
 def serves_on_after_it_said_gone(patch: Patch) -> None:
-    def serves(self: Attendance, now_ns: int, target: int) -> bool:
+    def serves(self: NodeMembership, now_ns: int, target: int) -> bool:
         place = self._place.get(target)
         fenced = self._fence is None or not self._fence.is_open(now_ns)
         return place is not None and place[1].state is TargetState.SERVING and not fenced
 
-    patch.setattr(Attendance, "serves", serves)
+    patch.setattr(NodeMembership, "serves", serves)
 
 
 def fence_as_long_as_the_timeout(patch: Patch) -> None:
@@ -215,14 +215,14 @@ def forgets_while_it_is_decided(patch: Patch) -> None:
 
 
 def routing_without_its_sessions(patch: Patch) -> None:
-    original = Attendance._on_heartbeat_answer
+    original = NodeMembership._on_heartbeat_answer
 
-    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+    def on_answer(self: NodeMembership, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
         if answer.sequence % 8:
             answer = msgspec.structs.replace(answer, sessions=None)
         original(self, now_ns, fence, answer)
 
-    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+    patch.setattr(NodeMembership, "_on_heartbeat_answer", on_answer)
 
 
 def ids_are_given_again(patch: Patch) -> None:
@@ -319,12 +319,12 @@ def an_old_key_is_forgotten_at_once(patch: Patch) -> None:
 
 
 def keys_are_told_at_registration_only(patch: Patch) -> None:
-    original = Attendance._on_heartbeat_answer
+    original = NodeMembership._on_heartbeat_answer
 
-    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+    def on_answer(self: NodeMembership, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
         original(self, now_ns, fence, msgspec.structs.replace(answer, key_ids=()))
 
-    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+    patch.setattr(NodeMembership, "_on_heartbeat_answer", on_answer)
 
 
 def new_primary_forgets_moves(patch: Patch) -> None:
@@ -334,16 +334,16 @@ def new_primary_forgets_moves(patch: Patch) -> None:
 
 def another_chains_versions_count(patch: Patch) -> None:
     """Too rare for seeds with all their faults: it has a test of its own."""
-    original = Attendance._take_routing
+    original = NodeMembership._take_routing
 
-    def take_routing(self: Attendance, routing: Routing) -> None:
+    def take_routing(self: NodeMembership, routing: Routing) -> None:
         before = {target: (known.stopped_in, known.synced_in) for target, known in self._targets.items()}
         original(self, routing)
         for target, known in self._targets.items():
             known.stopped_in = max(known.stopped_in, before[target][0])
             known.synced_in = max(known.synced_in, before[target][1])
 
-    patch.setattr(Attendance, "_take_routing", take_routing)
+    patch.setattr(NodeMembership, "_take_routing", take_routing)
 
 
 PLANTED: dict[str, Callable[[Patch], None]] = {

@@ -55,10 +55,10 @@ class _Process:
     def __init__(self) -> None:
         self.now_ns = 0
         self.made: list[_Replica] = []
-        self.asked: list[node.Ask] = []
-        identity = node.Identity(1, "nonce", "localhost:1", "machine", "boot")
-        attendance = node.Attendance(identity, {1: True, 2: True}, ["manager"])
-        self.core = StorageCore(attendance, [1, 2], self._make, complaint_ns=5 * SECOND)
+        self.asked: list[node.SendToManager] = []
+        identity = node.ProcessIdentity(1, "nonce", "localhost:1", "machine", "boot")
+        membership = node.NodeMembership(identity, {1: True, 2: True}, ["manager"])
+        self.core = StorageCore(membership, [1, 2], self._make, complaint_ns=5 * SECOND)
         self.feed(node.Tick())
         self.told(Registered(1, T))
 
@@ -68,11 +68,11 @@ class _Process:
 
     def feed(self, event: Event) -> list[Effect]:
         effects = self.core.handle(self.now_ns, event)
-        self.asked += [one for one in effects if isinstance(one, node.Ask)]
+        self.asked += [one for one in effects if isinstance(one, node.SendToManager)]
         return effects
 
     def told(self, answer: manager.Answer) -> list[Effect]:
-        return self.feed(node.Told(self.asked[-1].number, answer))
+        return self.feed(node.ManagerReply(self.asked[-1].number, answer))
 
     def beat(self) -> Heartbeat:
         request = self.asked[-1].request
@@ -254,7 +254,7 @@ def test_who_leaves_is_gone_for_good_and_knows_when_the_manager_has_heard_it() -
         fx.GiveUp(version, "the administrator stops it") for version in (1, 3)
     ]
     assert process.conditions() == {1: Condition.GONE, 2: Condition.GONE}
-    assert Left() not in process.feed(node.Told(before.number, HeartbeatAnswer(1, None)))
+    assert Left() not in process.feed(node.ManagerReply(before.number, HeartbeatAnswer(1, None)))
     assert Left() in process.route(2, chain(10, 2, OFFLINE, SERVING))
     process.now_ns += SECOND
     process.feed(node.Tick())

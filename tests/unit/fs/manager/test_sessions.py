@@ -10,13 +10,13 @@ import pytest
 from fireflyer.base.errors import Busy, PermissionDenied, StaleVersion
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain.node_membership import (
-    Attendance,
-    Identity,
+    ManagerReply,
+    NodeMembership,
     OpenFence,
+    ProcessIdentity,
     TakeRouting,
     TakeSessions,
     Tick,
-    Told,
 )
 from fireflyer.fs.core.manager import sessions
 from fireflyer.fs.core.manager.ledger import Ledger
@@ -185,23 +185,23 @@ def test_changes_that_do_not_fit_are_not_applied() -> None:
         apply_sessions(live, SessionsDelta(4, 5, 6, (5,)))
 
 
-def attending() -> Attendance:
-    attendance = Attendance(Identity(1, "n", "a:1", "m", "b"), {11: True}, ["a"])
-    attendance.handle(0, Tick())
-    attendance.handle(0, Told(1, Registered(1, 6 * SECOND)))
-    return attendance
+def registered() -> NodeMembership:
+    membership = NodeMembership(ProcessIdentity(1, "n", "a:1", "m", "b"), {11: True}, ["a"])
+    membership.handle(0, Tick())
+    membership.handle(0, ManagerReply(1, Registered(1, 6 * SECOND)))
+    return membership
 
 
 def test_the_list_is_taken_before_the_routing_and_the_fence() -> None:
-    attendance = attending()
+    membership = registered()
     answer = HeartbeatAnswer(1, RoutingDelta(0, 1), (), SessionsDelta(0, 2, 4, (1, 3)))
-    effects = attendance.handle(1, Told(2, answer))
+    effects = membership.handle(1, ManagerReply(2, answer))
     assert [type(one) for one in effects[:3]] == [TakeSessions, TakeRouting, OpenFence]
     assert isinstance(effects[0], TakeSessions)
     assert effects[0].ended == ()
-    assert attendance.sessions.over(2)
+    assert membership.sessions.over(2)
     later = HeartbeatAnswer(1, None, (), SessionsDelta(2, 3, 4, (), (3,)))
-    (taken,) = [one for one in attendance.handle(2, Told(3, later)) if isinstance(one, TakeSessions)]
+    (taken,) = [one for one in membership.handle(2, ManagerReply(3, later)) if isinstance(one, TakeSessions)]
     assert taken.ended == (3,)
 
 
@@ -213,6 +213,6 @@ def test_the_list_is_taken_before_the_routing_and_the_fence() -> None:
     ],
 )
 def test_of_an_answer_of_which_a_part_does_not_fit_nothing_is_taken(answer: HeartbeatAnswer) -> None:
-    attendance = attending()
-    assert attendance.handle(1, Told(2, answer)) == []
-    assert (attendance.sessions.version, attendance.routing.version) == (0, 0)
+    membership = registered()
+    assert membership.handle(1, ManagerReply(2, answer)) == []
+    assert (membership.sessions.version, membership.routing.version) == (0, 0)

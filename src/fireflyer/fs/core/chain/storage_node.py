@@ -104,7 +104,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = node.Event | Of | PeerWrote | ClientAsked | NodeLost | Swept | Leave
-Effect: TypeAlias = node.Ask | node.TakeSessions | node.TakeRouting | node.End | Of | Left
+Effect: TypeAlias = node.SendToManager | node.TakeSessions | node.TakeRouting | node.End | Of | Left
 """`TakeSessions` and `TakeRouting` have been obeyed when they are handed on: they are for who keeps connections."""
 
 
@@ -120,14 +120,14 @@ class StorageCore:
 
     def __init__(
         self,
-        attendance: node.Attendance,
+        membership: node.NodeMembership,
         targets: Iterable[TargetId],
         make_replica: Callable[[ChainId, TargetId], ReplicaMachine],
         *,
         complaint_ns: int = 5 * SECOND,
     ) -> None:
         """`complaint_ns`: how long a node is reported as unreachable after a replica has said so for the last time."""
-        self.attendance = attendance
+        self.membership = membership
         self._targets = dict.fromkeys(sorted(targets))
         self._make_replica = make_replica
         self._complaint_ns = complaint_ns
@@ -148,7 +148,7 @@ class StorageCore:
 
     @property
     def routing(self) -> Routing:
-        return self.attendance.routing
+        return self.membership.routing
 
     def replica(self, target: TargetId) -> ReplicaMachine | None:
         """For people who look, and tests."""
@@ -190,21 +190,21 @@ class StorageCore:
                     if at == lost:
                         self._to_all(fx.PeerLost(target))
             case Swept(target, clients):
-                over = [one for one in clients if self.attendance.sessions.over(one)]
+                over = [one for one in clients if self.membership.sessions.over(one)]
                 self._queue.extend(Of(target, fx.ClientEnded(one)) for one in over)
             case Leave(reason):
                 self._leave(reason)
             case node.Tick():
                 self._complain(now_ns)
                 self._to_all(fx.Tick())
-                self._to_attendance(now_ns, event)
+                self._to_membership(now_ns, event)
             case _:
-                self._to_attendance(now_ns, event)
+                self._to_membership(now_ns, event)
 
     # --- attendance ---
 
-    def _to_attendance(self, now_ns: int, event: node.Event) -> None:
-        for effect in self.attendance.handle(now_ns, event):
+    def _to_membership(self, now_ns: int, event: node.Event) -> None:
+        for effect in self.membership.handle(now_ns, event):
             match effect:
                 case node.TakeSessions(_, ended):
                     for client in ended:
@@ -217,13 +217,15 @@ class StorageCore:
                     self._to_all(fx.FenceExtended(until_ns))
                 case node.StopTarget(target, chain_version, reason):
                     self._queue.append(Of(target, fx.GiveUp(chain_version, reason)))
-                case node.Ask(number):
+                case node.SendToManager(number):
                     self._asked = number
                     self._effects.append(effect)
                 case _:
                     self._effects.append(effect)
         match event:
-            case node.Told(number, HeartbeatAnswer()) if self._left_from is not None and number >= self._left_from:
+            case node.ManagerReply(number, HeartbeatAnswer()) if (
+                self._left_from is not None and number >= self._left_from
+            ):
                 self._left_from = None
                 self._effects.append(Left())
 
@@ -293,7 +295,7 @@ class StorageCore:
             self._seat(target)
 
     def _client_asked(self, now_ns: int, waiter: int, update: Update, handle: int) -> None:
-        target, sessions = self._at.get(update.chain), self.attendance.sessions
+        target, sessions = self._at.get(update.chain), self.membership.sessions
         if target is None or self._leaving:
             refused = Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
         elif sessions.admits(update.client):
@@ -316,7 +318,7 @@ class StorageCore:
         nodes = tuple(sorted({one: None for one, _ in self._complaints.values()}))
         if nodes != self._complained:
             self._complained = nodes
-            self._queue.append(node.PathsBroken(nodes))
+            self._queue.append(node.PeersUnreachable(nodes))
 
     def _leave(self, reason: str) -> None:
         self._leaving = True

@@ -9,7 +9,7 @@ are told of the *list of living sessions*; who is not in it, and whose id was gi
 1. An update is admitted by a process only if its client is in the list that the process has (`LiveSessions.admits`).
 2. A process that learns that a client is over drops what of it waits in queues, and then forgets its rows: one step.
 3. The list comes in the answers to heartbeats, together with the routing and before it: a process never knows a
-   routing that was committed after a list that it does not know. (`Attendance` takes both or neither.)
+   routing that was committed after a list that it does not know. (`NodeMembership` takes both or neither.)
 
 Why a retry is never admitted where its row is missing. A replica lacks the row because its own process has forgotten
 it: then it admits nothing of that client, by 1. Or because it was synced from a replica whose process had: that

@@ -32,7 +32,15 @@ from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ControlClient
 from fireflyer.fs.core.chain import effects as fx
-from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeRouting, TakeSessions, Tick
+from fireflyer.fs.core.chain.node_membership import (
+    End,
+    NodeMembership,
+    ProcessIdentity,
+    SendToManager,
+    TakeRouting,
+    TakeSessions,
+    Tick,
+)
 from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.core.chain.role import role_of
 from fireflyer.fs.core.chain.storage_node import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
@@ -215,10 +223,10 @@ class _Storage:
 
     def _core_of(self, address: str, machine: str) -> StorageCore:
         nonce = secrets.token_hex(16)
-        identity = Identity(self._config.node, nonce, address, machine, boot_id(), self._config.cluster)
+        identity = ProcessIdentity(self._config.node, nonce, address, machine, boot_id(), self._config.cluster)
         sure = {target: one.directory.sure for target, one in self._targets.items()}
-        attendance = Attendance(identity, sure, self._config.managers)
-        return StorageCore(attendance, self._targets, self._make_replica)
+        membership = NodeMembership(identity, sure, self._config.managers)
+        return StorageCore(membership, self._targets, self._make_replica)
 
     def _make_replica(self, chain: ChainId, target: TargetId) -> Replica:
         return Replica(chain, target, self._targets[target].engine, self._limits)
@@ -317,7 +325,7 @@ class _Storage:
             case Of(target, what):
                 # an `Of` that comes out holds an effect, one that goes in an event; the struct is one
                 self._perform_of(target, what)  # type: ignore[arg-type]
-            case Ask():
+            case SendToManager():
                 self._control.ask(effect)
             case TakeRouting(routing):
                 self._take_routing(routing)
@@ -396,7 +404,7 @@ class _Storage:
             for target in self._targets.values():
                 target.scrub.tick(now_ns)
             if self._core is not None:
-                keys = self._core.attendance.key_ids
+                keys = self._core.membership.key_ids
                 if self._asks.use_keys(keys):
                     self._links.end_revoked(keys, time.time())
             await asyncio.sleep(TICK_NS / SECOND)
@@ -421,6 +429,6 @@ class _Storage:
             target,
             self._news[number],
             config=self._config,
-            is_sure=lambda: self._core is not None and self._core.attendance.sure(number),
+            is_sure=lambda: self._core is not None and self._core.membership.sure(number),
             post=self._post,
         )
