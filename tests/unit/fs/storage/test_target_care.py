@@ -25,11 +25,11 @@ class _Full(TargetDirectory):
 
     refusals = 1
 
-    def now_sure(self) -> None:
+    def mark_clean(self) -> None:
         if self.refusals:
             self.refusals -= 1
             raise NoSpace("write run.json: no space left on the device")
-        super().now_sure()
+        super().mark_clean()
 
 
 def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is_one(tmp_path: Path) -> None:

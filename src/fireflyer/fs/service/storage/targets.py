@@ -124,7 +124,7 @@ async def look_after(
         try:
             await asyncio.to_thread(target.directory.check)
             if is_sure() and not target.directory.sure:
-                await asyncio.to_thread(target.directory.now_sure)
+                await asyncio.to_thread(target.directory.mark_clean)
             post(await asyncio.to_thread(measure, target, config))
         except (TransientError, NoSpace) as error:
             # No descriptors or memory, or no space to write down that it is sure: that passes.
