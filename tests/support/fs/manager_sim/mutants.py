@@ -11,7 +11,7 @@ from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS
 from fireflyer.fs.core.chain.node_membership import NodeMembership
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.manager import admin, chains, migration, state_machine, transact
-from fireflyer.fs.core.manager.acknowledged import Learned
+from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.health import Health
 from fireflyer.fs.core.manager.key_rotation import KeyTurn
 from fireflyer.fs.core.manager.lease import LeaseMachine
@@ -84,18 +84,18 @@ def acts_until_told_otherwise(patch: Patch) -> None:
 
 
 def nobody_counts_as_told(patch: Patch) -> None:
-    patch.setattr(Learned, "answered", lambda _self, _node, _chains: None)
+    patch.setattr(AcknowledgedVersions, "answered", lambda _self, _node, _chains: None)
 
 
 def who_is_overwritten_is_complete(patch: Patch) -> None:
     """Too rare for seeds: it has a story of its own."""
-    original = Learned.committed
+    original = AcknowledgedVersions.committed
 
-    def committed(self: Learned, old: Chain | None, new: Chain) -> None:
+    def committed(self: AcknowledgedVersions, old: Chain | None, new: Chain) -> None:
         original(self, old, new)
         self._untold[new.id].syncing = ()
 
-    patch.setattr(Learned, "committed", committed)
+    patch.setattr(AcknowledgedVersions, "committed", committed)
 
 
 def two_syncing(patch: Patch) -> None:

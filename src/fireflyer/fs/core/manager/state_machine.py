@@ -62,7 +62,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import MAX_LIFETIME_S, MAX_SKEW_S
 from fireflyer.fs.core.fence import fence_ns
 from fireflyer.fs.core.manager import admin, migration
-from fireflyer.fs.core.manager.acknowledged import Learned
+from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.core.manager.health import Health
 from fireflyer.fs.core.manager.key_rotation import KeyTurn
@@ -204,7 +204,7 @@ class Manager:
         self._resting = False
         self._ledger: Ledger | None = None
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
-        self._learned = Learned()
+        self._learned = AcknowledgedVersions()
         self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
         self._keys: KeyTurn | None = None
         self._silent = False
@@ -351,7 +351,7 @@ class Manager:
                 f"the manager's store is that of cluster {ledger.state.cluster!r}, not of {settings.cluster!r}; "
                 "name the right store, or another one for a new cluster"
             )
-        self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), Learned()
+        self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), AcknowledgedVersions()
         self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), False
         self._keys = KeyTurn(
             ledger, told_ns=ledger.state.failure_timeout_ns, life_ns=settings.key_life_ns, now_ns=now_ns
