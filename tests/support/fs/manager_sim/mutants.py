@@ -13,7 +13,7 @@ from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.manager import admin, chains, migration, state_machine, transact
 from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.health import Health
-from fireflyer.fs.core.manager.key_rotation import KeyTurn
+from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.manager.sessions import SessionBook
@@ -301,21 +301,21 @@ def emptying_is_draining(patch: Patch) -> None:
 
 
 def a_new_key_signs_at_once(patch: Patch) -> None:
-    original = KeyTurn.due
+    original = KeyRotation.due
 
-    def due(self: KeyTurn, now_ns: int) -> bool:
+    def due(self: KeyRotation, now_ns: int) -> bool:
         return original(self, now_ns) or self._keys[0] != max(self._keys)
 
-    patch.setattr(KeyTurn, "due", due)
+    patch.setattr(KeyRotation, "due", due)
 
 
 def an_old_key_is_forgotten_at_once(patch: Patch) -> None:
-    original = KeyTurn.due
+    original = KeyRotation.due
 
-    def due(self: KeyTurn, now_ns: int) -> bool:
+    def due(self: KeyRotation, now_ns: int) -> bool:
         return original(self, now_ns + KEY_LIFE_NS // 2) if self._keys[0] == max(self._keys) else original(self, now_ns)
 
-    patch.setattr(KeyTurn, "due", due)
+    patch.setattr(KeyRotation, "due", due)
 
 
 def keys_are_told_at_registration_only(patch: Patch) -> None:

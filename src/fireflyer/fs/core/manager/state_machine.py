@@ -65,7 +65,7 @@ from fireflyer.fs.core.manager import admin, migration
 from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.core.manager.health import Health
-from fireflyer.fs.core.manager.key_rotation import KeyTurn
+from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.manager.sessions import SessionBook
@@ -206,7 +206,7 @@ class Manager:
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
         self._learned = AcknowledgedVersions()
         self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
-        self._keys: KeyTurn | None = None
+        self._keys: KeyRotation | None = None
         self._silent = False
         self._moving = False
         self._dirty: dict[ChainId, None] = {}
@@ -353,7 +353,7 @@ class Manager:
             )
         self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), AcknowledgedVersions()
         self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), False
-        self._keys = KeyTurn(
+        self._keys = KeyRotation(
             ledger, told_ns=ledger.state.failure_timeout_ns, life_ns=settings.key_life_ns, now_ns=now_ns
         )
         self._soil(sorted(ledger.chains.committed))
