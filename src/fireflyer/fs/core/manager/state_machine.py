@@ -181,7 +181,7 @@ class _Draft:
     replies: list[tuple[int, Answer]] = field(default_factory=list)
     replaced: dict[NodeId, None] = field(default_factory=dict)
     """Nodes of which a new process has registered."""
-    condemned: dict[NodeId, None] = field(default_factory=dict)
+    pending_dead: dict[NodeId, None] = field(default_factory=dict)
     chains: dict[ChainId, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     order: Transact | None = None
@@ -272,7 +272,7 @@ class Manager:
             self._draft.resting = False
             self._attempt(self._draft)
         if self._ledger is not None:
-            self._soil(self._health.sweep(now_ns))
+            self._mark_dirty(self._health.sweep(now_ns))
             self._silent = bool(self._book.silent(now_ns))
             self._moving = bool(self._ledger.moves.committed)
 
@@ -314,10 +314,10 @@ class Manager:
             return Superseded(node.incarnation)
         if heartbeat.sequence <= node.sequence:
             return _refusal(StaleVersion(f"heartbeat {heartbeat.sequence} came after {node.sequence}; send a new one"))
-        self._soil(self._health.hear(heartbeat, now_ns))
+        self._mark_dirty(self._health.hear(heartbeat, now_ns))
         if not self.may_act(now_ns):
             return NotPrimary(self._lease.primary_address)
-        if self._draft is not None and heartbeat.node in self._draft.condemned:
+        if self._draft is not None and heartbeat.node in self._draft.pending_dead:
             return _refusal(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
         self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
         orders = self._health.orders(heartbeat.node, now_ns)
@@ -356,7 +356,7 @@ class Manager:
         self._keys = KeyRotation(
             ledger, told_ns=ledger.state.failure_timeout_ns, life_ns=settings.key_life_ns, now_ns=now_ns
         )
-        self._soil(sorted(ledger.chains.committed))
+        self._mark_dirty(sorted(ledger.chains.committed))
         self._note(f"primary in term {self.term} with routing {ledger.state.version}")
 
     def _follow_lease(self) -> None:
@@ -419,8 +419,8 @@ class Manager:
         if pending is None:
             self._conclude(draft)
             return
-        draft.condemned.update(dict.fromkeys(self._health.dead()))
-        draft.condemned.update(draft.replaced)
+        draft.pending_dead.update(dict.fromkeys(self._health.dead()))
+        draft.pending_dead.update(draft.replaced)
         writes, before = pending
         draft.order = Transact(0, held=self._held, expect=(before,), write=writes)
         self._draft = draft
@@ -536,8 +536,8 @@ class Manager:
         if self._keys is not None:
             self._keys.committed(now_ns)
         self._draft = None
-        self._soil(list(draft.chains))
-        self._soil([chain for chain in drained if chain is not None])
+        self._mark_dirty(list(draft.chains))
+        self._mark_dirty([chain for chain in drained if chain is not None])
         self._conclude(draft)
 
     def _conclude(self, draft: _Draft) -> None:
@@ -549,7 +549,7 @@ class Manager:
     def _drop(self, ledger: Ledger, draft: _Draft, reason: str) -> None:
         ledger.rollback()
         self._draft, self._resting = None, True
-        self._soil(list(draft.chains))
+        self._mark_dirty(list(draft.chains))
         refusal = _refusal(Busy(f"the manager's store did not take the change ({reason}); ask again"))
         for request_id, _ in draft.replies:
             self._reply(request_id, refusal)
@@ -560,7 +560,7 @@ class Manager:
         self._numbers += 1
         return self._numbers
 
-    def _soil(self, chains: list[ChainId]) -> None:
+    def _mark_dirty(self, chains: list[ChainId]) -> None:
         self._dirty.update(dict.fromkeys(chains))
 
     def _reply(self, request_id: int, answer: Answer) -> None:
