@@ -132,7 +132,7 @@ def test_who_is_silent_for_its_lifetime_is_over_and_a_new_primary_gives_it_all_o
     book.book.heard(2, 10 * SECOND)
     assert book.book.silent(LIFETIME_NS - 1) == []
     assert book.book.silent(LIFETIME_NS) == [1]
-    book.book.forgive(5 * SECOND)
+    book.book.restart_clocks(5 * SECOND)
     assert book.book.silent(LIFETIME_NS) == []
     assert book.next_primary().book.silent(LIFETIME_NS - 1) == []
 

@@ -98,7 +98,7 @@ class Health:
         if (order.give_up.target, order.give_up.chain_version) == (report.target, report.chain_version):
             self._held_until_ns[report.target] = now_ns + HOLD_OFF * self._failure_timeout_ns
 
-    def forgive(self, slept_ns: int) -> None:
+    def restart_clocks(self, slept_ns: int) -> None:
         """The manager's process stood still for so long: what was sent meanwhile is heard only now."""
         for node in self._nodes.values():
             node.heard_ns += slept_ns

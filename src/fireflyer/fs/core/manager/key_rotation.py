@@ -61,7 +61,7 @@ class KeyRotation:
         if self._ledger.state.key_ids != self._keys:
             self._keys, self._since_ns = self._ledger.state.key_ids, now_ns
 
-    def forgive(self, slept_ns: int) -> None:
+    def restart_clocks(self, slept_ns: int) -> None:
         """The manager's process stood still for so long: who could not ask was not told."""
         self._since_ns += slept_ns
 

@@ -101,7 +101,7 @@ class SessionBook:
         if client in self._heard_ns:
             self._heard_ns[client] = now_ns
 
-    def forgive(self, slept_ns: int) -> None:
+    def restart_clocks(self, slept_ns: int) -> None:
         """The manager's process stood still for so long."""
         for client in self._heard_ns:
             self._heard_ns[client] += slept_ns

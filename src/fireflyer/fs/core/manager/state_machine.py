@@ -264,10 +264,10 @@ class Manager:
         slept_ns = now_ns - self._ticked_ns if self._ticked_ns is not None else 0
         self._ticked_ns = now_ns
         if slept_ns > self._settings.lease_ns // 2:
-            self._health.forgive(slept_ns)
-            self._book.forgive(slept_ns)
+            self._health.restart_clocks(slept_ns)
+            self._book.restart_clocks(slept_ns)
             if self._keys is not None:
-                self._keys.forgive(slept_ns)
+                self._keys.restart_clocks(slept_ns)
         if self._draft is not None and self._draft.resting:
             self._draft.resting = False
             self._attempt(self._draft)
