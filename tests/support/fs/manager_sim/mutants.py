@@ -16,7 +16,7 @@ from fireflyer.fs.core.manager.health import Health
 from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
-from fireflyer.fs.core.manager.sessions import SessionBook
+from fireflyer.fs.core.manager.sessions import SessionTable
 from fireflyer.fs.core.manager.state_machine import Manager
 from fireflyer.fs.core.manager.transact import Outcome
 from fireflyer.fs.core.rows import MOVES, MoveRow
@@ -201,9 +201,9 @@ def old_processes_are_heard(patch: Patch) -> None:
 
 def forgets_while_it_is_decided(patch: Patch) -> None:
     """Storage processes are told of an end that the store may not take."""
-    original = SessionBook.delta
+    original = SessionTable.delta
 
-    def delta(self: SessionBook, known: int) -> SessionsDelta | None:
+    def delta(self: SessionTable, known: int) -> SessionsDelta | None:
         ended = [one for one, row in self._ledger.sessions.changes() if row is None]
         found = original(self, known)
         if not ended or found is not None:
@@ -211,7 +211,7 @@ def forgets_while_it_is_decided(patch: Patch) -> None:
         state = self._ledger.state
         return SessionsDelta(state.sessions, state.sessions + 1, state.next_client, (), tuple(ended))
 
-    patch.setattr(SessionBook, "delta", delta)
+    patch.setattr(SessionTable, "delta", delta)
 
 
 def routing_without_its_sessions(patch: Patch) -> None:
@@ -234,12 +234,12 @@ def ids_are_given_again(patch: Patch) -> None:
 
 
 def new_primary_has_heard_no_client(patch: Patch) -> None:
-    original = SessionBook.__init__
+    original = SessionTable.__init__
 
-    def init(self: SessionBook, ledger: Ledger, lifetime_ns: int, now_ns: int) -> None:
+    def init(self: SessionTable, ledger: Ledger, lifetime_ns: int, now_ns: int) -> None:
         original(self, ledger, lifetime_ns, now_ns - lifetime_ns)
 
-    patch.setattr(SessionBook, "__init__", init)
+    patch.setattr(SessionTable, "__init__", init)
 
 
 def acts_after_it_gave_the_lease_up(patch: Patch) -> None:

@@ -20,7 +20,7 @@ from fireflyer.fs.core.chain.node_membership import (
 )
 from fireflyer.fs.core.manager import sessions
 from fireflyer.fs.core.manager.ledger import Ledger
-from fireflyer.fs.core.manager.sessions import MAX_LOGGED, LiveSessions, SessionBook, apply_sessions
+from fireflyer.fs.core.manager.sessions import MAX_LOGGED, LiveSessions, SessionTable, apply_sessions
 from fireflyer.fs.schema.manager import HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import RoutingDelta
 from fireflyer.fs.schema.sessions import EndSession, OpenSession, SessionsDelta
@@ -36,7 +36,7 @@ class Book:
         self.term = term
         self.ledger = Ledger(term, 6 * SECOND)
         self.ledger.load(sorted(self.rows.items()))
-        self.book = SessionBook(self.ledger, LIFETIME_NS, 0)
+        self.book = SessionTable(self.ledger, LIFETIME_NS, 0)
 
     def commit(self, now_ns: int = 0) -> None:
         pending = self.ledger.pending()

@@ -45,7 +45,7 @@ from fireflyer.fs.schema.sessions import (
     SessionsVersion,
 )
 
-__all__ = ["MAX_ENDED_AT_ONCE", "LiveSessions", "SessionBook", "apply_sessions"]
+__all__ = ["MAX_ENDED_AT_ONCE", "LiveSessions", "SessionTable", "apply_sessions"]
 
 MAX_LOGGED: Final = 4096
 """Changes that are remembered: who knows less gets the whole list."""
@@ -83,7 +83,7 @@ def apply_sessions(live: LiveSessions, delta: SessionsDelta) -> LiveSessions:
     return LiveSessions(delta.version, delta.next_client, clients)
 
 
-class SessionBook:
+class SessionTable:
     """The primary's."""
 
     def __init__(self, ledger: Ledger, lifetime_ns: int, now_ns: int) -> None:

@@ -68,7 +68,7 @@ from fireflyer.fs.core.manager.health import Health
 from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
-from fireflyer.fs.core.manager.sessions import SessionBook
+from fireflyer.fs.core.manager.sessions import SessionTable
 from fireflyer.fs.core.manager.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
 from fireflyer.fs.core.rows import CHAINS, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
 from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
@@ -205,7 +205,7 @@ class Manager:
         self._ledger: Ledger | None = None
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
         self._learned = AcknowledgedVersions()
-        self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
+        self._book = SessionTable(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
         self._keys: KeyRotation | None = None
         self._silent = False
         self._moving = False
@@ -352,7 +352,7 @@ class Manager:
                 "name the right store, or another one for a new cluster"
             )
         self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), AcknowledgedVersions()
-        self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), False
+        self._book, self._silent = SessionTable(ledger, settings.session_ns, now_ns), False
         self._keys = KeyRotation(
             ledger, told_ns=ledger.state.failure_timeout_ns, life_ns=settings.key_life_ns, now_ns=now_ns
         )
