@@ -28,7 +28,7 @@ from fireflyer.fs.core.chain.node_membership import (
     TakeRouting,
 )
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
-from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Manager, Reply, Settings, Tick
+from fireflyer.fs.core.manager.state_machine import Effect, Event, Manager, Reply, RequestReceived, Settings, Tick
 from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema.manager import (
@@ -104,7 +104,7 @@ class _ManagerHost:
             one, body = decoded(payload)
             number = self._world.ask_number()
             askers[number] = (source, one.number)
-            driver.submit(Asked(number, body if one.kind == MANAGE else GetRouting(0)))
+            driver.submit(RequestReceived(number, body if one.kind == MANAGE else GetRouting(0)))
 
         def tick() -> None:
             node.after(TICK_NS, tick)

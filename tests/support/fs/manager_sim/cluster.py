@@ -28,7 +28,17 @@ from fireflyer.fs.core.chain.node_membership import (
 )
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
 from fireflyer.fs.core.manager.sessions import LiveSessions
-from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.manager.state_machine import (
+    Effect,
+    Event,
+    Leave,
+    LogDecision,
+    Manager,
+    Reply,
+    RequestReceived,
+    Settings,
+    Tick,
+)
 from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import Answer, Drain, NotPrimary, Override, OverrideWarning, Refusal, Request
@@ -104,7 +114,7 @@ class ManagerHost:
             ask = _ASKED(payload)
             self._asked += 1
             self._askers[self._asked] = (source, ask.number)
-            driver.submit(Asked(self._asked, ask.request))
+            driver.submit(RequestReceived(self._asked, ask.request))
             self._truth.check_primaries()
 
         def tick() -> None:
@@ -119,7 +129,7 @@ class ManagerHost:
     def _perform(self, effect: Effect) -> Generator[int | None, None, Event | None]:
         if isinstance(effect, Transact):
             return (yield from self._store.perform(self.name, effect))
-        if isinstance(effect, Note):
+        if isinstance(effect, LogDecision):
             self.notes.append(effect.text)
             self._world.record("note", self.name, effect.text)
         elif isinstance(effect, Reply):

@@ -16,12 +16,12 @@ from fireflyer.fs.core.manager import admin
 from fireflyer.fs.core.manager.admin import MAX_CHAINS, MAX_NODES, STATUS_TARGETS
 from fireflyer.fs.core.manager.state_machine import (
     MAX_PENDING,
-    Asked,
     Effect,
     Event,
+    LogDecision,
     Manager,
-    Note,
     Reply,
+    RequestReceived,
     Settings,
     Tick,
 )
@@ -94,7 +94,7 @@ class Desk:
                 assert effect.request_id not in self.answers, "answered twice"
                 self.answers[effect.request_id] = effect.answer
             else:
-                assert isinstance(effect, Note)
+                assert isinstance(effect, LogDecision)
                 self.notes.append(effect.text)
 
     def settle(self) -> None:
@@ -118,7 +118,7 @@ class Desk:
 
     def put(self, request: Request) -> int:
         self.asked += 1
-        self.feed(Asked(self.asked, request))
+        self.feed(RequestReceived(self.asked, request))
         return self.asked
 
     def ask(self, request: Request) -> Answer:

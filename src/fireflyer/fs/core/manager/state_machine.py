@@ -100,7 +100,18 @@ from fireflyer.fs.schema.sessions import (
     SessionOver,
 )
 
-__all__ = ["MAX_PENDING", "Asked", "Effect", "Event", "Leave", "Manager", "Note", "Reply", "Settings", "Tick"]
+__all__ = [
+    "MAX_PENDING",
+    "Effect",
+    "Event",
+    "Leave",
+    "LogDecision",
+    "Manager",
+    "Reply",
+    "RequestReceived",
+    "Settings",
+    "Tick",
+]
 
 MAX_PENDING: Final = 1024
 """Requests that wait for a transaction."""
@@ -139,7 +150,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed; comes at least every eighth of the lease."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestReceived(msgspec.Struct, frozen=True):
     """`request_id` is the shell's: it comes back in the one `Reply` to it."""
 
     request_id: int
@@ -154,7 +165,7 @@ class Leave(msgspec.Struct, frozen=True):
     """The process is to end; it may when `Manager.left`. Ticks go on until then."""
 
 
-Event: TypeAlias = Tick | Asked | Leave | Outcome
+Event: TypeAlias = Tick | RequestReceived | Leave | Outcome
 
 
 # --- effects ---
@@ -165,13 +176,13 @@ class Reply(msgspec.Struct, frozen=True):
     answer: Answer
 
 
-class Note(msgspec.Struct, frozen=True):
+class LogDecision(msgspec.Struct, frozen=True):
     """A decision and its reason, for the log."""
 
     text: str
 
 
-Effect: TypeAlias = Transact | Reply | Note
+Effect: TypeAlias = Transact | Reply | LogDecision
 
 
 @dataclass(slots=True)
@@ -198,7 +209,7 @@ class Manager:
         self._lease = LeaseMachine(settings.holder, settings.address, settings.lease_ns)
         self._numbers = 0
         self._effects: list[Effect] = []
-        self._queue: deque[Asked] = deque()
+        self._queue: deque[RequestReceived] = deque()
         self._held: Held | None = None
         self._loading: int | None = None
         self._resting = False
@@ -247,7 +258,7 @@ class Manager:
         match event:
             case Tick():
                 self._on_tick(now_ns)
-            case Asked():
+            case RequestReceived():
                 self._on_request(now_ns, event)
             case Leave():
                 self._leaving = True
@@ -276,7 +287,7 @@ class Manager:
             self._silent = bool(self._book.silent(now_ns))
             self._moving = bool(self._ledger.moves.committed)
 
-    def _on_request(self, now_ns: int, asked: Asked) -> None:
+    def _on_request(self, now_ns: int, asked: RequestReceived) -> None:
         ledger, request_id, request = self._ledger, asked.request_id, asked.request
         if isinstance(request, Heartbeat) and ledger is not None:
             self._reply(request_id, self._on_heartbeat(now_ns, ledger, request))
@@ -297,7 +308,7 @@ class Manager:
         else:
             self._queue.append(asked)
 
-    def _keep(self, now_ns: int, ledger: Ledger, asked: Asked, request: KeepSession) -> Answer:
+    def _keep(self, now_ns: int, ledger: Ledger, asked: RequestReceived, request: KeepSession) -> Answer:
         if not self._book.living(request.client, asked.user, trusted=asked.trusted):
             return SessionOver(request.client)
         if ledger.sessions.get(request.client) is None:
@@ -357,14 +368,14 @@ class Manager:
             ledger, told_ns=ledger.state.failure_timeout_ns, life_ns=settings.key_life_ns, now_ns=now_ns
         )
         self._mark_dirty(sorted(ledger.chains.committed))
-        self._note(f"primary in term {self.term} with routing {ledger.state.version}")
+        self._log_decision(f"primary in term {self.term} with routing {ledger.state.version}")
 
     def _follow_lease(self) -> None:
         """Whatever was known or under way belongs to the term in which it began."""
         if self._lease.held == self._held:
             return
         if self._held is not None:
-            self._note(f"no longer primary in term {self._held.term}")
+            self._log_decision(f"no longer primary in term {self._held.term}")
         self._held, self._loading, self._resting = self._lease.held, None, False
         self._forget()
 
@@ -426,7 +437,7 @@ class Manager:
         self._draft = draft
         self._attempt(draft)
 
-    def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, asked: Asked) -> Answer:
+    def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, asked: RequestReceived) -> Answer:
         match asked.request:
             case Register() as request:
                 return self._register(now_ns, ledger, draft, request)
@@ -511,7 +522,7 @@ class Manager:
                 self._lease.seen(now_ns, lease)
                 if found:
                     # The store has another past than ours (restored, edited): begin again from what it has.
-                    self._note("the manager's rows were changed by somebody else; loading them again")
+                    self._log_decision("the manager's rows were changed by somebody else; loading them again")
                     self._forget()
             case Unknown():
                 draft.in_doubt = draft.resting = True
@@ -542,7 +553,7 @@ class Manager:
 
     def _conclude(self, draft: _Draft) -> None:
         for text in draft.notes:
-            self._note(text)
+            self._log_decision(text)
         for request_id, answer in draft.replies:
             self._reply(request_id, answer)
 
@@ -566,8 +577,8 @@ class Manager:
     def _reply(self, request_id: int, answer: Answer) -> None:
         self._effects.append(Reply(request_id, answer))
 
-    def _note(self, text: str) -> None:
-        self._effects.append(Note(text))
+    def _log_decision(self, text: str) -> None:
+        self._effects.append(LogDecision(text))
 
 
 def _refusal(error: FireflyerError) -> Refusal:
