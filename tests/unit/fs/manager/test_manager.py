@@ -25,7 +25,7 @@ from fireflyer.fs.core.manager.state_machine import (
     Settings,
     Tick,
 )
-from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact, Unknown
+from fireflyer.fs.core.manager.transact import Failed, Outcome, OutcomeUnknown, Transact
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY
 from fireflyer.fs.schema.manager import (
@@ -315,7 +315,7 @@ def test_a_node_about_which_it_is_being_decided_gets_no_answer(in_doubt: bool) -
     assert len(taking) == 1, "the role of node 2 is being taken"
     if in_doubt:
         desk.orders.remove(taking[0])
-        desk.feed(Unknown(taking[0].number, "the connection broke"))
+        desk.feed(OutcomeUnknown(taking[0].number, "the connection broke"))
     late = desk.put(Heartbeat(2, 1, 2))
     assert isinstance(desk.answers[late], Refusal)
     other = desk.put(Heartbeat(1, 1, 301))
@@ -377,7 +377,7 @@ def test_a_transaction_of_unknown_outcome_is_asked_again_until_it_is_known(came_
     number, order = unsettled(desk)
     if came_through:
         desk.carry_out(order)
-    desk.feed(Unknown(order.number, "the connection broke"))
+    desk.feed(OutcomeUnknown(order.number, "the connection broke"))
     assert number not in desk.answers
     for _ in range(failures):
         desk.now_ns += 200 * MS

@@ -69,7 +69,15 @@ from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.manager.sessions import SessionTable
-from fireflyer.fs.core.manager.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
+from fireflyer.fs.core.manager.transact import (
+    Committed,
+    Failed,
+    LeaseCondition,
+    Outcome,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Transact,
+)
 from fireflyer.fs.core.rows import CHAINS, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
 from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
 from fireflyer.fs.schema.manager import (
@@ -210,7 +218,7 @@ class Manager:
         self._numbers = 0
         self._effects: list[Effect] = []
         self._queue: deque[RequestReceived] = deque()
-        self._held: Held | None = None
+        self._held: LeaseCondition | None = None
         self._loading: int | None = None
         self._resting = False
         self._ledger: Ledger | None = None
@@ -262,7 +270,7 @@ class Manager:
                 self._on_request(now_ns, event)
             case Leave():
                 self._leaving = True
-            case Committed() | Refused() | Failed() | Unknown():
+            case Committed() | PreconditionFailed() | Failed() | OutcomeUnknown():
                 self._on_outcome(now_ns, event)
         self._advance(now_ns)
         effects, self._effects = self._effects, []
@@ -349,7 +357,7 @@ class Manager:
     # --- becoming and ceasing to be primary ---
 
     def _on_loaded(self, now_ns: int, outcome: Outcome) -> None:
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, PreconditionFailed):
             self._lease.seen(now_ns, outcome.lease)
         if not isinstance(outcome, Committed):
             self._resting = True
@@ -516,15 +524,15 @@ class Manager:
         match outcome:
             case Committed():
                 self._commit(now_ns, ledger, draft)
-            case Refused(_, _, found) if found == draft.order.write[-1:]:
+            case PreconditionFailed(_, _, found) if found == draft.order.write[-1:]:
                 self._commit(now_ns, ledger, draft)
-            case Refused(_, lease, found):
+            case PreconditionFailed(_, lease, found):
                 self._lease.seen(now_ns, lease)
                 if found:
                     # The store has another past than ours (restored, edited): begin again from what it has.
                     self._log_decision("the manager's rows were changed by somebody else; loading them again")
                     self._forget()
-            case Unknown():
+            case OutcomeUnknown():
                 draft.in_doubt = draft.resting = True
             case Failed() if draft.in_doubt:
                 draft.resting = True
