@@ -26,10 +26,10 @@ from fireflyer.fs.schema.manager import (
     Done,
     Drain,
     GetStatus,
+    ManagerError,
     NewMove,
     Override,
     OverrideWarning,
-    Refusal,
     RotateKeys,
     Status,
 )
@@ -150,7 +150,7 @@ def test_a_drained_node_gives_its_roles_up_one_after_the_other() -> None:
     assert cluster.run_for(10 * SECOND, lambda: len(cluster.truth.chains[1].members) == 1)
     cluster.admin.ask(ChangeMembers(1, add=101), Drain(node=1, drain=False), ChangeMembers(1, add=101))
     assert cluster.run_for(20 * SECOND, lambda: len(serving(cluster)) == 2)
-    refused = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, Refusal)]
+    refused = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, ManagerError)]
     assert refused == ["target 101 is drained; end that first"]
 
 
@@ -225,7 +225,7 @@ def test_who_is_not_sure_comes_back_only_when_an_administrator_has_read_what_may
     cluster.admin.ask(Override(1, 101), Override(1, 102))
     assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [102])
     warnings = [answer.warning for _, answer in cluster.admin.answers if isinstance(answer, OverrideWarning)]
-    refusals = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, Refusal)]
+    refusals = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, ManagerError)]
     assert refusals == ["target 101 on node 1 does not report that it is online; start its node first"]
     assert len(warnings) == 1
     assert (

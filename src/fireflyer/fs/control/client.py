@@ -15,7 +15,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control.connections import Lines
 from fireflyer.fs.core.chain.node_membership import ManagerReply, SendToManager
-from fireflyer.fs.schema.manager import Refusal
+from fireflyer.fs.schema.manager import ManagerError
 from fireflyer.runtime.rpc import Credential
 
 __all__ = ["MAX_ASKED", "ControlClient"]
@@ -58,7 +58,7 @@ class ControlClient:
         except FireflyerError as error:
             self._say(f"no answer manager={effect.manager} reason={error}")
             return
-        if isinstance(answer, Refusal):
+        if isinstance(answer, ManagerError):
             self._say(f"refused manager={effect.manager} request={type(effect.request).__name__} {answer.message}")
         elif self._said:
             self._say("")

@@ -14,7 +14,7 @@ from fireflyer.fs.control import ASK, ControlClient, Lines, ManagerClient
 from fireflyer.fs.control.client import MAX_ASKED
 from fireflyer.fs.control.connections import MAX_LINES
 from fireflyer.fs.core.chain.node_membership import ManagerReply, SendToManager
-from fireflyer.fs.schema.manager import Answer, Done, GetStatus, NotPrimary, Refusal, Request, Status, TargetStatus
+from fireflyer.fs.schema.manager import Answer, Done, GetStatus, ManagerError, NotPrimary, Request, Status, TargetStatus
 from fireflyer.identity import NodeCredential, Secret, new_secret
 from fireflyer.runtime.rpc import Accepts, Caller, RpcServer
 
@@ -82,11 +82,11 @@ def test_a_manager_that_is_gone_or_silent_is_passed_over() -> None:
 
 def test_refusals_come_out_as_errors_and_only_transient_ones_are_repeated() -> None:
     async def story() -> None:
-        async with speaking(Refusal("busy", "later")) as (manager,):
+        async with speaking(ManagerError("busy", "later")) as (manager,):
             async with ManagerClient([manager.address], ME) as client:
                 asking = asyncio.create_task(client.ask(GetStatus()))
                 await manager.heard.wait()
-                manager.answer = Refusal("not_found", "no such thing")
+                manager.answer = ManagerError("not_found", "no such thing")
                 with pytest.raises(NotFound, match="no such thing"):
                     await asking
             with pytest.raises(PermissionDenied):

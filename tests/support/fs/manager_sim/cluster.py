@@ -41,7 +41,7 @@ from fireflyer.fs.core.manager.state_machine import (
 )
 from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
-from fireflyer.fs.schema.manager import Answer, Drain, NotPrimary, Override, OverrideWarning, Refusal, Request
+from fireflyer.fs.schema.manager import Answer, Drain, ManagerError, NotPrimary, Override, OverrideWarning, Request
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import MachineDriver, SimClock, SimNet, SimNode, World
 
@@ -394,7 +394,7 @@ class Administrator:
             if told is None or told[0] != asked or not self._requests:
                 return
             answer = told[1]
-            if isinstance(answer, NotPrimary) or (isinstance(answer, Refusal) and answer.code == "busy"):
+            if isinstance(answer, NotPrimary) or (isinstance(answer, ManagerError) and answer.code == "busy"):
                 return
             request = self._requests.popleft()
             if isinstance(answer, OverrideWarning) and isinstance(request, Override):

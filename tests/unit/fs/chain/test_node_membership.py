@@ -28,15 +28,15 @@ from fireflyer.fs.core.chain.node_membership import (
 )
 from fireflyer.fs.schema.manager import (
     Answer,
-    Behind,
     Condition,
     GiveUp,
     Heartbeat,
     HeartbeatAnswer,
+    ManagerError,
     NotPrimary,
-    Refusal,
     Register,
     Registered,
+    StaleIncarnation,
     Superseded,
     TargetReport,
 )
@@ -92,10 +92,10 @@ def test_it_registers_until_it_is_told_its_incarnation() -> None:
     first = process.tick()
     assert first.request == Register(1, "nonce", 0, "n1:1", "machine", "boot")
     assert process.tick().request == first.request
-    (again,) = process.told(Behind(7))
+    (again,) = process.told(StaleIncarnation(7))
     assert isinstance(again, SendToManager)
     assert again.request == Register(1, "nonce", 7, "n1:1", "machine", "boot")
-    assert process.told(Behind(6)) == []
+    assert process.told(StaleIncarnation(6)) == []
     (beat,) = process.told(Registered(8, TIMEOUT_NS))
     assert isinstance(beat, SendToManager)
     assert beat.request == Heartbeat(1, 8, 1)
@@ -181,7 +181,7 @@ def test_another_manager_is_asked_when_one_names_it_and_when_one_is_silent() -> 
     assert process.tick().manager == "b"
     process.told(NotPrimary("elsewhere"))
     assert [process.tick().manager for _ in range(5)] == ["c", "c", "c", "a", "a"]
-    process.told(Refusal("busy", "later"))
+    process.told(ManagerError("busy", "later"))
     assert process.tick().manager == "a"
 
 

@@ -34,7 +34,6 @@ from fireflyer.fs.schema.manager import (
     AddTable,
     AddTargets,
     Answer,
-    Behind,
     ChangeMembers,
     Condition,
     Done,
@@ -43,18 +42,19 @@ from fireflyer.fs.schema.manager import (
     GetStatus,
     Heartbeat,
     HeartbeatAnswer,
+    ManagerError,
     NewChain,
     NodeStatus,
     NotPrimary,
     Override,
     OverrideWarning,
-    Refusal,
     Register,
     Registered,
     Request,
     RetireNode,
     RetireTargets,
     RoutingAnswer,
+    StaleIncarnation,
     Status,
     Superseded,
     TargetReport,
@@ -128,7 +128,7 @@ class Desk:
 
     def refused(self, request: Request) -> str:
         answer = self.ask(request)
-        assert isinstance(answer, Refusal), answer
+        assert isinstance(answer, ManagerError), answer
         return f"{answer.code}: {answer.message}"
 
     def chain(self, number: int = 1) -> Chain:
@@ -232,9 +232,9 @@ def test_a_primary_that_stood_still_does_not_blame_the_nodes() -> None:
 def test_a_registration_may_come_twice_and_a_straggler_of_a_dead_process_changes_nothing() -> None:
     desk = cluster()
     assert desk.ask(register(1)) == Registered(1, TIMEOUT_NS)
-    assert desk.ask(register(1, "y")) == Behind(1)
+    assert desk.ask(register(1, "y")) == StaleIncarnation(1)
     assert desk.ask(register(1, "y", 1)) == Registered(2, TIMEOUT_NS)
-    assert desk.ask(register(1)) == Behind(2)
+    assert desk.ask(register(1)) == StaleIncarnation(2)
     assert desk.ask(register(1, "y", 1)) == Registered(2, TIMEOUT_NS)
     assert beat(desk, 1, 9) == Superseded(2)
 
@@ -317,7 +317,7 @@ def test_a_node_about_which_it_is_being_decided_gets_no_answer(in_doubt: bool) -
         desk.orders.remove(taking[0])
         desk.feed(OutcomeUnknown(taking[0].number, "the connection broke"))
     late = desk.put(Heartbeat(2, 1, 2))
-    assert isinstance(desk.answers[late], Refusal)
+    assert isinstance(desk.answers[late], ManagerError)
     other = desk.put(Heartbeat(1, 1, 301))
     assert isinstance(desk.answers[other], HeartbeatAnswer)
     desk.pass_time(SECOND // 2)
@@ -361,7 +361,7 @@ def test_a_failed_transaction_leaves_no_trace() -> None:
     number, order = unsettled(desk)
     desk.feed(Failed(order.number, "the disk is full"))
     answer = desk.answers[number]
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, ManagerError)
     assert "did not take the change (the disk is full)" in answer.message
     status = desk.ask(GetStatus())
     assert isinstance(status, Status)
@@ -410,7 +410,7 @@ def test_requests_beyond_the_bound_are_refused() -> None:
     first = desk.put(AddNode(100))
     numbers = [desk.put(AddNode(1000 + place)) for place in range(MAX_PENDING + 1)]
     answer = desk.answers[numbers[-1]]
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, ManagerError)
     assert answer.code == "busy"
     desk.settle()
     assert desk.answers[first] == Done("node 100 may register")

@@ -37,7 +37,6 @@ from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,
     MAX_UNREACHABLE,
     Answer,
-    Behind,
     Condition,
     Heartbeat,
     HeartbeatAnswer,
@@ -45,6 +44,7 @@ from fireflyer.fs.schema.manager import (
     Register,
     Registered,
     Request,
+    StaleIncarnation,
     Superseded,
     TargetReport,
 )
@@ -394,7 +394,7 @@ class NodeMembership:
                 self._key_ids = key_ids
                 self._beat_ns = failure_timeout_ns // BEATS_PER_TIMEOUT
                 self._due_ns = None
-            case Behind(incarnation) if self._fence is None and incarnation > self._previous:
+            case StaleIncarnation(incarnation) if self._fence is None and incarnation > self._previous:
                 self._previous = incarnation
                 self._due_ns = None
             case Superseded(incarnation):

@@ -83,19 +83,19 @@ from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
 from fireflyer.fs.schema.manager import (
     AdminRequest,
     Answer,
-    Behind,
     GetMoves,
     GetRouting,
     GetStatus,
     Heartbeat,
     HeartbeatAnswer,
+    ManagerError,
     MoveList,
     NotPrimary,
-    Refusal,
     Register,
     Registered,
     Request,
     RoutingAnswer,
+    StaleIncarnation,
     Superseded,
 )
 from fireflyer.fs.schema.sessions import (
@@ -312,7 +312,9 @@ class Manager:
         elif isinstance(request, KeepSession):
             self._reply(request_id, self._keep(now_ns, ledger, asked, request))
         elif len(self._queue) >= MAX_PENDING:
-            self._reply(request_id, _refusal(Busy(f"{MAX_PENDING} requests wait for the manager; ask again later")))
+            self._reply(
+                request_id, _manager_error(Busy(f"{MAX_PENDING} requests wait for the manager; ask again later"))
+            )
         else:
             self._queue.append(asked)
 
@@ -320,7 +322,7 @@ class Manager:
         if not self._book.living(request.client, asked.user, trusted=asked.trusted):
             return SessionOver(request.client)
         if ledger.sessions.get(request.client) is None:
-            return _refusal(Busy(f"it is being decided about session {request.client}; ask again"))
+            return _manager_error(Busy(f"it is being decided about session {request.client}; ask again"))
         self._book.heard(request.client, now_ns)
         return SessionKept(ledger.delta(request.known))
 
@@ -328,16 +330,20 @@ class Manager:
         """Also a primary that may not answer now hears it: the node lives."""
         node = self._health.get(heartbeat.node)
         if node is None or not heartbeat.incarnation or heartbeat.incarnation > node.incarnation:
-            return _refusal(NotFound(f"process {heartbeat.incarnation} of node {heartbeat.node} is unknown; register"))
+            return _manager_error(
+                NotFound(f"process {heartbeat.incarnation} of node {heartbeat.node} is unknown; register")
+            )
         if heartbeat.incarnation < node.incarnation:
             return Superseded(node.incarnation)
         if heartbeat.sequence <= node.sequence:
-            return _refusal(StaleVersion(f"heartbeat {heartbeat.sequence} came after {node.sequence}; send a new one"))
+            return _manager_error(
+                StaleVersion(f"heartbeat {heartbeat.sequence} came after {node.sequence}; send a new one")
+            )
         self._mark_dirty(self._health.hear(heartbeat, now_ns))
         if not self.may_act(now_ns):
             return NotPrimary(self._lease.primary_address)
         if self._draft is not None and heartbeat.node in self._draft.pending_dead:
-            return _refusal(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
+            return _manager_error(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
         self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
         orders = self._health.orders(heartbeat.node, now_ns)
         sessions = self._book.delta(heartbeat.sessions)
@@ -424,7 +430,7 @@ class Manager:
             try:
                 answer = self._decide(now_ns, ledger, draft, asked)
             except (UsageError, TransientError, PermanentError) as error:
-                answer = _refusal(error)
+                answer = _manager_error(error)
             draft.replies.append((asked.request_id, answer))
         if self._silent:
             self._end_silent(now_ns, ledger, draft)
@@ -480,7 +486,7 @@ class Manager:
         if row.incarnation and row.nonce == request.nonce:
             return self._registered(ledger, row.incarnation)
         if request.previous != row.incarnation:
-            return Behind(row.incarnation)
+            return StaleIncarnation(row.incarnation)
         moved = row.incarnation > 0 and row.machine != request.machine
         if moved and not self._health.silent(request.node, now_ns):
             raise Busy(f"node {request.node} is alive on another machine; stop it there, or wait until it is dead")
@@ -569,7 +575,7 @@ class Manager:
         ledger.rollback()
         self._draft, self._resting = None, True
         self._mark_dirty(list(draft.chains))
-        refusal = _refusal(Busy(f"the manager's store did not take the change ({reason}); ask again"))
+        refusal = _manager_error(Busy(f"the manager's store did not take the change ({reason}); ask again"))
         for request_id, _ in draft.replies:
             self._reply(request_id, refusal)
 
@@ -589,5 +595,5 @@ class Manager:
         self._effects.append(LogDecision(text))
 
 
-def _refusal(error: FireflyerError) -> Refusal:
-    return Refusal(*error_to_wire(error))
+def _manager_error(error: FireflyerError) -> ManagerError:
+    return ManagerError(*error_to_wire(error))
