@@ -122,7 +122,7 @@ class ManagedNode(StorageNode):
         identity = ProcessIdentity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
         membership = NodeMembership(identity, {self.target: True}, self.world.managers)
         self.core = storage_node.StorageCore(
-            membership, [self.target], lambda _chain, _target: self.replica, complaint_ns=SECOND // 2
+            membership, [self.target], lambda _chain, _target: self.replica, unreachable_report_ns=SECOND // 2
         )
         super().boot(node)
 

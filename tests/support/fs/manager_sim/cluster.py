@@ -253,7 +253,7 @@ class StorageProcess:
         sure = {target: host.truth.sure(target) for target in host.targets}
         self.membership = NodeMembership(identity, sure, host.managers)
         self.core = storage_node.StorageCore(
-            self.membership, host.targets, lambda _, target: _Played(self, target), complaint_ns=NODE_TICK_NS
+            self.membership, host.targets, lambda _, target: _Played(self, target), unreachable_report_ns=NODE_TICK_NS
         )
         self._synced: dict[TargetId, int] = {}
         node.on_message(self._hear)

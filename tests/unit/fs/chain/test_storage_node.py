@@ -58,7 +58,7 @@ class _Process:
         self.asked: list[node.SendToManager] = []
         identity = node.ProcessIdentity(1, "nonce", "localhost:1", "machine", "boot")
         membership = node.NodeMembership(identity, {1: True, 2: True}, ["manager"])
-        self.core = StorageCore(membership, [1, 2], self._make, complaint_ns=5 * SECOND)
+        self.core = StorageCore(membership, [1, 2], self._make, unreachable_report_ns=5 * SECOND)
         self.feed(node.Tick())
         self.told(Registered(1, T))
 

@@ -124,21 +124,22 @@ class StorageCore:
         targets: Iterable[TargetId],
         make_replica: Callable[[ChainId, TargetId], ReplicaMachine],
         *,
-        complaint_ns: int = 5 * SECOND,
+        unreachable_report_ns: int = 5 * SECOND,
     ) -> None:
-        """`complaint_ns`: how long a node is reported as unreachable after a replica has said so for the last time."""
+        """`unreachable_report_ns`: how long a node is reported as unreachable after a replica has said so for the
+        last time."""
         self.membership = membership
         self._targets = dict.fromkeys(sorted(targets))
         self._make_replica = make_replica
-        self._complaint_ns = complaint_ns
+        self._unreachable_report_ns = unreachable_report_ns
         self._seats: dict[TargetId, _Seat] = {}
         self._at: dict[ChainId, TargetId] = {}
         self._chains: dict[TargetId, Chain] = {}
         self._nodes: dict[TargetId, NodeId] = {}
         """Of all targets in the chains of this process."""
-        self._complaints: dict[TargetId, tuple[NodeId, int]] = {}
+        self._unreachable_until: dict[TargetId, tuple[NodeId, int]] = {}
         """Of a target of this process: which node, and until when."""
-        self._complained: tuple[NodeId, ...] = ()
+        self._reported_unreachable: tuple[NodeId, ...] = ()
         self._leaving = False
         self._left_from: int | None = None
         """The number of the first message to the manager which says that all are gone."""
@@ -180,7 +181,9 @@ class StorageCore:
             case PeerWrote(source, target, message, handle):
                 if target not in self._seats:
                     self._release(handle)
-                if isinstance(message, Answer) and self._complaints.get(target, (0, 0))[0] == self._nodes.get(source):
+                if isinstance(message, Answer) and self._unreachable_until.get(target, (0, 0))[0] == self._nodes.get(
+                    source
+                ):
                     self._withdraw(now_ns, target)
                 self._to_replica(now_ns, target, fx.PeerSaid(source, message, handle))
             case ClientAsked(waiter, update, handle):
@@ -195,7 +198,7 @@ class StorageCore:
             case Leave(reason):
                 self._leave(reason)
             case node.Tick():
-                self._complain(now_ns)
+                self._report_unreachable(now_ns)
                 self._to_all(fx.Tick())
                 self._to_membership(now_ns, event)
             case _:
@@ -264,8 +267,8 @@ class StorageCore:
         self._queue.extend(Of(target, event) for target in self._seats)
 
     def _withdraw(self, now_ns: int, target: TargetId) -> None:
-        if self._complaints.pop(target, None) is not None:
-            self._complain(now_ns)
+        if self._unreachable_until.pop(target, None) is not None:
+            self._report_unreachable(now_ns)
 
     def _to_replica(self, now_ns: int, target: TargetId, event: fx.Event) -> None:
         seat = self._seats.get(target)
@@ -286,8 +289,8 @@ class StorageCore:
                 case fx.UpToDate(version):
                     self._queue.append(node.TargetSynced(target, version))
                 case fx.ReportUnreachable(peer):
-                    self._complaints[target] = (self._nodes.get(peer, 0), now_ns + self._complaint_ns)
-                    self._complain(now_ns)
+                    self._unreachable_until[target] = (self._nodes.get(peer, 0), now_ns + self._unreachable_report_ns)
+                    self._report_unreachable(now_ns)
                 case fx.AskRouting():
                     self._queue.append(node.RoutingWanted())
         chain = self._chains[target]
@@ -313,11 +316,13 @@ class StorageCore:
         if handle:
             self._effects.append(Of(0, fx.Release(handle)))
 
-    def _complain(self, now_ns: int) -> None:
-        self._complaints = {one: what for one, what in self._complaints.items() if what[0] and now_ns < what[1]}
-        nodes = tuple(sorted({one: None for one, _ in self._complaints.values()}))
-        if nodes != self._complained:
-            self._complained = nodes
+    def _report_unreachable(self, now_ns: int) -> None:
+        self._unreachable_until = {
+            one: what for one, what in self._unreachable_until.items() if what[0] and now_ns < what[1]
+        }
+        nodes = tuple(sorted({one: None for one, _ in self._unreachable_until.values()}))
+        if nodes != self._reported_unreachable:
+            self._reported_unreachable = nodes
             self._queue.append(node.PeersUnreachable(nodes))
 
     def _leave(self, reason: str) -> None:
