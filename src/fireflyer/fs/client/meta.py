@@ -37,7 +37,7 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.fs.client.control.session import Control
-from fireflyer.fs.control import META, Lines
+from fireflyer.fs.control import META, ConnectionPool
 from fireflyer.fs.core.files.holds import Holding
 from fireflyer.fs.core.files.numbers import Numbers
 from fireflyer.fs.core.files.request_limits import refusal
@@ -99,7 +99,7 @@ class MetaClient:
     def __init__(self, control: Control, *, sends: Sends | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> None:
         """`sends`: another way to the services than RPC."""
         self._control = control
-        self._lines = Lines(control.credential)
+        self._lines = ConnectionPool(control.credential)
         self._sends = sends or self._send_rpc
         self._timeout_ns = timeout_ns
         self._services: tuple[str, ...] = control.addresses

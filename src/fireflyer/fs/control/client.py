@@ -13,7 +13,7 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.control.connections import Lines
+from fireflyer.fs.control.connections import ConnectionPool
 from fireflyer.fs.core.chain.node_membership import ManagerReply, SendToManager
 from fireflyer.fs.schema.manager import ManagerError
 from fireflyer.runtime.rpc import Credential
@@ -28,11 +28,11 @@ PATIENCE_NS: Final = 10 * SECOND
 
 
 class ControlClient:
-    """Of one process. `on_told` is called in the loop, once for each answer that comes."""
+    """Of one process. `on_reply` is called in the loop, once for each answer that comes."""
 
-    def __init__(self, credential: Credential, on_told: Callable[[ManagerReply], None]) -> None:
-        self._lines = Lines(credential)
-        self._on_told = on_told
+    def __init__(self, credential: Credential, on_reply: Callable[[ManagerReply], None]) -> None:
+        self._lines = ConnectionPool(credential)
+        self._on_told = on_reply
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._said = ""
 

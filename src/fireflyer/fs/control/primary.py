@@ -18,7 +18,7 @@ from fireflyer.base.errors import (
     error_from_wire,
 )
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.fs.control.connections import Lines
+from fireflyer.fs.control.connections import ConnectionPool
 from fireflyer.fs.schema.manager import Answer, GetStatus, ManagerError, NotPrimary, Request, Status
 from fireflyer.runtime.rpc import Credential
 
@@ -42,7 +42,7 @@ class ManagerClient:
         self._turn = 0
         self._followed = False
         """The current one was named by another, not reached in turn."""
-        self._lines = Lines(credential)
+        self._lines = ConnectionPool(credential)
 
     async def ask(self, request: Request, *, timeout_ns: int = 10 * SECOND) -> Answer:
         """What the primary answers: never `NotPrimary` or `ManagerError`. Raises the error of a refusal, `Timeout`

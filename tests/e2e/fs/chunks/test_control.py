@@ -10,7 +10,7 @@ import pytest
 
 from fireflyer.base.errors import NotFound, PermissionDenied, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.control import ASK, ControlClient, Lines, ManagerClient
+from fireflyer.fs.control import ASK, ConnectionPool, ControlClient, ManagerClient
 from fireflyer.fs.control.client import MAX_ASKED
 from fireflyer.fs.control.connections import MAX_LINES
 from fireflyer.fs.core.chain.node_membership import ManagerReply, SendToManager
@@ -123,12 +123,12 @@ def test_a_machine_gets_the_answers_that_come_and_nothing_for_those_that_do_not(
         told: list[ManagerReply] = []
         came = asyncio.Event()
 
-        def on_told(one: ManagerReply) -> None:
+        def on_reply(one: ManagerReply) -> None:
             told.append(one)
             came.set()
 
         async with speaking(Done("x"), None) as (manager, silent):
-            control = ControlClient(ME, on_told)
+            control = ControlClient(ME, on_reply)
             control.ask(SendToManager(1, "127.0.0.1:1", GetStatus()))
             control.ask(SendToManager(2, silent.address, GetStatus()))
             control.ask(SendToManager(3, manager.address, GetStatus()))
@@ -146,7 +146,7 @@ def test_a_machine_gets_the_answers_that_come_and_nothing_for_those_that_do_not(
 def test_there_is_one_connection_per_manager_and_a_bound_for_managers() -> None:
     async def story() -> None:
         async with speaking(Done("x")) as (manager,):
-            lines = Lines(ME)
+            lines = ConnectionPool(ME)
             answers = [lines.call(manager.address, GetStatus(), SECOND) for _ in range(20)]
             assert await asyncio.gather(*answers) == [Done("x")] * 20
             for number in range(MAX_LINES - 1):

@@ -17,7 +17,7 @@ from tests.support.kvstore.postgres import PostgresServer
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client import connect
-from fireflyer.fs.control import Lines, ManagerClient
+from fireflyer.fs.control import ConnectionPool, ManagerClient
 from fireflyer.fs.core.capability import Rights, derive_key, verify
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.manager import (
@@ -129,7 +129,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
 
 async def answers(manager: ManagerProcess, site: Site) -> bool:
     """Whether it is the primary. The others say at once that they are not."""
-    lines = Lines(site.service)
+    lines = ConnectionPool(site.service)
     try:
         return isinstance(await lines.call(manager.address, GetStatus(), 30 * SECOND), Status)
     finally:
