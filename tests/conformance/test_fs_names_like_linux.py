@@ -299,8 +299,8 @@ def need_ext4_as_root(directory: Path) -> None:
 
 def compare(seed: int, tmp_path: Path) -> None:
     need_ext4_as_root(tmp_path)
-    chance = Chance(seed)
-    operations = [chance.operation() for _ in range(OPERATIONS)]
+    rng = Chance(seed)
+    operations = [rng.operation() for _ in range(OPERATIONS)]
     place = tmp_path / "root"
     place.mkdir()
     place.chmod(0o777)

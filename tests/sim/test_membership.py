@@ -67,12 +67,12 @@ def test_a_newcomer_that_dies_at_any_step_is_left_out() -> None:
 
 def chaos(seed: int, *, pause: float) -> ReformWorld:
     world = ReformWorld(seed, NODES, pause=pause)
-    chance = world.world.fork_random("faults")
+    rng = world.world.fork_random("faults")
     for name in ("p0", "p1", "p2", "n0"):
-        if chance.random() < 0.4:
-            world.die_at[name] = chance.randrange(120)
-    for number in range(chance.randrange(3)):
-        world.start(f"n{number}", chance.randrange(3), delay_ns=chance.randrange(2 * SECOND))
+        if rng.random() < 0.4:
+            world.die_at[name] = rng.randrange(120)
+    for number in range(rng.randrange(3)):
+        world.start(f"n{number}", rng.randrange(3), delay_ns=rng.randrange(2 * SECOND))
     world.run()
     return world
 

@@ -16,15 +16,15 @@ __all__ = ["LoopTiming"]
 
 
 class LoopTiming(Timing):
-    def __init__(self, *, clock: Clock | None = None, chance: random.Random | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         self._clock = clock or MonotonicClock()
-        self._chance = chance or random.Random()
+        self._rng = rng or random.Random()
 
     def now_ns(self) -> int:
         return self._clock.now_ns()
 
     def below(self, bound: int) -> int:
-        return self._chance.randrange(bound)
+        return self._rng.randrange(bound)
 
     async def sleep(self, delay_ns: int) -> None:
         await asyncio.sleep(delay_ns / SECOND)

@@ -22,24 +22,22 @@ class World:
     """Chains whose pages are answered in any order, and change between two."""
 
     def __init__(self, seed: int, chains: int, files: int, *, held: int = 1) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.files = files
-        names = self.chance.sample(range(1, 1000), chains)
-        self.lasting: Chunks = {
-            chain: {self.chunk() for _ in range(self.chance.choice((0, 5, 300)))} for chain in names
-        }
+        names = self.rng.sample(range(1, 1000), chains)
+        self.lasting: Chunks = {chain: {self.chunk() for _ in range(self.rng.choice((0, 5, 300)))} for chain in names}
         self.passing: Chunks = {chain: set() for chain in names}
         self.walk = ChainWalk(names, held=held)
         self.under: list[tuple[ChainId, ChunkId]] = []
         self.asks = 0
 
     def chunk(self) -> ChunkId:
-        return ChunkId(self.chance.randrange(self.files), self.chance.choice((0, 1, 2, self.chance.randrange(500))))
+        return ChunkId(self.rng.randrange(self.files), self.rng.choice((0, 1, 2, self.rng.randrange(500))))
 
     def change(self) -> None:
-        chain = self.chance.choice(list(self.passing))
-        if self.passing[chain] and self.chance.random() < 0.5:
-            self.passing[chain].discard(self.chance.choice(sorted(self.passing[chain])))
+        chain = self.rng.choice(list(self.passing))
+        if self.passing[chain] and self.rng.random() < 0.5:
+            self.passing[chain].discard(self.rng.choice(sorted(self.passing[chain])))
         else:
             self.passing[chain].add(self.chunk())
 
@@ -47,7 +45,7 @@ class World:
         self.under += self.walk.wanted()
         if not self.under:
             return
-        chain, start = self.under.pop(self.chance.randrange(len(self.under)))
+        chain, start = self.under.pop(self.rng.randrange(len(self.under)))
         there = sorted(one for one in self.lasting[chain] | self.passing[chain] if one >= start)
         self.walk.take(chain, [Listed(one, None) for one in there[: self.walk.page]])
         self.asks += 1
@@ -59,7 +57,7 @@ class World:
             self.turn()
             for piece in self.walk.pieces():
                 pieces.append(piece)
-                if self.chance.random() < 0.2:
+                if self.rng.random() < 0.2:
                     self.change()
                     self.turn()
         assert not self.under

@@ -261,29 +261,29 @@ def test_whatever_is_lost_of_a_store_the_rest_can_be_mended(
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 150))])
 def test_much_damage_to_a_full_store_can_be_mended(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with Names() as names:
         both = Both(names)
         for _ in range(40):
-            both.carry_out(*operation(chance))
-        lose(names, [chance.randrange(1 << 30) for _ in range(chance.randrange(1, 8))])
+            both.carry_out(*operation(rng))
+        lose(names, [rng.randrange(1 << 30) for _ in range(rng.randrange(1, 8))])
         mend(names)
         assert violations(names.rows()) == []
 
 
-def operation(chance: random.Random) -> tuple[Any, ...]:
+def operation(rng: random.Random) -> tuple[Any, ...]:
     """More of them make something than Hypothesis likes to draw."""
     paths = ["a", "b", "c", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b"]
-    one, other = (tuple(chance.choice(paths).split("/")) for _ in range(2))
+    one, other = (tuple(rng.choice(paths).split("/")) for _ in range(2))
     several = [("make_directory", one)] * 4 + [("make_file", one)] * 3
-    return chance.choice(
+    return rng.choice(
         [
             *several,
             ("link", one, other),
             ("unlink", one),
-            ("rename", one, other, chance.random() < 0.3),
+            ("rename", one, other, rng.random() < 0.3),
             ("rename", one, other, False),
-            ("set_area", one, chance.random() < 0.8),
+            ("set_area", one, rng.random() < 0.8),
             ("set_trash", one, 10),
             ("remove_tree", one, 3),
         ]

@@ -105,15 +105,15 @@ class ReformWorld:
 
     def _steps(self, process: Process) -> Task:
         """Its whole life, with deaths and pauses between the steps."""
-        chance = self.world.fork_random(f"life of {process.name}")
+        rng = self.world.fork_random(f"life of {process.name}")
         for number, delay in enumerate(self._life(process)):
             if self.die_at.get(process.name) == number:
                 assert process.sim is not None
                 process.sim.crash()
                 return
             yield delay
-            if self.world.now_ns < self.calm_ns and chance.random() < self.pause:
-                yield chance.randrange(SECOND)
+            if self.world.now_ns < self.calm_ns and rng.random() < self.pause:
+                yield rng.randrange(SECOND)
 
     def _life(self, process: Process) -> Task:
         world_size, suspects = len(self.nodes), self._suspects(process, {f"p{r}": r for r in range(len(self.nodes))})

@@ -204,10 +204,10 @@ def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() ->
         store = MemoryStore()
 
         def boot(node: SimNode) -> None:
-            chance = world.fork_random(f"{node.name} {node.incarnation}")
+            rng = world.fork_random(f"{node.name} {node.incarnation}")
             faults = list(CommitFault)
-            waits = SteppedTiming(node.clock.now_ns, chance.randrange)
-            kv = MemoryEngine(store, waits=waits, faults=lambda: chance.choice(faults))
+            waits = SteppedTiming(node.clock.now_ns, rng.randrange)
+            kv = MemoryEngine(store, waits=waits, faults=lambda: rng.choice(faults))
 
             async def work() -> None:
                 for request in range(10):
@@ -217,7 +217,7 @@ def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() ->
 
             node.spawn(steps(work))
             if node.incarnation < 5:
-                node.after(chance.randrange(30 * MS), node.restart)
+                node.after(rng.randrange(30 * MS), node.restart)
 
         for name in ("a", "b", "c"):
             world.node(name, boot)

@@ -58,11 +58,11 @@ async def test_a_part_sees_what_was_kept_before_it_and_nothing_of_what_was_dropp
 @on_loop
 async def test_parts_are_like_transactions_one_after_the_other() -> None:
     """Random work in parts of few transactions, and the same in transactions of its own."""
-    chance = random.Random(7)
+    rng = random.Random(7)
     keys = [bytes([letter]) for letter in b"abcdefgh"]
     async with MemoryEngine() as together, MemoryEngine() as apart:
         for _ in range(60):
-            plans = [(chance.random() < 0.3, [_step(chance, keys) for _ in range(6)]) for _ in range(5)]
+            plans = [(rng.random() < 0.3, [_step(rng, keys) for _ in range(6)]) for _ in range(5)]
 
             async def body(tx: Transaction, plans: list[tuple[bool, list[_Step]]] = plans) -> list[object]:
                 transaction_batch = TransactionBatch(tx, tx)
@@ -93,9 +93,9 @@ async def test_parts_are_like_transactions_one_after_the_other() -> None:
 _Step = tuple[str, bytes, bytes]
 
 
-def _step(chance: random.Random, keys: list[bytes]) -> _Step:
-    verb = chance.choice(["get", "get", "set", "set", "clear", "range", "back", "clear_range"])
-    return verb, chance.choice(keys), chance.choice(keys)
+def _step(rng: random.Random, keys: list[bytes]) -> _Step:
+    verb = rng.choice(["get", "get", "set", "set", "clear", "range", "back", "clear_range"])
+    return verb, rng.choice(keys), rng.choice(keys)
 
 
 async def _do(rows: object, step: _Step) -> object:

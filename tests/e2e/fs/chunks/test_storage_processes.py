@@ -255,16 +255,16 @@ def test_targets_of_one_process_have_chains_of_their_own(tmp_path: Path) -> None
 
 async def write_and_read(store: Store, number: int, stop: asyncio.Event) -> int:
     """A client that checks each of its writes at some replica. Returns how many reads said something."""
-    chance, seen = random.Random(number), 0
+    rng, seen = random.Random(number), 0
     while not stop.is_set():
-        chunk = ChunkId(50 + number, chance.randrange(6))
-        if chance.random() < 0.1 and chunk in store.known:
+        chunk = ChunkId(50 + number, rng.randrange(6))
+        if rng.random() < 0.1 and chunk in store.known:
             await store.remove(chunk)
         else:
-            await store.write(chunk, chance.choice([0, 0, 100, 70_000]), os.urandom(chance.choice([10, 4096, 300_000])))
+            await store.write(chunk, rng.choice([0, 0, 100, 70_000]), os.urandom(rng.choice([10, 4096, 300_000])))
         with contextlib.suppress(FireflyerError, TimeoutError):
             await store.look()
-            connection = await store.connection(chance.choice(store.serving()).node)
+            connection = await store.connection(rng.choice(store.serving()).node)
             answer = await connection.read(1, store.chain.version, chunk.file, chunk.index, 0, MIB, timeout_s=2)
             if answer.status in (FOUND, MISSING):
                 found = answer.data if answer.status == FOUND else None
@@ -277,14 +277,14 @@ async def write_and_read(store: Store, number: int, stop: asyncio.Event) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_to_processes_every_client_reads_what_it_wrote(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
     async def strike(store: Store) -> None:
-        victims = chance.sample(list(store.nodes.values()), chance.choice([1, 1, 1, 2, 3]))
-        how = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+        victims = rng.sample(list(store.nodes.values()), rng.choice([1, 1, 1, 2, 3]))
+        how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
         for victim in victims:
             victim.kill(how)
-        away_s = chance.random() * 3
+        away_s = rng.random() * 3
         if how == signal.SIGSTOP:
             await asyncio.sleep(away_s)
             for victim in victims:

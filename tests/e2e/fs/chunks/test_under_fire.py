@@ -75,11 +75,11 @@ async def move_to_and_fro(local: LocalCluster, stop: asyncio.Event) -> int:
 
 async def kill_some(local: LocalCluster, load: Load, stop: asyncio.Event) -> int:
     """One or two at a time, as soon as all live."""
-    chance, killed = random.Random(7), 0
+    rng, killed = random.Random(7), 0
     names = ["manager-1", *(f"node-{number}" for number in range(1, 5))]
     while not stop.is_set() or not killed:
         before = incarnations(await asyncio.to_thread(local.status))
-        victims = chance.sample(names, chance.choice([1, 1, 2]))
+        victims = rng.sample(names, rng.choice([1, 1, 2]))
         for name in victims:
             os.kill(await asyncio.to_thread(local.process, name), signal.SIGKILL)
             killed += 1

@@ -155,8 +155,8 @@ class Disk:
     durable: int = 0
     """So many records of the journal are on the platter."""
 
-    def cut_power(self, chance: random.Random) -> None:
-        kept = chance.randint(self.durable, len(self.journal))
+    def cut_power(self, rng: random.Random) -> None:
+        kept = rng.randint(self.durable, len(self.journal))
         del self.journal[kept:]
         self.durable = kept
 
@@ -177,7 +177,7 @@ def changed(data: bytes | None, change: Change, given: bytes) -> bytes | None:
 class Engine:
     """One incarnation's engine. `stage` and `adopt` say how long they take, and what to do when that is over."""
 
-    def __init__(self, disk: Disk, chance: random.Random) -> None:
+    def __init__(self, disk: Disk, rng: random.Random) -> None:
         self.disk = disk
         self.index = Books()
         disk.durable = len(disk.journal)
@@ -185,7 +185,7 @@ class Engine:
             self.index.apply(entry, held, block)
         self.slow_ns = 0
         self.full = False
-        self._chance = chance
+        self._rng = rng
         self._adopt_due_ns = 0
 
     def stage(self, effect: Stage, given: bytes) -> tuple[int, int, Staged | StageFailed]:
@@ -258,15 +258,13 @@ class Engine:
         """Turns a bit of some committed block over."""
         blocks = [one.block for _, one in sorted(self.index.records.items()) if one.block and one.block.data]
         if blocks:
-            block = self._chance.choice(blocks)
-            at = self._chance.randrange(len(block.data))
-            block.data = (
-                block.data[:at] + bytes([block.data[at] ^ 1 << self._chance.randrange(8)]) + block.data[at + 1 :]
-            )
+            block = self._rng.choice(blocks)
+            at = self._rng.randrange(len(block.data))
+            block.data = block.data[:at] + bytes([block.data[at] ^ 1 << self._rng.randrange(8)]) + block.data[at + 1 :]
         return bool(blocks)
 
     def delay_ns(self) -> int:
-        return self._chance.randrange(MS // 10, 3 * MS) + (self._chance.randrange(self.slow_ns) if self.slow_ns else 0)
+        return self._rng.randrange(MS // 10, 3 * MS) + (self._rng.randrange(self.slow_ns) if self.slow_ns else 0)
 
     def _sync(self, record: int) -> None:
         self.disk.durable = max(self.disk.durable, record)

@@ -78,7 +78,7 @@ class _ManagerHost:
 
     def __init__(self, world: ManagedWorld, name: str) -> None:
         self._world, self._name = world, name
-        drift_ppm = world.chance.randrange(-10_000, 10_001)
+        drift_ppm = world.rng.randrange(-10_000, 10_001)
         self.node = world.sim.node(name, self._boot, clock=SimClock(world.sim, drift_ppm=drift_ppm))
 
     def _boot(self, node: SimNode) -> None:
@@ -226,8 +226,8 @@ class ManagedWorld(ReplicaWorld):
 
     def plan_faults(self) -> None:
         super().plan_faults()
-        self.store.faults = StoreFaults(slow_ns=SECOND // 2) if self.chance.random() < 0.5 else None
+        self.store.faults = StoreFaults(slow_ns=SECOND // 2) if self.rng.random() < 0.5 else None
         for host in self.hosts:
-            if self.chance.random() < 0.4:
-                after_ns = self.chance.randrange(2 * SECOND)
+            if self.rng.random() < 0.4:
+                after_ns = self.rng.randrange(2 * SECOND)
                 self.sim.call_after(after_ns, lambda host=host: host.node.restart())  # type: ignore[misc]

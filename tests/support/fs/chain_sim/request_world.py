@@ -83,9 +83,9 @@ class RequestClient:
         channels: int, count: int, span_ns: int,
     ) -> None:  # fmt: skip
         self._node, self._number, self._wire, self._histories = node, number, wire, histories
-        self._chunks, self._chance = chunks, node.world.fork_random(f"client {number}")
+        self._chunks, self._rng = chunks, node.world.fork_random(f"client {number}")
         self._chain = chain
-        self._machine = self.machine_type(number, self.limits, seed=self._chance.getrandbits(64))
+        self._machine = self.machine_type(number, self.limits, seed=self._rng.getrandbits(64))
         self._writers, self._left = channels, [count] * (channels + 2)
         self._pause_ns = span_ns // count
         self._calls: dict[int, _Call] = {}
@@ -152,7 +152,7 @@ class RequestClient:
     # --- work ---
 
     def _think(self, worker: int) -> None:
-        self._node.after(self._chance.randrange(2 * self._pause_ns), lambda: self._begin(worker))
+        self._node.after(self._rng.randrange(2 * self._pause_ns), lambda: self._begin(worker))
 
     def _begin(self, worker: int) -> None:
         if not self._left[worker]:
@@ -160,15 +160,15 @@ class RequestClient:
         self._left[worker] -= 1
         self._numbers += 1
         operation, now_ns = self._numbers, self._node.world.now_ns
-        chunk = self._chunks[0] if self._chance.random() < 0.5 else self._chance.choice(self._chunks)
-        what: Change | Glance = _some_glance(self._chance, self.looks)
+        chunk = self._chunks[0] if self._rng.random() < 0.5 else self._rng.choice(self._chunks)
+        what: Change | Glance = _some_glance(self._rng, self.looks)
         data = b""
         if worker < self._writers:
-            what, data = _some_change(self._chance, f"{self._number}{worker}{operation:02d}")
+            what, data = _some_change(self._rng, f"{self._number}{worker}{operation:02d}")
         self._calls[operation] = _Call(worker, chunk, now_ns, what, data)
-        deadline_ns = now_ns + self._chance.choice(DEADLINES_NS)
-        if self._chance.random() < GIVES_UP:
-            self._node.after(self._chance.randrange(50) * MS, lambda: self._give_up(operation))
+        deadline_ns = now_ns + self._rng.choice(DEADLINES_NS)
+        if self._rng.random() < GIVES_UP:
+            self._node.after(self._rng.randrange(50) * MS, lambda: self._give_up(operation))
         self._feed(Begin(operation, deadline_ns, self._chain.id, chunk, what))
 
     def _give_up(self, operation: int) -> None:
@@ -195,8 +195,8 @@ class RequestClient:
             case Ask(ask, operation, node, target, body):
                 self._asked[ask] = operation
                 self._wire(target, body, self._calls[operation].data, ask)
-                if self._chance.random() < BREAKS:
-                    self._node.after(self._chance.randrange(30) * MS, lambda: self._feed(Lost(node)))
+                if self._rng.random() < BREAKS:
+                    self._node.after(self._rng.randrange(30) * MS, lambda: self._feed(Lost(node)))
             case NewSession(client):
                 self.exchange(client)
             case AskRouting():
@@ -261,8 +261,8 @@ def _sizes(held: Held | None) -> tuple[int, int] | None:
     return None if held is None else (held.length, held.crc)
 
 
-def _some_glance(chance: random.Random, looks: tuple[LookKind, ...]) -> Glance:
-    kind = chance.choice([LookKind.READ, LookKind.READ, LookKind.READ, *looks])
+def _some_glance(rng: random.Random, looks: tuple[LookKind, ...]) -> Glance:
+    kind = rng.choice([LookKind.READ, LookKind.READ, LookKind.READ, *looks])
     return Glance(kind, 0, READ_BYTES if kind is LookKind.READ else 100)
 
 
@@ -273,8 +273,8 @@ class _RealClients(ReplicaWorld):
 
     def _client(self, number: int) -> AnyClient:
         client = super()._client(number)
-        slow_chance = self.chance.choice([self.link.slow_chance, 0.2])
-        link = msgspec.structs.replace(self.link, duplication=0.0, slow_chance=slow_chance)
+        slow_probability = self.rng.choice([self.link.slow_probability, 0.2])
+        link = msgspec.structs.replace(self.link, duplication=0.0, slow_probability=slow_probability)
         for node in self.nodes:
             self.net.set_link(f"c{number}", node.node.name, link)
             self.net.set_link(node.node.name, f"c{number}", link)
@@ -306,7 +306,7 @@ class ExchangingClient(RequestClient):
 
     def _begin(self, worker: int) -> None:
         super()._begin(worker)
-        if self._chance.random() < ENDED:
+        if self._rng.random() < ENDED:
             self.ended += 1
             self._wire(0, EndSession(self.client), b"", 0)
 

@@ -55,7 +55,7 @@ LIMITS: Final = Limits(
     page=2, copies=2, copy_bytes_per_tick=64,
 )  # fmt: skip
 CHUNKS: Final = [ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 0)]
-CHANCES: Final = [0.0, 0.0, 0.02, 0.1]
+PROBABILITIES: Final = [0.0, 0.0, 0.02, 0.1]
 KINDS: Final[tuple[Any, ...]] = (
     Update, Look, UpdateReply, LookReply, PeerMessage, Beat, BeatAnswer, Chain, manager.Request, manager.Answer,
 )  # fmt: skip
@@ -99,8 +99,8 @@ class StorageNode:
         self.world, self.target = world, target
         self.disk = Disk()
         self.disk_failed = False
-        drift_ppm = world.chance.randrange(-10_000, 10_001)
-        clock = SimClock(world.sim, offset_ns=world.chance.randrange(10 * SECOND), drift_ppm=drift_ppm)
+        drift_ppm = world.rng.randrange(-10_000, 10_001)
+        clock = SimClock(world.sim, offset_ns=world.rng.randrange(10 * SECOND), drift_ppm=drift_ppm)
         self.node = world.sim.node(f"s{target}", self.boot, clock=clock)
 
     def boot(self, node: SimNode) -> None:
@@ -271,7 +271,7 @@ class StorageNode:
         if self.node.alive:
             self.node.crash()
             if power:
-                self.disk.cut_power(self.world.chance)
+                self.disk.cut_power(self.world.rng)
 
     def fail_disk(self) -> None:
         if not self.node.alive:
@@ -310,11 +310,11 @@ class ReplicaWorld:
     ) -> None:
         self.sim = World(seed)
         self.decide: Deciding = decide
-        self.chance: random.Random = self.sim.fork_random("plan")
-        count = replicas or self.chance.choice([1, 2, 2, 3, 3, 3, 4])
+        self.rng: random.Random = self.sim.fork_random("plan")
+        count = replicas or self.rng.choice([1, 2, 2, 3, 3, 3, 4])
         self.make_replica = replica or (lambda target, index: Replica(1, target, index, LIMITS))
-        loss, again, slow = (0.0, 0.0, 0.0) if calm else (self.chance.choice(CHANCES) for _ in range(3))
-        self.link = Link(50 * US, 2 * MS, slow, self.chance.choice([100, 300]) * MS, loss / 2, again)
+        loss, again, slow = (0.0, 0.0, 0.0) if calm else (self.rng.choice(PROBABILITIES) for _ in range(3))
+        self.link = Link(50 * US, 2 * MS, slow, self.rng.choice([100, 300]) * MS, loss / 2, again)
         self.net = SimNet(self.sim, default=self.link)
         self.reports: list[str] = []
         self.managers = [MANAGER]
@@ -328,7 +328,7 @@ class ReplicaWorld:
         self.nodes: list[StorageNode] = []
         self.start(range(1, count + 1))
         self.epoch_ns = self.sim.now_ns
-        self.clients = [self._client(number) for number in range(1, self.chance.randrange(2, 4))]
+        self.clients = [self._client(number) for number in range(1, self.rng.randrange(2, 4))]
         self.recovered = False
 
     def start(self, targets: range) -> None:
@@ -377,8 +377,8 @@ class ReplicaWorld:
         def boot(node: SimNode) -> None:
             node.on_message(receive)
 
-        channels = self.chance.randrange(1, 3) if number == 1 else self.chance.randrange(3)
-        count = self.chance.choice([6, 15, 25])
+        channels = self.rng.randrange(1, 3) if number == 1 else self.rng.randrange(3)
+        count = self.rng.choice([6, 15, 25])
         node = self.sim.node(name, boot)
         clients.append(
             type(self).make_client(

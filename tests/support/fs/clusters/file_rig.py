@@ -137,7 +137,7 @@ class PlayedClient:
             self._queues[chunk].pop(0)()
 
     def _later(self, call: Callable[[], None], turns: int | None = None) -> None:
-        left = self.rig.chance.randrange(6) if turns is None else turns
+        left = self.rig.rng.randrange(6) if turns is None else turns
         if left:
             asyncio.get_running_loop().call_soon(lambda: self._later(call, left - 1))
         else:
@@ -187,7 +187,7 @@ class PlayedClient:
 
 class FileRig:
     def __init__(self, seed: int = 0, *, later: Later = in_loop) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.store = Store()
         self.rig = MetaRig(MemoryEngine(), chunks=self.store, later=later)
         self.sends: Callable[[Calls], Coroutine[Any, Any, Answers]] = self._serve

@@ -52,7 +52,7 @@ FAILURE_TIMEOUT_NS = 6 * SECOND
 LEASE_NS = 2 * SECOND
 TICK_NS = 250 * MS
 NODE_TICK_NS = 350 * MS
-SYNC_CHANCE = 0.4
+SYNC_PROBABILITY = 0.4
 """Of a target to be synced within a tick."""
 ASK_AGAIN_NS = 800 * MS
 PATIENCE = 3
@@ -344,7 +344,7 @@ class StorageProcess:
                     continue
                 if self._synced.get(target) == version or not self.membership.active(target, version):
                     continue
-                if self.host.world.random.random() < SYNC_CHANCE and self.host.truth.sync(target, chain):
+                if self.host.world.random.random() < SYNC_PROBABILITY and self.host.truth.sync(target, chain):
                     self._synced[target] = version
                     self._says(target, fx.UpToDate(version))
 

@@ -94,20 +94,20 @@ class SimStore:
         return self._store.rows
 
     def perform(self, name: str, order: Transact) -> Generator[int | None, None, Outcome]:
-        chance, faults = self._random, self.faults
+        rng, faults = self._random, self.faults
         self._store.unknown = faults.unknown if faults is not None else 0.0
         if self.cut.get(name, False):
-            yield chance.randrange(SECOND // 2, 2 * SECOND)
+            yield rng.randrange(SECOND // 2, 2 * SECOND)
             return Failed(order.number, "the store cannot be reached")
         if faults is None:
             return (yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS)))
-        if chance.random() < faults.slow:
-            yield chance.randrange(faults.slow_ns)
-        if chance.random() < faults.failed:
+        if rng.random() < faults.slow:
+            yield rng.randrange(faults.slow_ns)
+        if rng.random() < faults.failed:
             return Failed(order.number, "too many conflicts")
         outcome = yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS))
-        if chance.random() < faults.slow:
-            yield chance.randrange(faults.slow_ns)
+        if rng.random() < faults.slow:
+            yield rng.randrange(faults.slow_ns)
         return outcome
 
 

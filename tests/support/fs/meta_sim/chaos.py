@@ -44,8 +44,8 @@ PLANS: Final = (
     "holds",
     "none",
 )
-BAD: Final = Link(max_delay_ns=10 * MS, slow_chance=0.05, slow_ns=4 * SECOND, loss=0.05, duplication=0.08)
-SLOW: Final = Link(max_delay_ns=10 * MS, slow_chance=0.4, slow_ns=SECOND)
+BAD: Final = Link(max_delay_ns=10 * MS, slow_probability=0.05, slow_ns=4 * SECOND, loss=0.05, duplication=0.08)
+SLOW: Final = Link(max_delay_ns=10 * MS, slow_probability=0.4, slow_ns=SECOND)
 _KINDS_LEFT: Final = {
     tables.WRITERS: "writers", tables.HOLDS: "holds", tables.LOCKS: "locks", WAITS: "waits", CUTS: "cuts",
     tables.UNLINKED: "unlinked inodes", GRANTS: "grants",
@@ -57,11 +57,9 @@ def chaos(seed: int, *, clients: int = 3, plan: str = "", with_tokens: bool = Fa
     world = MetaWorld(seed)
     world.with_tokens = with_tokens
     begin(world)
-    world.plan = plan or world.chance.choice(PLANS)
+    world.plan = plan or world.rng.choice(PLANS)
     world.paths = (
-        PATHS[:1]
-        if world.plan in ("cuts", "sessions", "holds")
-        else world.chance.choice([PATHS, PATHS[:1], PATHS[::2]])
+        PATHS[:1] if world.plan in ("cuts", "sessions", "holds") else world.rng.choice([PATHS, PATHS[:1], PATHS[::2]])
     )
     people = [MetaClient(world, f"c{at}") for at in range(clients)]
     _faults(world, people)
@@ -90,31 +88,31 @@ def begin(world: MetaWorld) -> None:
 
 
 def _faults(world: MetaWorld, people: list[MetaClient]) -> None:
-    chance = world.chance
+    rng = world.rng
     plan = world.plan
     if plan == "none":
         return
-    world.commit_faults = chance.choice([0.0, 0.03])
-    world.crashes = chance.choice([0.0, 0.01, 0.04]) if plan != "services" else 0.05
-    world.pauses = chance.choice([0.0, 0.02, 0.15])
-    world.chunks.late = chance.choice([0.0, 0.05, 0.2]) if plan not in ("cuts", "sessions") else 0.3
+    world.commit_faults = rng.choice([0.0, 0.03])
+    world.crashes = rng.choice([0.0, 0.01, 0.04]) if plan != "services" else 0.05
+    world.pauses = rng.choice([0.0, 0.02, 0.15])
+    world.chunks.late = rng.choice([0.0, 0.05, 0.2]) if plan not in ("cuts", "sessions") else 0.3
     if plan in ("network", "mixed"):
         world.net.set_default(BAD)
     if plan == "holds":
         world.net.set_default(SLOW)
     if plan == "deaths":
         world.chunks.late = 0.5
-    for _ in range(chance.randrange(6, 30) if plan == "deaths" else chance.randrange(1, 6)):
-        at_ns = chance.randrange(FAULTS_NS)
-        kinds = [lambda: chance.choice(people).crash(), lambda: chance.choice(world.services).crash()]
-        kinds += [lambda: _stop_chain(world), lambda: world.end_session(chance.choice(people).client)]
+    for _ in range(rng.randrange(6, 30) if plan == "deaths" else rng.randrange(1, 6)):
+        at_ns = rng.randrange(FAULTS_NS)
+        kinds = [lambda: rng.choice(people).crash(), lambda: rng.choice(world.services).crash()]
+        kinds += [lambda: _stop_chain(world), lambda: world.end_session(rng.choice(people).client)]
         pick = {
             "services": kinds[1:2],
             "clients": [kinds[0], kinds[3]],
             "deaths": [kinds[0], kinds[3]],
             "chains": kinds[2:3],
         }.get(plan, kinds)
-        world.sim.call_at(at_ns, chance.choice(pick))
+        world.sim.call_at(at_ns, rng.choice(pick))
     if plan in ("mixed", "services", "cuts"):
         _lose_sessions(world, 4)
     elif plan == "sessions":
@@ -123,14 +121,14 @@ def _faults(world: MetaWorld, people: list[MetaClient]) -> None:
 
 def _lose_sessions(world: MetaWorld, below: int) -> None:
     """Of services that live."""
-    chance = world.lost_sessions
-    for _ in range(chance.randrange(below)):
-        world.sim.call_at(chance.randrange(FAULTS_NS), chance.choice(world.services).lose_session)
+    rng = world.lost_sessions
+    for _ in range(rng.randrange(below)):
+        world.sim.call_at(rng.randrange(FAULTS_NS), rng.choice(world.services).lose_session)
 
 
 def _stop_chain(world: MetaWorld) -> None:
-    chain = world.chance.choice(CHAINS)
-    world.chunks.down_until_ns[chain] = world.sim.now_ns + world.chance.randrange(4 * SECOND)
+    chain = world.rng.choice(CHAINS)
+    world.chunks.down_until_ns[chain] = world.sim.now_ns + world.rng.randrange(4 * SECOND)
 
 
 def heal(world: MetaWorld) -> None:

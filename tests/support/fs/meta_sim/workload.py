@@ -111,7 +111,7 @@ class MetaClient:
         self.idle = False
         """It has closed everything, with its session over."""
         self.done: dict[str, int] = {}
-        self.chance = world.sim.fork_random(f"client {name}")
+        self.rng = world.sim.fork_random(f"client {name}")
         self.laziness = world.sim.fork_random(f"lazy client {name}")
         self.values = world.sim.fork_random(f"attributes of client {name}")
         self.client = 0
@@ -137,8 +137,8 @@ class MetaClient:
             session = self.client
             self._lost()
             self.node.crash()
-            self.world.sim.call_after(self.chance.randrange(3 * SECOND), lambda: self.world.end_session(session))
-            self.world.sim.call_after(self.chance.randrange(2 * SECOND), self.start)
+            self.world.sim.call_after(self.rng.randrange(3 * SECOND), lambda: self.world.end_session(session))
+            self.world.sim.call_after(self.rng.randrange(2 * SECOND), self.start)
 
     def start(self) -> None:
         if not self.node.alive and not self.stay_away:
@@ -193,7 +193,7 @@ class MetaClient:
         until_ns = self.world.sim.now_ns + PATIENCE_NS
         while True:
             calls = Calls(self.client, min(self._asked, default=self._number + 1), (Call(request, number),))
-            service = self.chance.choice(self.world.services)
+            service = self.rng.choice(self.world.services)
             self.world.net.send(self.name, service.name, ENCODE(Asked(message, calls)))
             answer = await gate.wait(ASK_AGAIN_NS)
             if isinstance(answer, Refused) and answer.code == SESSION_OVER:
@@ -239,7 +239,7 @@ class MetaClient:
 
     async def _live(self) -> None:
         while self.busy:
-            await sleep(self.chance.randrange(120 * MS))
+            await sleep(self.rng.randrange(120 * MS))
             await self._one_thing()
         while self._files:
             await self._close(self._files[0])
@@ -270,20 +270,20 @@ class MetaClient:
                 (3, self._close_some), (3, self._append), (2, self._stop_reading), (2, self._remove),
                 (2, self._rename), (1, self._link), (1, self._directories), (3, self._lock), (2, self._unlock_some),
             ]  # fmt: skip
-        await self.chance.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0]()
+        await self.rng.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0]()
 
     def _place(self) -> Place:
-        return Place(ROOT, self.chance.choice(self.world.paths))
+        return Place(ROOT, self.rng.choice(self.world.paths))
 
     def _some_file(self) -> _File | None:
-        return self.chance.choice(self._files) if self._files else None
+        return self.rng.choice(self._files) if self._files else None
 
     async def _open_to_write(self) -> None:
         if len(self._files) > 3:
             return
         flags = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE | OpenFlag.FOLLOW
         place, event = self._place(), None
-        if self.chance.random() < 0.4:
+        if self.rng.random() < 0.4:
             found = await self.ask(Stat(place), numbered=False)
             if isinstance(found, Found) and isinstance(found.inode.body, FileBody):
                 # By its number: so that it is known which file may be empty from now on.
@@ -307,8 +307,8 @@ class MetaClient:
         file = self._some_file()
         if file is None:
             return
-        first = self.chance.randrange(FILE_CELLS)
-        await self._write(file, first, min(FILE_CELLS - first, self.chance.randrange(1, 7)))
+        first = self.rng.randrange(FILE_CELLS)
+        await self._write(file, first, min(FILE_CELLS - first, self.rng.randrange(1, 7)))
 
     async def _write(self, file: _File, first: int, count: int) -> None:
         event = self.world.files.write(file.inode, first, count)
@@ -336,7 +336,7 @@ class MetaClient:
 
     def _end_of(self, file: _File) -> tuple[int, int]:
         cut = file.cut_then if file.writes else file.cut
-        if file.writes and self.chance.random() < 0.1:
+        if file.writes and self.rng.random() < 0.1:
             cut = UNKNOWN_CUT
         return file.end * CELL_BYTES if file.writes else 0, cut
 
@@ -400,7 +400,7 @@ class MetaClient:
         if file is None:
             return
         await self._report_all(file.inode)
-        count, begun_ns = self.chance.randrange(1, 4), self.world.sim.now_ns
+        count, begun_ns = self.rng.randrange(1, 4), self.world.sim.now_ns
         grown = self.world.files.grow(file.inode, "reservation", 2 * FILE_CELLS)
         answer = await self.ask(Reserve(file.inode, file.handle, count * CELL_BYTES))
         if isinstance(answer, Reserved):
@@ -429,7 +429,7 @@ class MetaClient:
             await self._truncate_at(Place(answer.inode.id), answer.inode.id, 0)
 
     async def _truncate_at(self, place: Place, inode: int, handle: int) -> None:
-        cells = self.chance.choice([0, 0, self.chance.randrange(FILE_CELLS)])
+        cells = self.rng.choice([0, 0, self.rng.randrange(FILE_CELLS)])
         event = self.world.files.cut(inode, "truncation", cells)
         event.by = self._next_request()
         answer = await self.ask(Truncate(place, cells * CELL_BYTES, handle))
@@ -444,9 +444,9 @@ class MetaClient:
         if file is None:
             return
         await self._report_all(file.inode)
-        mode = self.chance.choice(list(AllocateMode))
-        first = self.chance.randrange(FILE_CELLS)
-        count = self.chance.randrange(1, 10)
+        mode = self.rng.choice(list(AllocateMode))
+        first = self.rng.randrange(FILE_CELLS)
+        count = self.rng.randrange(1, 10)
         zeroes = mode in (AllocateMode.PUNCH_HOLE, AllocateMode.ZERO_RANGE)
         files = self.world.files
         event = (
@@ -472,7 +472,7 @@ class MetaClient:
     async def _read_some(self) -> None:
         if not self._readers:
             return
-        inode, layout, _ = self.chance.choice(self._readers)
+        inode, layout, _ = self.rng.choice(self._readers)
         began_ns = self.world.sim.now_ns
         answer = await self.ask(Stat(Place(inode)), numbered=False)
         if not self.world.lives(self.client):
@@ -495,7 +495,7 @@ class MetaClient:
 
     async def _stop_reading(self) -> None:
         if self._readers:
-            self._readers.remove(self.chance.choice(self._readers))
+            self._readers.remove(self.rng.choice(self._readers))
 
     # --- names ---
 
@@ -503,15 +503,15 @@ class MetaClient:
         await self.ask(Remove(self._place()))
 
     async def _rename(self) -> None:
-        flags = self.chance.choice([RenameFlag(0), RenameFlag(0), RenameFlag.NO_REPLACE, RenameFlag.EXCHANGE])
+        flags = self.rng.choice([RenameFlag(0), RenameFlag(0), RenameFlag.NO_REPLACE, RenameFlag.EXCHANGE])
         await self.ask(Rename(self._place(), self._place(), flags))
 
     async def _link(self) -> None:
         await self.ask(Link(self._place(), self._place()))
 
     async def _directories(self) -> None:
-        place = Place(ROOT, self.chance.choice((b"d/x", b"e/x", b"d/x/y")))
-        if self.chance.random() < 0.6:
+        place = Place(ROOT, self.rng.choice((b"d/x", b"e/x", b"d/x/y")))
+        if self.rng.random() < 0.6:
             await self.ask(MakeDirectory(place))
         else:
             await self.ask(RemoveDirectory(place))
@@ -544,14 +544,14 @@ class MetaClient:
     async def _lock(self) -> None:
         if len(self._locked) > 2:
             return
-        window = self.chance.choice(list(Window))
-        start = self.chance.randrange(8) * 10
-        end = self.chance.choice([start + 10, start + 30, END_OF_FILE])
+        window = self.rng.choice(list(Window))
+        start = self.rng.randrange(8) * 10
+        end = self.rng.choice([start + 10, start + 30, END_OF_FILE])
         if window is Window.WHOLE:
             start, end = 0, END_OF_FILE
-        kind = self.chance.choice([LockKind.READ, LockKind.WRITE])
-        wait_ns = self.chance.choice([0, 2 * SECOND])
-        owner = self.chance.randrange(2)
+        kind = self.rng.choice([LockKind.READ, LockKind.WRITE])
+        wait_ns = self.rng.choice([0, 2 * SECOND])
+        owner = self.rng.randrange(2)
         lock = Lock(self.world.lock_inode, window, owner, kind, start, end, wait_ns)
         self.world.locks.asking(lock.inode, window, self.client, owner, start, end)
         answer = await self.ask(lock)
@@ -563,7 +563,7 @@ class MetaClient:
 
     async def _unlock_some(self) -> None:
         if self._locked:
-            await self._unlock(self.chance.choice(self._locked))
+            await self._unlock(self.rng.choice(self._locked))
 
     async def _unlock(self, lock: Lock) -> None:
         self._locked.remove(lock)

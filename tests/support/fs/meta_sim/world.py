@@ -84,7 +84,7 @@ class MetaWorld:
 
     def __init__(self, seed: int, *, services: int = 2) -> None:
         self.sim = World(seed)
-        self.chance = self.sim.fork_random("faults")
+        self.rng = self.sim.fork_random("faults")
         self.lost_sessions = self.sim.fork_random("lost sessions")
         self.laziness = self.sim.fork_random("laziness")
         self.net = SimNet(self.sim)
@@ -171,7 +171,7 @@ class MetaWorld:
             self._write(SESSIONS.key(client), None)
             self.locks.ended(client)
             self.sim.record("session over", client)
-            self.sim.call_after(self.chance.randrange(SETTLE_NS), lambda: self.chunks.over.update({client: None}))
+            self.sim.call_after(self.rng.randrange(SETTLE_NS), lambda: self.chunks.over.update({client: None}))
 
     def lives(self, client: ClientId) -> bool:
         return self.store.get(self.store.version, SESSIONS.key(client)) is not None
@@ -197,9 +197,9 @@ class MetaService:
         if self.node.alive:
             session = self.session
             self.node.crash()
-            chance = self.world.chance
-            self.world.sim.call_after(chance.randrange(3 * SECOND), lambda: self.world.end_session(session))
-            self.world.sim.call_after(chance.randrange(SECOND), self.start)
+            rng = self.world.rng
+            self.world.sim.call_after(rng.randrange(3 * SECOND), lambda: self.world.end_session(session))
+            self.world.sim.call_after(rng.randrange(SECOND), self.start)
 
     def start(self) -> None:
         if not self.node.alive:
@@ -210,24 +210,24 @@ class MetaService:
         lost = self.session
         if not self.node.alive or not self.world.lives(lost):
             return
-        chance = self.world.lost_sessions
+        rng = self.world.lost_sessions
         self.world.end_session(lost)
 
         def hears() -> None:
             self.exchanging = True
-            self.node.after(chance.randrange(6 * SECOND), has_another)
+            self.node.after(rng.randrange(6 * SECOND), has_another)
 
         def has_another() -> None:
             self.session, self.exchanging = self.world.open_session(self.name), False
             self.world.sim.record("session exchanged", self.name, self.session)
 
-        self.node.after(chance.randrange(SECOND), hears)
+        self.node.after(rng.randrange(SECOND), hears)
 
     def maybe_crash(self, asked: tuple[Calls, Call] | None) -> None:
         """Before a step."""
         if asked is not None:
             self.world.before_step(self, *asked)
-        if self.world.chance.random() < self.world.crashes:
+        if self.world.rng.random() < self.world.crashes:
             self.crash()
             raise SimCrash
 
@@ -366,8 +366,8 @@ class RequestPorts:
             return await body(context)
 
         self._service.maybe_crash(self._asked)
-        if self._world.chance.random() < self._world.pauses:
-            await sleep(self._world.chance.randrange(SECOND))
+        if self._world.rng.random() < self._world.pauses:
+            await sleep(self._world.rng.randrange(SECOND))
         return await self._world.engine.transact(attempt, timeout_ns=20 * SECOND, idempotent=True)
 
     async def together(self, work: Sequence[Callable[[], Awaitable[None]]]) -> None:

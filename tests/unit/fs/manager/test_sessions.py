@@ -138,19 +138,19 @@ def test_who_is_silent_for_its_lifetime_is_over_and_a_new_primary_gives_it_all_o
 
 
 def test_every_process_has_the_list_after_any_history_of_answers() -> None:
-    chance = random.Random(1)
+    rng = random.Random(1)
     book = Book()
     processes = [LiveSessions() for _ in range(4)]
     for step in range(600):
         living = list(book.ledger.sessions.committed)
-        if living and chance.random() < 0.45:
-            book.end(chance.choice(living))
+        if living and rng.random() < 0.45:
+            book.end(rng.choice(living))
         else:
             book.open(f"n{step}")
-        if chance.random() < 0.01:
+        if rng.random() < 0.01:
             book = book.next_primary()
         for number, live in enumerate(processes):
-            if chance.random() < (0.9, 0.3, 0.05, 0.01)[number]:
+            if rng.random() < (0.9, 0.3, 0.05, 0.01)[number]:
                 delta = book.book.delta(live.version)
                 processes[number] = apply_sessions(live, delta) if delta is not None else live
     for live in processes:

@@ -117,20 +117,20 @@ async def test_a_damaged_name_is_told_to_who_reads_it_and_to_nobody_else() -> No
 @pytest.mark.parametrize("seed", range(3))
 @on_loop
 async def test_answers_are_the_same_with_and_without(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     paths = ["a", "b", "a/b", "a/b/c", "b/a", "l", "l/b", "a/../b", "./a", "a/b/", "", "/a"]
     async with MetaRig(MemoryEngine(MemoryStore())) as near, MetaRig(MemoryEngine(), shared_store=True) as far:
         for rig in (near, far):
             await rig.open_session(5)
         for _ in range(60):
-            requests = [_request(chance, paths) for _ in range(4)]
+            requests = [_request(rng, paths) for _ in range(4)]
             # One at a time: lanes of a database take no order between each other.
             found = [[_seen(await rig.ask(5, one)) for one in requests] for rig in (near, far)]
             assert found[0] == found[1]
 
 
-def _request(chance: random.Random, paths: list[str]) -> Request:
-    one, other = at(chance.choice(paths)), at(chance.choice(paths))
+def _request(rng: random.Random, paths: list[str]) -> Request:
+    one, other = at(rng.choice(paths)), at(rng.choice(paths))
     possible: list[Request] = [
         MakeDirectory(one),
         MakeNode(one, Kind.FIFO),
@@ -140,7 +140,7 @@ def _request(chance: random.Random, paths: list[str]) -> Request:
         Stat(one),
         StatMany((one, other)),
     ]
-    return chance.choice(possible)
+    return rng.choice(possible)
 
 
 def _seen(answer: Answer) -> object:

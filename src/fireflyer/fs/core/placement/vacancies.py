@@ -17,7 +17,7 @@ from fireflyer.fs.core.placement.disks import NO_DISK
 from fireflyer.fs.core.placement.measure import Counts, count_pairs
 from fireflyer.fs.core.placement.quotas import Quotas
 from fireflyer.fs.core.placement.search import NEVER, Goal
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 
 __all__ = ["fewest_moves"]
 
@@ -26,7 +26,7 @@ OVER_CAP: Final = 1024
 
 
 def fewest_moves(
-    chains: Counts, disks: Counts, quotas: Quotas, goal: Goal, any_disk: npt.NDArray[np.bool_], chance: Chance
+    chains: Counts, disks: Counts, quotas: Quotas, goal: Goal, any_disk: npt.NDArray[np.bool_], rng: SeededRandom
 ) -> Counts:
     """`chains` (b, k) with some nodes replaced so that each has its quota. `disks` (b, k): where each target lies, or
     `NO_DISK` where it cannot stay. `any_disk` (v,): nodes of which any target may go, whatever the disks' quotas.
@@ -55,7 +55,7 @@ def fewest_moves(
     wanted = np.maximum(wanted, 0)
     while table.vacant:
         wanted[table.settle(*table.vacant[0], wanted)] -= 1
-    chance.shuffle(givers)
+    rng.shuffle(givers)
     for giver in givers:
         for _ in range(giver.surplus):
             row, at = _choose(table, giver, wanted, disks)

@@ -48,7 +48,7 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 from fireflyer.fs.core.requests.channels import Channel, Channels
 from fireflyer.fs.core.requests.effects import (
     Arrived,
@@ -111,7 +111,7 @@ class Requests:
     def __init__(self, client: ClientId, limits: Limits | None = None, *, seed: int) -> None:
         self._client = client
         self._limits = limits or Limits()
-        self._chance = Chance(seed)
+        self._rng = SeededRandom(seed)
         self._nodes = Nodes(self._limits)
         self._channels = Channels(self._limits.channels, self._limits.unknown)
         self._requests: dict[int, Open] = {}
@@ -339,7 +339,7 @@ class Requests:
         pause_ns = min(bound.pause_ns << min(request.refusals, 16), bound.max_pause_ns)
         request.refusals += 1
         request.state = State.RESTS
-        self._wait_until(request, self._now_ns + 1 + pause_ns // 2 + self._chance.below(pause_ns // 2 + 1))
+        self._wait_until(request, self._now_ns + 1 + pause_ns // 2 + self._rng.below(pause_ns // 2 + 1))
 
     # --- time ---
 
