@@ -16,7 +16,7 @@ import numpy as np
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement.disks import assign_disks
 from fireflyer.fs.core.placement.measure import Counts, Quality, bound_of, caps_below, count_pairs, measure, ratio_of
-from fireflyer.fs.core.placement.model import Cluster, Place, Table, check_cluster, check_table
+from fireflyer.fs.core.placement.model import Cluster, DiskLocation, Table, check_cluster, check_table
 from fireflyer.fs.core.placement.quotas import chain_count, domain_numbers, share_among_nodes
 from fireflyer.fs.core.placement.roles import order_chains
 from fireflyer.fs.core.placement.search import Search, goal_of
@@ -81,7 +81,7 @@ def make_table(cluster: Cluster, chains: Counts, disks: Counts) -> Table:
     """From (b, k) indices of nodes and of their disks."""
     ids = [node.id for node in cluster]
     rows = zip(chains.tolist(), disks.tolist(), strict=True)
-    return Table(tuple(tuple(Place(ids[x], disk) for x, disk in zip(*row, strict=True)) for row in rows))
+    return Table(tuple(tuple(DiskLocation(ids[x], disk) for x, disk in zip(*row, strict=True)) for row in rows))
 
 
 def _members(

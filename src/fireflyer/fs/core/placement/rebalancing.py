@@ -34,7 +34,7 @@ import numpy.typing as npt
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.placement.disks import NO_DISK, assign_disks
 from fireflyer.fs.core.placement.measure import Counts, Quality, count_pairs, measure, ratio_of
-from fireflyer.fs.core.placement.model import Cluster, Place, StorageNode, Table, check_cluster, check_table
+from fireflyer.fs.core.placement.model import Cluster, DiskLocation, StorageNode, Table, check_cluster, check_table
 from fireflyer.fs.core.placement.placing import make_table, role_steps
 from fireflyer.fs.core.placement.quotas import Quotas, domain_numbers, share_among_nodes, share_out
 from fireflyer.fs.core.placement.roles import balance_positions, order_chains
@@ -53,8 +53,8 @@ class Move(msgspec.Struct, frozen=True):
 
     chain: int
     """In the table."""
-    source: Place
-    to: Place
+    source: DiskLocation
+    to: DiskLocation
     round: int
     """Moves of one round may be under way at the same time."""
     lost: bool
@@ -244,8 +244,8 @@ def moves_between(table: Table, goal: Table, cluster: Cluster) -> tuple[Move, ..
     """The moves from one to the other, by rounds; None where disks are too full for any order of them. Orders inside
     chains do not matter. `cluster` as `rebalance` had it."""
     left = _unordered(table, goal, cluster)
-    slots = {Place(node.id, disk): count for node in cluster for disk, count in enumerate(node.slots)}
-    held: dict[Place, int] = {}
+    slots = {DiskLocation(node.id, disk): count for node in cluster for disk, count in enumerate(node.slots)}
+    held: dict[DiskLocation, int] = {}
     for chain in table.chains:
         for place in chain:
             held[place] = held.get(place, 0) + 1
@@ -281,7 +281,9 @@ def _unordered(table: Table, goal: Table, cluster: Cluster) -> list[Move]:
         leaving = [place for place in before if place not in after]
         coming = [place for place in after if place not in before]
 
-        def pair(wanted: int, leaving: list[Place] = leaving, coming: list[Place] = coming, index: int = index) -> None:
+        def pair(
+            wanted: int, leaving: list[DiskLocation] = leaving, coming: list[DiskLocation] = coming, index: int = index
+        ) -> None:
             for source in leaving.copy():
                 for to in coming:
                     near = 2 if source.node == to.node else int(domains.get(source.node) == domains[to.node])

@@ -105,7 +105,7 @@ class _Orders:
                 least += weight * (rest * (low + 1) ** 2 + (nodes - 1 - rest) * low**2)
         return least
 
-    def crowded_chain(self, rng: SeededRandom) -> int:
+    def overloaded_chain(self, rng: SeededRandom) -> int:
         """One in which somebody has a source that it has in another chain too, if a few looks find one."""
         row = 0
         for _ in range(LOOKS):
@@ -177,7 +177,7 @@ def order_chains(chains: Counts, nodes: int, rng: SeededRandom, *, steps: int) -
     for step in range(steps):
         p = rng.below(replicas)
         q = (p + 1 + rng.below(replicas - 1)) % replicas
-        rows = orders.cycle(orders.crowded_chain(rng), p, q, rng)
+        rows = orders.cycle(orders.overloaded_chain(rng), p, q, rng)
         if not rows:
             continue
         before = orders.cost

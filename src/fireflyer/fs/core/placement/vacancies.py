@@ -48,9 +48,9 @@ def fewest_moves(
             pool = [place for place in own if disks[place] != NO_DISK]
             for place in pool:
                 excess[int(disks[place])] += 1
-            givers.append(_Giver(node, surplus - len(homeless), pool, excess))
+            givers.append(_Donor(node, surplus - len(homeless), pool, excess))
         else:
-            givers.append(_Giver(node, surplus, homeless, []))
+            givers.append(_Donor(node, surplus, homeless, []))
     wanted = np.asarray(quotas.nodes) - np.bincount(table.filled(), minlength=len(goal.caps))
     wanted = np.maximum(wanted, 0)
     while table.vacant:
@@ -64,7 +64,7 @@ def fewest_moves(
     return table.chains
 
 
-class _Giver(NamedTuple):
+class _Donor(NamedTuple):
     """A node that has to give targets away, and may choose which."""
 
     node: int
@@ -74,7 +74,7 @@ class _Giver(NamedTuple):
     """By disk, how many targets it has above its quota; empty if that does not matter."""
 
 
-def _choose(table: _Vacancies, giver: _Giver, wanted: Counts, disks: Counts) -> tuple[int, int]:
+def _choose(table: _Vacancies, giver: _Donor, wanted: Counts, disks: Counts) -> tuple[int, int]:
     """The target whose replacement makes the chains meet most evenly; it leaves the giver's pool."""
     pool = [place for place in giver.pool if not giver.excess or giver.excess[int(disks[place])] > 0] or giver.pool
     costs = [table.cheapest(row, wanted, without=giver.node)[1] for row, _ in pool]
