@@ -23,7 +23,7 @@ from fireflyer.fs.core.chain.effects import (
     Reply,
     TableEntry,
 )
-from fireflyer.fs.core.chain.forwarding import Inbox, Place, RequestBody
+from fireflyer.fs.core.chain.forwarding import RequestBody, RequestReceiver, SlotNumber
 from fireflyer.fs.core.chain.replica import Replica
 from fireflyer.fs.core.chain.resync import SyncSource
 from fireflyer.fs.core.chain.role import Role
@@ -267,12 +267,12 @@ class _CarriesOutCopies(Replica):
         return super()._asked(source, request, handle)
 
 
-class _Forgetful(Inbox):
-    def admit(self, place: Place) -> bool:
+class _Forgetful(RequestReceiver):
+    def admit(self, place: SlotNumber) -> bool:
         super().admit(place)
         return True
 
-    def answer(self, place: Place, body: object) -> bool:
+    def answer(self, place: SlotNumber, body: object) -> bool:
         return True
 
 

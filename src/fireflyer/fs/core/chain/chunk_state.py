@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from fireflyer.fs.core.chain.forwarding import Place
+from fireflyer.fs.core.chain.forwarding import SlotNumber
 from fireflyer.fs.schema.chunks import Change, Declined, Held, Listed, Put, Row, Update
 from fireflyer.fs.schema.ids import ContentId
 
@@ -26,7 +26,7 @@ class Wanted:
 class Asked:
     """The predecessor's, likewise."""
 
-    place: Place
+    place: SlotNumber
     put: Put
     handle: int
 
@@ -62,7 +62,7 @@ class Work:
     """What the whole chunk is after it; before it is staged, what the predecessor says that it must become."""
     row: Row | None = None
     waiter: int = 0
-    place: Place | None = None
+    place: SlotNumber | None = None
     """The predecessor's request, as it is named in this chain version."""
     posted: bool = False
     """On its way to the successor of this chain version."""

@@ -25,7 +25,7 @@ from fireflyer.fs.core.chain.effects import (
     Send,
     Stage,
 )
-from fireflyer.fs.core.chain.forwarding import AnswerBody, Inbox, Outbox, Place
+from fireflyer.fs.core.chain.forwarding import AnswerBody, RequestReceiver, RequestSender, SlotNumber
 from fireflyer.fs.core.chain.resync import SyncCopy, SyncSource, differs
 from fireflyer.fs.core.chain.role import NO_ROLE
 from fireflyer.fs.schema.chunks import (
@@ -101,8 +101,8 @@ class ChunkWorks:
         self._rows: dict[tuple[ClientId, Channel], Row] = {}
         self._used = 0
         """The highest version that was given in this chain version to a content that is gone."""
-        self._outbox = Outbox(self._limits.lanes)
-        self._inbox = Inbox()
+        self._outbox = RequestSender(self._limits.lanes)
+        self._inbox = RequestReceiver()
         self._source: SyncSource | None = None
         self._sessions = 0
         self._copy = SyncCopy()
@@ -396,12 +396,12 @@ class ChunkWorks:
 
     # --- answers ---
 
-    def _answer(self, place: Place, body: AnswerBody) -> None:
+    def _answer(self, place: SlotNumber, body: AnswerBody) -> None:
         """To the predecessor. Behind the fence it is only kept: the copy that is sent again gets it."""
         if self._inbox.answer(place, body) and self._acts:
             self._send_answer(place, body)
 
-    def _send_answer(self, place: Place, body: AnswerBody | Waiting | Unheard) -> None:
+    def _send_answer(self, place: SlotNumber, body: AnswerBody | Waiting | Unheard) -> None:
         session = self._copy.number if self._role.syncing else 0
         answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
         self._effects.append(Send(self._role.predecessor, answer))

@@ -67,7 +67,7 @@ from fireflyer.fs.core.chain.effects import (
     Tick,
     UpToDate,
 )
-from fireflyer.fs.core.chain.forwarding import AnswerBody, Letter, Place
+from fireflyer.fs.core.chain.forwarding import AnswerBody, PendingRequest, SlotNumber
 from fireflyer.fs.core.chain.resync import SyncSource
 from fireflyer.fs.core.chain.role import Role, role_of
 from fireflyer.fs.schema.chunks import (
@@ -321,7 +321,7 @@ class Replica(ChunkWorks):
 
     # --- the successor ---
 
-    def _send(self, letters: list[Letter]) -> None:
+    def _send(self, letters: list[PendingRequest]) -> None:
         session = self._source.number if self._source is not None else 0
         for letter in letters:
             request = Request(self._chain_id, self._role.chain_version, session, *letter.place, letter.body)
@@ -333,7 +333,7 @@ class Replica(ChunkWorks):
                 letter.handle = 0
                 letter.body, letter.content = self._put(letter.owner, work, whole=True)
 
-    def _remind(self, letters: list[Letter]) -> None:
+    def _remind(self, letters: list[PendingRequest]) -> None:
         session = self._source.number if self._source is not None else 0
         for letter in letters:
             if letter.content is None or letter.owner is None:
@@ -366,7 +366,7 @@ class Replica(ChunkWorks):
             self._heard_ns = self._answered_ns = self._now_ns
             self._closed(letter, answer.body)
 
-    def _closed(self, letter: Letter, body: AnswerBody) -> None:
+    def _closed(self, letter: PendingRequest, body: AnswerBody) -> None:
         if letter.owner is None:
             if self._source is not None:
                 self._source.answered(body)
@@ -467,7 +467,7 @@ class Replica(ChunkWorks):
             self._asked_for_session(request.body, place)
         return False
 
-    def _asked_of_chunk(self, body: Put | Reminder, place: Place, handle: int) -> bool:
+    def _asked_of_chunk(self, body: Put | Reminder, place: SlotNumber, handle: int) -> bool:
         if self._inbox.is_last(place):
             if self._is_at_it(body.chunk):
                 self._send_answer(place, Waiting())
@@ -496,7 +496,7 @@ class Replica(ChunkWorks):
             self._inbox.reset()
         return request.session == self._copy.number > 0
 
-    def _asked_put(self, put: Put, place: Place, handle: int) -> bool:
+    def _asked_put(self, put: Put, place: SlotNumber, handle: int) -> bool:
         if put.chunk not in self._chunks and len(self._chunks) >= self._limits.chunks:
             return False
         state = self._chunk(put.chunk)
@@ -510,7 +510,7 @@ class Replica(ChunkWorks):
         self._next(put.chunk, state)
         return True
 
-    def _asked_for_session(self, body: SyncStart | SyncRows | SyncList | SyncDone, place: Place) -> None:
+    def _asked_for_session(self, body: SyncStart | SyncRows | SyncList | SyncDone, place: SlotNumber) -> None:
         match body:
             case SyncStart():
                 self._copy.adopt(place)

@@ -31,7 +31,7 @@ from collections import deque
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.chain.effects import ChunkIndex
-from fireflyer.fs.core.chain.forwarding import AnswerBody, Place, RequestBody
+from fireflyer.fs.core.chain.forwarding import AnswerBody, RequestBody, SlotNumber
 from fireflyer.fs.schema.chunks import (
     Accepted,
     Held,
@@ -180,17 +180,17 @@ class SyncCopy:
         self.number = 0
         self.done = False
         """It has everything, and may be serving before it knows."""
-        self._adopting: deque[Place | None] = deque()
+        self._adopting: deque[SlotNumber | None] = deque()
 
     def leave(self) -> None:
         """The chain has changed: what the engine still adopts is nobody's."""
         self.number, self.done = 0, False
         self._adopting = deque(None for _ in self._adopting)
 
-    def adopt(self, place: Place) -> None:
+    def adopt(self, place: SlotNumber) -> None:
         self._adopting.append(place)
 
-    def adopted(self) -> Place | None:
+    def adopted(self) -> SlotNumber | None:
         """Who waits for the oldest `Adopt`. The engine carries them out in order."""
         return self._adopting.popleft() if self._adopting else None
 
