@@ -25,8 +25,8 @@ from fireflyer.fs.schema.ids import (
 )
 
 __all__ = [
-    "MAX_LANES",
     "MAX_PAGE",
+    "MAX_SLOTS",
     "Accepted",
     "Answer",
     "Behind",
@@ -60,14 +60,14 @@ __all__ = [
     "Waiting",
 ]
 
-MAX_LANES: Final = 256
+MAX_SLOTS: Final = 256
 """Of one replica to its successor; a request with a higher lane is refused."""
 MAX_PAGE: Final = 1024
 """Rows or list entries in one message."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNK_BYTES)]
 _Crc = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
-_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 

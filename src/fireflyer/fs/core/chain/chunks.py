@@ -29,7 +29,7 @@ from fireflyer.fs.core.chain.forwarding import AnswerBody, RequestReceiver, Requ
 from fireflyer.fs.core.chain.resync import SyncCopy, SyncSource, differs
 from fireflyer.fs.core.chain.role import NO_ROLE
 from fireflyer.fs.schema.chunks import (
-    MAX_LANES,
+    MAX_SLOTS,
     Accepted,
     Answer,
     Change,
@@ -56,7 +56,7 @@ _LAST_CHANNEL: Final = (1 << 32) - 1
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of one replica."""
 
-    lanes: int = MAX_LANES
+    lanes: int = MAX_SLOTS
     """Requests under way to the successor."""
     chunks: int = 1024
     """That are being changed at once; beyond, `BUSY`."""
