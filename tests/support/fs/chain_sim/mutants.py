@@ -10,7 +10,7 @@ from tests.support.fs.chain_sim.request_world import RequestWorld
 from tests.support.fs.chain_sim.world import LIMITS, Deciding, ReplicaWorld
 
 from fireflyer.fs.core.chain import reads
-from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Phase, Wanted
+from fireflyer.fs.core.chain.chunk_state import ChunkState, Phase, QueuedPut, QueuedUpdate
 from fireflyer.fs.core.chain.effects import (
     Adopt,
     ChunkIndex,
@@ -66,13 +66,13 @@ def _reading(decide: Deciding) -> Planted:
 
 
 class _CommitsBeforeTheAnswer(Replica):
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         work = state.work
         super()._advance(chunk, state)
         if work is not None and state.work is work and work.posted and work.phase is Phase.PENDING:
             self._effects.append(Commit(chunk, work.id))
 
-    def _finish(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _finish(self, chunk: ChunkId, state: ChunkState) -> None:
         super()._finish(chunk, state)
         first = [index for index, one in enumerate(self._effects) if isinstance(one, Commit) and one.chunk == chunk]
         if self._index.find(chunk) is None or self._index.find(chunk).pending is None:  # type: ignore[union-attr]
@@ -80,7 +80,7 @@ class _CommitsBeforeTheAnswer(Replica):
 
 
 class _RepliesBeforeTheAnswer(Replica):
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         super()._advance(chunk, state)
         work = state.work
         if work is not None and work.waiter and work.posted and work.phase is Phase.PENDING:
@@ -94,8 +94,10 @@ class _ForgetsWhatWasDone(Replica):
 
 
 class _DoesNotReplicateRows(Replica):
-    def _start_asked(self, chunk: ChunkId, state: ChunkWork, item: Asked) -> None:
-        super()._start_asked(chunk, state, Asked(item.place, msgspec.structs.replace(item.put, row=None), item.handle))
+    def _start_asked(self, chunk: ChunkId, state: ChunkState, item: QueuedPut) -> None:
+        super()._start_asked(
+            chunk, state, QueuedPut(item.place, msgspec.structs.replace(item.put, row=None), item.handle)
+        )
 
 
 class _SyncsNoRows(SyncSource):
@@ -131,7 +133,7 @@ class ShowsTheOldVersionAfterDone(Replica):
 
 
 class _ReusesVersions(Replica):
-    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+    def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
         self._used = 0
         super()._start_wanted(chunk, state, item)
 
@@ -167,14 +169,14 @@ class _TakesUpdatesOfAnyVersion(Replica):
 
 
 class _KeepsTheQueueOverChanges(Replica):
-    def _clear(self, chunk: ChunkId, state: ChunkWork, *, keep_work: bool) -> None:
-        wanted = [one for one in state.queue if isinstance(one, Wanted)]
+    def _clear(self, chunk: ChunkId, state: ChunkState, *, keep_work: bool) -> None:
+        wanted = [one for one in state.queue if isinstance(one, QueuedUpdate)]
         for one in wanted:
             state.queue.remove(one)
         super()._clear(chunk, state, keep_work=keep_work)
         state.queue.extend(wanted)
 
-    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+    def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
         version = self._role.chain_version
         item.update = msgspec.structs.replace(item.update, chain_version=version)
         role, self._role = self._role, msgspec.structs.replace(self._role, head=True)
@@ -205,7 +207,7 @@ class BeginsWithWorkUnderWay(Replica):
 
 
 class _CommitsWithoutTheSyncing(Replica):
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         work = state.work
         if work is not None and work.phase is Phase.PENDING and self._role.last and self._acts:
             self._finish(chunk, state)
@@ -216,7 +218,7 @@ class _CommitsWithoutTheSyncing(Replica):
 class _NewTailWaitsForTheSyncing(Replica):
     """The design note as it was: what was pending before the change is not shown until the syncing successor has it."""
 
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         work = state.work
         waits = self._role.last and self._role.successor and not self._session_open
         if work is None or work.phase is not Phase.PENDING or not waits:
@@ -252,7 +254,7 @@ class _ReturnsWithoutItsPending(Replica):
 
 
 class _RefusesBeforeTheDropIsDurable(Replica):
-    def _drop(self, chunk: ChunkId, state: ChunkWork, refusal: Refusal, message: str) -> None:
+    def _drop(self, chunk: ChunkId, state: ChunkState, refusal: Refusal, message: str) -> None:
         work = state.work
         super()._drop(chunk, state, refusal, message)
         if work is not None:

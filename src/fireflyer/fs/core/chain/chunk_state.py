@@ -10,11 +10,11 @@ from fireflyer.fs.core.chain.forwarding import SlotNumber
 from fireflyer.fs.schema.chunks import Change, Declined, Held, Listed, Put, Row, Update
 from fireflyer.fs.schema.ids import ContentId
 
-__all__ = ["Asked", "ChunkWork", "Copying", "Phase", "Wanted", "Work"]
+__all__ = ["ChunkState", "ChunkUpdate", "Phase", "QueuedCopy", "QueuedPut", "QueuedUpdate"]
 
 
 @dataclass(slots=True)
-class Wanted:
+class QueuedUpdate:
     """A client's update that waits for the chunk."""
 
     waiter: int
@@ -23,7 +23,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Asked:
+class QueuedPut:
     """The predecessor's, likewise."""
 
     place: SlotNumber
@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Copying:
+class QueuedCopy:
     """Resync wants the chunk made equal at the successor, which listed this."""
 
     listed: Listed
@@ -50,7 +50,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(slots=True)
-class Work:
+class ChunkUpdate:
     """The one update that has the chunk's lock."""
 
     id: ContentId
@@ -75,15 +75,15 @@ class Work:
 
 
 @dataclass(slots=True)
-class ChunkWork:
+class ChunkState:
     """Its committed content, who has the lock, and who waits for it."""
 
     committed: Held | None
     damaged: bool = False
     leftover: ContentId | None = None
-    """Something pending that no `Work` here stands for, to be overwritten by resync."""
-    work: Work | None = None
-    queue: deque[Wanted | Asked | Copying] = field(default_factory=deque)
+    """Something pending that no `ChunkUpdate` here stands for, to be overwritten by resync."""
+    work: ChunkUpdate | None = None
+    queue: deque[QueuedUpdate | QueuedPut | QueuedCopy] = field(default_factory=deque)
 
     @property
     def unsound(self) -> bool:

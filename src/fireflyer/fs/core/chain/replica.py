@@ -5,7 +5,7 @@
 
 Each update of a chunk has the chunk's lock at every replica from its start to its commit; others of the chunk queue.
 
-    (queued) ─> STAGING ─> PENDING ─> committed          `Work`, in `chunk_state`
+    (queued) ─> STAGING ─> PENDING ─> committed          `ChunkUpdate`, in `chunk_state`
                 engine     successor
                     └──────────> DROPPING ─> declined     when this replica, or one behind it, cannot do it
 
@@ -37,8 +37,8 @@ its target comes back through the manager. A restart is a death, so nothing of a
 
 from __future__ import annotations
 
-from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Copying, Phase, Wanted, Work
-from fireflyer.fs.core.chain.chunks import REMOVE, ChunkWorks, Limits
+from fireflyer.fs.core.chain.chunk_state import ChunkState, ChunkUpdate, Phase, QueuedCopy, QueuedPut, QueuedUpdate
+from fireflyer.fs.core.chain.chunks import REMOVE, ChunkUpdates, Limits
 from fireflyer.fs.core.chain.effects import (
     Adopt,
     Adopted,
@@ -94,7 +94,7 @@ from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TargetId
 __all__ = ["Limits", "Replica"]
 
 
-class Replica(ChunkWorks):
+class Replica(ChunkUpdates):
     """`handle(now_ns, event)` for all events of one target of one chain. Effects and engine: `effects`."""
 
     def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
@@ -229,13 +229,13 @@ class Replica(ChunkWorks):
             self._take_up_pending()
             self._go_on()
 
-    def _clear(self, chunk: ChunkId, state: ChunkWork, *, keep_work: bool) -> None:
+    def _clear(self, chunk: ChunkId, state: ChunkState, *, keep_work: bool) -> None:
         """Of a chain version that is over, or a role that is lost. What the engine is at has to be waited for."""
         self._touched[chunk] = None
         for item in state.queue:
-            if isinstance(item, Wanted):
+            if isinstance(item, QueuedUpdate):
                 self._refuse(item, Refusal.STALE, "the chain has changed; ask for routing")
-            elif isinstance(item, Asked):
+            elif isinstance(item, QueuedPut):
                 self._release(item.handle)
         state.queue.clear()
         work = state.work
@@ -251,13 +251,13 @@ class Replica(ChunkWorks):
                 state.work = None
 
     def _take_up_pending(self) -> None:
-        """What the engine has pending without a `Work`: this target was serving, and is again."""
+        """What the engine has pending without a `ChunkUpdate`: this target was serving, and is again."""
         for chunk in self._index.pending():
             state, entry = self._chunk(chunk), self._index.find(chunk)
             if state.work is None and entry is not None and entry.pending is not None:
                 held, base = entry.pending.held, entry.committed.id if entry.committed else None
                 change = Change(Operation.REPLACE, 0, held.length, held.crc) if held else REMOVE
-                state.work = Work(entry.pending.id, base, change, Phase.PENDING, held=held)
+                state.work = ChunkUpdate(entry.pending.id, base, change, Phase.PENDING, held=held)
                 state.leftover = None
 
     def _go_on(self) -> None:
@@ -281,7 +281,7 @@ class Replica(ChunkWorks):
     def _client_ended(self, client: ClientId) -> None:
         """What waits of it must not find that it was forgotten; what is under way is done once, whatever is known."""
         for chunk, state in self._chunks.items():
-            waiting = [one for one in state.queue if isinstance(one, Wanted) and one.update.client == client]
+            waiting = [one for one in state.queue if isinstance(one, QueuedUpdate) and one.update.client == client]
             for one in waiting:
                 state.queue.remove(one)
                 self._refuse(one, Refusal.ENDED, "the client's session is over; open another one")
@@ -411,7 +411,7 @@ class Replica(ChunkWorks):
             )
         while (listed := self._source.next_copy()) is not None:
             state = self._chunk(listed.chunk)
-            state.queue.append(Copying(listed))
+            state.queue.append(QueuedCopy(listed))
             self._next(listed.chunk, state)
         body = self._source.next_request()
         if body is not None:
@@ -431,7 +431,7 @@ class Replica(ChunkWorks):
         self._outbox.reset()
         for chunk, state in list(self._chunks.items()):
             self._touched[chunk] = None
-            state.queue = type(state.queue)(one for one in state.queue if not isinstance(one, Copying))
+            state.queue = type(state.queue)(one for one in state.queue if not isinstance(one, QueuedCopy))
             if state.work is not None:
                 state.work.posted = False
                 if state.work.phase is Phase.COPYING:
@@ -484,7 +484,7 @@ class Replica(ChunkWorks):
         work = state.work if state is not None else None
         return work is not None and (work.posted if work.phase is Phase.PENDING else not self._hangs(work))
 
-    def _hangs(self, work: Work) -> bool:
+    def _hangs(self, work: ChunkUpdate) -> bool:
         return work.phase in (Phase.STAGING, Phase.DROPPING) and self._now_ns - work.since_ns >= self._limits.hang_ns
 
     def _take_part(self, request: Request) -> bool:
@@ -506,7 +506,7 @@ class Replica(ChunkWorks):
         if work is not None and work.id == put.id and work.phase is not Phase.COPYING:
             work.place = place
             return False
-        state.queue.append(Asked(place, put, handle))
+        state.queue.append(QueuedPut(place, put, handle))
         self._next(put.chunk, state)
         return True
 
