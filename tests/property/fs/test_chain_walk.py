@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.fsck.chain_walk import LEAST_PAGE, ChainWalk, Piece, behind
 from fireflyer.fs.core.meta.fsck.inode_set import Numbers
-from fireflyer.fs.schema.chunks import Listed
+from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import MAX_FILE, MAX_INDEX, ChainId, ChunkId
 
 Chunks = dict[ChainId, set[ChunkId]]
@@ -47,7 +47,7 @@ class World:
             return
         chain, start = self.under.pop(self.rng.randrange(len(self.under)))
         there = sorted(one for one in self.lasting[chain] | self.passing[chain] if one >= start)
-        self.walk.take(chain, [Listed(one, None) for one in there[: self.walk.page]])
+        self.walk.take(chain, [ChunkEntry(one, None) for one in there[: self.walk.page]])
         self.asks += 1
 
     def told(self) -> list[Piece]:
@@ -82,7 +82,7 @@ def test_pages_are_as_many_as_the_chunks_need_and_few_are_held() -> None:
     chains = range(1, 9)
     walk = ChainWalk(chains, held=1200)
     assert walk.page == 100
-    left = {chain: [Listed(ChunkId(file, chain), None) for file in range(0, 1 << 60, 1 << 51)] for chain in chains}
+    left = {chain: [ChunkEntry(ChunkId(file, chain), None) for file in range(0, 1 << 60, 1 << 51)] for chain in chains}
     asks = told = held = most = 0
     while not walk.over:
         pieces = walk.pieces()
@@ -109,11 +109,11 @@ def test_pages_are_as_many_as_the_chunks_need_and_few_are_held() -> None:
 def test_pages_that_cannot_be_are_refused(listed: list[tuple[int, int]]) -> None:
     walk = ChainWalk([5], held=1)
     walk.wanted()
-    walk.take(5, [Listed(ChunkId(0, index), None) for index in range(LEAST_PAGE)])
+    walk.take(5, [ChunkEntry(ChunkId(0, index), None) for index in range(LEAST_PAGE)])
     for _ in walk.pieces():
         walk.wanted()
     with pytest.raises(DataCorruption, match="chain 5"):
-        walk.take(5, [Listed(ChunkId(*one), None) for one in listed])
+        walk.take(5, [ChunkEntry(ChunkId(*one), None) for one in listed])
 
 
 def test_the_id_that_follows() -> None:

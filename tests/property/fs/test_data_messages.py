@@ -13,7 +13,7 @@ from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.fs.schema import chunks, data
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
-_HELD = chunks.Held(ContentId(1, 2), 3, 4)
+_HELD = chunks.ChunkVersion(ContentId(1, 2), 3, 4)
 _ROW = chunks.Row(1, 2, 3, ChunkId(4, 5), ContentId(6, 7))
 _CHANGE = chunks.Change(chunks.Operation.WRITE, 0, 3, 9)
 _PUT = chunks.Put(ChunkId(1, 2), ContentId(3, 4), None, _CHANGE, _HELD, _ROW)
@@ -23,7 +23,7 @@ MESSAGES: list[data.Message] = [
     data.Ask(3, data.Present(b"capability")),
     data.Ask(4, data.Doubt(1, ChunkId(1, 2))),
     data.Told(1, chunks.Done(ContentId(1, 2), _HELD)),
-    data.Told(2, chunks.Found((chunks.Listed(ChunkId(1, 2), _HELD),))),
+    data.Told(2, chunks.Found((chunks.ChunkEntry(ChunkId(1, 2), _HELD),))),
     data.Told(3, chunks.Missing()),
     data.Told(3, chunks.NotCommitted(7)),
     data.Told(4, data.Granted(5)),

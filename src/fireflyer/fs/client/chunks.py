@@ -36,7 +36,17 @@ from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
-from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
+from fireflyer.fs.schema.chunks import (
+    MAX_PAGE,
+    Change,
+    ChunkEntry,
+    ChunkVersion,
+    Done,
+    Found,
+    LookKind,
+    Missing,
+    Operation,
+)
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
@@ -49,7 +59,7 @@ _T = TypeVar("_T")
 _Counts: TypeAlias = list[int | FireflyerError]
 _Dones: TypeAlias = list[Done | FireflyerError]
 _Replies: TypeAlias = list[Any]
-_Entries: TypeAlias = list[Listed]
+_Entries: TypeAlias = list[ChunkEntry]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +217,7 @@ class Chunks(Hearing, OfOneProcess):
 
     # --- what there is ---
 
-    async def stat(self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> Held:
+    async def stat(self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> ChunkVersion:
         """Content id, length and checksum. Raises `NotFound`."""
         reply = await self._look(chain, chunk, Glance(LookKind.STAT), None, timeout_ns)
         entry = next(iter(reply.entries), None) if isinstance(reply, Found) else None
@@ -217,7 +227,7 @@ class Chunks(Hearing, OfOneProcess):
 
     async def last_chunk(
         self, chain: ChainId, file: int, *, below: int = 1 << 32, timeout_ns: int | None = None
-    ) -> Listed | None:
+    ) -> ChunkEntry | None:
         """The last chunk of the file on this chain whose index is less than `below`."""
         if below <= 0:
             return None
@@ -226,7 +236,7 @@ class Chunks(Hearing, OfOneProcess):
 
     async def list(
         self, chain: ChainId, file: int, *, start: int = 0, limit: int = MAX_PAGE, timeout_ns: int | None = None
-    ) -> tuple[Listed, ...]:
+    ) -> tuple[ChunkEntry, ...]:
         """Chunks of the file on this chain from index `start` on, in order, at most `limit`. Each page of `MAX_PAGE` is
         right as a whole, all together are not."""
         found: _Entries = []

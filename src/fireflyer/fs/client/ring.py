@@ -36,7 +36,7 @@ from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.replica_selector import ANSWER, Reads, Spread, check_reads
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
-from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Operation
+from fireflyer.fs.schema.chunks import MAX_PAGE, Change, ChunkEntry, ChunkVersion, Done, Found, LookKind, Operation
 from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
@@ -48,7 +48,7 @@ MISSING: Final = -1
 FAILED: Final = -2
 MAX_PLAIN_READS: Final = 1 << 16
 """Of batches, under way at once."""
-Value: TypeAlias = Done | Held | Listed | tuple[Listed, ...]
+Value: TypeAlias = Done | ChunkVersion | ChunkEntry | tuple[ChunkEntry, ...]
 _LONGEST_WAIT_NS: Final = 200 * MS
 """In one native call: how late a change of routing is noticed that nobody asked for."""
 
@@ -173,7 +173,8 @@ class Ring(Hearing, OfOneProcess):
     def prepare_last_chunk(
         self, tag: int, chain: ChainId, file: int, *, below: int = 1 << 32, timeout_ns: int | None = None
     ) -> None:
-        """The last chunk of the file on this chain whose index is less than `below`, as a `Listed`; `MISSING` if there
+        """The last chunk of the file on this chain whose index is less than `below`, as a `ChunkEntry`; `MISSING` if
+        there
         is none."""
         if not 0 < below <= 1 << 32:
             raise UsageError(f"below {below}: indices of chunks are from 0 to 2^32 - 1")
@@ -183,7 +184,8 @@ class Ring(Hearing, OfOneProcess):
         self, tag: int, chain: ChainId, file: int, *, start: int = 0, limit: int = MAX_PAGE,
         timeout_ns: int | None = None,
     ) -> None:  # fmt: skip
-        """Chunks of the file on this chain from index `start` on, in order, as a tuple of `Listed`: `limit` at most,
+        """Chunks of the file on this chain from index `start` on, in order, as a tuple of `ChunkEntry`: `limit` at
+        most,
         which is right as a whole."""
         _check_page(limit)
         self._begin(tag, chain, ChunkId(file, start), Glance(LookKind.LIST, 0, limit), None, timeout_ns)
@@ -191,7 +193,8 @@ class Ring(Hearing, OfOneProcess):
     def prepare_list_all(
         self, tag: int, chain: ChainId, start: ChunkId, *, limit: int = MAX_PAGE, timeout_ns: int | None = None
     ) -> None:
-        """Chunks of all files on this chain from `start` on, in order, `limit` at most, as a tuple of `Listed`. Each is
+        """Chunks of all files on this chain from `start` on, in order, `limit` at most, as a tuple of `ChunkEntry`.
+        Each is
         right by itself; `held` is None where an update is under way, or the replica that answered has it damaged: ask
         for that chunk alone. Only with the node secret."""
         _check_page(limit)
@@ -456,7 +459,7 @@ def _check_page(limit: int) -> None:
         raise UsageError(f"{limit} chunks in one list; ask for 1 to {MAX_PAGE}, and go on after the last of them")
 
 
-def _value(what: Change | Glance, entries: tuple[Listed, ...]) -> Value | None:
+def _value(what: Change | Glance, entries: tuple[ChunkEntry, ...]) -> Value | None:
     """None: there is no such chunk."""
     kind = what.kind if isinstance(what, Glance) else None
     if kind in (LookKind.LIST, LookKind.CHAIN):

@@ -31,11 +31,11 @@ __all__ = [
     "Answer",
     "Behind",
     "Change",
+    "ChunkEntry",
+    "ChunkVersion",
     "Declined",
     "Done",
     "Found",
-    "Held",
-    "Listed",
     "Look",
     "LookKind",
     "LookReply",
@@ -94,7 +94,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
         return self.operation in (Operation.WRITE, Operation.REPLACE)
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class ChunkVersion(msgspec.Struct, frozen=True, array_like=True):
     """A version of a chunk that is there: which content, how many bytes, CRC32C of all of them."""
 
     id: ContentId
@@ -141,7 +141,7 @@ class Done(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     answered when the chunk has been changed again."""
 
     id: ContentId
-    held: Held | None
+    held: ChunkVersion | None
 
 
 class Refusal(enum.StrEnum):
@@ -197,14 +197,14 @@ class Look(msgspec.Struct, frozen=True, tag="Look", array_like=True):
     length: _Bytes = MAX_CHUNK_BYTES
 
 
-class Listed(msgspec.Struct, frozen=True, array_like=True):
+class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     """A chunk in a list. `held` is None where what is there has to be replaced: uncommitted, or damaged."""
 
     chunk: ChunkId
-    held: Held | None
+    held: ChunkVersion | None
 
 
-_Entries = Annotated[tuple[Listed, ...], msgspec.Meta(max_length=MAX_PAGE)]
+_Entries = Annotated[tuple[ChunkEntry, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
 class Found(msgspec.Struct, frozen=True, tag="Found", array_like=True):
@@ -237,7 +237,7 @@ class Put(msgspec.Struct, frozen=True, tag="Put", array_like=True):
     base: ContentId | None
     """Which content it changes; None: the chunk is absent. Means nothing to a syncing replica."""
     change: Change
-    held: Held | None
+    held: ChunkVersion | None
     row: Row | None
     """None for what resync copies: it sends the rows apart."""
 

@@ -23,7 +23,7 @@ from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.ring import Ring
 from fireflyer.fs.core.meta.fsck.chain_walk import ChainWalk, Piece
 from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, lasting, wrong_chunks
-from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
+from fireflyer.fs.schema.chunks import MAX_PAGE, ChunkEntry
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import MAX_INDEX, ChainId
 from fireflyer.fs.schema.inodes import FileBody, InodeId
@@ -36,8 +36,8 @@ WINDOW: Final = 2048
 """Lists and removals under way."""
 MAX_DOUBTS: Final = 1 << 16
 
-_Take: TypeAlias = Callable[[tuple[Listed, ...]], object]
-_Batch: TypeAlias = dict[InodeId, dict[ChainId, list[Listed]]]
+_Take: TypeAlias = Callable[[tuple[ChunkEntry, ...]], object]
+_Batch: TypeAlias = dict[InodeId, dict[ChainId, list[ChunkEntry]]]
 
 
 class Unowned(msgspec.Struct, frozen=True):
@@ -182,8 +182,8 @@ class ChunkCheck:
             there.clear()
             yield from pieces
 
-    def _remove(self, chain: ChainId, listed: list[Listed]) -> int:
-        gone: list[tuple[Listed, ...]] = []
+    def _remove(self, chain: ChainId, listed: list[ChunkEntry]) -> int:
+        gone: list[tuple[ChunkEntry, ...]] = []
         for first in range(0, len(listed), WINDOW):
             part = listed[first : first + WINDOW]
             for one in part:
@@ -224,7 +224,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[_Batch]:
         yield batch
 
 
-def _keep(there: list[Piece], inode: InodeId, chain: ChainId, listed: tuple[Listed, ...]) -> None:
+def _keep(there: list[Piece], inode: InodeId, chain: ChainId, listed: tuple[ChunkEntry, ...]) -> None:
     there.append(Piece(inode, chain, listed))
 
 

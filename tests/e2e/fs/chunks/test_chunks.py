@@ -21,7 +21,7 @@ from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.fs.client import MISSING, READ, Chunks, Options, PerProcess, Read, Ring, Write, connect, open_ring
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.requests.effects import Limits
-from fireflyer.fs.schema.chunks import Held, Listed
+from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.sessions import EndSession, GetSessions, SessionList
 
@@ -111,7 +111,7 @@ def a_ring_does_the_same(ring: Ring) -> None:
     counts = dict(zip(over.tags.tolist(), over.counts.tolist(), strict=True))
     assert counts == dict.fromkeys(range(1000, 1000 + count), size) | {1000 + count: MISSING, 1001 + count: 10, 1: 0}
     held = over.values[1]
-    assert isinstance(held, Held)
+    assert isinstance(held, ChunkVersion)
     assert held.length == 100 * size
     assert np.array_equal(memory[:count], content[order])
     assert ring.under_way == 0
@@ -189,7 +189,7 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
                     ring.prepare_write(6, CHAIN, ChunkId(5, 0), b"no")
                     over = ring.wait(6)
                     listed = over.values[2]
-                    assert isinstance(listed, Listed)
+                    assert isinstance(listed, ChunkEntry)
                     assert listed.chunk == ChunkId(5, 0)
                     assert over.values == {1: (listed,), 2: listed, 4: ()}
                     assert dict(zip(over.tags.tolist(), over.counts.tolist(), strict=True))[3] == MISSING

@@ -16,7 +16,7 @@ from fireflyer.fs import usrbio
 from fireflyer.fs.client import ChunkId, open_ring_to
 from fireflyer.fs.client.ring import Ring
 from fireflyer.fs.core.meta.inodes.layout import order_of
-from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
+from fireflyer.fs.schema.chunks import MAX_PAGE, ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import Defaults, FileBody
 from fireflyer.fs.tools.fsck import Fsck
@@ -112,7 +112,7 @@ class Passing:
         else:
             self._ring.prepare_write(number, self._chain, self._chunks[number], b"goes")
 
-    def hear(self, *, goes_on: bool = True) -> tuple[Listed, ...] | None:
+    def hear(self, *, goes_on: bool = True) -> tuple[ChunkEntry, ...] | None:
         """The page, if it came."""
         over = self._ring.wait(1)
         assert not over.errors

@@ -26,7 +26,7 @@ from fireflyer.fs.core.chain.effects import (
     Staged,
     StageFailed,
 )
-from fireflyer.fs.schema.chunks import Change, Held, Listed, Operation, Row
+from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, Operation, Row
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId
 from fireflyer.native import crc32c
 
@@ -49,7 +49,7 @@ class Block:
 class Record:
     """`held` and `block` are None where nothing is committed, or a removal is pending."""
 
-    held: Held | None = None
+    held: ChunkVersion | None = None
     block: Block | None = None
     pending: Pending | None = None
     pending_block: Block | None = None
@@ -66,7 +66,7 @@ class Books:
     records: dict[ChunkId, Record] = field(default_factory=dict)
     known_rows: dict[tuple[ClientId, Channel], Row] = field(default_factory=dict)
 
-    def apply(self, entry: Journal, held: Held | None, block: Block | None) -> None:
+    def apply(self, entry: Journal, held: ChunkVersion | None, block: Block | None) -> None:
         match entry:
             case Stage():
                 self._stage(entry, held, block)
@@ -88,7 +88,7 @@ class Books:
                 for key in [key for key in self.known_rows if key[0] == client]:
                     del self.known_rows[key]
 
-    def _stage(self, entry: Stage, held: Held | None, block: Block | None) -> None:
+    def _stage(self, entry: Stage, held: ChunkVersion | None, block: Block | None) -> None:
         record = self.records.get(entry.chunk, Record())
         self._put(entry.chunk, replace(record, pending=Pending(entry.id, held), pending_block=block))
         if entry.row is not None:
@@ -132,12 +132,12 @@ class Books:
         keys = sorted(key for key in self.known_rows if after is None or key > after)
         return tuple(self.known_rows[key] for key in keys[:limit])
 
-    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         names = sorted(name for name in self.records if after is None or name > after)[:limit]
         return tuple(self._listed(name, self.records[name]) for name in names)
 
-    def _listed(self, name: ChunkId, record: Record) -> Listed:
-        return Listed(name, None if record.pending is not None or record.damaged else record.held)
+    def _listed(self, name: ChunkId, record: Record) -> ChunkEntry:
+        return ChunkEntry(name, None if record.pending is not None or record.damaged else record.held)
 
     def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
         names = sorted((name for name in self.records if name.file == file), reverse=backwards)
@@ -151,7 +151,7 @@ class Books:
 class Disk:
     """What survives the process."""
 
-    journal: list[tuple[Journal, Held | None, Block | None]] = field(default_factory=list)
+    journal: list[tuple[Journal, ChunkVersion | None, Block | None]] = field(default_factory=list)
     durable: int = 0
     """So many records of the journal are on the platter."""
 
@@ -207,7 +207,7 @@ class Engine:
         held = block = None
         if content is not None:
             block = Block(content, crc32c(content))
-            held = Held(effect.id, len(content), block.crc)
+            held = ChunkVersion(effect.id, len(content), block.crc)
         self.disk.journal.append((effect, held, block))
         return self.delay_ns(), len(self.disk.journal), Staged(effect.chunk, effect.id, held)
 

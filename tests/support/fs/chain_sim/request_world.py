@@ -38,7 +38,7 @@ from fireflyer.fs.core.requests.effects import (
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import manager
-from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, LookReply, UpdateReply
+from fireflyer.fs.schema.chunks import Change, ChunkVersion, Done, Found, LookKind, LookReply, UpdateReply
 from fireflyer.fs.schema.ids import ChunkId, ClientId
 from fireflyer.fs.schema.routing import Chain, Routing
 from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession, Session
@@ -257,7 +257,7 @@ class RequestClient:
         return [one for one in of_file if one <= chunk and (not found or one >= found[0])]
 
 
-def _sizes(held: Held | None) -> tuple[int, int] | None:
+def _sizes(held: ChunkVersion | None) -> tuple[int, int] | None:
     return None if held is None else (held.length, held.crc)
 
 

@@ -9,11 +9,21 @@ from tests.support.fs.chain_sim.engine_model import Books, Record
 from fireflyer.fs.core.chain.effects import Pending, TableEntry
 from fireflyer.fs.core.chain.reads import decide
 from fireflyer.fs.core.chain.role import role_of
-from fireflyer.fs.schema.chunks import Found, Held, Listed, Look, LookKind, Missing, NotCommitted, Refusal, Refused
+from fireflyer.fs.schema.chunks import (
+    ChunkEntry,
+    ChunkVersion,
+    Found,
+    Look,
+    LookKind,
+    Missing,
+    NotCommitted,
+    Refusal,
+    Refused,
+)
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
-OLD, NEW = Held(ContentId(1, 1), 10, 7), Held(ContentId(1, 2), 20, 8)
+OLD, NEW = ChunkVersion(ContentId(1, 1), 10, 7), ChunkVersion(ContentId(1, 2), 20, 8)
 CLEAN, CHANGING, COMING, GOING, BROKEN = (ChunkId(1, index) for index in range(5))
 TABLE = TableEntry(1, 5, True, 1000, 9, False)
 
@@ -36,7 +46,7 @@ def look(chunk: ChunkId, kind: LookKind = LookKind.READ, **other: int) -> Look:
 
 @pytest.mark.parametrize("kind", [LookKind.READ, LookKind.STAT])
 def test_a_clean_chunk_is_answered_and_an_absent_one_is_missing(kind: LookKind) -> None:
-    assert decide(999, TABLE, books(), look(CLEAN, kind)) == Found((Listed(CLEAN, OLD),))
+    assert decide(999, TABLE, books(), look(CLEAN, kind)) == Found((ChunkEntry(CLEAN, OLD),))
     assert decide(999, TABLE, books(), look(ChunkId(7, 7), kind)) == Missing()
 
 
@@ -48,12 +58,12 @@ def test_what_is_under_way_is_for_the_tail_to_answer(chunk: ChunkId, kind: LookK
 
 def test_a_tail_that_syncs_answers_with_what_it_has_committed() -> None:
     alone = msgspec.structs.replace(TABLE, answers_committed=True)
-    assert decide(0, alone, books(), look(CHANGING)) == Found((Listed(CHANGING, OLD),))
-    assert decide(0, alone, books(), look(GOING)) == Found((Listed(GOING, OLD),))
+    assert decide(0, alone, books(), look(CHANGING)) == Found((ChunkEntry(CHANGING, OLD),))
+    assert decide(0, alone, books(), look(GOING)) == Found((ChunkEntry(GOING, OLD),))
     assert decide(0, alone, books(), look(COMING)) == Missing()
-    assert decide(0, alone, books(), look(COMING, LookKind.LAST)) == Found((Listed(CHANGING, OLD),))
+    assert decide(0, alone, books(), look(COMING, LookKind.LAST)) == Found((ChunkEntry(CHANGING, OLD),))
     listed = decide(0, alone, books(), look(CLEAN, LookKind.LIST, length=2))
-    assert listed == Found((Listed(CLEAN, OLD), Listed(CHANGING, OLD)))
+    assert listed == Found((ChunkEntry(CLEAN, OLD), ChunkEntry(CHANGING, OLD)))
 
 
 def test_a_page_of_the_chain_says_what_it_knows_of_each_chunk() -> None:
@@ -64,16 +74,16 @@ def test_a_page_of_the_chain_says_what_it_knows_of_each_chunk() -> None:
     for first in range(6):
         for limit in (1, 2, 10):
             page = decide(0, TABLE, index, look(every[first][0], LookKind.CHAIN, length=limit))
-            assert page == Found(tuple(Listed(*one) for one in every[first : first + limit]))
-    assert decide(0, TABLE, index, look(ChunkId(0, 0), LookKind.CHAIN, length=1)) == Found((Listed(CLEAN, OLD),))
-    assert decide(0, TABLE, index, look(ChunkId(1, 5), LookKind.CHAIN)) == Found((Listed(other, NEW),))
+            assert page == Found(tuple(ChunkEntry(*one) for one in every[first : first + limit]))
+    assert decide(0, TABLE, index, look(ChunkId(0, 0), LookKind.CHAIN, length=1)) == Found((ChunkEntry(CLEAN, OLD),))
+    assert decide(0, TABLE, index, look(ChunkId(1, 5), LookKind.CHAIN)) == Found((ChunkEntry(other, NEW),))
     assert decide(0, TABLE, index, look(ChunkId(2, 1), LookKind.CHAIN)) == Found(())
     behind = decide(1000, TABLE, index, look(CLEAN, LookKind.CHAIN))
     assert isinstance(behind, Refused)
 
 
 def test_a_list_is_right_as_a_whole_or_not_given() -> None:
-    assert decide(0, TABLE, books(), look(CLEAN, LookKind.LIST, length=1)) == Found((Listed(CLEAN, OLD),))
+    assert decide(0, TABLE, books(), look(CLEAN, LookKind.LIST, length=1)) == Found((ChunkEntry(CLEAN, OLD),))
     assert decide(0, TABLE, books(), look(CLEAN, LookKind.LIST, length=2)) == NotCommitted(9)
     assert decide(0, TABLE, books(), look(ChunkId(2, 0), LookKind.LIST)) == Found(())
 
@@ -81,16 +91,16 @@ def test_a_list_is_right_as_a_whole_or_not_given() -> None:
 def test_the_last_chunk_is_looked_for_in_its_file_alone() -> None:
     index = books()
     index.records[ChunkId(2, 3)] = Record(NEW)
-    assert decide(0, TABLE, index, look(ChunkId(2, 99), LookKind.LAST)) == Found((Listed(ChunkId(2, 3), NEW),))
+    assert decide(0, TABLE, index, look(ChunkId(2, 99), LookKind.LAST)) == Found((ChunkEntry(ChunkId(2, 3), NEW),))
     assert decide(0, TABLE, index, look(ChunkId(2, 2), LookKind.LAST)) == Missing()
-    assert decide(0, TABLE, index, look(ChunkId(1, 99), LookKind.LAST)) == Found((Listed(BROKEN, OLD),))
+    assert decide(0, TABLE, index, look(ChunkId(1, 99), LookKind.LAST)) == Found((ChunkEntry(BROKEN, OLD),))
 
 
 def test_damaged_data_are_not_sent() -> None:
     reply = decide(0, TABLE, books(), look(BROKEN))
     assert isinstance(reply, Refused)
     assert reply.refusal is Refusal.CORRUPT
-    assert decide(0, TABLE, books(), look(BROKEN, LookKind.STAT)) == Found((Listed(BROKEN, OLD),))
+    assert decide(0, TABLE, books(), look(BROKEN, LookKind.STAT)) == Found((ChunkEntry(BROKEN, OLD),))
 
 
 def test_nothing_is_answered_without_a_role_behind_the_fence_or_at_another_version() -> None:

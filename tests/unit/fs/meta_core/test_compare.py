@@ -7,7 +7,7 @@ import pytest
 
 from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, Name, Names, lasting, wrong_chunks
 from fireflyer.fs.core.meta.inodes.layout import order_of
-from fireflyer.fs.schema.chunks import Held, Listed
+from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, FileBody, Inode, Kind, Layout
 
@@ -24,8 +24,8 @@ def file(number: int, links: int = 1, length: int = 0, area: int = 0) -> Inode:
     return Inode(number, Kind.FILE, 0o644, 0, 0, links, 0, 0, 0, area, FileBody(Layout(1, CHUNK, 3, number), length))
 
 
-def held(length: int) -> Held:
-    return Held(ContentId(1, 1), length, 0)
+def held(length: int) -> ChunkVersion:
+    return ChunkVersion(ContentId(1, 1), length, 0)
 
 
 def kinds(names: Names) -> list[FaultKind]:
@@ -86,8 +86,8 @@ def test_chunks_that_are_where_they_belong_and_holes_are_right() -> None:
     inode = file(7, length=5 * CHUNK - 10)
     order = order_of(Layout(1, CHUNK, 3, 7), CHAINS)
     there = {
-        order[0]: [Listed(ChunkId(7, 0), held(CHUNK)), Listed(ChunkId(7, 3), held(5))],
-        order[1]: [Listed(ChunkId(7, 4), held(CHUNK - 10))],
+        order[0]: [ChunkEntry(ChunkId(7, 0), held(CHUNK)), ChunkEntry(ChunkId(7, 3), held(5))],
+        order[1]: [ChunkEntry(ChunkId(7, 4), held(CHUNK - 10))],
     }
     assert wrong_chunks("/x", inode, CHAINS, there) == []
 
@@ -97,9 +97,13 @@ def test_chunks_that_are_wrong() -> None:
     order = order_of(Layout(1, CHUNK, 3, 7), CHAINS)
     (foreign,) = set(CHAINS) - set(order)
     there = {
-        order[0]: [Listed(ChunkId(7, 1), held(1)), Listed(ChunkId(7, 3), None), Listed(ChunkId(7, 6), held(1))],
-        order[1]: [Listed(ChunkId(7, 4), held(CHUNK - 9))],
-        foreign: [Listed(ChunkId(7, 0), held(1))],
+        order[0]: [
+            ChunkEntry(ChunkId(7, 1), held(1)),
+            ChunkEntry(ChunkId(7, 3), None),
+            ChunkEntry(ChunkId(7, 6), held(1)),
+        ],
+        order[1]: [ChunkEntry(ChunkId(7, 4), held(CHUNK - 9))],
+        foreign: [ChunkEntry(ChunkId(7, 0), held(1))],
     }
     found = [fault.kind for fault in wrong_chunks("/x", inode, CHAINS, there)]
     assert found == [

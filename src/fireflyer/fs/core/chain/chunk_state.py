@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fireflyer.fs.core.chain.forwarding import SlotNumber
-from fireflyer.fs.schema.chunks import Change, Declined, Held, Listed, Put, Row, Update
+from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, Declined, Put, Row, Update
 from fireflyer.fs.schema.ids import ContentId
 
 __all__ = ["ChunkState", "ChunkUpdate", "Phase", "QueuedCopy", "QueuedPut", "QueuedUpdate"]
@@ -35,7 +35,7 @@ class QueuedPut:
 class QueuedCopy:
     """Resync wants the chunk made equal at the successor, which listed this."""
 
-    listed: Listed
+    listed: ChunkEntry
 
 
 class Phase(enum.Enum):
@@ -58,7 +58,7 @@ class ChunkUpdate:
     change: Change
     phase: Phase
     handle: int = 0
-    held: Held | None = None
+    held: ChunkVersion | None = None
     """What the whole chunk is after it; before it is staged, what the predecessor says that it must become."""
     row: Row | None = None
     waiter: int = 0
@@ -78,7 +78,7 @@ class ChunkUpdate:
 class ChunkState:
     """Its committed content, who has the lock, and who waits for it."""
 
-    committed: Held | None
+    committed: ChunkVersion | None
     damaged: bool = False
     leftover: ContentId | None = None
     """Something pending that no `ChunkUpdate` here stands for, to be overwritten by resync."""

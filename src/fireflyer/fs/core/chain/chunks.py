@@ -33,9 +33,9 @@ from fireflyer.fs.schema.chunks import (
     Accepted,
     Answer,
     Change,
+    ChunkVersion,
     Declined,
     Done,
-    Held,
     Operation,
     Put,
     Refusal,
@@ -277,7 +277,7 @@ class ChunkUpdates:
         state.work, work.since_ns = work, self._now_ns
         self._effects.append(Stage(chunk, work.id, work.base, work.change, work.handle, work.row))
 
-    def _staged(self, chunk: ChunkId, content: ContentId, held: Held | None) -> None:
+    def _staged(self, chunk: ChunkId, content: ContentId, held: ChunkVersion | None) -> None:
         state = self._chunks.get(chunk)
         work = state.work if state else None
         if state is None or work is None or work.phase is not Phase.STAGING or work.id != content:

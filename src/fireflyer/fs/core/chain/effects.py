@@ -29,7 +29,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from fireflyer.fs.schema.chunks import Change, Held, Listed, PeerMessage, Row, Update, UpdateReply
+from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, PeerMessage, Row, Update, UpdateReply
 from fireflyer.fs.schema.ids import ChainId, ChainVersion, Channel, ChunkId, ClientId, ContentId, TargetId
 from fireflyer.fs.schema.routing import Chain
 
@@ -75,13 +75,13 @@ class Pending(msgspec.Struct, frozen=True):
     """`held` is None for a removal."""
 
     id: ContentId
-    held: Held | None
+    held: ChunkVersion | None
 
 
 class Entry(msgspec.Struct, frozen=True):
     """A chunk's record. `damaged`: its committed content failed verification."""
 
-    committed: Held | None = None
+    committed: ChunkVersion | None = None
     pending: Pending | None = None
     damaged: bool = False
 
@@ -99,7 +99,7 @@ class ChunkIndex(Protocol):
     def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
         """In the order of (client, channel)."""
 
-    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         """In order. Those with something pending, or damaged, have no `held`."""
 
     def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
@@ -155,7 +155,7 @@ class Staged(msgspec.Struct, frozen=True):
 
     chunk: ChunkId
     id: ContentId
-    held: Held | None
+    held: ChunkVersion | None
 
 
 class Failure(enum.StrEnum):

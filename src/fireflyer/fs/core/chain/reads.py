@@ -15,8 +15,8 @@ from __future__ import annotations
 from fireflyer.fs.core.chain.effects import ChunkIndex, Entry, TableEntry
 from fireflyer.fs.schema.chunks import (
     MAX_PAGE,
+    ChunkEntry,
     Found,
-    Listed,
     Look,
     LookKind,
     LookReply,
@@ -52,7 +52,7 @@ def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
         limit, chunks = 1, index.of_file(look.chunk.file, look.chunk.index, backwards=True)
     else:
         limit, chunks = 1, iter((look.chunk,))
-    found: list[Listed] = []
+    found: list[ChunkEntry] = []
     while len(found) < limit and (chunk := next(chunks, None)) is not None:
         entry = index.find(chunk) or Entry()
         if entry.pending is not None and not table.answers_committed:
@@ -60,7 +60,7 @@ def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
         if entry.damaged and look.kind is LookKind.READ:
             return Refused(Refusal.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version)
         if entry.committed is not None:
-            found.append(Listed(chunk, entry.committed))
+            found.append(ChunkEntry(chunk, entry.committed))
     return Found(tuple(found)) if found or look.kind is LookKind.LIST else Missing()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fireflyer.fs.core.chain import effects as fx
-from fireflyer.fs.schema.chunks import Held, Listed, Operation, Row
+from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion, Operation, Row
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId, TargetId
 from fireflyer.native import ChunkError, ChunkTarget
 
@@ -93,7 +93,9 @@ class TargetEngine:
     def staged(self, job: int, made_in: int, version: int, length: int, crc: int) -> fx.Staged:
         stage = self._staging.pop(job)
         removed = stage.change.operation is Operation.REMOVE
-        return fx.Staged(stage.chunk, stage.id, None if removed else Held(ContentId(made_in, version), length, crc))
+        return fx.Staged(
+            stage.chunk, stage.id, None if removed else ChunkVersion(ContentId(made_in, version), length, crc)
+        )
 
     def stage_failed(self, job: int, kind: str, message: str) -> fx.StageFailed | fx.DiskFailed:
         stage = self._staging.pop(job)
@@ -130,7 +132,7 @@ class TargetEngine:
         waiting = None
         if pending is not None:
             made = ContentId(pending[0], pending[1])
-            waiting = fx.Pending(made, None if pending[2] == _REMOVED else Held(made, pending[2], pending[3]))
+            waiting = fx.Pending(made, None if pending[2] == _REMOVED else ChunkVersion(made, pending[2], pending[3]))
         return fx.Entry(_held(committed), waiting, damaged)
 
     def row(self, client: ClientId, channel: Channel) -> Row | None:
@@ -140,9 +142,9 @@ class TargetEngine:
     def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
         return tuple(_row(one) for one in self.native.rows(after, limit))
 
-    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         place = (after.file, after.index) if after is not None else None
-        return tuple(Listed(ChunkId(*chunk), _held(held)) for chunk, held in self.native.chunks(place, limit))
+        return tuple(ChunkEntry(ChunkId(*chunk), _held(held)) for chunk, held in self.native.chunks(place, limit))
 
     def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
         while True:
@@ -159,8 +161,8 @@ class TargetEngine:
         return tuple(ChunkId(*one) for one in self.native.pending())
 
 
-def _held(held: tuple[int, int, int, int] | None) -> Held | None:
-    return None if held is None else Held(ContentId(held[0], held[1]), held[2], held[3])
+def _held(held: tuple[int, int, int, int] | None) -> ChunkVersion | None:
+    return None if held is None else ChunkVersion(ContentId(held[0], held[1]), held[2], held[3])
 
 
 def _row(row: _Row) -> Row:

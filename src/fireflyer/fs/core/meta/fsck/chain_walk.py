@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
+from fireflyer.fs.schema.chunks import MAX_PAGE, ChunkEntry
 from fireflyer.fs.schema.ids import MAX_FILE, MAX_INDEX, ChainId, ChunkId
 from fireflyer.fs.schema.inodes import InodeId
 
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
     file: InodeId
     chain: ChainId
-    chunks: tuple[Listed, ...]
+    chunks: tuple[ChunkEntry, ...]
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Stream:
     """Where the next page begins; None: there is none."""
     wanted: bool = True
     """Its next page is on the way, or will be asked for."""
-    held: deque[Listed] = field(default_factory=deque)
+    held: deque[ChunkEntry] = field(default_factory=deque)
 
     @property
     def file(self) -> InodeId | None:
@@ -82,7 +82,7 @@ class ChainWalk:
         hungry, self._hungry = self._hungry, []
         return [(stream.chain, stream.next) for stream in hungry if stream.next is not None]
 
-    def take(self, chain: ChainId, listed: Sequence[Listed]) -> None:
+    def take(self, chain: ChainId, listed: Sequence[ChunkEntry]) -> None:
         """The page of the chain that was wanted. Raises `DataCorruption` for one that cannot be."""
         stream = self._streams[chain]
         if len(listed) > self.page or not _in_order(stream.next, listed):
@@ -128,7 +128,7 @@ def behind(chunk: ChunkId) -> ChunkId | None:
     return ChunkId(chunk.file + 1, 0) if chunk.file < MAX_FILE else None
 
 
-def _in_order(start: ChunkId | None, listed: Iterable[Listed]) -> bool:
+def _in_order(start: ChunkId | None, listed: Iterable[ChunkEntry]) -> bool:
     for one in listed:
         if start is None or one.chunk < start:
             return False

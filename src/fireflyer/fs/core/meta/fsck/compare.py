@@ -23,7 +23,7 @@ import msgspec
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.meta.fsck.inode_set import Numbers
 from fireflyer.fs.core.meta.inodes.layout import chain_of, end_at, order_of
-from fireflyer.fs.schema.chunks import Listed
+from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import DirectoryBody, FileBody, Inode, InodeId, Kind
 
@@ -116,7 +116,7 @@ class Names:
 
 
 def wrong_chunks(
-    path: str, inode: Inode, chains: Sequence[ChainId], there: Mapping[ChainId, Iterable[Listed]]
+    path: str, inode: Inode, chains: Sequence[ChainId], there: Mapping[ChainId, Iterable[ChunkEntry]]
 ) -> list[Fault]:
     """`chains`: of the layout's table, in its order. `there`: chunks of the file by the chain that they are on."""
     body = inode.body
