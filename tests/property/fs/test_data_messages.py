@@ -14,7 +14,7 @@ from fireflyer.fs.schema import chunks, data
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
 _HELD = chunks.ChunkVersion(ContentId(1, 2), 3, 4)
-_ROW = chunks.Row(1, 2, 3, ChunkId(4, 5), ContentId(6, 7))
+_ROW = chunks.CompletionRecord(1, 2, 3, ChunkId(4, 5), ContentId(6, 7))
 _CHANGE = chunks.Change(chunks.Operation.WRITE, 0, 3, 9)
 _PUT = chunks.Put(ChunkId(1, 2), ContentId(3, 4), None, _CHANGE, _HELD, _ROW)
 MESSAGES: list[data.Message] = [

@@ -33,6 +33,7 @@ __all__ = [
     "Change",
     "ChunkEntry",
     "ChunkVersion",
+    "CompletionRecord",
     "Declined",
     "Done",
     "Found",
@@ -49,7 +50,6 @@ __all__ = [
     "Refused",
     "Reminder",
     "Request",
-    "Row",
     "SyncDone",
     "SyncList",
     "SyncRows",
@@ -102,7 +102,7 @@ class ChunkVersion(msgspec.Struct, frozen=True, array_like=True):
     crc: _Crc
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class CompletionRecord(msgspec.Struct, frozen=True, array_like=True):
     """The last update of a client's channel and what became of it, so that its retry is answered and not done again.
 
     `id` is None for one that was given up (no space at a successor): a retry may do it, an older one may not come back.
@@ -114,7 +114,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     chunk: ChunkId
     id: ContentId | None
 
-    def replaces(self, other: Row | None) -> bool:
+    def replaces(self, other: CompletionRecord | None) -> bool:
         """Rows reach a replica in any order; the newer update's stays, and of one update the one that was done."""
         if other is None or self.sequence != other.sequence:
             return other is None or self.sequence > other.sequence
@@ -238,7 +238,7 @@ class Put(msgspec.Struct, frozen=True, tag="Put", array_like=True):
     """Which content it changes; None: the chunk is absent. Means nothing to a syncing replica."""
     change: Change
     held: ChunkVersion | None
-    row: Row | None
+    row: CompletionRecord | None
     """None for what resync copies: it sends the rows apart."""
 
 
@@ -249,7 +249,7 @@ class SyncStart(msgspec.Struct, frozen=True, tag="SyncStart", array_like=True):
 class SyncRows(msgspec.Struct, frozen=True, tag="SyncRows", array_like=True):
     """A page of the predecessor's rows."""
 
-    rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_PAGE)]
+    rows: Annotated[tuple[CompletionRecord, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
 class SyncList(msgspec.Struct, frozen=True, tag="SyncList", array_like=True):

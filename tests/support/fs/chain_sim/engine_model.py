@@ -26,7 +26,7 @@ from fireflyer.fs.core.chain.effects import (
     Staged,
     StageFailed,
 )
-from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, Operation, Row
+from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, CompletionRecord, Operation
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId
 from fireflyer.native import crc32c
 
@@ -64,7 +64,7 @@ class Books:
     """What a journal says, applied record by record. It is the index that the machine looks into."""
 
     records: dict[ChunkId, Record] = field(default_factory=dict)
-    known_rows: dict[tuple[ClientId, Channel], Row] = field(default_factory=dict)
+    known_rows: dict[tuple[ClientId, Channel], CompletionRecord] = field(default_factory=dict)
 
     def apply(self, entry: Journal, held: ChunkVersion | None, block: Block | None) -> None:
         match entry:
@@ -100,12 +100,12 @@ class Books:
         assert record.pending.id == content
         return record
 
-    def _drop_row(self, row: Row) -> None:
+    def _drop_row(self, row: CompletionRecord) -> None:
         last = self.known_rows.get((row.client, row.channel))
         if last is None or last.sequence == row.sequence:
             self.known_rows[row.client, row.channel] = row
 
-    def _row(self, row: Row) -> None:
+    def _row(self, row: CompletionRecord) -> None:
         if row.replaces(self.known_rows.get((row.client, row.channel))):
             self.known_rows[row.client, row.channel] = row
 
@@ -125,10 +125,10 @@ class Books:
         record = self.records.get(chunk)
         return None if record is None else Entry(record.held, record.pending, record.damaged)
 
-    def row(self, client: ClientId, channel: Channel) -> Row | None:
+    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
         return self.known_rows.get((client, channel))
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
         keys = sorted(key for key in self.known_rows if after is None or key > after)
         return tuple(self.known_rows[key] for key in keys[:limit])
 

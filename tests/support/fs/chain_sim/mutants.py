@@ -29,13 +29,13 @@ from fireflyer.fs.core.chain.resync import SyncSource
 from fireflyer.fs.core.chain.role import Role
 from fireflyer.fs.schema.chunks import (
     Answer,
+    CompletionRecord,
     Done,
     Look,
     LookReply,
     Refusal,
     Refused,
     Request,
-    Row,
     SyncRows,
     Update,
 )
@@ -89,7 +89,7 @@ class _RepliesBeforeTheAnswer(Replica):
 
 
 class _ForgetsWhatWasDone(Replica):
-    def _row(self, update: Update) -> Row | None:
+    def _row(self, update: Update) -> CompletionRecord | None:
         return None
 
 

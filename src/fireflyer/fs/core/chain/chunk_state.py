@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fireflyer.fs.core.chain.forwarding import SlotNumber
-from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, Declined, Put, Row, Update
+from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, CompletionRecord, Declined, Put, Update
 from fireflyer.fs.schema.ids import ContentId
 
 __all__ = ["ChunkState", "ChunkUpdate", "Phase", "QueuedCopy", "QueuedPut", "QueuedUpdate"]
@@ -60,7 +60,7 @@ class ChunkUpdate:
     handle: int = 0
     held: ChunkVersion | None = None
     """What the whole chunk is after it; before it is staged, what the predecessor says that it must become."""
-    row: Row | None = None
+    row: CompletionRecord | None = None
     waiter: int = 0
     place: SlotNumber | None = None
     """The predecessor's request, as it is named in this chain version."""

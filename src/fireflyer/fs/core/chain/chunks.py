@@ -34,13 +34,13 @@ from fireflyer.fs.schema.chunks import (
     Answer,
     Change,
     ChunkVersion,
+    CompletionRecord,
     Declined,
     Done,
     Operation,
     Put,
     Refusal,
     Refused,
-    Row,
     Unheard,
     Update,
     Waiting,
@@ -98,7 +98,7 @@ class ChunkUpdates:
         self._gone = False
         self._chunks: dict[ChunkId, ChunkState] = {}
         self._touched: dict[ChunkId, None] = {}
-        self._rows: dict[tuple[ClientId, Channel], Row] = {}
+        self._rows: dict[tuple[ClientId, Channel], CompletionRecord] = {}
         self._used = 0
         """The highest version that was given in this chain version to a content that is gone."""
         self._outbox = RequestSender(self._limits.lanes)
@@ -174,7 +174,7 @@ class ChunkUpdates:
         else:
             base = state.committed.id if state.committed else None
             made = ContentId(self._role.chain_version, max(base.version if base else 0, self._used) + 1)
-            row = Row(update.client, update.channel, update.sequence, chunk, made)
+            row = CompletionRecord(update.client, update.channel, update.sequence, chunk, made)
             work = ChunkUpdate(made, base, update.change, Phase.STAGING, item.handle, row=row, waiter=item.waiter)
             self._stage(chunk, state, work)
 
@@ -186,7 +186,7 @@ class ChunkUpdates:
         own = self._index.rows(before, limits.client_rows)
         return taken < limits.rows and sum(one.client == client for one in own) < limits.client_rows
 
-    def _row(self, update: Update) -> Row | None:
+    def _row(self, update: Update) -> CompletionRecord | None:
         key = _channel(update)
         return self._rows.get(key) or self._index.row(*key)
 
@@ -365,7 +365,7 @@ class ChunkUpdates:
             raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
         row = work.row
         if row is not None:
-            row = Row(row.client, row.channel, row.sequence, chunk, None)
+            row = CompletionRecord(row.client, row.channel, row.sequence, chunk, None)
             key = (row.client, row.channel)
             last = self._rows.get(key) or self._index.row(*key)
             if last is None or last.sequence == row.sequence:

@@ -10,7 +10,8 @@ The engine:
   with the row: one durable record, or nothing. It verifies what it reads of the base. There is never something else
   pending. `Staged` says that all of this survives a power cut; until then readers may or may not see the chunk as
   pending.
-- A row replaces another of its channel as `Row.replaces` says, in whatever order they come. Adopts are carried out in
+- A row replaces another of its channel as `CompletionRecord.replaces` says, in whatever order they come. Adopts are
+carried out in
   order.
 - `Drop` has taken effect in memory at once; where it is `awaited`, `Dropped` says that it survives a power cut.
 - `Commit` may be lost in a power cut: the content is then pending again, and is committed again. It is durable at the
@@ -29,7 +30,15 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, PeerMessage, Row, Update, UpdateReply
+from fireflyer.fs.schema.chunks import (
+    Change,
+    ChunkEntry,
+    ChunkVersion,
+    CompletionRecord,
+    PeerMessage,
+    Update,
+    UpdateReply,
+)
 from fireflyer.fs.schema.ids import ChainId, ChainVersion, Channel, ChunkId, ClientId, ContentId, TargetId
 from fireflyer.fs.schema.routing import Chain
 
@@ -94,9 +103,9 @@ class ChunkIndex(Protocol):
 
     def find(self, chunk: ChunkId) -> Entry | None: ...
 
-    def row(self, client: ClientId, channel: Channel) -> Row | None: ...
+    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None: ...
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
         """In the order of (client, channel)."""
 
     def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
@@ -239,7 +248,7 @@ class Stage(msgspec.Struct, frozen=True):
     base: ContentId | None
     change: Change
     handle: int
-    row: Row | None
+    row: CompletionRecord | None
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -255,14 +264,14 @@ class Drop(msgspec.Struct, frozen=True):
 
     chunk: ChunkId
     id: ContentId
-    row: Row | None
+    row: CompletionRecord | None
     awaited: bool = False
 
 
 class Adopt(msgspec.Struct, frozen=True):
     """Take rows; `reset`: forget all others first."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CompletionRecord, ...]
     reset: bool
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fireflyer.fs.core.chain import effects as fx
-from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion, Operation, Row
+from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion, CompletionRecord, Operation
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId, TargetId
 from fireflyer.native import ChunkError, ChunkTarget
 
@@ -135,11 +135,11 @@ class TargetEngine:
             waiting = fx.Pending(made, None if pending[2] == _REMOVED else ChunkVersion(made, pending[2], pending[3]))
         return fx.Entry(_held(committed), waiting, damaged)
 
-    def row(self, client: ClientId, channel: Channel) -> Row | None:
+    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
         found = self.native.row(client, channel)
         return None if found is None else _row(found)
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
         return tuple(_row(one) for one in self.native.rows(after, limit))
 
     def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
@@ -165,12 +165,12 @@ def _held(held: tuple[int, int, int, int] | None) -> ChunkVersion | None:
     return None if held is None else ChunkVersion(ContentId(held[0], held[1]), held[2], held[3])
 
 
-def _row(row: _Row) -> Row:
+def _row(row: _Row) -> CompletionRecord:
     client, channel, sequence, file, index, made_in, version = row
     made = ContentId(made_in, version) if version else None
-    return Row(client, channel, sequence, ChunkId(file, index), made)
+    return CompletionRecord(client, channel, sequence, ChunkId(file, index), made)
 
 
-def _plain(row: Row) -> _Row:
+def _plain(row: CompletionRecord) -> _Row:
     made_in, version = (row.id.made_in, row.id.version) if row.id is not None else (0, 0)
     return row.client, row.channel, row.sequence, row.chunk.file, row.chunk.index, made_in, version
