@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from fireflyer.base.units import MS
 from fireflyer.fs.core.chain.effects import (
-    Adopt,
-    Adopted,
     Commit,
     Drop,
     Dropped,
     Entry,
     Failure,
     Forget,
-    Pending,
+    InstallRecords,
+    PendingContent,
+    RecordsInstalled,
     Stage,
     Staged,
     StageFailed,
@@ -51,12 +51,12 @@ class Record:
 
     held: ChunkVersion | None = None
     block: Block | None = None
-    pending: Pending | None = None
+    pending: PendingContent | None = None
     pending_block: Block | None = None
     damaged: bool = False
 
 
-Journal = Stage | Commit | Drop | Adopt | Forget
+Journal = Stage | Commit | Drop | InstallRecords | Forget
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Books:
                 self._put(chunk, replace(record, pending=None, pending_block=None))
                 if row is not None:
                     self._drop_row(row)
-            case Adopt(rows, reset):
+            case InstallRecords(rows, reset):
                 if reset:
                     self.known_rows.clear()
                 for one in rows:
@@ -90,7 +90,7 @@ class Books:
 
     def _stage(self, entry: Stage, held: ChunkVersion | None, block: Block | None) -> None:
         record = self.records.get(entry.chunk, Record())
-        self._put(entry.chunk, replace(record, pending=Pending(entry.id, held), pending_block=block))
+        self._put(entry.chunk, replace(record, pending=PendingContent(entry.id, held), pending_block=block))
         if entry.row is not None:
             self._row(entry.row)
 
@@ -215,16 +215,16 @@ class Engine:
         self._sync(record)
         self.index.apply(*self.disk.journal[record - 1])
 
-    def adopt(self, effect: Adopt, now_ns: int) -> tuple[int, int, Adopted]:
+    def adopt(self, effect: InstallRecords, now_ns: int) -> tuple[int, int, RecordsInstalled]:
         self.disk.journal.append((effect, None, None))
         self._adopt_due_ns = max(self._adopt_due_ns, now_ns + self.delay_ns()) + 1
-        return self._adopt_due_ns - now_ns, len(self.disk.journal), Adopted()
+        return self._adopt_due_ns - now_ns, len(self.disk.journal), RecordsInstalled()
 
     def drop(self, effect: Drop) -> tuple[int, int, Dropped]:
         self.note(effect)
         return self.delay_ns(), len(self.disk.journal), Dropped(effect.chunk, effect.id)
 
-    def finish(self, record: int, event: Staged | StageFailed | Dropped | Adopted) -> None:
+    def finish(self, record: int, event: Staged | StageFailed | Dropped | RecordsInstalled) -> None:
         """That record is durable; 0: there is none."""
         if isinstance(event, Dropped):
             self._sync(record)

@@ -29,7 +29,7 @@ PLANS: Final = [
     "declined",
 ]  # fmt: skip
 TRIPPING: Final[list[type[fx.Effect]]] = [
-    fx.Stage, fx.Commit, fx.Reply, fx.Reply, fx.Adopt, fx.UpToDate, fx.UpToDate, fx.Send, fx.Publish,
+    fx.Stage, fx.Commit, fx.Reply, fx.Reply, fx.InstallRecords, fx.UpToDate, fx.UpToDate, fx.Send, fx.Publish,
 ]  # fmt: skip
 
 

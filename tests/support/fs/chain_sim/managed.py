@@ -143,7 +143,7 @@ class ManagedNode(StorageNode):
                 self._handle(NodeTick())
             case fx.ClientUpdate(waiter, update, handle):
                 self._handle(storage_node.ClientAsked(waiter, update, handle))
-            case fx.PeerSaid(source, message, handle):
+            case fx.MessageFromPeer(source, message, handle):
                 self._handle(storage_node.PeerWrote(source, self.target, message, handle))
             case fx.PeerLost(peer):
                 self._handle(storage_node.NodeLost(peer))

@@ -12,13 +12,13 @@ from tests.support.fs.chain_sim.world import LIMITS, Deciding, ReplicaWorld
 from fireflyer.fs.core.chain import reads
 from fireflyer.fs.core.chain.chunk_state import ChunkState, Phase, QueuedPut, QueuedUpdate
 from fireflyer.fs.core.chain.effects import (
-    Adopt,
     ChunkIndex,
     Commit,
     Drop,
     Effect,
     Entry,
     Event,
+    InstallRecords,
     Publish,
     Reply,
     TableEntry,
@@ -109,7 +109,7 @@ class _SyncsNoRows(SyncSource):
 class KeepsRowsFromBefore(Replica):
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         effects = super().handle(now_ns, event)
-        return [Adopt(one.rows, reset=False) if isinstance(one, Adopt) else one for one in effects]
+        return [InstallRecords(one.rows, reset=False) if isinstance(one, InstallRecords) else one for one in effects]
 
 
 class _ShowsTheOldVersion(Replica):

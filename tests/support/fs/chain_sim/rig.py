@@ -63,7 +63,7 @@ class Machine:
         self.replica = kind(1, target, self.engine.index, limits)
         self.table: fx.TableEntry | None = None
         self.handles: dict[int, bytes] = {}
-        self.working: deque[tuple[int, fx.Staged | fx.StageFailed | fx.Dropped | fx.Adopted]] = deque()
+        self.working: deque[tuple[int, fx.Staged | fx.StageFailed | fx.Dropped | fx.RecordsInstalled]] = deque()
         self.others: list[fx.Effect] = []
         self._numbers = 0
 
@@ -74,7 +74,7 @@ class Machine:
                 case fx.Stage():
                     data = self.handles[effect.handle] if effect.handle else b""
                     self.working.append(self.engine.stage(effect, data)[1:])
-                case fx.Adopt():
+                case fx.InstallRecords():
                     self.working.append(self.engine.adopt(effect, self.rig.now_ns)[1:])
                 case fx.Drop(awaited=True):
                     self.working.append(self.engine.drop(effect)[1:])
@@ -160,7 +160,7 @@ class Rig:
 
     def deliver(self, letter: Letter) -> None:
         machine = self[letter.target]
-        machine.feed(fx.PeerSaid(letter.source, letter.message, machine.keep(letter.data)))
+        machine.feed(fx.MessageFromPeer(letter.source, letter.message, machine.keep(letter.data)))
 
     def run(self, *, drop: Callable[[Letter], bool] = lambda _: False, idle: tuple[TargetId, ...] = ()) -> list[Letter]:
         """Until nothing moves. Returns the letters that were dropped; the engines in `idle` do nothing."""

@@ -161,7 +161,7 @@ class StorageNode:
         elif one.kind == LOOK:
             self._look(source, one.number, body)
         elif one.kind == PEER:
-            self.feed(fx.PeerSaid(int(source[1:]), body, self._keep(one.data)))
+            self.feed(fx.MessageFromPeer(int(source[1:]), body, self._keep(one.data)))
         elif one.kind == BEAT_ANSWER:
             self._answered(body)
 
@@ -178,7 +178,7 @@ class StorageNode:
         data = self.engine.load(look.chunk, held.id)
         if data is not None:
             return reply, data
-        self.feed(fx.DamageFound(look.chunk))
+        self.feed(fx.CorruptionFound(look.chunk))
         return Refused(Refusal.CORRUPT, "damaged"), b""
 
     def _number(self) -> int:
@@ -212,7 +212,7 @@ class StorageNode:
                     key = (effect.row.client, effect.row.channel, effect.row.sequence)
                     self.world.update_of[effect.chunk, effect.id] = key
                 self.node.after(delay_ns, lambda: self._durable(record, event))
-            case fx.Adopt():
+            case fx.InstallRecords():
                 delay_ns, record, adopted = self.engine.adopt(effect, self.world.sim.now_ns)
                 self.node.after(delay_ns, lambda: self._durable(record, adopted))
             case fx.Drop(awaited=True):
@@ -248,7 +248,7 @@ class StorageNode:
             case fx.AskRouting():
                 self.asked_routing = True
 
-    def _durable(self, record: int, event: fx.Staged | fx.StageFailed | fx.Dropped | fx.Adopted) -> None:
+    def _durable(self, record: int, event: fx.Staged | fx.StageFailed | fx.Dropped | fx.RecordsInstalled) -> None:
         if self.disk_failed:
             return
         self.engine.finish(record, event)
@@ -260,7 +260,7 @@ class StorageNode:
             chunk = effect.message.body.chunk  # type: ignore[union-attr]
             data = self.engine.load(chunk, effect.content)
             if data is None:
-                self.node.after(0, lambda: self.feed(fx.DamageFound(chunk)))
+                self.node.after(0, lambda: self.feed(fx.CorruptionFound(chunk)))
                 return
         assert data is not None
         self.post(f"s{effect.peer}", PEER, effect.message, data)
@@ -283,7 +283,7 @@ class StorageNode:
         for chunk, record in sorted(self.engine.index.records.items()):
             if record.block is not None and not record.block.sound:
                 self.engine.note_damage(chunk)
-                self.feed(fx.DamageFound(chunk))
+                self.feed(fx.CorruptionFound(chunk))
 
 
 class AnyClient(Protocol):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.support.fs.chain_sim.engine_model import Books, Record
 
-from fireflyer.fs.core.chain.effects import Pending, TableEntry
+from fireflyer.fs.core.chain.effects import PendingContent, TableEntry
 from fireflyer.fs.core.chain.reads import decide
 from fireflyer.fs.core.chain.role import role_of
 from fireflyer.fs.schema.chunks import (
@@ -32,9 +32,9 @@ def books() -> Books:
     return Books(
         {
             CLEAN: Record(OLD),
-            CHANGING: Record(OLD, pending=Pending(NEW.id, NEW)),
-            COMING: Record(pending=Pending(NEW.id, NEW)),
-            GOING: Record(OLD, pending=Pending(NEW.id, None)),
+            CHANGING: Record(OLD, pending=PendingContent(NEW.id, NEW)),
+            COMING: Record(pending=PendingContent(NEW.id, NEW)),
+            GOING: Record(OLD, pending=PendingContent(NEW.id, None)),
             BROKEN: Record(OLD, damaged=True),
         }
     )

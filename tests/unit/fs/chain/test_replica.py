@@ -356,7 +356,7 @@ def test_who_is_behind_asks_for_routing() -> None:
     rig.update(1, write(b"one"), b"one", version=1)
     rig.run()
     assert rig[1].others == [fx.AskRouting()]
-    rig[2].feed(fx.PeerSaid(1, Request(1, 9, 0, 0, 1, SyncDone())))
+    rig[2].feed(fx.MessageFromPeer(1, Request(1, 9, 0, 0, 1, SyncDone())))
     assert rig[2].others == [fx.AskRouting()]
 
 
@@ -364,8 +364,8 @@ def test_who_is_behind_asks_for_routing() -> None:
 def test_a_request_from_anybody_but_the_predecessor_is_ignored(source: int) -> None:
     rig = Rig(SERVING, SERVING)
     put = Put(CHUNK, ContentId(1, 1), None, REMOVE, None, None)
-    rig[2].feed(fx.PeerSaid(source, Request(1, 1, 0, 0, 1, put)))
-    rig[1].feed(fx.PeerSaid(source, Answer(1, 1, 0, 0, 1, Accepted())))
+    rig[2].feed(fx.MessageFromPeer(source, Request(1, 1, 0, 0, 1, put)))
+    rig[1].feed(fx.MessageFromPeer(source, Answer(1, 1, 0, 0, 1, Accepted())))
     assert not rig[2].working
     assert not rig.letters
 

@@ -251,7 +251,7 @@ def test_a_reader_that_finds_damage_does_not_disturb_the_copying_of_the_rest() -
     rig.chain(SERVING, SYNCING)
     rig.run(drop=is_put)
     session = rig[1].replica.session
-    rig[1].feed(fx.DamageFound(ChunkId(8, 8)))
+    rig[1].feed(fx.CorruptionFound(ChunkId(8, 8)))
     assert rig[1].replica.session is session
 
 

@@ -170,7 +170,11 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     process.feed(PeerWrote(7, 1, Behind(10, 1)))
     process.feed(NodeLost(7))
     process.feed(NodeLost(99))
-    assert process.made[0].heard[2:] == [fx.ClientUpdate(4, update), fx.PeerSaid(7, Behind(10, 1)), fx.PeerLost(7)]
+    assert process.made[0].heard[2:] == [
+        fx.ClientUpdate(4, update),
+        fx.MessageFromPeer(7, Behind(10, 1)),
+        fx.PeerLost(7),
+    ]
     lost = Update(11, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
     reply, release = process.feed(ClientAsked(5, lost, 3))
     assert isinstance(reply, Of)

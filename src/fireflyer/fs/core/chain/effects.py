@@ -2,7 +2,7 @@
 
 The driver takes the effects of one `handle` in order and hands each to its performer before it gives the machine the
 next event. `Commit`, `Drop` and `Publish` have taken effect in memory when they were handed over: a read that begins
-later sees them. `Stage` and `Adopt` take their time and are answered by one event each.
+later sees them. `Stage` and `InstallRecords` take their time and are answered by one event each.
 
 The engine:
 
@@ -43,15 +43,13 @@ from fireflyer.fs.schema.ids import ChainId, ChainVersion, Channel, ChunkId, Cli
 from fireflyer.fs.schema.routing import Chain
 
 __all__ = [
-    "Adopt",
-    "Adopted",
     "AskRouting",
     "ChainChanged",
     "ChunkIndex",
     "ClientEnded",
     "ClientUpdate",
     "Commit",
-    "DamageFound",
+    "CorruptionFound",
     "DiskFailed",
     "Drop",
     "Dropped",
@@ -62,10 +60,12 @@ __all__ = [
     "FenceExtended",
     "Forget",
     "GiveUp",
+    "InstallRecords",
+    "MessageFromPeer",
     "PeerLost",
-    "PeerSaid",
-    "Pending",
+    "PendingContent",
     "Publish",
+    "RecordsInstalled",
     "Release",
     "Reply",
     "ReportGone",
@@ -80,7 +80,7 @@ __all__ = [
 ]
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingContent(msgspec.Struct, frozen=True):
     """`held` is None for a removal."""
 
     id: ContentId
@@ -91,7 +91,7 @@ class Entry(msgspec.Struct, frozen=True):
     """A chunk's record. `damaged`: its committed content failed verification."""
 
     committed: ChunkVersion | None = None
-    pending: Pending | None = None
+    pending: PendingContent | None = None
     damaged: bool = False
 
 
@@ -145,7 +145,7 @@ class ClientUpdate(msgspec.Struct, frozen=True):
     handle: int = 0
 
 
-class PeerSaid(msgspec.Struct, frozen=True):
+class MessageFromPeer(msgspec.Struct, frozen=True):
     """From the node of `source`, authenticated. `handle`: the data that came with a `Put`, or 0."""
 
     source: TargetId
@@ -188,11 +188,11 @@ class Dropped(msgspec.Struct, frozen=True):
     id: ContentId
 
 
-class Adopted(msgspec.Struct, frozen=True):
-    """The rows of the oldest `Adopt` that was not yet answered are durable."""
+class RecordsInstalled(msgspec.Struct, frozen=True):
+    """The rows of the oldest `InstallRecords` that was not yet answered are durable."""
 
 
-class DamageFound(msgspec.Struct, frozen=True):
+class CorruptionFound(msgspec.Struct, frozen=True):
     """A reader, the scrub, or a `Send` of content found the chunk damaged; it is on record."""
 
     chunk: ChunkId
@@ -224,13 +224,13 @@ Event: TypeAlias = (
     | FenceExtended
     | Tick
     | ClientUpdate
-    | PeerSaid
+    | MessageFromPeer
     | PeerLost
     | Staged
     | StageFailed
     | Dropped
-    | Adopted
-    | DamageFound
+    | RecordsInstalled
+    | CorruptionFound
     | DiskFailed
     | ClientEnded
     | GiveUp
@@ -268,7 +268,7 @@ class Drop(msgspec.Struct, frozen=True):
     awaited: bool = False
 
 
-class Adopt(msgspec.Struct, frozen=True):
+class InstallRecords(msgspec.Struct, frozen=True):
     """Take rows; `reset`: forget all others first."""
 
     rows: tuple[CompletionRecord, ...]
@@ -283,7 +283,7 @@ class Forget(msgspec.Struct, frozen=True):
 
 class Send(msgspec.Struct, frozen=True):
     """To a replica of this chain. The data that follow: of `handle`, or, where `content` is set, the chunk with this
-    content id (pending or committed) from the engine; damage found there is told by `DamageFound`. At most once:
+    content id (pending or committed) from the engine; damage found there is told by `CorruptionFound`. At most once:
     whatever is lost is sent again."""
 
     peer: TargetId
@@ -348,7 +348,7 @@ Effect: TypeAlias = (
     Stage
     | Commit
     | Drop
-    | Adopt
+    | InstallRecords
     | Forget
     | Send
     | Release

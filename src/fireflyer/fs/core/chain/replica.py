@@ -40,14 +40,12 @@ from __future__ import annotations
 from fireflyer.fs.core.chain.chunk_state import ChunkState, ChunkUpdate, Phase, QueuedCopy, QueuedPut, QueuedUpdate
 from fireflyer.fs.core.chain.chunks import REMOVE, ChunkUpdates, Limits
 from fireflyer.fs.core.chain.effects import (
-    Adopt,
-    Adopted,
     AskRouting,
     ChainChanged,
     ChunkIndex,
     ClientEnded,
     ClientUpdate,
-    DamageFound,
+    CorruptionFound,
     DiskFailed,
     Dropped,
     Effect,
@@ -55,9 +53,11 @@ from fireflyer.fs.core.chain.effects import (
     FenceExtended,
     Forget,
     GiveUp,
+    InstallRecords,
+    MessageFromPeer,
     PeerLost,
-    PeerSaid,
     Publish,
+    RecordsInstalled,
     ReportGone,
     ReportUnreachable,
     Send,
@@ -154,7 +154,7 @@ class Replica(ChunkUpdates):
                 if peer == self._role.successor:
                     self._outbox.hurry(self._now_ns, self._limits.resend_ns)
                     self._restart_session()
-            case DamageFound(chunk):
+            case CorruptionFound(chunk):
                 self._damaged(chunk)
             case DiskFailed(message):
                 self._failed = True
@@ -172,12 +172,12 @@ class Replica(ChunkUpdates):
         match event:
             case ClientUpdate():
                 self._wanted(event)
-            case PeerSaid(source, Request() as request, handle):
+            case MessageFromPeer(source, Request() as request, handle):
                 if not self._asked(source, request, handle):
                     self._release(handle)
-            case PeerSaid(source, Answer() as answer):
+            case MessageFromPeer(source, Answer() as answer):
                 self._answered(source, answer)
-            case PeerSaid(source, Behind(chain_version=version)):
+            case MessageFromPeer(source, Behind(chain_version=version)):
                 if version > self._role.chain_version:
                     self._effects.append(AskRouting())
                 elif source == self._role.successor:
@@ -193,7 +193,7 @@ class Replica(ChunkUpdates):
                 self._stage_failed(chunk, content, failure)
             case Dropped(chunk, content):
                 self._dropped(chunk, content)
-            case Adopted():
+            case RecordsInstalled():
                 place = self._copy.adopted()
                 if place is not None:
                     self._answer(place, Accepted())
@@ -514,10 +514,10 @@ class Replica(ChunkUpdates):
         match body:
             case SyncStart():
                 self._copy.adopt(place)
-                self._effects.append(Adopt((), reset=True))
+                self._effects.append(InstallRecords((), reset=True))
             case SyncRows(rows):
                 self._copy.adopt(place)
-                self._effects.append(Adopt(rows, reset=False))
+                self._effects.append(InstallRecords(rows, reset=False))
             case SyncList(after, limit):
                 entries = self._index.chunks(after, limit)
                 self._answer(place, Page(entries, len(entries) < limit))

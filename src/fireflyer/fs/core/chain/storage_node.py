@@ -185,7 +185,7 @@ class StorageCore:
                     source
                 ):
                     self._withdraw(now_ns, target)
-                self._to_replica(now_ns, target, fx.PeerSaid(source, message, handle))
+                self._to_replica(now_ns, target, fx.MessageFromPeer(source, message, handle))
             case ClientAsked(waiter, update, handle):
                 self._client_asked(now_ns, waiter, update, handle)
             case NodeLost(lost):

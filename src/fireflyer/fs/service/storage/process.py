@@ -257,10 +257,10 @@ class _Storage:
             case ("dropped", int(target), int(job)):
                 self._post(Of(target, self._targets[target].engine.dropped(job)))
             case ("adopted", int(target), _):
-                self._post(Of(target, fx.Adopted()))
+                self._post(Of(target, fx.RecordsInstalled()))
             case ("damage", int(target), int(file), int(index)):
                 _log.error("target=%d chunk=%d:%d is damaged", target, file, index)
-                self._post(Of(target, fx.DamageFound(ChunkId(file, index))))
+                self._post(Of(target, fx.CorruptionFound(ChunkId(file, index))))
             case ("disk_failed", int(target), str(message)):
                 _log.error("target=%d its disk has failed reason=%s", target, message)
                 self._post(Of(target, fx.DiskFailed(message)))
@@ -340,7 +340,7 @@ class _Storage:
 
     def _perform_of(self, target: TargetId, effect: fx.Effect) -> None:
         match effect:
-            case fx.Stage() | fx.Commit() | fx.Drop() | fx.Adopt() | fx.Forget():
+            case fx.Stage() | fx.Commit() | fx.Drop() | fx.InstallRecords() | fx.Forget():
                 failed = self._targets[target].engine.perform(effect)
                 if failed is not None:
                     self._post(Of(target, failed))

@@ -28,7 +28,7 @@ _REMOVED: Final = -1
 """The length of a pending removal."""
 
 _Row = tuple[int, int, int, int, int, int, int]
-EngineEffect = fx.Stage | fx.Commit | fx.Drop | fx.Adopt | fx.Forget
+EngineEffect = fx.Stage | fx.Commit | fx.Drop | fx.InstallRecords | fx.Forget
 
 
 class TargetEngine:
@@ -75,7 +75,7 @@ class TargetEngine:
                 self.native.commit((chunk.file, chunk.index), (content.made_in, content.version))
             case fx.Drop(chunk, content, row, awaited):
                 self._drop(chunk, content, _plain(row) if row is not None else None, awaited=awaited)
-            case fx.Adopt(rows, reset):
+            case fx.InstallRecords(rows, reset):
                 self._jobs += 1
                 self.native.adopt(self._jobs, [_plain(row) for row in rows], reset)
             case fx.Forget(client):
@@ -132,7 +132,9 @@ class TargetEngine:
         waiting = None
         if pending is not None:
             made = ContentId(pending[0], pending[1])
-            waiting = fx.Pending(made, None if pending[2] == _REMOVED else ChunkVersion(made, pending[2], pending[3]))
+            waiting = fx.PendingContent(
+                made, None if pending[2] == _REMOVED else ChunkVersion(made, pending[2], pending[3])
+            )
         return fx.Entry(_held(committed), waiting, damaged)
 
     def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
