@@ -9,11 +9,11 @@ from fireflyer.base.units import MS
 from fireflyer.fs.core.requests.effects import (
     Ask,
     Begin,
+    CancelOperation,
     Effect,
     End,
     Event,
     Finish,
-    GiveUp,
     Glance,
     Limits,
     Lost,
@@ -121,7 +121,7 @@ class Watched:
         elif action == "give up" and self.waiting:
             operation = list(self.waiting)[number % len(self.waiting)]
             del self.waiting[operation]
-            self.feed(GiveUp(operation))
+            self.feed(CancelOperation(operation))
         elif action == "lose":
             node = number % 3 + 1
             self.asks = {one: ask for one, ask in self.asks.items() if ask.node != node}

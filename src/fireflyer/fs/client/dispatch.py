@@ -27,12 +27,12 @@ from fireflyer.fs.core.requests.effects import (
     Ask,
     AskRouting,
     Begin,
+    CancelOperation,
     Doubt,
     Effect,
     End,
     Event,
     Finish,
-    GiveUp,
     Glance,
     Limits,
     Lost,
@@ -203,7 +203,7 @@ class Dispatch:
     def give_up(self, operation: int) -> None:
         """`done` will not be called, and the memory of a read is not touched any more."""
         if self._open.pop(operation, None) is not None:
-            self._feed(GiveUp(operation))
+            self._feed(CancelOperation(operation))
             self.flush()
 
     def flush(self) -> None:

@@ -21,11 +21,11 @@ from fireflyer.fs.core.requests.effects import (
     Ask,
     AskRouting,
     Begin,
+    CancelOperation,
     Effect,
     Event,
     Failed,
     Finish,
-    GiveUp,
     Glance,
     Limits,
     Lost,
@@ -174,7 +174,7 @@ class RequestClient:
     def _give_up(self, operation: int) -> None:
         call = self._calls.pop(operation, None)
         if call is not None:
-            self._feed(GiveUp(operation))
+            self._feed(CancelOperation(operation))
             self._record(operation, call, Failed(Timeout.code, "given up"))
             self._think(call.worker)
 

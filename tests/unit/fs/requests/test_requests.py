@@ -11,8 +11,8 @@ from fireflyer.fs.core.requests.effects import (
     Arrived,
     Ask,
     AskRouting,
+    CancelOperation,
     Doubt,
-    GiveUp,
     Glance,
     Limits,
     Lost,
@@ -343,8 +343,8 @@ def test_what_nobody_waits_for_ends_without_a_word() -> None:
     bench = Bench(1)
     read, write = bench.begin(READ), bench.begin(TRUNCATE)
     bench.effects.clear()
-    bench.feed(GiveUp(read))
-    bench.feed(GiveUp(write))
+    bench.feed(CancelOperation(read))
+    bench.feed(CancelOperation(write))
     assert bench.effects == [Withdraw(bench.asks[0].ask)]
     assert bench.machine.open == 0
     assert bench.machine.unresolved_channels == 1

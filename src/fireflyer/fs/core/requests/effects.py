@@ -20,13 +20,13 @@ __all__ = [
     "Ask",
     "AskRouting",
     "Begin",
+    "CancelOperation",
     "Doubt",
     "Effect",
     "End",
     "Event",
     "Failed",
     "Finish",
-    "GiveUp",
     "Glance",
     "Limits",
     "Lost",
@@ -108,7 +108,7 @@ class Begin(msgspec.Struct, frozen=True):
     """Of an update: by which session alone it may be sent. 0: by whichever there is."""
 
 
-class GiveUp(msgspec.Struct, frozen=True):
+class CancelOperation(msgspec.Struct, frozen=True):
     """Nobody waits for this operation any more. There will be no `Finish`."""
 
     operation: int
@@ -164,7 +164,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Begin | GiveUp | Told | Lost | RoutingLearned | RoutingConfirmed | SessionOver | SessionOpened | Tick | End
+    Begin | CancelOperation | Told | Lost | RoutingLearned | RoutingConfirmed | SessionOver | SessionOpened | Tick | End
 )
 
 # --- effects ---

@@ -55,13 +55,13 @@ from fireflyer.fs.core.requests.effects import (
     Ask,
     AskRouting,
     Begin,
+    CancelOperation,
     Doubt,
     Effect,
     End,
     Event,
     Failed,
     Finish,
-    GiveUp,
     Limits,
     Lost,
     NewSession,
@@ -180,7 +180,7 @@ class Requests:
                 self._lose_session()
             case SessionOpened(client) if self._exchanging:
                 self._exchanged(client)
-            case GiveUp(operation):
+            case CancelOperation(operation):
                 if (request := self._requests.get(operation)) is not None:
                     self._over(request, done=False)
             case End(reason):
