@@ -54,7 +54,7 @@ __all__ = [
     "SyncList",
     "SyncRows",
     "SyncStart",
-    "Unheard",
+    "UnknownRequest",
     "Update",
     "UpdateReply",
     "Waiting",
@@ -264,7 +264,8 @@ class SyncDone(msgspec.Struct, frozen=True, tag="SyncDone", array_like=True):
 
 
 class Reminder(msgspec.Struct, frozen=True, tag="Reminder", array_like=True):
-    """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `Waiting`, or `Unheard`."""
+    """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `Waiting`, or
+    `UnknownRequest`."""
 
     chunk: ChunkId
 
@@ -302,7 +303,7 @@ class Waiting(msgspec.Struct, frozen=True, tag="Waiting", array_like=True):
     """To a copy: your request came, and I am at it, or wait for the one behind me. It stays under way."""
 
 
-class Unheard(msgspec.Struct, frozen=True, tag="Unheard", array_like=True):
+class UnknownRequest(msgspec.Struct, frozen=True, tag="Unheard", array_like=True):
     """To a reminder: no such request came, or it could not be taken. Send all of it."""
 
 
@@ -312,7 +313,7 @@ class Answer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
     session: _Number
     lane: _Lane
     number: _Number
-    body: Accepted | Declined | Page | Waiting | Unheard
+    body: Accepted | Declined | Page | Waiting | UnknownRequest
 
 
 class Behind(msgspec.Struct, frozen=True, tag="Behind", array_like=True):

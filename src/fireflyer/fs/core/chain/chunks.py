@@ -41,7 +41,7 @@ from fireflyer.fs.schema.chunks import (
     Put,
     Refusal,
     Refused,
-    Unheard,
+    UnknownRequest,
     Update,
     Waiting,
 )
@@ -403,7 +403,7 @@ class ChunkUpdates:
         if self._inbox.answer(place, body) and self._acts:
             self._send_answer(place, body)
 
-    def _send_answer(self, place: SlotNumber, body: AnswerBody | Waiting | Unheard) -> None:
+    def _send_answer(self, place: SlotNumber, body: AnswerBody | Waiting | UnknownRequest) -> None:
         session = self._copy.number if self._role.syncing else 0
         answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
         self._effects.append(Send(self._role.predecessor, answer))

@@ -86,7 +86,7 @@ from fireflyer.fs.schema.chunks import (
     SyncList,
     SyncRows,
     SyncStart,
-    Unheard,
+    UnknownRequest,
     Waiting,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TargetId
@@ -355,11 +355,11 @@ class Replica(ChunkUpdates):
         if isinstance(answer.body, Waiting):
             self._heard_ns = self._now_ns
             return
-        if isinstance(answer.body, Unheard):
-            unheard, self._heard_ns = self._outbox.find((answer.lane, answer.number)), self._now_ns
-            if unheard is not None:
-                unheard.sent_ns = self._now_ns
-                self._send([unheard])
+        if isinstance(answer.body, UnknownRequest):
+            unknown, self._heard_ns = self._outbox.find((answer.lane, answer.number)), self._now_ns
+            if unknown is not None:
+                unknown.sent_ns = self._now_ns
+                self._send([unknown])
             return
         letter = self._outbox.close((answer.lane, answer.number))
         if letter is not None:
@@ -474,7 +474,7 @@ class Replica(ChunkUpdates):
         elif isinstance(body, Put):
             return self._asked_put(body, place, handle)
         elif self._inbox.is_new(place):
-            self._send_answer(place, Unheard())
+            self._send_answer(place, UnknownRequest())
         return False
 
     def _is_at_it(self, chunk: ChunkId) -> bool:
