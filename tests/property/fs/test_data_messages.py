@@ -32,7 +32,7 @@ MESSAGES: list[data.Message] = [
     data.Between(1, 2, chunks.Request(1, 2, 1, 3, 4, chunks.SyncRows((_ROW,) * chunks.MAX_PAGE))),
     data.Between(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.Declined(chunks.Refusal.NO_SPACE, "full"))),
     data.Between(1, 2, chunks.Request(1, 2, 0, 3, 4, chunks.Reminder(ChunkId(1, 2)))),
-    data.Between(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.Waiting())),
+    data.Between(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.InProgress())),
     data.Between(2, 1, chunks.Behind(1, 2)),
 ]
 _VALUES = st.recursive(

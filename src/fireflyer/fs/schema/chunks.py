@@ -37,6 +37,7 @@ __all__ = [
     "Declined",
     "Done",
     "Found",
+    "InProgress",
     "Look",
     "LookKind",
     "LookReply",
@@ -57,7 +58,6 @@ __all__ = [
     "UnknownRequest",
     "Update",
     "UpdateReply",
-    "Waiting",
 ]
 
 MAX_SLOTS: Final = 256
@@ -264,7 +264,7 @@ class SyncDone(msgspec.Struct, frozen=True, tag="SyncDone", array_like=True):
 
 
 class Reminder(msgspec.Struct, frozen=True, tag="Reminder", array_like=True):
-    """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `Waiting`, or
+    """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `InProgress`, or
     `UnknownRequest`."""
 
     chunk: ChunkId
@@ -299,7 +299,7 @@ class Page(msgspec.Struct, frozen=True, tag="Page", array_like=True):
     """Nothing comes after the last of these."""
 
 
-class Waiting(msgspec.Struct, frozen=True, tag="Waiting", array_like=True):
+class InProgress(msgspec.Struct, frozen=True, tag="Waiting", array_like=True):
     """To a copy: your request came, and I am at it, or wait for the one behind me. It stays under way."""
 
 
@@ -313,7 +313,7 @@ class Answer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
     session: _Number
     lane: _Lane
     number: _Number
-    body: Accepted | Declined | Page | Waiting | UnknownRequest
+    body: Accepted | Declined | Page | InProgress | UnknownRequest
 
 
 class Behind(msgspec.Struct, frozen=True, tag="Behind", array_like=True):

@@ -27,6 +27,7 @@ from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
+    InProgress,
     Missing,
     NotCommitted,
     Operation,
@@ -36,7 +37,6 @@ from fireflyer.fs.schema.chunks import (
     Request,
     SyncDone,
     UnknownRequest,
-    Waiting,
 )
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChunkId, ContentId
 
@@ -428,6 +428,6 @@ def test_data_are_sent_again_only_where_they_are_missing() -> None:
     while rig.letters and rig.letters[0].source == 1:
         rig.deliver(rig.letters.popleft())
     bodies = [letter.message.body for letter in rig.letters if isinstance(letter.message, Answer)]
-    assert bodies == [Waiting(), UnknownRequest()]
+    assert bodies == [InProgress(), UnknownRequest()]
     rig.run()
     assert all(isinstance(rig.replies[waiter], Done) for waiter in waiters)

@@ -37,13 +37,13 @@ from fireflyer.fs.schema.chunks import (
     CompletionRecord,
     Declined,
     Done,
+    InProgress,
     Operation,
     Put,
     Refusal,
     Refused,
     UnknownRequest,
     Update,
-    Waiting,
 )
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, Channel, ChunkId, ClientId, ContentId, TargetId
 
@@ -403,7 +403,7 @@ class ChunkUpdates:
         if self._inbox.answer(place, body) and self._acts:
             self._send_answer(place, body)
 
-    def _send_answer(self, place: SlotNumber, body: AnswerBody | Waiting | UnknownRequest) -> None:
+    def _send_answer(self, place: SlotNumber, body: AnswerBody | InProgress | UnknownRequest) -> None:
         session = self._copy.number if self._role.syncing else 0
         answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
         self._effects.append(Send(self._role.predecessor, answer))

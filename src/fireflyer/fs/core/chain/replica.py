@@ -17,7 +17,8 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
   So what any replica has committed is durable at all behind it, and pending or committed at all before it.
 - A successor that *declines* has not done it and never will (`forwarding`): the update is dropped, and when that is
   durable declined in turn, back to the head. So a refusal that reaches the client is one that no power cut takes back.
-- Who is asked again while it waits for its own successor, or for its engine, says so (`Waiting`): the one before must
+- Who is asked again while it waits for its own successor, or for its engine, says so (`InProgress`): the one before
+must
   not take it for one that cannot be reached. Whose engine is at it for too long gives up by itself, if others serve.
 - Where a checksum of the whole chunk differs from the head's, it is declined, with both checksums.
 
@@ -76,6 +77,7 @@ from fireflyer.fs.schema.chunks import (
     Behind,
     Change,
     Declined,
+    InProgress,
     Operation,
     Page,
     Put,
@@ -87,7 +89,6 @@ from fireflyer.fs.schema.chunks import (
     SyncRows,
     SyncStart,
     UnknownRequest,
-    Waiting,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TargetId
 
@@ -352,7 +353,7 @@ class Replica(ChunkUpdates):
         )
         if not ours or source != self._role.successor or not self._acts:
             return
-        if isinstance(answer.body, Waiting):
+        if isinstance(answer.body, InProgress):
             self._heard_ns = self._now_ns
             return
         if isinstance(answer.body, UnknownRequest):
@@ -470,7 +471,7 @@ class Replica(ChunkUpdates):
     def _asked_of_chunk(self, body: Put | Reminder, place: SlotNumber, handle: int) -> bool:
         if self._inbox.is_last(place):
             if self._is_at_it(body.chunk):
-                self._send_answer(place, Waiting())
+                self._send_answer(place, InProgress())
         elif isinstance(body, Put):
             return self._asked_put(body, place, handle)
         elif self._inbox.is_new(place):
