@@ -33,7 +33,7 @@ MESSAGES: list[data.Message] = [
     data.Between(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.Declined(chunks.Refusal.NO_SPACE, "full"))),
     data.Between(1, 2, chunks.Request(1, 2, 0, 3, 4, chunks.Reminder(ChunkId(1, 2)))),
     data.Between(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.InProgress())),
-    data.Between(2, 1, chunks.Behind(1, 2)),
+    data.Between(2, 1, chunks.StaleChainVersion(1, 2)),
 ]
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=20) | st.binary(max_size=20),

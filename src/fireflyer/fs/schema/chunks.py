@@ -2,7 +2,7 @@
 
 Between a client and a replica: `Update` with its `UpdateReply`, `Look` with its `LookReply`. Between the replicas of a
 chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncRows`, `SyncList`, `SyncDone`, `Reminder`, answered by
-`Answer` or, where the receiver is in another chain version, by `Behind`.
+`Answer` or, where the receiver is in another chain version, by `StaleChainVersion`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ __all__ = [
     "MAX_SLOTS",
     "Accepted",
     "Answer",
-    "Behind",
     "Change",
     "ChunkEntry",
     "ChunkVersion",
@@ -51,6 +50,7 @@ __all__ = [
     "Refused",
     "Reminder",
     "Request",
+    "StaleChainVersion",
     "SyncDone",
     "SyncList",
     "SyncRows",
@@ -316,11 +316,11 @@ class Answer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
     body: Accepted | Declined | Page | InProgress | UnknownRequest
 
 
-class Behind(msgspec.Struct, frozen=True, tag="Behind", array_like=True):
+class StaleChainVersion(msgspec.Struct, frozen=True, tag="Behind", array_like=True):
     """Your request was not of my chain version, which is this one. Who is behind asks for routing."""
 
     chain: ChainId
     chain_version: ChainVersion
 
 
-PeerMessage: TypeAlias = Request | Answer | Behind
+PeerMessage: TypeAlias = Request | Answer | StaleChainVersion

@@ -18,7 +18,7 @@ from fireflyer.fs.core.chain.storage_node import (
     Swept,
 )
 from fireflyer.fs.schema import manager
-from fireflyer.fs.schema.chunks import Accepted, Answer, Behind, Change, Operation, Refusal, Refused, Update
+from fireflyer.fs.schema.chunks import Accepted, Answer, Change, Operation, Refusal, Refused, StaleChainVersion, Update
 from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
 from fireflyer.fs.schema.manager import Condition, GiveUp, Heartbeat, HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import Chain, Member, RoutingDelta, TargetState
@@ -140,7 +140,7 @@ def test_what_replicas_report_goes_to_the_manager() -> None:
         return process.beat().unreachable
 
     process.feed(PeerWrote(8, 2, Answer(20, 3, 0, 0, 1, Accepted())))
-    process.feed(PeerWrote(7, 1, Behind(10, 1)))
+    process.feed(PeerWrote(7, 1, StaleChainVersion(10, 1)))
     assert heartbeat_sent() == (7,)
     for ends in (
         PeerWrote(7, 1, Answer(10, 1, 0, 0, 1, Accepted())),
@@ -167,12 +167,12 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     del process.made[0].heard[2:]
     update = Update(10, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
     process.feed(ClientAsked(4, update))
-    process.feed(PeerWrote(7, 1, Behind(10, 1)))
+    process.feed(PeerWrote(7, 1, StaleChainVersion(10, 1)))
     process.feed(NodeLost(7))
     process.feed(NodeLost(99))
     assert process.made[0].heard[2:] == [
         fx.ClientUpdate(4, update),
-        fx.MessageFromPeer(7, Behind(10, 1)),
+        fx.MessageFromPeer(7, StaleChainVersion(10, 1)),
         fx.PeerLost(7),
     ]
     lost = Update(11, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
@@ -182,7 +182,7 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     assert isinstance(reply.what.reply, Refused)
     assert reply.what.reply.refusal is Refusal.STALE
     assert release == Of(0, fx.Release(3))
-    assert process.feed(PeerWrote(7, 2, Behind(20, 1), 9)) == [Of(0, fx.Release(9))]
+    assert process.feed(PeerWrote(7, 2, StaleChainVersion(20, 1), 9)) == [Of(0, fx.Release(9))]
 
 
 def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() -> None:

@@ -74,7 +74,6 @@ from fireflyer.fs.core.chain.role import Role, role_of
 from fireflyer.fs.schema.chunks import (
     Accepted,
     Answer,
-    Behind,
     Change,
     Declined,
     InProgress,
@@ -84,6 +83,7 @@ from fireflyer.fs.schema.chunks import (
     Refusal,
     Reminder,
     Request,
+    StaleChainVersion,
     SyncDone,
     SyncList,
     SyncRows,
@@ -178,7 +178,7 @@ class Replica(ChunkUpdates):
                     self._release(handle)
             case MessageFromPeer(source, Answer() as answer):
                 self._answered(source, answer)
-            case MessageFromPeer(source, Behind(chain_version=version)):
+            case MessageFromPeer(source, StaleChainVersion(chain_version=version)):
                 if version > self._role.chain_version:
                     self._effects.append(AskRouting())
                 elif source == self._role.successor:
@@ -449,7 +449,7 @@ class Replica(ChunkUpdates):
         if request.chain_version != version:
             if request.chain_version > version:
                 self._effects.append(AskRouting())
-            self._effects.append(Send(source, Behind(self._chain_id, version)))
+            self._effects.append(Send(source, StaleChainVersion(self._chain_id, version)))
             return False
         if not self._acts or source != self._role.predecessor:
             return False
