@@ -34,7 +34,7 @@ from fireflyer.fs.schema.chunks import (
     Missing,
     NotCommitted,
     Operation,
-    Refusal,
+    RefusalReason,
     Refused,
     Update,
 )
@@ -143,7 +143,7 @@ class Watched:
 
 
 def _reply(update: bool, number: int) -> Done | Missing | NotCommitted | Refused:
-    refusal = list(Refusal)[number // 4 % len(Refusal)]
+    refusal = list(RefusalReason)[number // 4 % len(RefusalReason)]
     if number % 4 == 3:
         return Refused(refusal, "no", 1)
     if number % 4 == 2 and not update:

@@ -54,7 +54,7 @@ from fireflyer.fs.schema.chunks import (
     LookReply,
     Missing,
     NotCommitted,
-    Refusal,
+    RefusalReason,
     Refused,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, ContentId, NodeId
@@ -87,10 +87,13 @@ class ReadStatus:
 
 
 _REFUSED: Final = {
-    ReadStatus.STALE: (Refusal.STALE, "the replica has another version of the chain, or another role; ask for routing"),
-    ReadStatus.DAMAGED: (Refusal.CORRUPT, "the data do not match their checksums"),
-    ReadStatus.DENIED: (Refusal.DENIED, "no capability for this file was presented, or it has expired"),
-    ReadStatus.USAGE: (Refusal.USAGE, "the node does not take this read"),
+    ReadStatus.STALE: (
+        RefusalReason.STALE,
+        "the replica has another version of the chain, or another role; ask for routing",
+    ),
+    ReadStatus.DAMAGED: (RefusalReason.CORRUPT, "the data do not match their checksums"),
+    ReadStatus.DENIED: (RefusalReason.DENIED, "no capability for this file was presented, or it has expired"),
+    ReadStatus.USAGE: (RefusalReason.USAGE, "the node does not take this read"),
 }
 
 
@@ -486,7 +489,7 @@ class Dispatch:
             error = error_from_wire(message.body.refusal.value, message.body.message)
             _log.warning("a capability was refused node=%s reason=%s", link.node.id, error)
             newest = self._capabilities.get(right) == shown.capability
-            if message.body.refusal is Refusal.DENIED and newest and shown.presented is None:
+            if message.body.refusal is RefusalReason.DENIED and newest and shown.presented is None:
                 if link.granted_ns.get(right, 0) <= _CLOCK.now_ns():
                     link.lacks[right] = None
                 self._ask_right(right)

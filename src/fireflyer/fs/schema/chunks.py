@@ -46,7 +46,7 @@ __all__ = [
     "Page",
     "PeerMessage",
     "Put",
-    "Refusal",
+    "RefusalReason",
     "Refused",
     "Reminder",
     "Request",
@@ -144,7 +144,7 @@ class Done(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     held: ChunkVersion | None
 
 
-class Refusal(enum.StrEnum):
+class RefusalReason(enum.StrEnum):
     """Why a replica does not do what it was asked, by the error class that the client raises or acts upon."""
 
     STALE = "stale_version"
@@ -165,7 +165,7 @@ class Refusal(enum.StrEnum):
 class Refused(msgspec.Struct, frozen=True, tag="Refused", array_like=True):
     """Not done by this attempt. Another attempt of the same update, still under way, may do it later."""
 
-    refusal: Refusal
+    refusal: RefusalReason
     message: Annotated[str, msgspec.Meta(max_length=512)]
     chain_version: ChainVersion = 0
     """The receiver's."""
@@ -289,7 +289,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="Accepted", array_like=True):
 class Declined(msgspec.Struct, frozen=True, tag="Declined", array_like=True):
     """Not done, and this request never will be, by me or by any after me."""
 
-    refusal: Refusal
+    refusal: RefusalReason
     message: Annotated[str, msgspec.Meta(max_length=512)]
 
 

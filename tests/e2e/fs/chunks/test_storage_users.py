@@ -25,7 +25,7 @@ from fireflyer.fs.schema.chunks import (
     LookKind,
     Missing,
     Operation,
-    Refusal,
+    RefusalReason,
     Refused,
     StaleChainVersion,
     Update,
@@ -54,7 +54,7 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
             """Read, stat, write."""
             read = await one.read(1, version, 1, 0, 0, 10)
             said = [await one.ask(stat), await one.ask(update)]
-            refused = [isinstance(reply, Refused) and reply.refusal is Refusal.DENIED for reply in said]
+            refused = [isinstance(reply, Refused) and reply.refusal is RefusalReason.DENIED for reply in said]
             assert read.status in (1, 6), read
             return [read.status == 1, *(not one for one in refused)]
 
@@ -70,12 +70,12 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         for token in (to_read, to_write, b"", to_read[:-1], bytes(len(to_read))):
             refused = await bob.ask(data.Present(token))
             assert isinstance(refused, Refused)
-            assert refused.refusal is Refusal.DENIED
+            assert refused.refusal is RefusalReason.DENIED
         assert await may(bob) == [False, False, False]
         other = Update(1, version, store.client + 1, 3, 1, ChunkId(1, 3), Change(Operation.TRUNCATE, 0, 5))
         reply = await ann.ask(other)
         assert isinstance(reply, Refused)
-        assert reply.refusal is Refusal.DENIED
+        assert reply.refusal is RefusalReason.DENIED
         await ann.close()
         await bob.close()
 
@@ -144,7 +144,7 @@ def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
         ):
             refused = await connection.ask(ask)
             assert isinstance(refused, Refused)
-            assert refused.refusal is Refusal.DENIED
+            assert refused.refusal is RefusalReason.DENIED
         await connection.close()
 
     in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))

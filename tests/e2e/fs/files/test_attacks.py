@@ -38,7 +38,7 @@ from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema import data, meta
-from fireflyer.fs.schema.chunks import Change, Found, Look, LookKind, Operation, Refusal, Update
+from fireflyer.fs.schema.chunks import Change, Found, Look, LookKind, Operation, RefusalReason, Update
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody
@@ -394,7 +394,7 @@ class Chunk:
         through = [await self.read(connection) != DENIED]
         for body in (update, removal, *looks):
             reply = await connection.ask(body)
-            through.append(not (isinstance(reply, ChunkRefused) and reply.refusal is Refusal.DENIED))
+            through.append(not (isinstance(reply, ChunkRefused) and reply.refusal is RefusalReason.DENIED))
         return through
 
 
@@ -414,7 +414,7 @@ async def _raw_chunks(scene: Scene) -> None:
         for name, token in _tokens(scene, opened.capability, eve.client).items():
             told = await connection.ask(data.Present(token))
             assert isinstance(told, ChunkRefused), name
-            assert told.refusal is Refusal.DENIED, name
+            assert told.refusal is RefusalReason.DENIED, name
             assert not any(await chunk.attempts(connection, eve.client)), name
         # What she is really given, for a file of hers, is of no use for another one.
         flags = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
@@ -441,7 +441,7 @@ async def _raw_chunks(scene: Scene) -> None:
         # What the chain has of all files is for nobody's token, whatever he may read.
         every = await own.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))
         assert isinstance(every, ChunkRefused)
-        assert every.refusal is Refusal.DENIED
+        assert every.refusal is RefusalReason.DENIED
         trusted = await DataConnection.connect(chunk.address, service)
         stack.push_async_callback(trusted.close)
         every = await trusted.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))

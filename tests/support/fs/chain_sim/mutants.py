@@ -33,7 +33,7 @@ from fireflyer.fs.schema.chunks import (
     Done,
     Look,
     LookReply,
-    Refusal,
+    RefusalReason,
     Refused,
     Request,
     SyncRows,
@@ -254,7 +254,7 @@ class _ReturnsWithoutItsPending(Replica):
 
 
 class _RefusesBeforeTheDropIsDurable(Replica):
-    def _drop(self, chunk: ChunkId, state: ChunkState, refusal: Refusal, message: str) -> None:
+    def _drop(self, chunk: ChunkId, state: ChunkState, refusal: RefusalReason, message: str) -> None:
         work = state.work
         super()._drop(chunk, state, refusal, message)
         if work is not None:

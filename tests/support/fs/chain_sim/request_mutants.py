@@ -14,7 +14,7 @@ from fireflyer.fs.core.requests.channels import Channel, Channels, Place
 from fireflyer.fs.core.requests.effects import Effect, Event, Failed, Finish, Limits, Told
 from fireflyer.fs.core.requests.state import Open
 from fireflyer.fs.core.requests.state_machine import Requests
-from fireflyer.fs.schema.chunks import Missing, NotCommitted, Refusal, Refused
+from fireflyer.fs.schema.chunks import Missing, NotCommitted, RefusalReason, Refused
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import OpenSession
 
@@ -48,7 +48,7 @@ class BelievesThatStaleIsNotDone(Requests):
     def _refused(self, request: Open, refused: Refused, *, newest: bool) -> None:
         doubtful = request.doubtful
         super()._refused(request, refused, newest=newest)
-        if refused.refusal is Refusal.STALE:
+        if refused.refusal is RefusalReason.STALE:
             request.doubtful = doubtful
 
 

@@ -25,7 +25,7 @@ from fireflyer.fs.schema.chunks import (
     LookKind,
     LookReply,
     Operation,
-    Refusal,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
@@ -110,7 +110,7 @@ class Bench:
         return [one.body for one in self.asks if isinstance(one.body, Update)]
 
 
-def refused(refusal: Refusal, version: int = 1) -> Refused:
+def refused(refusal: RefusalReason, version: int = 1) -> Refused:
     return Refused(refusal, refusal.value, version)
 
 

@@ -22,7 +22,7 @@ from fireflyer.fs.schema.chunks import (
     Operation,
     PeerMessage,
     Put,
-    Refusal,
+    RefusalReason,
     Refused,
     Request,
     SyncDone,
@@ -184,7 +184,7 @@ class Rig:
             machine.feed(fx.Tick())
 
 
-def refusal(rig: Rig, waiter: int) -> Refusal:
+def refusal(rig: Rig, waiter: int) -> RefusalReason:
     reply = rig.replies[waiter]
     assert isinstance(reply, Refused), reply
     return reply.refusal

@@ -31,7 +31,7 @@ from fireflyer.fs.schema.chunks import (
     LookKind,
     LookReply,
     PeerMessage,
-    Refusal,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
@@ -179,7 +179,7 @@ class StorageNode:
         if data is not None:
             return reply, data
         self.feed(fx.CorruptionFound(look.chunk))
-        return Refused(Refusal.CORRUPT, "damaged"), b""
+        return Refused(RefusalReason.CORRUPT, "damaged"), b""
 
     def _number(self) -> int:
         self._numbers += 1

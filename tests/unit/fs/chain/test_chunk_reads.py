@@ -17,7 +17,7 @@ from fireflyer.fs.schema.chunks import (
     LookKind,
     Missing,
     NotCommitted,
-    Refusal,
+    RefusalReason,
     Refused,
 )
 from fireflyer.fs.schema.ids import ChunkId, ContentId
@@ -99,7 +99,7 @@ def test_the_last_chunk_is_looked_for_in_its_file_alone() -> None:
 def test_damaged_data_are_not_sent() -> None:
     reply = decide(0, TABLE, books(), look(BROKEN))
     assert isinstance(reply, Refused)
-    assert reply.refusal is Refusal.CORRUPT
+    assert reply.refusal is RefusalReason.CORRUPT
     assert decide(0, TABLE, books(), look(BROKEN, LookKind.STAT)) == Found((ChunkEntry(BROKEN, OLD),))
 
 
@@ -115,7 +115,7 @@ def test_nothing_is_answered_without_a_role_behind_the_fence_or_at_another_versi
     ):
         reply = decide(now_ns, table, books(), asked)
         assert isinstance(reply, Refused)
-        assert reply.refusal is Refusal.STALE
+        assert reply.refusal is RefusalReason.STALE
         assert message in reply.message
 
 

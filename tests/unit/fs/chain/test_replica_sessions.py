@@ -33,7 +33,7 @@ from fireflyer.fs.schema.chunks import (
     Done,
     Missing,
     NotCommitted,
-    Refusal,
+    RefusalReason,
     Request,
     SyncStart,
 )
@@ -168,7 +168,7 @@ def test_the_only_replica_goes_on_with_what_is_not_damaged() -> None:
     waiter = rig.update(1, write(b"x", 2), b"x", sequence=2)
     other = rig.update(1, write(b"y"), b"y", client=2, chunk=ChunkId(5, 5))
     rig.run()
-    assert refusal(rig, waiter) is Refusal.CORRUPT
+    assert refusal(rig, waiter) is RefusalReason.CORRUPT
     assert isinstance(rig.replies[other], Done)
     assert rig[1].table is not None
     assert rig[1].table.serving

@@ -18,7 +18,16 @@ from fireflyer.fs.core.chain.storage_node import (
     Swept,
 )
 from fireflyer.fs.schema import manager
-from fireflyer.fs.schema.chunks import Accepted, Answer, Change, Operation, Refusal, Refused, StaleChainVersion, Update
+from fireflyer.fs.schema.chunks import (
+    Accepted,
+    Answer,
+    Change,
+    Operation,
+    RefusalReason,
+    Refused,
+    StaleChainVersion,
+    Update,
+)
 from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
 from fireflyer.fs.schema.manager import Condition, GiveUp, Heartbeat, HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import Chain, Member, RoutingDelta, TargetState
@@ -91,7 +100,7 @@ class _Process:
         self.feed(node.Tick())
         self.told(HeartbeatAnswer(self.beat().sequence, None, (), delta))
 
-    def refused(self, client: int) -> Refusal | None:
+    def refused(self, client: int) -> RefusalReason | None:
         """Why an update of this client is not admitted to chain 10."""
         update = Update(10, 1, client, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
         for effect in self.feed(ClientAsked(4, update, 3)):
@@ -180,7 +189,7 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     assert isinstance(reply, Of)
     assert isinstance(reply.what, fx.Reply)
     assert isinstance(reply.what.reply, Refused)
-    assert reply.what.reply.refusal is Refusal.STALE
+    assert reply.what.reply.refusal is RefusalReason.STALE
     assert release == Of(0, fx.Release(3))
     assert process.feed(PeerWrote(7, 2, StaleChainVersion(20, 1), 9)) == [Of(0, fx.Release(9))]
 
@@ -188,12 +197,12 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
 def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() -> None:
     process = _Process()
     process.route(1, chain(10, 1, SERVING, SERVING))
-    assert process.refused(1) is Refusal.BUSY
+    assert process.refused(1) is RefusalReason.BUSY
     process.sessions(1, 3, opened=(1, 2))
-    assert [process.refused(client) for client in (1, 2, 3)] == [None, None, Refusal.BUSY]
+    assert [process.refused(client) for client in (1, 2, 3)] == [None, None, RefusalReason.BUSY]
     process.sessions(2, 3, ended=(1,))
     assert fx.ClientEnded(1) in process.made[0].heard
-    assert [process.refused(client) for client in (1, 2)] == [Refusal.ENDED, None]
+    assert [process.refused(client) for client in (1, 2)] == [RefusalReason.ENDED, None]
     process.made[0].heard.clear()
     process.feed(Swept(1, (1, 2, 7)))
     assert process.made[0].heard == [fx.ClientEnded(1)]

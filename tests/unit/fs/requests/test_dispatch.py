@@ -33,7 +33,7 @@ from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.control.local_lock import RunLock
 from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
 from fireflyer.fs.schema import data
-from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Refusal, Refused, Update
+from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, RefusalReason, Refused, Update
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Node, Routing, TargetState
 from fireflyer.fs.schema.sessions import CapabilityAnswer
@@ -167,7 +167,7 @@ def test_capabilities_are_granted_before_anything_is_asked(bench: Bench) -> None
 
 
 def refuse(bench: Bench, shown: data.Ask) -> None:
-    bench.say(1, data.Told(shown.number, Refused(Refusal.DENIED, "another key")))
+    bench.say(1, data.Told(shown.number, Refused(RefusalReason.DENIED, "another key")))
     bench.take()
 
 

@@ -28,7 +28,7 @@ from fireflyer.fs.schema.chunks import (
     Missing,
     NotCommitted,
     Operation,
-    Refusal,
+    RefusalReason,
 )
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
@@ -95,12 +95,12 @@ def test_a_late_read_is_withdrawn_before_another_replica_is_asked() -> None:
 def test_damage_is_told_and_read_elsewhere_until_there_is_nobody_left() -> None:
     bench = Bench(1, 2)
     operation = bench.begin(READ)
-    bench.tell(refused(Refusal.CORRUPT))
+    bench.tell(refused(RefusalReason.CORRUPT))
     one, two = bench.asks
     assert {one.target, two.target} == {1, 2}
     assert Doubt(one.node, one.target, 1, CHUNK) in bench.effects
     while operation not in bench.ended:
-        if not any(isinstance(one, Ask) for one in bench.tell(refused(Refusal.CORRUPT))):
+        if not any(isinstance(one, Ask) for one in bench.tell(refused(RefusalReason.CORRUPT))):
             bench.until(bench.machine.due_ns or bench.now_ns)
     assert bench.failure(operation).code == "data_corruption"
     assert len(bench.asks) == 6
@@ -125,7 +125,7 @@ def test_a_stale_version_asks_for_routing_and_what_rests_goes_on_when_it_comes()
     bench.until(SECOND)
     operation = bench.begin(READ, within_ns=10 * SECOND)
     bench.effects.clear()
-    bench.tell(refused(Refusal.STALE, 2))
+    bench.tell(refused(RefusalReason.STALE, 2))
     assert bench.effects == [AskRouting()]
     bench.route(2)
     assert bench.asks[-1].target == 2
@@ -209,12 +209,12 @@ def test_who_does_little_at_a_time_uses_few_channels_and_those_that_have_rows() 
     for at in (7, 1, 4):
         bench.tell(DONE, ask=at)
     for at in (0, 2, 3, 5, 6):
-        bench.tell(refused(Refusal.BUSY), ask=at)
+        bench.tell(refused(RefusalReason.BUSY), ask=at)
     told = 8
     while len(bench.ended) < 8:
         bench.until(bench.machine.due_ns or bench.now_ns)
         while told < len(bench.asks):
-            bench.tell(refused(Refusal.BUSY), ask=told)
+            bench.tell(refused(RefusalReason.BUSY), ask=told)
             told += 1
     assert bench.machine.unresolved_channels == 0
     before = len(bench.updates)
@@ -234,15 +234,15 @@ def test_who_was_refused_each_time_was_not_done() -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE, within_ns=20 * MS)
     while operation not in bench.ended:
-        bench.tell(refused(Refusal.BUSY))
+        bench.tell(refused(RefusalReason.BUSY))
         bench.until(bench.machine.due_ns or bench.now_ns)
     assert bench.failure(operation).code == "busy"
     assert len(bench.asks) > 2
     assert bench.machine.unresolved_channels == 0
 
 
-@pytest.mark.parametrize("refusal", [Refusal.NO_SPACE, Refusal.USAGE, Refusal.DENIED])
-def test_some_refusals_are_final(refusal: Refusal) -> None:
+@pytest.mark.parametrize("refusal", [RefusalReason.NO_SPACE, RefusalReason.USAGE, RefusalReason.DENIED])
+def test_some_refusals_are_final(refusal: RefusalReason) -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE)
     bench.tell(refused(refusal))
@@ -253,12 +253,12 @@ def test_after_an_attempt_without_an_answer_no_refusal_says_that_nothing_was_don
     bench = Bench(1)
     operation = bench.begin(TRUNCATE)
     bench.until(120 * MS)
-    bench.tell(refused(Refusal.NO_SPACE))
+    bench.tell(refused(RefusalReason.NO_SPACE))
     failed = bench.failure(operation)
     assert failed.code == "timeout"
     assert "may or may not" in failed.message
     assert bench.machine.unresolved_channels == 1
-    bench.feed(Told(bench.asks[0].ask, refused(Refusal.BUSY)))
+    bench.feed(Told(bench.asks[0].ask, refused(RefusalReason.BUSY)))
     assert bench.machine.unresolved_channels == 0
 
 
@@ -270,7 +270,7 @@ def test_a_stale_version_does_not_say_that_nothing_was_done(kind: type[Requests]
     """The head that lost its role may have passed it on: whoever follows it drives it to its end."""
     bench = Bench(1, kind=kind)
     operation = bench.begin(TRUNCATE, within_ns=1 * MS)
-    bench.tell(refused(Refusal.STALE))
+    bench.tell(refused(RefusalReason.STALE))
     bench.until(2 * MS)
     assert bench.failure(operation).code == code
 
@@ -315,7 +315,7 @@ def test_two_unknown_outcomes_of_a_chunk_are_not_resolved_by_a_refusal_of_the_la
     for _ in range(2):
         bench.begin(TRUNCATE, within_ns=50 * MS)
         bench.until(bench.now_ns + 60 * MS)
-    bench.tell(refused(Refusal.BUSY))
+    bench.tell(refused(RefusalReason.BUSY))
     assert bench.machine.unresolved_channels == 1
     bench.begin(TRUNCATE)
     bench.tell(DONE)

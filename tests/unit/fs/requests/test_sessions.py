@@ -25,7 +25,7 @@ from fireflyer.fs.core.requests.effects import (
 )
 from fireflyer.fs.schema.chunks import (
     Missing,
-    Refusal,
+    RefusalReason,
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId
@@ -82,7 +82,7 @@ def test_when_a_session_was_ended_what_was_sent_is_unknown_and_all_else_is_done_
     bench = Bench(1)
     sent, behind = bench.begin(TRUNCATE), bench.begin(TRUNCATE)
     declined = bench.begin(TRUNCATE, OTHER)
-    bench.tell(refused(Refusal.ENDED))
+    bench.tell(refused(RefusalReason.ENDED))
     look = bench.begin(READ)
     bench.feed(SessionOver(6))  # of an earlier one
     assert not exchanges(bench)
@@ -106,7 +106,7 @@ def test_when_a_session_was_ended_what_was_sent_is_unknown_and_all_else_is_done_
 def test_without_another_session_nothing_is_said_to_be_done() -> None:
     bench = Bench(1)
     declined = bench.begin(TRUNCATE)
-    bench.tell(refused(Refusal.ENDED))
+    bench.tell(refused(RefusalReason.ENDED))
     bench.feed(SessionOver(7))
     bench.until(2 * SECOND)
     assert bench.failure(declined).code == "aborted"

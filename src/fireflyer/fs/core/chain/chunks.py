@@ -40,7 +40,7 @@ from fireflyer.fs.schema.chunks import (
     InProgress,
     Operation,
     Put,
-    Refusal,
+    RefusalReason,
     Refused,
     UnknownRequest,
     Update,
@@ -124,17 +124,17 @@ class ChunkUpdates:
             self._refuse(item, refused.refusal, refused.message)
             return
         if update.chunk not in self._chunks and len(self._chunks) >= self._limits.chunks:
-            self._refuse(item, Refusal.BUSY, f"{self._limits.chunks} chunks are being changed; try again")
+            self._refuse(item, RefusalReason.BUSY, f"{self._limits.chunks} chunks are being changed; try again")
             return
         state = self._chunk(update.chunk)
         for at, other in enumerate(state.queue):
             if isinstance(other, QueuedUpdate) and _channel(other.update) == _channel(update):
                 older, newer = sorted((other, item), key=lambda one: one.update.sequence)
                 state.queue[at] = newer
-                self._refuse(older, Refusal.DUPLICATE, "a later attempt or update of this channel waits here")
+                self._refuse(older, RefusalReason.DUPLICATE, "a later attempt or update of this channel waits here")
                 return
         if len(state.queue) >= self._limits.queue:
-            self._refuse(item, Refusal.BUSY, f"{self._limits.queue} updates wait for this chunk; try again")
+            self._refuse(item, RefusalReason.BUSY, f"{self._limits.queue} updates wait for this chunk; try again")
             return
         state.queue.append(item)
         self._next(update.chunk, state)
@@ -142,15 +142,15 @@ class ChunkUpdates:
     def _refusal(self, update: Update) -> Refused | None:
         version = self._role.chain_version
         if not self._acts or not self._role.head or update.chain != self._chain_id:
-            return Refused(Refusal.STALE, "this target is not the head of the chain; ask for routing", version)
+            return Refused(RefusalReason.STALE, "this target is not the head of the chain; ask for routing", version)
         if update.chain_version != version:
             message = f"the chain is at version {version}, not {update.chain_version}; ask for routing"
-            return Refused(Refusal.STALE, message, version)
+            return Refused(RefusalReason.STALE, message, version)
         change = update.change
         end = change.length + (change.offset if change.operation is Operation.WRITE else 0)
         if change.operation is Operation.REPLACE or update.sequence < 1 or end > MAX_CHUNK_BYTES:
             message = f"{change} with sequence {update.sequence}: a chunk has at most {MAX_CHUNK_BYTES} bytes, "
-            return Refused(Refusal.USAGE, message + "sequences begin with 1, and clients do not replace", version)
+            return Refused(RefusalReason.USAGE, message + "sequences begin with 1, and clients do not replace", version)
         return None
 
     def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
@@ -160,17 +160,19 @@ class ChunkUpdates:
         if refused is not None:
             self._refuse(item, refused.refusal, refused.message)
         elif row is not None and row.sequence > update.sequence:
-            self._refuse(item, Refusal.DUPLICATE, f"the channel has gone on to update {row.sequence}")
+            self._refuse(item, RefusalReason.DUPLICATE, f"the channel has gone on to update {row.sequence}")
         elif row is not None and row.sequence == update.sequence and row.id is not None:
             if row.chunk == chunk:
                 same = state.committed if state.committed and state.committed.id == row.id else None
                 self._effects.append(Reply(item.waiter, Done(row.id, same)))
                 self._release(item.handle)
             else:
-                self._refuse(item, Refusal.USAGE, f"update {update.sequence} of this channel was of chunk {row.chunk}")
+                self._refuse(
+                    item, RefusalReason.USAGE, f"update {update.sequence} of this channel was of chunk {row.chunk}"
+                )
         elif row is None and not self._has_room_for_row(update.client):
             taken = self._index.row_count
-            self._refuse(item, Refusal.BUSY, f"{taken} channels are remembered; use fewer, or close some clients")
+            self._refuse(item, RefusalReason.BUSY, f"{taken} channels are remembered; use fewer, or close some clients")
         else:
             base = state.committed.id if state.committed else None
             made = ContentId(self._role.chain_version, max(base.version if base else 0, self._used) + 1)
@@ -289,7 +291,9 @@ class ChunkUpdates:
             return
         expected, work.held, work.phase = work.held, held, Phase.PENDING
         if work.told and expected != held:
-            self._drop(chunk, state, Refusal.CORRUPT, f"chunk {chunk}: the head has {expected}, this replica {held}")
+            self._drop(
+                chunk, state, RefusalReason.CORRUPT, f"chunk {chunk}: the head has {expected}, this replica {held}"
+            )
         else:
             self._advance(chunk, state)
 
@@ -305,7 +309,7 @@ class ChunkUpdates:
             self._damaged(chunk)
         elif failure is Failure.NO_SPACE and self._copy.done:
             self._leave(f"no space for chunk {chunk}")
-        refusal = Refusal.NO_SPACE if failure is Failure.NO_SPACE else Refusal.CORRUPT
+        refusal = RefusalReason.NO_SPACE if failure is Failure.NO_SPACE else RefusalReason.CORRUPT
         self._reply_refused(work, refusal, f"chunk {chunk}: {failure.value}")
         if work.place is not None:
             self._answer(work.place, Declined(refusal, f"chunk {chunk}: {failure.value}"))
@@ -354,7 +358,7 @@ class ChunkUpdates:
         self._release(work.handle)
         self._next(chunk, state)
 
-    def _drop(self, chunk: ChunkId, state: ChunkState, refusal: Refusal, message: str) -> None:
+    def _drop(self, chunk: ChunkId, state: ChunkState, refusal: RefusalReason, message: str) -> None:
         """Given up: no replica from here on has committed it, and none behind this one has it pending any more.
 
         Who asked is told when that is durable here too: else all could die, and the first that is back would find it
@@ -408,11 +412,11 @@ class ChunkUpdates:
         answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
         self._effects.append(Send(self._role.predecessor, answer))
 
-    def _refuse(self, item: QueuedUpdate, refusal: Refusal, message: str) -> None:
+    def _refuse(self, item: QueuedUpdate, refusal: RefusalReason, message: str) -> None:
         self._effects.append(Reply(item.waiter, Refused(refusal, message[:512], self._role.chain_version)))
         self._release(item.handle)
 
-    def _reply_refused(self, work: ChunkUpdate, refusal: Refusal, message: str) -> None:
+    def _reply_refused(self, work: ChunkUpdate, refusal: RefusalReason, message: str) -> None:
         if work.waiter:
             refused = Refused(refusal, message[:512], self._role.chain_version)
             self._effects.append(Reply(work.waiter, refused))

@@ -22,7 +22,7 @@ from fireflyer.fs.schema.chunks import (
     LookReply,
     Missing,
     NotCommitted,
-    Refusal,
+    RefusalReason,
     Refused,
 )
 from fireflyer.fs.schema.ids import MAX_INDEX, ChunkId
@@ -33,13 +33,13 @@ __all__ = ["decide"]
 def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
     """`now_ns`: the node's clock, read after the request came in. For READ, `Found` says which content to send."""
     if table is None or not table.serving or look.chain != table.chain:
-        return Refused(Refusal.STALE, "this target does not serve the chain; ask for routing")
+        return Refused(RefusalReason.STALE, "this target does not serve the chain; ask for routing")
     if now_ns >= table.fence_until_ns:
         message = "this node has not heard of the manager for too long; ask another replica"
-        return Refused(Refusal.STALE, message, table.chain_version)
+        return Refused(RefusalReason.STALE, message, table.chain_version)
     if look.chain_version != table.chain_version:
         message = f"the chain is at version {table.chain_version}, not {look.chain_version}; ask for routing"
-        return Refused(Refusal.STALE, message, table.chain_version)
+        return Refused(RefusalReason.STALE, message, table.chain_version)
     return _look(table, index, look)
 
 
@@ -58,7 +58,9 @@ def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
         if entry.pending is not None and not table.answers_committed:
             return NotCommitted(table.tail)
         if entry.damaged and look.kind is LookKind.READ:
-            return Refused(Refusal.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version)
+            return Refused(
+                RefusalReason.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version
+            )
         if entry.committed is not None:
             found.append(ChunkEntry(chunk, entry.committed))
     return Found(tuple(found)) if found or look.kind is LookKind.LIST else Missing()

@@ -80,7 +80,7 @@ from fireflyer.fs.schema.chunks import (
     Operation,
     Page,
     Put,
-    Refusal,
+    RefusalReason,
     Reminder,
     Request,
     StaleChainVersion,
@@ -235,7 +235,7 @@ class Replica(ChunkUpdates):
         self._touched[chunk] = None
         for item in state.queue:
             if isinstance(item, QueuedUpdate):
-                self._refuse(item, Refusal.STALE, "the chain has changed; ask for routing")
+                self._refuse(item, RefusalReason.STALE, "the chain has changed; ask for routing")
             elif isinstance(item, QueuedPut):
                 self._release(item.handle)
         state.queue.clear()
@@ -246,7 +246,7 @@ class Replica(ChunkUpdates):
         if work.phase is Phase.COPYING:
             state.work = None
         elif not keep_work:
-            self._reply_refused(work, Refusal.STALE, "this target has lost its role; ask for routing")
+            self._reply_refused(work, RefusalReason.STALE, "this target has lost its role; ask for routing")
             if work.phase is Phase.PENDING:
                 self._release(work.handle)
                 state.work = None
@@ -285,7 +285,7 @@ class Replica(ChunkUpdates):
             waiting = [one for one in state.queue if isinstance(one, QueuedUpdate) and one.update.client == client]
             for one in waiting:
                 state.queue.remove(one)
-                self._refuse(one, Refusal.ENDED, "the client's session is over; open another one")
+                self._refuse(one, RefusalReason.ENDED, "the client's session is over; open another one")
                 self._touched[chunk] = None
         self._effects.append(Forget(client))
 
@@ -382,14 +382,14 @@ class Replica(ChunkUpdates):
                 self._source.copied()
                 state.work = None
                 self._next(letter.owner, state)
-            elif isinstance(body, Declined) and body.refusal is Refusal.NO_SPACE:
+            elif isinstance(body, Declined) and body.refusal is RefusalReason.NO_SPACE:
                 self._rest()
             else:
                 self._advance(letter.owner, state)
         elif isinstance(body, Accepted):
             self._finish(letter.owner, state)
         elif isinstance(body, Declined):
-            if self._source is not None and body.refusal is Refusal.NO_SPACE:
+            if self._source is not None and body.refusal is RefusalReason.NO_SPACE:
                 self._rest()
             else:
                 self._drop(letter.owner, state, body.refusal, body.message)

@@ -39,7 +39,7 @@ import msgspec
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import node_membership as node
-from fireflyer.fs.schema.chunks import Answer, PeerMessage, Refusal, Refused, Update
+from fireflyer.fs.schema.chunks import Answer, PeerMessage, RefusalReason, Refused, Update
 from fireflyer.fs.schema.ids import ChainId, ClientId, NodeId, TargetId
 from fireflyer.fs.schema.manager import HeartbeatAnswer
 from fireflyer.fs.schema.routing import Chain, Routing
@@ -300,15 +300,15 @@ class StorageCore:
     def _client_asked(self, now_ns: int, waiter: int, update: Update, handle: int) -> None:
         target, sessions = self._at.get(update.chain), self.membership.sessions
         if target is None or self._leaving:
-            refused = Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
+            refused = Refused(RefusalReason.STALE, "this node has no target that serves the chain; ask for routing")
         elif sessions.admits(update.client):
             self._to_replica(now_ns, target, fx.ClientUpdate(waiter, update, handle))
             return
         elif sessions.over(update.client):
-            refused = Refused(Refusal.ENDED, f"the session of client {update.client} is over; open another one")
+            refused = Refused(RefusalReason.ENDED, f"the session of client {update.client} is over; open another one")
         else:
             self._queue.append(node.RoutingWanted())
-            refused = Refused(Refusal.BUSY, f"this node has not yet heard of client {update.client}; ask again")
+            refused = Refused(RefusalReason.BUSY, f"this node has not yet heard of client {update.client}; ask again")
         self._effects.append(Of(0, fx.Reply(waiter, refused)))
         self._release(handle)
 

@@ -84,7 +84,7 @@ from fireflyer.fs.schema.chunks import (
     Missing,
     NotCommitted,
     Operation,
-    Refusal,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
@@ -98,9 +98,9 @@ _MAX_DOUBLINGS: Final = 3
 _MAX_OLD_ENTRIES: Final = 256
 """In the heap of what is due, beside so many times the requests."""
 _FINAL: Final = {
-    Refusal.NO_SPACE: NoSpace.code,
-    Refusal.USAGE: UsageError.code,
-    Refusal.DENIED: PermissionDenied.code,
+    RefusalReason.NO_SPACE: NoSpace.code,
+    RefusalReason.USAGE: UsageError.code,
+    RefusalReason.DENIED: PermissionDenied.code,
 }
 """Refusals after which nothing is tried again."""
 
@@ -427,7 +427,7 @@ class Requests:
 
     def _refused(self, request: Open, refused: Refused, *, newest: bool) -> None:
         refusal = refused.refusal
-        if request.update and refusal in (Refusal.STALE, Refusal.DUPLICATE):
+        if request.update and refusal in (RefusalReason.STALE, RefusalReason.DUPLICATE):
             request.doubtful = True
         if request.state is State.OVER:
             if not request.asks:
@@ -436,13 +436,13 @@ class Requests:
         if not newest:
             return
         request.why = refused.message
-        request.code = _FINAL.get(refusal, Busy.code if refusal is Refusal.BUSY else StaleVersion.code)
+        request.code = _FINAL.get(refusal, Busy.code if refusal is RefusalReason.BUSY else StaleVersion.code)
         if refusal in _FINAL:
             self._fail(request, request.code, refused.message)
-        elif refusal is Refusal.CORRUPT:
+        elif refusal is RefusalReason.CORRUPT:
             self._corrupt(request)
         else:
-            if refusal is not Refusal.BUSY:
+            if refusal is not RefusalReason.BUSY:
                 self._want_routing()
             request.avoid[request.target] = None
             self._again(request)

@@ -26,7 +26,7 @@ from fireflyer.fs.schema.chunks import (
     LookKind,
     LookReply,
     Operation,
-    Refusal,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
@@ -109,28 +109,30 @@ class StorageAsks:
     def _refusal(self, link: Link, update: Update, handle: int) -> Refused | None:
         change = update.change
         if change.operation is Operation.REPLACE:
-            return Refused(Refusal.USAGE, "clients do not replace chunks; write them")
+            return Refused(RefusalReason.USAGE, "clients do not replace chunks; write them")
         given = self._native.length(handle) if handle else 0
         wanted = change.length if change.carries_data else 0
         if given != wanted:
-            return Refused(Refusal.USAGE, f"{given} bytes came with a change of {wanted}")
+            return Refused(RefusalReason.USAGE, f"{given} bytes came with a change of {wanted}")
         if not _allows(link, update.chunk.file, Rights.WRITE, update.client):
-            return Refused(Refusal.DENIED, f"present a capability to write file {update.chunk.file} as this client")
+            return Refused(
+                RefusalReason.DENIED, f"present a capability to write file {update.chunk.file} as this client"
+            )
         if len(self._waiters) >= MAX_WAITERS:
-            return Refused(Refusal.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
+            return Refused(RefusalReason.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
         return None
 
     def _look(self, link: Link, look: Look) -> LookReply:
         if look.kind is LookKind.READ:
-            return Refused(Refusal.USAGE, "data are read by frames of reads, not by messages")
+            return Refused(RefusalReason.USAGE, "data are read by frames of reads, not by messages")
         if look.kind is LookKind.CHAIN and not link.trusted:
-            return Refused(Refusal.DENIED, "only who has the node secret may list the chunks of all files")
+            return Refused(RefusalReason.DENIED, "only who has the node secret may list the chunks of all files")
         if not _allows(link, look.chunk.file, Rights.READ):
-            return Refused(Refusal.DENIED, f"present a capability to read file {look.chunk.file}")
+            return Refused(RefusalReason.DENIED, f"present a capability to read file {look.chunk.file}")
         found = self._find(look.chain)
         now_ns = self._clock.now_ns()
         if found is None:
-            return Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
+            return Refused(RefusalReason.STALE, "this node has no target that serves the chain; ask for routing")
         return reads.decide(now_ns, found[0], found[1], look)
 
     def _present(self, link: Link, token: bytes) -> data.Granted | Refused:
@@ -141,17 +143,17 @@ class StorageAsks:
             one = capability.verify(token, self._keys, link.peer, now_s)
         except PermissionDenied as error:
             _log.warning("capability refused peer=%s reason=%s", link.peer, error)
-            return Refused(Refusal.DENIED, error.message)
+            return Refused(RefusalReason.DENIED, error.message)
         if not link.presented.add(one, now_s):
             text = f"{MAX_PRESENTED_RANGES} ranges of files count here already; open another connection"
-            return Refused(Refusal.BUSY, text)
+            return Refused(RefusalReason.BUSY, text)
         left_ns = int((one.expires_s - now_s) * SECOND)
         if one.rights & Rights.READ:
             try:
                 self._native.grant(link.number, one.first_file, one.last_file + 1, self._clock.now_ns() + left_ns)
             except ValueError as error:
                 link.presented.drop(one)
-                return Refused(Refusal.BUSY, f"{error}; open another connection")
+                return Refused(RefusalReason.BUSY, f"{error}; open another connection")
         return data.Granted(left_ns)
 
 
