@@ -19,7 +19,7 @@ _CHANGE = chunks.Change(chunks.Operation.WRITE, 0, 3, 9)
 _PUT = chunks.Put(ChunkId(1, 2), ContentId(3, 4), None, _CHANGE, _HELD, _ROW)
 MESSAGES: list[data.Message] = [
     data.Ask(1, chunks.Update(1, 2, 3, 4, 5, ChunkId(1, 2), _CHANGE)),
-    data.Ask(2, chunks.Look(1, 2, chunks.LookKind.STAT, ChunkId(1, 2))),
+    data.Ask(2, chunks.Query(1, 2, chunks.QueryKind.STAT, ChunkId(1, 2))),
     data.Ask(3, data.Present(b"capability")),
     data.Ask(4, data.Doubt(1, ChunkId(1, 2))),
     data.Told(1, chunks.Done(ContentId(1, 2), _HELD)),

@@ -14,10 +14,10 @@ from fireflyer.fs.core.requests.effects import (
     End,
     Event,
     Finish,
-    Glance,
     Limits,
     Lost,
     NewSession,
+    QuerySpec,
     RoutingConfirmed,
     RoutingLearned,
     SessionOpened,
@@ -30,10 +30,10 @@ from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,
-    LookKind,
     Missing,
     NotCommitted,
     Operation,
+    QueryKind,
     RefusalReason,
     Refused,
     Update,
@@ -51,10 +51,10 @@ LIMITS = Limits(
     grant_bytes=2 << 20,
     attempt_ns=50 * MS,
 )
-WHATS: list[Change | Glance] = [
-    Glance(LookKind.READ, 0, 4096),
-    Glance(LookKind.READ, 0, 1 << 20),
-    Glance(LookKind.LIST),
+WHATS: list[Change | QuerySpec] = [
+    QuerySpec(QueryKind.READ, 0, 4096),
+    QuerySpec(QueryKind.READ, 0, 1 << 20),
+    QuerySpec(QueryKind.LIST),
     Change(Operation.TRUNCATE, 0, 1),
     Change(Operation.WRITE, 0, 1 << 20),
 ]

@@ -35,7 +35,7 @@ from fireflyer.fs.client.control_listener import Hearing
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
+from fireflyer.fs.core.requests.effects import Arrived, Failed, Limits, QuerySpec
 from fireflyer.fs.schema.chunks import (
     MAX_PAGE,
     Change,
@@ -43,9 +43,9 @@ from fireflyer.fs.schema.chunks import (
     ChunkVersion,
     Done,
     Found,
-    LookKind,
     Missing,
     Operation,
+    QueryKind,
 )
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId
 from fireflyer.fs.schema.routing import Routing
@@ -157,7 +157,7 @@ class Chunks(Hearing, OfOneProcess):
         """Bytes [offset, offset + size of `into`) of the chunk; returns how many there are before its end. Verified
         against the checksums of who stores them. Raises `NotFound`, `Timeout`, `DataCorruption`, …"""
         memory = memory_of(into, writable=True)
-        reply = await self._look(chain, chunk, Glance(LookKind.READ, offset, memory.nbytes), memory, timeout_ns)
+        reply = await self._look(chain, chunk, QuerySpec(QueryKind.READ, offset, memory.nbytes), memory, timeout_ns)
         return _count(reply, chunk)
 
     async def read(
@@ -176,7 +176,7 @@ class Chunks(Hearing, OfOneProcess):
         wanted = [(one, memory_of(one.into, writable=True)) for one in reads]
         replies = await self._all(
             [
-                (one.chain, one.chunk, Glance(LookKind.READ, one.offset, memory.nbytes), memory)
+                (one.chain, one.chunk, QuerySpec(QueryKind.READ, one.offset, memory.nbytes), memory)
                 for one, memory in wanted
             ],
             timeout_ns,
@@ -219,7 +219,7 @@ class Chunks(Hearing, OfOneProcess):
 
     async def stat(self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> ChunkVersion:
         """Content id, length and checksum. Raises `NotFound`."""
-        reply = await self._look(chain, chunk, Glance(LookKind.STAT), None, timeout_ns)
+        reply = await self._look(chain, chunk, QuerySpec(QueryKind.STAT), None, timeout_ns)
         entry = next(iter(reply.entries), None) if isinstance(reply, Found) else None
         if entry is None or entry.held is None:
             raise NotFound(f"chunk {chunk.index} of file {chunk.file} is not there")
@@ -231,7 +231,7 @@ class Chunks(Hearing, OfOneProcess):
         """The last chunk of the file on this chain whose index is less than `below`."""
         if below <= 0:
             return None
-        reply = await self._look(chain, ChunkId(file, below - 1), Glance(LookKind.LAST), None, timeout_ns)
+        reply = await self._look(chain, ChunkId(file, below - 1), QuerySpec(QueryKind.LAST), None, timeout_ns)
         return reply.entries[0] if isinstance(reply, Found) and reply.entries else None
 
     async def list(
@@ -242,7 +242,7 @@ class Chunks(Hearing, OfOneProcess):
         found: _Entries = []
         while len(found) < limit:
             page = min(MAX_PAGE, limit - len(found))
-            reply = await self._look(chain, ChunkId(file, start), Glance(LookKind.LIST, 0, page), None, timeout_ns)
+            reply = await self._look(chain, ChunkId(file, start), QuerySpec(QueryKind.LIST, 0, page), None, timeout_ns)
             entries = reply.entries if isinstance(reply, Found) else ()
             found += entries
             if len(entries) < page or entries[-1].chunk.index == (1 << 32) - 1:
@@ -281,7 +281,7 @@ class Chunks(Hearing, OfOneProcess):
     # --- for those who build on it ---
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
@@ -312,7 +312,7 @@ class Chunks(Hearing, OfOneProcess):
     # --- the machine ---
 
     async def _look(
-        self, chain: ChainId, chunk: ChunkId, what: Glance, memory: memoryview | None, timeout_ns: int | None
+        self, chain: ChainId, chunk: ChunkId, what: QuerySpec, memory: memoryview | None, timeout_ns: int | None
     ) -> Found | Missing | Arrived:
         reply: Found | Missing | Arrived | Failed = await self._one(chain, chunk, what, memory, timeout_ns)
         if isinstance(reply, Failed):
@@ -320,13 +320,14 @@ class Chunks(Hearing, OfOneProcess):
         return reply
 
     async def _one(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None, timeout_ns: int |
+        None,
         session: ClientId = 0,
     ) -> Any:  # fmt: skip
         return (await self._all([(chain, chunk, what, memory)], timeout_ns, session))[0]
 
     async def _all(
-        self, asked: Sequence[tuple[ChainId, ChunkId, Change | Glance, memoryview | None]], timeout_ns: int | None,
+        self, asked: Sequence[tuple[ChainId, ChunkId, Change | QuerySpec, memoryview | None]], timeout_ns: int | None,
         session: ClientId = 0,
     ) -> _Replies:  # fmt: skip
         """The machine's results, in the order of what is asked."""

@@ -33,10 +33,10 @@ from fireflyer.fs.core.requests.effects import (
     End,
     Event,
     Finish,
-    Glance,
     Limits,
     Lost,
     NewSession,
+    QuerySpec,
     RoutingConfirmed,
     RoutingLearned,
     SessionOpened,
@@ -49,11 +49,11 @@ from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
     Change,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
+    Query,
+    QueryKind,
+    QueryReply,
     RefusalReason,
     Refused,
 )
@@ -192,7 +192,7 @@ class Dispatch:
     # --- operations ---
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None, timeout_ns: int,
         done: Done, session: ClientId = 0,
     ) -> int:  # fmt: skip
         """The operation's number. It is sent with the next `flush`; `done` may be called before this returns.
@@ -396,7 +396,7 @@ class Dispatch:
         opened, body = self._open.get(ask.operation), ask.body
         if opened is None or link.server is None:
             return
-        if isinstance(body, Look) and body.kind is LookKind.READ:
+        if isinstance(body, Query) and body.kind is QueryKind.READ:
             chunk = body.chunk
             self._reads[ask.ask] = self.ring.prepare_read(
                 link.server, ask.ask, body.chain, body.chain_version, chunk.file, chunk.index, body.offset,
@@ -500,7 +500,7 @@ class Dispatch:
 
 def read_reply(
     status: int, length: int, content: ContentId, chunk_length: int, chain_version: int, where: int
-) -> LookReply | Arrived:
+) -> QueryReply | Arrived:
     """What a completion of the ring says to the machine."""
     if status == ReadStatus.FOUND:
         return Arrived(length, content, chunk_length)

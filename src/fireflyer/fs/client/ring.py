@@ -35,8 +35,8 @@ from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.replica_selector import ANSWER, Reads, Spread, check_reads
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
-from fireflyer.fs.schema.chunks import MAX_PAGE, Change, ChunkEntry, ChunkVersion, Done, Found, LookKind, Operation
+from fireflyer.fs.core.requests.effects import Arrived, Failed, QuerySpec
+from fireflyer.fs.schema.chunks import MAX_PAGE, Change, ChunkEntry, ChunkVersion, Done, Found, Operation, QueryKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
@@ -165,10 +165,10 @@ class Ring(Hearing, OfOneProcess):
         self, tag: int, chain: ChainId, chunk: ChunkId, into: Any, offset: int = 0, *, timeout_ns: int | None = None
     ) -> None:
         memory = memory_of(into, writable=True)
-        self._begin(tag, chain, chunk, Glance(LookKind.READ, offset, memory.nbytes), memory, timeout_ns)
+        self._begin(tag, chain, chunk, QuerySpec(QueryKind.READ, offset, memory.nbytes), memory, timeout_ns)
 
     def prepare_stat(self, tag: int, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> None:
-        self._begin(tag, chain, chunk, Glance(LookKind.STAT), None, timeout_ns)
+        self._begin(tag, chain, chunk, QuerySpec(QueryKind.STAT), None, timeout_ns)
 
     def prepare_last_chunk(
         self, tag: int, chain: ChainId, file: int, *, below: int = 1 << 32, timeout_ns: int | None = None
@@ -178,7 +178,7 @@ class Ring(Hearing, OfOneProcess):
         is none."""
         if not 0 < below <= 1 << 32:
             raise UsageError(f"below {below}: indices of chunks are from 0 to 2^32 - 1")
-        self._begin(tag, chain, ChunkId(file, below - 1), Glance(LookKind.LAST), None, timeout_ns)
+        self._begin(tag, chain, ChunkId(file, below - 1), QuerySpec(QueryKind.LAST), None, timeout_ns)
 
     def prepare_list(
         self, tag: int, chain: ChainId, file: int, *, start: int = 0, limit: int = MAX_PAGE,
@@ -188,7 +188,7 @@ class Ring(Hearing, OfOneProcess):
         most,
         which is right as a whole."""
         _check_page(limit)
-        self._begin(tag, chain, ChunkId(file, start), Glance(LookKind.LIST, 0, limit), None, timeout_ns)
+        self._begin(tag, chain, ChunkId(file, start), QuerySpec(QueryKind.LIST, 0, limit), None, timeout_ns)
 
     def prepare_list_all(
         self, tag: int, chain: ChainId, start: ChunkId, *, limit: int = MAX_PAGE, timeout_ns: int | None = None
@@ -198,7 +198,7 @@ class Ring(Hearing, OfOneProcess):
         right by itself; `held` is None where an update is under way, or the replica that answered has it damaged: ask
         for that chunk alone. Only with the node secret."""
         _check_page(limit)
-        self._begin(tag, chain, start, Glance(LookKind.CHAIN, 0, limit), None, timeout_ns)
+        self._begin(tag, chain, start, QuerySpec(QueryKind.CHAIN, 0, limit), None, timeout_ns)
 
     def prepare_write(
         self, tag: int, chain: ChainId, chunk: ChunkId, data: Any, offset: int = 0, *, timeout_ns: int | None = None
@@ -304,7 +304,7 @@ class Ring(Hearing, OfOneProcess):
             one = reads[at]
             begin, length = int(one["at"]), int(one["length"])
             chunk = ChunkId(int(one["file"]), int(one["index"]))
-            what = Glance(LookKind.READ, int(one["offset"]), length)
+            what = QuerySpec(QueryKind.READ, int(one["offset"]), length)
             self._begin(tag + at, int(one["chain"]), chunk, what, memory[begin : begin + length], timeout_ns)
 
     def _check_times(self, now_ns: int) -> None:
@@ -324,7 +324,7 @@ class Ring(Hearing, OfOneProcess):
     # --- for those who build on it ---
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
@@ -370,7 +370,7 @@ class Ring(Hearing, OfOneProcess):
     # --- the machine ---
 
     def _begin(
-        self, tag: int, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, tag: int, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         timeout_ns: int | None,
     ) -> None:  # fmt: skip
         self.check_process()
@@ -379,7 +379,7 @@ class Ring(Hearing, OfOneProcess):
         limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
         self._dispatch.begin(chain, chunk, what, memory, limit_ns, self._ended(tag, what))
 
-    def _ended(self, tag: int, what: Change | Glance) -> Callable[[Any], None]:
+    def _ended(self, tag: int, what: Change | QuerySpec) -> Callable[[Any], None]:
         def take(result: Any) -> None:
             count = 0
             if isinstance(result, Arrived):
@@ -459,9 +459,9 @@ def _check_page(limit: int) -> None:
         raise UsageError(f"{limit} chunks in one list; ask for 1 to {MAX_PAGE}, and go on after the last of them")
 
 
-def _value(what: Change | Glance, entries: tuple[ChunkEntry, ...]) -> Value | None:
+def _value(what: Change | QuerySpec, entries: tuple[ChunkEntry, ...]) -> Value | None:
     """None: there is no such chunk."""
-    kind = what.kind if isinstance(what, Glance) else None
-    if kind in (LookKind.LIST, LookKind.CHAIN):
+    kind = what.kind if isinstance(what, QuerySpec) else None
+    if kind in (QueryKind.LIST, QueryKind.CHAIN):
         return entries
-    return next((one if kind is LookKind.LAST else one.held for one in entries), None)
+    return next((one if kind is QueryKind.LAST else one.held for one in entries), None)

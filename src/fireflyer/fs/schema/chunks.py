@@ -1,6 +1,7 @@
 """What clients and replicas say to each other about chunks. Data is never in a message: it follows it on the wire.
 
-Between a client and a replica: `Update` with its `UpdateReply`, `Look` with its `LookReply`. Between the replicas of a
+Between a client and a replica: `Update` with its `UpdateReply`, `Query` with its `QueryReply`. Between the replicas
+of a
 chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncRows`, `SyncList`, `SyncDone`, `Reminder`, answered by
 `Answer` or, where the receiver is in another chain version, by `StaleChainVersion`.
 """
@@ -37,15 +38,15 @@ __all__ = [
     "Done",
     "Found",
     "InProgress",
-    "Look",
-    "LookKind",
-    "LookReply",
     "Missing",
     "NotCommitted",
     "Operation",
     "Page",
     "PeerMessage",
     "Put",
+    "Query",
+    "QueryKind",
+    "QueryReply",
     "RefusalReason",
     "Refused",
     "Reminder",
@@ -174,7 +175,7 @@ class Refused(msgspec.Struct, frozen=True, tag="Refused", array_like=True):
 UpdateReply: TypeAlias = Done | Refused
 
 
-class LookKind(enum.StrEnum):
+class QueryKind(enum.StrEnum):
     READ = "read"
     STAT = "stat"
     LAST = "last"
@@ -186,12 +187,12 @@ class LookKind(enum.StrEnum):
     all the time is told once by whoever goes on behind the last of a page. Only who holds the node secret may ask."""
 
 
-class Look(msgspec.Struct, frozen=True, tag="Look", array_like=True):
+class Query(msgspec.Struct, frozen=True, tag="Look", array_like=True):
     """To any serving replica. READ: bytes [offset, offset + length), fewer where the chunk ends."""
 
     chain: ChainId
     chain_version: ChainVersion
-    kind: LookKind
+    kind: QueryKind
     chunk: ChunkId
     offset: _Bytes = 0
     length: _Bytes = MAX_CHUNK_BYTES
@@ -223,7 +224,7 @@ class NotCommitted(msgspec.Struct, frozen=True, tag="NotCommitted", array_like=T
     tail: TargetId
 
 
-LookReply: TypeAlias = Found | Missing | NotCommitted | Refused
+QueryReply: TypeAlias = Found | Missing | NotCommitted | Refused
 
 
 # --- between replicas ---

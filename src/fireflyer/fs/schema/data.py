@@ -18,7 +18,7 @@ import msgspec
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import KIB
-from fireflyer.fs.schema.chunks import Look, LookReply, PeerMessage, Update, UpdateReply
+from fireflyer.fs.schema.chunks import PeerMessage, Query, QueryReply, Update, UpdateReply
 from fireflyer.fs.schema.ids import ChainId, ChunkId, NodeId, TargetId
 
 __all__ = [
@@ -66,12 +66,12 @@ class Granted(msgspec.Struct, frozen=True, tag="Granted", array_like=True):
 
 class Ask(msgspec.Struct, frozen=True, tag=1, array_like=True):
     number: _Number
-    body: Update | Look | Present | Doubt
+    body: Update | Query | Present | Doubt
 
 
 class Told(msgspec.Struct, frozen=True, tag=2, array_like=True):
     number: _Number
-    body: UpdateReply | LookReply | Granted
+    body: UpdateReply | QueryReply | Granted
 
 
 class Between(msgspec.Struct, frozen=True, tag=3, array_like=True):

@@ -32,10 +32,10 @@ from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
-    Look,
-    LookKind,
     Missing,
     Operation,
+    Query,
+    QueryKind,
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId
@@ -58,16 +58,16 @@ def test_updates_pass_through_the_chain_and_are_read_at_every_replica(tmp_path: 
         for member in store.serving():
             node = await store.connection(member.node)
             version = store.chain.version
-            stat = await node.ask(Look(1, version, LookKind.STAT, FIRST))
-            last = await node.ask(Look(1, version, LookKind.LAST, ChunkId(2, 1 << 20)))
-            listed = await node.ask(Look(1, version, LookKind.LIST, ChunkId(1, 0), length=10))
+            stat = await node.ask(Query(1, version, QueryKind.STAT, FIRST))
+            last = await node.ask(Query(1, version, QueryKind.LAST, ChunkId(2, 1 << 20)))
+            listed = await node.ask(Query(1, version, QueryKind.LIST, ChunkId(1, 0), length=10))
             assert isinstance(stat, Found)
             assert stat.entries[0].held is not None
             assert (stat.entries[0].held.length, stat.entries[0].held.crc) == (150_000, crc32c(store.known[FIRST]))
             assert isinstance(last, Found)
             assert last.entries[0].chunk == THIRD
             assert listed == stat
-            assert await node.ask(Look(1, version, LookKind.STAT, SECOND)) == Missing()
+            assert await node.ask(Query(1, version, QueryKind.STAT, SECOND)) == Missing()
         assert not any("has no answer" in node.log() for node in store.nodes.values())
 
     in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS)

@@ -21,10 +21,10 @@ from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
     Change,
-    Look,
-    LookKind,
     Missing,
     Operation,
+    Query,
+    QueryKind,
     RefusalReason,
     Refused,
     StaleChainVersion,
@@ -48,7 +48,7 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         credentials = [user_of(store, tokens, name) for name in ("ann", "bob")]
         ann, bob = [await DataConnection.connect(address, one) for one in credentials]
         update = Update(1, version, store.client, 3, 1, ChunkId(1, 3), Change(Operation.TRUNCATE, 0, 5))
-        stat = Look(1, version, LookKind.STAT, FIRST)
+        stat = Query(1, version, QueryKind.STAT, FIRST)
 
         async def may(one: DataConnection) -> list[bool]:
             """Read, stat, write."""
@@ -138,7 +138,7 @@ def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
         await asyncio.sleep(max(0.0, expires_s - time.time()))
         for ask in (
-            Look(1, version, LookKind.STAT, FIRST),
+            Query(1, version, QueryKind.STAT, FIRST),
             Update(1, version, store.client, 3, 1, FIRST, Change(Operation.TRUNCATE, 0, 5)),
             data.Present(token),
         ):
@@ -179,7 +179,7 @@ def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path) -> None:
             except TimeoutError:
                 pytest.fail(f"{what} is taken")
             await bad.close()
-        denied = await good.ask(Look(1, store.chain.version, LookKind.STAT, FIRST))
+        denied = await good.ask(Query(1, store.chain.version, QueryKind.STAT, FIRST))
         assert isinstance(denied, Refused)
         await good.close()
         await store.write(FIRST, 0, b"UN")

@@ -38,7 +38,7 @@ from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema import data, meta
-from fireflyer.fs.schema.chunks import Change, Found, Look, LookKind, Operation, RefusalReason, Update
+from fireflyer.fs.schema.chunks import Change, Found, Operation, Query, QueryKind, RefusalReason, Update
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody
@@ -389,8 +389,8 @@ class Chunk:
         change = Change(Operation.TRUNCATE, 0, 1)
         update = Update(self.chain, self.version, client, 3, 1, self.id, change)
         removal = msgspec.structs.replace(update, change=Change(Operation.REMOVE), channel=4)
-        kinds = LookKind.STAT, LookKind.LIST, LookKind.CHAIN
-        looks = [Look(self.chain, self.version, kind, self.id) for kind in kinds]
+        kinds = QueryKind.STAT, QueryKind.LIST, QueryKind.CHAIN
+        looks = [Query(self.chain, self.version, kind, self.id) for kind in kinds]
         through = [await self.read(connection) != DENIED]
         for body in (update, removal, *looks):
             reply = await connection.ask(body)
@@ -439,12 +439,12 @@ async def _raw_chunks(scene: Scene) -> None:
         assert isinstance(await own.ask(data.Present(opened.capability)), data.Granted)
         assert await chunk.read(own) == FOUND
         # What the chain has of all files is for nobody's token, whatever he may read.
-        every = await own.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))
+        every = await own.ask(Query(chunk.chain, chunk.version, QueryKind.CHAIN, chunk.id))
         assert isinstance(every, ChunkRefused)
         assert every.refusal is RefusalReason.DENIED
         trusted = await DataConnection.connect(chunk.address, service)
         stack.push_async_callback(trusted.close)
-        every = await trusted.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))
+        every = await trusted.ask(Query(chunk.chain, chunk.version, QueryKind.CHAIN, chunk.id))
         assert isinstance(every, Found)
         assert every.entries[0].chunk == chunk.id
         await eve.ask(meta.Remove(Place(ROOT, b"common/eve")))

@@ -15,12 +15,12 @@ from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
     Operation,
+    Query,
+    QueryKind,
+    QueryReply,
     Refused,
     Update,
     UpdateReply,
@@ -99,7 +99,7 @@ class _Call:
     change: Change | None = None
     data: bytes = b""
     sequence: int = 0
-    kind: LookKind = LookKind.READ
+    kind: QueryKind = QueryKind.READ
     asks: TargetId = 0
     number: int = 0
     timer: Timer | None = None
@@ -154,7 +154,7 @@ class Client:
             call.sequence = self._sequences[channel]
             call.change, call.data = _some_change(self._rng, f"{self._number}{channel}{call.sequence:02d}")
         elif self._rng.random() < 0.3:
-            call.kind = LookKind.STAT
+            call.kind = QueryKind.STAT
         self._attempt(call)
 
     def _attempt(self, call: _Call) -> None:
@@ -173,7 +173,7 @@ class Client:
             self._wire(serving[0], update, call.data, call.number)
             return
         target = call.asks if call.asks in serving else self._rng.choice(serving)
-        self._wire(target, Look(self._chain.id, self._chain.version, call.kind, call.chunk), b"", call.number)
+        self._wire(target, Query(self._chain.id, self._chain.version, call.kind, call.chunk), b"", call.number)
 
     def _late(self, call: _Call) -> None:
         del self._calls[call.number]
@@ -196,7 +196,7 @@ class Client:
         if chain.version > self._chain.version:
             self._chain = chain
 
-    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None:
+    def reply(self, number: int, reply: UpdateReply | QueryReply, data: bytes) -> None:
         call = self._calls.pop(number, None)
         if call is None:
             return
@@ -208,14 +208,14 @@ class Client:
             case Done():
                 assert call.change is not None
                 self._histories.update(label, call.chunk, call.change, call.data, call.begun_ns, now_ns, reply)
-            case Found((entry,)) if call.kind is LookKind.STAT:
+            case Found((entry,)) if call.kind is QueryKind.STAT:
                 assert entry.held is not None
                 self._histories.stat(label, call.chunk, (entry.held.length, entry.held.crc), call.begun_ns, now_ns)
             case Found((entry,)):
                 assert entry.held is not None
                 assert crc32c(data) == entry.held.crc, "a replica sent what does not match its checksum"
                 self._histories.read(label, call.chunk, data, call.begun_ns, now_ns)
-            case Missing() if call.kind is LookKind.STAT:
+            case Missing() if call.kind is QueryKind.STAT:
                 self._histories.stat(label, call.chunk, None, call.begun_ns, now_ns)
             case Missing():
                 self._histories.read(label, call.chunk, None, call.begun_ns, now_ns)

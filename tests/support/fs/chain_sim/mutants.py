@@ -31,8 +31,8 @@ from fireflyer.fs.schema.chunks import (
     Answer,
     CompletionRecord,
     Done,
-    Look,
-    LookReply,
+    Query,
+    QueryReply,
     RefusalReason,
     Refused,
     Request,
@@ -278,11 +278,11 @@ class _Forgetful(RequestReceiver):
         return True
 
 
-def _reads_behind_the_fence(_now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def _reads_behind_the_fence(_now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     return reads.decide(0, table, index, look)
 
 
-def _reads_at_any_version(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def _reads_at_any_version(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     if table is not None:
         look = msgspec.structs.replace(look, chain_version=table.chain_version)
         table = msgspec.structs.replace(table, serving=True)
@@ -303,7 +303,7 @@ class _PendingShown:
         return getattr(self._index, name)
 
 
-def _reads_pending(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def _reads_pending(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     return reads.decide(now_ns, table, _PendingShown(index), look)  # type: ignore[arg-type]
 
 

@@ -11,9 +11,9 @@ from fireflyer.fs.core.requests.effects import (
     Event,
     Failed,
     Finish,
-    Glance,
     Limits,
     NewSession,
+    QuerySpec,
     RoutingLearned,
     Tick,
     Told,
@@ -22,9 +22,9 @@ from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,
-    LookKind,
-    LookReply,
     Operation,
+    QueryKind,
+    QueryReply,
     RefusalReason,
     Refused,
     Update,
@@ -52,8 +52,8 @@ __all__ = [
 CHUNK, OTHER = ChunkId(1, 0), ChunkId(1, 1)
 DONE = Done(ContentId(1, 1), None)
 ARRIVED = Arrived(1 << 20, ContentId(1, 1), 1 << 20)
-READ = Glance(LookKind.READ, 0, 4096)
-LARGE = Glance(LookKind.READ, 0, 1 << 20)
+READ = QuerySpec(QueryKind.READ, 0, 4096)
+LARGE = QuerySpec(QueryKind.READ, 0, 1 << 20)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
 LIMITS = Limits(attempt_ns=100 * MS, channels=2)
 
@@ -85,12 +85,14 @@ class Bench:
         routed = tuple(Chain(one, self.version, members) for one in chains)
         self.feed(RoutingLearned(Routing(self.version, chains=routed)))
 
-    def begin(self, what: Change | Glance, chunk: ChunkId = CHUNK, *, chain: int = 1, within_ns: int = SECOND) -> int:
+    def begin(
+        self, what: Change | QuerySpec, chunk: ChunkId = CHUNK, *, chain: int = 1, within_ns: int = SECOND
+    ) -> int:
         self.operations += 1
         self.feed(Begin(self.operations, self.now_ns + within_ns, chain, chunk, what))
         return self.operations
 
-    def tell(self, reply: UpdateReply | LookReply | Arrived, ask: int = -1) -> list[Effect]:
+    def tell(self, reply: UpdateReply | QueryReply | Arrived, ask: int = -1) -> list[Effect]:
         return self.feed(Told(self.asks[ask].ask, reply))
 
     def until(self, now_ns: int) -> None:

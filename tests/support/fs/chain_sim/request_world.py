@@ -26,10 +26,10 @@ from fireflyer.fs.core.requests.effects import (
     Event,
     Failed,
     Finish,
-    Glance,
     Limits,
     Lost,
     NewSession,
+    QuerySpec,
     RoutingLearned,
     SessionOpened,
     SessionOver,
@@ -38,7 +38,7 @@ from fireflyer.fs.core.requests.effects import (
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import manager
-from fireflyer.fs.schema.chunks import Change, ChunkVersion, Done, Found, LookKind, LookReply, UpdateReply
+from fireflyer.fs.schema.chunks import Change, ChunkVersion, Done, Found, QueryKind, QueryReply, UpdateReply
 from fireflyer.fs.schema.ids import ChunkId, ClientId
 from fireflyer.fs.schema.routing import Chain, Routing
 from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession, Session
@@ -67,7 +67,7 @@ class _Call:
     worker: int
     chunk: ChunkId
     begun_ns: int
-    what: Change | Glance
+    what: Change | QuerySpec
     data: bytes
 
 
@@ -76,7 +76,7 @@ class RequestClient:
 
     machine_type: type[Requests] = Requests
     limits: Limits = LIMITS
-    looks: tuple[LookKind, ...] = (LookKind.READ, LookKind.STAT, LookKind.LAST, LookKind.LIST)
+    looks: tuple[QueryKind, ...] = (QueryKind.READ, QueryKind.STAT, QueryKind.LAST, QueryKind.LIST)
 
     def __init__(
         self, node: SimNode, number: int, wire: Wire, chain: Chain, histories: Histories, *, chunks: list[ChunkId],
@@ -115,7 +115,7 @@ class RequestClient:
     def routing(self, chain: Chain) -> None:
         self._feed(RoutingLearned(Routing(chain.version, chains=(chain,))))
 
-    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None:
+    def reply(self, number: int, reply: UpdateReply | QueryReply, data: bytes) -> None:
         operation = self._asked.get(number)
         if operation is not None:
             self._data[operation] = data
@@ -161,7 +161,7 @@ class RequestClient:
         self._numbers += 1
         operation, now_ns = self._numbers, self._node.world.now_ns
         chunk = self._chunks[0] if self._rng.random() < 0.5 else self._rng.choice(self._chunks)
-        what: Change | Glance = _some_glance(self._rng, self.looks)
+        what: Change | QuerySpec = _some_query(self._rng, self.looks)
         data = b""
         if worker < self._writers:
             what, data = _some_change(self._rng, f"{self._number}{worker}{operation:02d}")
@@ -230,29 +230,29 @@ class RequestClient:
             self._unknown.setdefault(chunk, []).append(len(histories.of[chunk]) - 1)
 
     def _record_look(
-        self, label: str, call: _Call, what: Glance, result: msgspec.Struct, data: bytes, now_ns: int
+        self, label: str, call: _Call, what: QuerySpec, result: msgspec.Struct, data: bytes, now_ns: int
     ) -> None:
         entries = result.entries if isinstance(result, Found) else ()
         found = {one.chunk: one.held for one in entries}
-        if what.kind is LookKind.READ:
+        if what.kind is QueryKind.READ:
             content = data if call.chunk in found else None
             held = found.get(call.chunk)
             assert held is None or crc32c(data) == held.crc, "a replica sent what does not match its checksum"
             self._histories.read(label, call.chunk, content, call.begun_ns, now_ns)
             return
-        if what.kind is LookKind.CHAIN:  # nothing is said of what is under way
+        if what.kind is QueryKind.CHAIN:  # nothing is said of what is under way
             said = [one for one in self._chunks if one >= call.chunk and found.get(one, one) is not None]
         else:
             said = self._seen(what.kind, call.chunk, list(found))
         for chunk in said:
             self._histories.stat(label, chunk, _sizes(found.get(chunk)), call.begun_ns, now_ns)
 
-    def _seen(self, kind: LookKind, chunk: ChunkId, found: list[ChunkId]) -> list[ChunkId]:
+    def _seen(self, kind: QueryKind, chunk: ChunkId, found: list[ChunkId]) -> list[ChunkId]:
         """Of which chunks this answer says something."""
         of_file = [one for one in self._chunks if one.file == chunk.file]
-        if kind is LookKind.STAT:
+        if kind is QueryKind.STAT:
             return [chunk]
-        if kind is LookKind.LIST:
+        if kind is QueryKind.LIST:
             return [one for one in of_file if one >= chunk]
         return [one for one in of_file if one <= chunk and (not found or one >= found[0])]
 
@@ -261,9 +261,9 @@ def _sizes(held: ChunkVersion | None) -> tuple[int, int] | None:
     return None if held is None else (held.length, held.crc)
 
 
-def _some_glance(rng: random.Random, looks: tuple[LookKind, ...]) -> Glance:
-    kind = rng.choice([LookKind.READ, LookKind.READ, LookKind.READ, *looks])
-    return Glance(kind, 0, READ_BYTES if kind is LookKind.READ else 100)
+def _some_query(rng: random.Random, looks: tuple[QueryKind, ...]) -> QuerySpec:
+    kind = rng.choice([QueryKind.READ, QueryKind.READ, QueryKind.READ, *looks])
+    return QuerySpec(kind, 0, READ_BYTES if kind is QueryKind.READ else 100)
 
 
 class _RealClients(ReplicaWorld):
@@ -288,7 +288,7 @@ class RequestWorld(_RealClients):
 class ListingClient(RequestClient):
     """Half of what it looks at are pages of all chunks of the chain."""
 
-    looks = (LookKind.CHAIN,) * 3
+    looks = (QueryKind.CHAIN,) * 3
 
 
 class ListedWorld(_RealClients):

@@ -16,12 +16,12 @@ from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.schema.chunks import (
     Answer,
     Change,
-    Look,
-    LookKind,
-    LookReply,
     Operation,
     PeerMessage,
     Put,
+    Query,
+    QueryKind,
+    QueryReply,
     RefusalReason,
     Refused,
     Request,
@@ -147,10 +147,10 @@ class Rig:
         self[target].feed(fx.ClientUpdate(self.waiters, update, self[target].keep(data)))
         return self.waiters
 
-    def read(self, target: TargetId, chunk: ChunkId = CHUNK) -> LookReply:
+    def read(self, target: TargetId, chunk: ChunkId = CHUNK) -> QueryReply:
         table = self[target].table
         version = table.chain_version if table else 0
-        look = Look(1, version, LookKind.READ, chunk)
+        look = Query(1, version, QueryKind.READ, chunk)
         return decide(self.now_ns, table, self[target].engine.index, look)
 
     def content(self, target: TargetId, chunk: ChunkId = CHUNK) -> bytes | None:

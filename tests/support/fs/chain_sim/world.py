@@ -27,10 +27,10 @@ from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import (
     Found,
-    Look,
-    LookKind,
-    LookReply,
     PeerMessage,
+    Query,
+    QueryKind,
+    QueryReply,
     RefusalReason,
     Refused,
     Update,
@@ -57,13 +57,13 @@ LIMITS: Final = Limits(
 CHUNKS: Final = [ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 0)]
 PROBABILITIES: Final = [0.0, 0.0, 0.02, 0.1]
 KINDS: Final[tuple[Any, ...]] = (
-    Update, Look, UpdateReply, LookReply, PeerMessage, Beat, BeatAnswer, Chain, manager.Request, manager.Answer,
+    Update, Query, UpdateReply, QueryReply, PeerMessage, Beat, BeatAnswer, Chain, manager.Request, manager.Answer,
 )  # fmt: skip
 UPDATE, LOOK, UPDATE_REPLY, LOOK_REPLY, PEER, BEAT, BEAT_ANSWER, ROUTING, MANAGE, TOLD = range(len(KINDS))
 _DECODERS: Final = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 
 
-Deciding = Callable[[int, fx.TableEntry | None, fx.ChunkIndex, Look], LookReply]
+Deciding = Callable[[int, fx.TableEntry | None, fx.ChunkIndex, Query], QueryReply]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -165,13 +165,13 @@ class StorageNode:
         elif one.kind == BEAT_ANSWER:
             self._answered(body)
 
-    def _look(self, source: str, number: int, look: Look) -> None:
+    def _look(self, source: str, number: int, look: Query) -> None:
         reply, data = self.look(look)
         self.post(source, LOOK_REPLY, reply, data, number)
 
-    def look(self, look: Look) -> tuple[LookReply, bytes]:
+    def look(self, look: Query) -> tuple[QueryReply, bytes]:
         reply = self.world.decide(self.node.clock.now_ns(), self.table, self.engine.index, look)
-        if look.kind is not LookKind.READ or not isinstance(reply, Found):
+        if look.kind is not QueryKind.READ or not isinstance(reply, Found):
             return reply, b""
         held = reply.entries[0].held
         assert held is not None
@@ -291,7 +291,7 @@ class AnyClient(Protocol):
     def finished(self) -> bool: ...
     def hurry(self) -> None: ...
     def routing(self, chain: Chain) -> None: ...
-    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None: ...
+    def reply(self, number: int, reply: UpdateReply | QueryReply, data: bytes) -> None: ...
     def told(self, number: int, answer: manager.Answer) -> None: ...
 
 
@@ -360,7 +360,7 @@ class ReplicaWorld:
         name = f"c{number}"
 
         def wire(target: TargetId, message: msgspec.Struct, data: bytes, request: int) -> None:
-            kinds = {Update: UPDATE, Look: LOOK, EndSession: MANAGE, OpenSession: MANAGE, KeepSession: MANAGE}
+            kinds = {Update: UPDATE, Query: LOOK, EndSession: MANAGE, OpenSession: MANAGE, KeepSession: MANAGE}
             kind = kinds.get(type(message), ROUTING)
             for to in [f"s{target}"] if target else self.managers:
                 self.net.send(name, to, frame(kind, message, data, request))
@@ -475,7 +475,7 @@ class ReplicaWorld:
             assert not node.handles, f"{node.target} keeps {len(node.handles)} buffers"
             assert not node.waiters, f"{node.target} left {len(node.waiters)} clients without a reply"
             for chunk in CHUNKS:
-                reply, data = node.look(Look(1, self.oracle.chain.version, LookKind.READ, chunk))
+                reply, data = node.look(Query(1, self.oracle.chain.version, QueryKind.READ, chunk))
                 assert not isinstance(reply, Refused), reply
                 content = data if isinstance(reply, Found) else None
                 now_ns = self.sim.now_ns

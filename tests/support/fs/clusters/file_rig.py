@@ -19,7 +19,7 @@ from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.port import LoopPort
 from fireflyer.fs.client.meta import DEFAULT_TIMEOUT_NS, MetaClient
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
+from fireflyer.fs.core.requests.effects import Arrived, Failed, QuerySpec
 from fireflyer.fs.schema.chunks import Change, Missing
 from fireflyer.fs.schema.chunks import Done as Updated
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId
@@ -89,7 +89,7 @@ class PlayedClient:
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         assert timeout_ns is None

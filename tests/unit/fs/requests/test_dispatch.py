@@ -31,9 +31,9 @@ from fireflyer.fs.client.control.capabilities import Renewals, Right
 from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.control.local_lock import RunLock
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
+from fireflyer.fs.core.requests.effects import Arrived, Failed, Limits, QuerySpec
 from fireflyer.fs.schema import data
-from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, RefusalReason, Refused, Update
+from fireflyer.fs.schema.chunks import Change, Done, Operation, QueryKind, RefusalReason, Refused, Update
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Node, Routing, TargetState
 from fireflyer.fs.schema.sessions import CapabilityAnswer
@@ -45,7 +45,7 @@ from fireflyer.runtime.raw_connections import RawConnection, RawListener
 CHUNK = ChunkId(1, 0)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
 RIGHT, OTHER = Right(1, 9, 3), Right(11, 19, 3)
-READ = Glance(LookKind.READ, 0, 5)
+READ = QuerySpec(QueryKind.READ, 0, 5)
 DONE = Done(ContentId(1, 1), None)
 _PREFIX_BYTES = 24
 
@@ -76,7 +76,7 @@ class Bench:
         members = tuple(Member(one, one, TargetState.SERVING) for one in serving)
         self.dispatch.learned(Routing(version, nodes, (Chain(1, version, members),)))
 
-    def begin(self, what: Change | Glance, memory: bytearray | None = None) -> None:
+    def begin(self, what: Change | QuerySpec, memory: bytearray | None = None) -> None:
         view = None if memory is None else memoryview(memory)
         self.dispatch.begin(1, CHUNK, what, view, SECOND, self.results.append)
         self.dispatch.flush()

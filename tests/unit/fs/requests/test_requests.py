@@ -13,9 +13,9 @@ from fireflyer.fs.core.requests.effects import (
     AskRouting,
     CancelOperation,
     Doubt,
-    Glance,
     Limits,
     Lost,
+    QuerySpec,
     RoutingConfirmed,
     Told,
     Withdraw,
@@ -23,11 +23,11 @@ from fireflyer.fs.core.requests.effects import (
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
-    Look,
-    LookKind,
     Missing,
     NotCommitted,
     Operation,
+    Query,
+    QueryKind,
     RefusalReason,
 )
 from fireflyer.fs.schema.ids import ChunkId, ContentId
@@ -129,7 +129,7 @@ def test_a_stale_version_asks_for_routing_and_what_rests_goes_on_when_it_comes()
     assert bench.effects == [AskRouting()]
     bench.route(2)
     assert bench.asks[-1].target == 2
-    assert isinstance(bench.asks[-1].body, Look)
+    assert isinstance(bench.asks[-1].body, Query)
     assert bench.asks[-1].body.chain_version == 2
     bench.tell(Missing())
     assert bench.ended[operation] == Missing()
@@ -353,15 +353,15 @@ def test_what_nobody_waits_for_ends_without_a_word() -> None:
 @pytest.mark.parametrize(
     ("what", "chunk"),
     [
-        (Glance(LookKind.READ, 1 << 26, 1), CHUNK),
-        (Glance(LookKind.READ, -1, 1), CHUNK),
+        (QuerySpec(QueryKind.READ, 1 << 26, 1), CHUNK),
+        (QuerySpec(QueryKind.READ, -1, 1), CHUNK),
         (Change(Operation.TRUNCATE, 0, -5), CHUNK),
         (READ, ChunkId(1 << 63, 0)),
         (TRUNCATE, ChunkId(1, 1 << 32)),
         (TRUNCATE, ChunkId(1, -1)),
     ],
 )
-def test_what_cannot_be_is_refused_here(what: Change | Glance, chunk: ChunkId) -> None:
+def test_what_cannot_be_is_refused_here(what: Change | QuerySpec, chunk: ChunkId) -> None:
     """A node ends the connection of who sends what cannot be decoded."""
     bench = Bench(1)
     operation = bench.begin(what, chunk)

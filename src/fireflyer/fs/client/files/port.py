@@ -15,8 +15,8 @@ from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.client.meta import MetaClient
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
-from fireflyer.fs.schema.chunks import Change, LookKind
+from fireflyer.fs.core.requests.effects import Arrived, Failed, QuerySpec
+from fireflyer.fs.schema.chunks import Change, QueryKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TableId
 from fireflyer.fs.schema.meta import Actor, Answer, Request
 from fireflyer.fs.schema.routing import Routing
@@ -34,7 +34,7 @@ class _Store(Protocol):
     @property
     def routing(self) -> Routing: ...
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int: ...  # fmt: skip
     def send(self) -> None: ...
@@ -102,7 +102,7 @@ class Port(abc.ABC):
             ticket.finish(result.length if isinstance(result, Arrived) else MISSING)
 
         try:
-            operation = self._store.begin(chain, chunk, Glance(LookKind.READ, offset, len(into)), into, done)
+            operation = self._store.begin(chain, chunk, QuerySpec(QueryKind.READ, offset, len(into)), into, done)
         except FireflyerError as error:
             ticket.fail(error)
             return ticket

@@ -17,11 +17,11 @@ from fireflyer.fs.schema.chunks import (
     MAX_PAGE,
     ChunkEntry,
     Found,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
+    Query,
+    QueryKind,
+    QueryReply,
     RefusalReason,
     Refused,
 )
@@ -30,7 +30,7 @@ from fireflyer.fs.schema.ids import MAX_INDEX, ChunkId
 __all__ = ["decide"]
 
 
-def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     """`now_ns`: the node's clock, read after the request came in. For READ, `Found` says which content to send."""
     if table is None or not table.serving or look.chain != table.chain:
         return Refused(RefusalReason.STALE, "this target does not serve the chain; ask for routing")
@@ -43,12 +43,12 @@ def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look)
     return _look(table, index, look)
 
 
-def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
-    if look.kind is LookKind.CHAIN:
+def _look(table: TableEntry, index: ChunkIndex, look: Query) -> QueryReply:
+    if look.kind is QueryKind.CHAIN:
         return Found(index.chunks(_before(look.chunk), min(look.length, MAX_PAGE)))
-    if look.kind is LookKind.LIST:
+    if look.kind is QueryKind.LIST:
         limit, chunks = min(look.length, MAX_PAGE), index.of_file(look.chunk.file, look.chunk.index)
-    elif look.kind is LookKind.LAST:
+    elif look.kind is QueryKind.LAST:
         limit, chunks = 1, index.of_file(look.chunk.file, look.chunk.index, backwards=True)
     else:
         limit, chunks = 1, iter((look.chunk,))
@@ -57,13 +57,13 @@ def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
         entry = index.find(chunk) or Entry()
         if entry.pending is not None and not table.answers_committed:
             return NotCommitted(table.tail)
-        if entry.damaged and look.kind is LookKind.READ:
+        if entry.damaged and look.kind is QueryKind.READ:
             return Refused(
                 RefusalReason.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version
             )
         if entry.committed is not None:
             found.append(ChunkEntry(chunk, entry.committed))
-    return Found(tuple(found)) if found or look.kind is LookKind.LIST else Missing()
+    return Found(tuple(found)) if found or look.kind is QueryKind.LIST else Missing()
 
 
 def _before(chunk: ChunkId) -> ChunkId | None:

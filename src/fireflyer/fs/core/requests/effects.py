@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from fireflyer.base.units import MIB, MS, SECOND
-from fireflyer.fs.schema.chunks import Change, Done, Found, Look, LookKind, LookReply, Missing, Update, UpdateReply
+from fireflyer.fs.schema.chunks import Change, Done, Found, Missing, Query, QueryKind, QueryReply, Update, UpdateReply
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
 
@@ -27,10 +27,10 @@ __all__ = [
     "Event",
     "Failed",
     "Finish",
-    "Glance",
     "Limits",
     "Lost",
     "NewSession",
+    "QuerySpec",
     "RoutingConfirmed",
     "RoutingLearned",
     "SessionOpened",
@@ -77,10 +77,10 @@ class Limits(msgspec.Struct, frozen=True):
     """Answers of each serving replica, on average, that its data are damaged, until that is believed."""
 
 
-class Glance(msgspec.Struct, frozen=True):
-    """A `Look` before it is decided whom to ask. Fields as there."""
+class QuerySpec(msgspec.Struct, frozen=True):
+    """A `Query` before it is decided whom to ask. Fields as there."""
 
-    kind: LookKind
+    kind: QueryKind
     offset: int = 0
     length: int = MAX_CHUNK_BYTES
 
@@ -103,7 +103,7 @@ class Begin(msgspec.Struct, frozen=True):
     deadline_ns: int
     chain: ChainId
     chunk: ChunkId
-    what: Change | Glance
+    what: Change | QuerySpec
     session: ClientId = 0
     """Of an update: by which session alone it may be sent. 0: by whichever there is."""
 
@@ -118,7 +118,7 @@ class Told(msgspec.Struct, frozen=True):
     """The answer to an `Ask`. Those that come later than a `Withdraw`, or twice, are ignored."""
 
     ask: int
-    reply: UpdateReply | LookReply | Arrived
+    reply: UpdateReply | QueryReply | Arrived
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -177,7 +177,7 @@ class Ask(msgspec.Struct, frozen=True):
     operation: int
     node: NodeId
     target: TargetId
-    body: Update | Look
+    body: Update | Query
 
 
 class Withdraw(msgspec.Struct, frozen=True):

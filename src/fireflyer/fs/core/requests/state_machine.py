@@ -78,12 +78,12 @@ from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
     Operation,
+    Query,
+    QueryKind,
+    QueryReply,
     RefusalReason,
     Refused,
     Update,
@@ -202,8 +202,8 @@ class Requests:
             data_bytes = what.length if what.carries_data else 0
             end = what.length + (what.offset if what.operation is Operation.WRITE else 0)
         else:
-            end = what.offset + what.length if what.kind is LookKind.READ else 0
-            if what.kind is LookKind.READ:
+            end = what.offset + what.length if what.kind is QueryKind.READ else 0
+            if what.kind is QueryKind.READ:
                 data_bytes, large = what.length, what.length >= self._limits.large_bytes
         request = Open(begin, Load(data_bytes, large), begun_ns=self._now_ns)
         self._requests[begin.operation] = request
@@ -308,11 +308,11 @@ class Requests:
         request.state = State.ASKED
         if isinstance(what, Change):
             number = request.channel.number if request.channel else 0
-            body: Update | Look = Update(
+            body: Update | Query = Update(
                 begin.chain, version, self._client, number, request.sequence, begin.chunk, what
             )
         else:
-            body = Look(begin.chain, version, what.kind, begin.chunk, what.offset, what.length)
+            body = Query(begin.chain, version, what.kind, begin.chunk, what.offset, what.length)
         self._nodes.sent(request.node, request.load)
         patience_ns = self._limits.attempt_ns << min(request.attempts, _MAX_DOUBLINGS)
         patience_ns += self._nodes.under_way_bytes(request.node) * SECOND // self._limits.least_bytes_per_s
@@ -393,7 +393,7 @@ class Requests:
 
     # --- answers ---
 
-    def _told(self, ask: int, reply: UpdateReply | LookReply | Arrived) -> None:
+    def _told(self, ask: int, reply: UpdateReply | QueryReply | Arrived) -> None:
         if (request := self._asks.get(ask)) is None:
             return
         self._nodes.trust(request.asks[ask], self._now_ns)

@@ -22,10 +22,10 @@ from fireflyer.fs.core.chain.effects import ChunkIndex, TableEntry
 from fireflyer.fs.core.chain.storage_node import ClientAsked
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
-    Look,
-    LookKind,
-    LookReply,
     Operation,
+    Query,
+    QueryKind,
+    QueryReply,
     RefusalReason,
     Refused,
     Update,
@@ -45,7 +45,7 @@ MAX_WAITERS: Final = 1 << 16
 FOR_EVER_NS: Final = 3600 * SECOND
 """Said to a peer that needs no capability."""
 
-Told = UpdateReply | LookReply | data.Granted
+Told = UpdateReply | QueryReply | data.Granted
 
 
 class StorageAsks:
@@ -89,7 +89,7 @@ class StorageAsks:
                 self._post(ClientAsked(self._numbers, body, handle))
                 return
             self._tell(link.number, ask.number, refused)
-        elif isinstance(body, Look):
+        elif isinstance(body, Query):
             self._tell(link.number, ask.number, self._look(link, body))
         elif isinstance(body, data.Present):
             self._tell(link.number, ask.number, self._present(link, body.capability))
@@ -122,10 +122,10 @@ class StorageAsks:
             return Refused(RefusalReason.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
         return None
 
-    def _look(self, link: Link, look: Look) -> LookReply:
-        if look.kind is LookKind.READ:
+    def _look(self, link: Link, look: Query) -> QueryReply:
+        if look.kind is QueryKind.READ:
             return Refused(RefusalReason.USAGE, "data are read by frames of reads, not by messages")
-        if look.kind is LookKind.CHAIN and not link.trusted:
+        if look.kind is QueryKind.CHAIN and not link.trusted:
             return Refused(RefusalReason.DENIED, "only who has the node secret may list the chunks of all files")
         if not _allows(link, look.chunk.file, Rights.READ):
             return Refused(RefusalReason.DENIED, f"present a capability to read file {look.chunk.file}")
