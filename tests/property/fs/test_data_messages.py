@@ -21,7 +21,7 @@ MESSAGES: list[data.Message] = [
     data.Ask(1, chunks.Update(1, 2, 3, 4, 5, ChunkId(1, 2), _CHANGE)),
     data.Ask(2, chunks.Query(1, 2, chunks.QueryKind.STAT, ChunkId(1, 2))),
     data.Ask(3, data.Present(b"capability")),
-    data.Ask(4, data.Doubt(1, ChunkId(1, 2))),
+    data.Ask(4, data.CorruptionHint(1, ChunkId(1, 2))),
     data.Told(1, chunks.Done(ContentId(1, 2), _HELD)),
     data.Told(2, chunks.Found((chunks.ChunkEntry(ChunkId(1, 2), _HELD),))),
     data.Told(3, chunks.Missing()),

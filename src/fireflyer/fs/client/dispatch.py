@@ -28,7 +28,6 @@ from fireflyer.fs.core.requests.effects import (
     AskRouting,
     Begin,
     CancelOperation,
-    Doubt,
     Effect,
     End,
     Event,
@@ -39,6 +38,7 @@ from fireflyer.fs.core.requests.effects import (
     QuerySpec,
     RoutingConfirmed,
     RoutingLearned,
+    SendCorruptionHint,
     SessionOpened,
     SessionOver,
     Tick,
@@ -386,11 +386,11 @@ class Dispatch:
             case NewSession(client):
                 _log.info("the session is exchanged for another one client=%d", client)
                 self._exchange(client)
-            case Doubt(node, _, chain, chunk):
+            case SendCorruptionHint(node, _, chain, chunk):
                 link = self._links.get(node)
                 if link is not None and link.usable:
                     self._own += 1
-                    self._say(link, data.Ask(self._own, data.Doubt(chain, chunk)), None)
+                    self._say(link, data.Ask(self._own, data.CorruptionHint(chain, chunk)), None)
 
     def _ask(self, link: _Link, ask: Ask) -> None:
         opened, body = self._open.get(ask.operation), ask.body

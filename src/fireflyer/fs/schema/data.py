@@ -27,7 +27,7 @@ __all__ = [
     "PURPOSE",
     "Ask",
     "Between",
-    "Doubt",
+    "CorruptionHint",
     "Granted",
     "Message",
     "Present",
@@ -51,7 +51,7 @@ class Present(msgspec.Struct, frozen=True, tag="Present", array_like=True):
     capability: Annotated[bytes, msgspec.Meta(max_length=MAX_CAPABILITY_BYTES)]
 
 
-class Doubt(msgspec.Struct, frozen=True, tag="Doubt", array_like=True):
+class CorruptionHint(msgspec.Struct, frozen=True, tag="Doubt", array_like=True):
     """What was read of this chunk did not match its checksum: look whether it is damaged. Not answered."""
 
     chain: ChainId
@@ -66,7 +66,7 @@ class Granted(msgspec.Struct, frozen=True, tag="Granted", array_like=True):
 
 class Ask(msgspec.Struct, frozen=True, tag=1, array_like=True):
     number: _Number
-    body: Update | Query | Present | Doubt
+    body: Update | Query | Present | CorruptionHint
 
 
 class Told(msgspec.Struct, frozen=True, tag=2, array_like=True):

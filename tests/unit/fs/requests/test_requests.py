@@ -12,11 +12,11 @@ from fireflyer.fs.core.requests.effects import (
     Ask,
     AskRouting,
     CancelOperation,
-    Doubt,
     Limits,
     Lost,
     QuerySpec,
     RoutingConfirmed,
+    SendCorruptionHint,
     Told,
     Withdraw,
 )
@@ -98,7 +98,7 @@ def test_damage_is_told_and_read_elsewhere_until_there_is_nobody_left() -> None:
     bench.tell(refused(RefusalReason.CORRUPT))
     one, two = bench.asks
     assert {one.target, two.target} == {1, 2}
-    assert Doubt(one.node, one.target, 1, CHUNK) in bench.effects
+    assert SendCorruptionHint(one.node, one.target, 1, CHUNK) in bench.effects
     while operation not in bench.ended:
         if not any(isinstance(one, Ask) for one in bench.tell(refused(RefusalReason.CORRUPT))):
             bench.until(bench.machine.due_ns or bench.now_ns)

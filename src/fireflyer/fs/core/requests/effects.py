@@ -21,7 +21,6 @@ __all__ = [
     "AskRouting",
     "Begin",
     "CancelOperation",
-    "Doubt",
     "Effect",
     "End",
     "Event",
@@ -33,6 +32,7 @@ __all__ = [
     "QuerySpec",
     "RoutingConfirmed",
     "RoutingLearned",
+    "SendCorruptionHint",
     "SessionOpened",
     "SessionOver",
     "Tick",
@@ -209,7 +209,7 @@ class NewSession(msgspec.Struct, frozen=True):
     client: ClientId
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class SendCorruptionHint(msgspec.Struct, frozen=True):
     """Tell the replica that its chunk did not match its checksums."""
 
     node: NodeId
@@ -218,4 +218,4 @@ class Doubt(msgspec.Struct, frozen=True):
     chunk: ChunkId
 
 
-Effect: TypeAlias = Ask | Withdraw | Finish | AskRouting | NewSession | Doubt
+Effect: TypeAlias = Ask | Withdraw | Finish | AskRouting | NewSession | SendCorruptionHint

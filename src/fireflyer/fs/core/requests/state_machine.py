@@ -56,7 +56,6 @@ from fireflyer.fs.core.requests.effects import (
     AskRouting,
     Begin,
     CancelOperation,
-    Doubt,
     Effect,
     End,
     Event,
@@ -67,6 +66,7 @@ from fireflyer.fs.core.requests.effects import (
     NewSession,
     RoutingConfirmed,
     RoutingLearned,
+    SendCorruptionHint,
     SessionOpened,
     SessionOver,
     Told,
@@ -454,7 +454,7 @@ class Requests:
         request.avoid[request.target] = None
         serving = self._routes.get(begin.chain, NOWHERE).serving
         if not request.update:
-            self._effects.append(Doubt(request.node, request.target, begin.chain, begin.chunk))
+            self._effects.append(SendCorruptionHint(request.node, request.target, begin.chain, begin.chunk))
         if request.damaged >= self._limits.damaged * max(1, 1 if request.update else len(serving)):
             self._fail(request, request.code, f"{request.why}; it is damaged wherever it was asked for")
         else:
