@@ -326,7 +326,7 @@ class Dispatch:
         capability = self._capabilities[right]
         link.presenting[self._own] = _Shown(right, capability, presented, _CLOCK.now_ns())
         link.lacks.pop(right, None)
-        self._say(link, data.Ask(self._own, data.Present(capability)), None)
+        self._say(link, data.DataRequest(self._own, data.Present(capability)), None)
 
     def _link(self, node_id: NodeId) -> _Link | None:
         link = self._links.get(node_id)
@@ -390,7 +390,7 @@ class Dispatch:
                 link = self._links.get(node)
                 if link is not None and link.usable:
                     self._own += 1
-                    self._say(link, data.Ask(self._own, data.CorruptionHint(chain, chunk)), None)
+                    self._say(link, data.DataRequest(self._own, data.CorruptionHint(chain, chunk)), None)
 
     def _ask(self, link: _Link, ask: Ask) -> None:
         opened, body = self._open.get(ask.operation), ask.body
@@ -404,9 +404,9 @@ class Dispatch:
             )  # fmt: skip
             self._submit = True
         else:
-            self._say(link, data.Ask(ask.ask, body), opened.memory)
+            self._say(link, data.DataRequest(ask.ask, body), opened.memory)
 
-    def _say(self, link: _Link, message: data.Ask, memory: memoryview | None) -> None:
+    def _say(self, link: _Link, message: data.DataRequest, memory: memoryview | None) -> None:
         if link.server is not None and not link.lost:
             self.ring.prepare_message(link.server, data.encode(message), memory)
             self._submit = True
@@ -465,7 +465,7 @@ class Dispatch:
     def _hear(self, link: _Link, body: bytes) -> None:
         try:
             message = data.decode(body)
-            if not isinstance(message, data.Told):
+            if not isinstance(message, data.DataReply):
                 raise DataCorruption("it says what only clients or replicas say")
         except DataCorruption as error:
             self._drop(link, f"the node sent a message that cannot be read: {error}")
@@ -475,7 +475,7 @@ class Dispatch:
         elif not isinstance(message.body, data.Granted):
             self._feed(Told(message.number, message.body))
 
-    def _answered(self, link: _Link, message: data.Told) -> None:
+    def _answered(self, link: _Link, message: data.DataReply) -> None:
         if message.number not in link.presenting:
             return
         shown = link.presenting.pop(message.number)

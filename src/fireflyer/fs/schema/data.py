@@ -25,13 +25,13 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_CAPABILITY_BYTES",
     "PURPOSE",
-    "Ask",
-    "Between",
     "CorruptionHint",
+    "DataReply",
+    "DataRequest",
     "Granted",
     "Message",
+    "PeerEnvelope",
     "Present",
-    "Told",
     "decode",
     "encode",
     "node_identity",
@@ -64,23 +64,23 @@ class Granted(msgspec.Struct, frozen=True, tag="Granted", array_like=True):
     left_ns: _Number
 
 
-class Ask(msgspec.Struct, frozen=True, tag=1, array_like=True):
+class DataRequest(msgspec.Struct, frozen=True, tag=1, array_like=True):
     number: _Number
     body: Update | Query | Present | CorruptionHint
 
 
-class Told(msgspec.Struct, frozen=True, tag=2, array_like=True):
+class DataReply(msgspec.Struct, frozen=True, tag=2, array_like=True):
     number: _Number
     body: UpdateReply | QueryReply | Granted
 
 
-class Between(msgspec.Struct, frozen=True, tag=3, array_like=True):
+class PeerEnvelope(msgspec.Struct, frozen=True, tag=3, array_like=True):
     source: TargetId
     target: TargetId
     message: PeerMessage
 
 
-Message: TypeAlias = Ask | Told | Between
+Message: TypeAlias = DataRequest | DataReply | PeerEnvelope
 
 
 def node_identity(node: NodeId) -> str:

@@ -207,7 +207,7 @@ def test_flipped_bits_are_found_and_mended_from_another_replica(tmp_path: Path, 
         assert flip(store.nodes[member.node].target_directory, content) == 1
         if finder == "doubt":
             node = await store.connection(member.node)
-            node.send(frame(MESSAGE, data.encode(data.Ask(1, data.CorruptionHint(1, FIRST)))))
+            node.send(frame(MESSAGE, data.encode(data.DataRequest(1, data.CorruptionHint(1, FIRST)))))
 
         async def mended() -> bool:
             await store.look()

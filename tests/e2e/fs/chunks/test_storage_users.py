@@ -152,11 +152,11 @@ def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
 
 NONSENSE = {
     "other protocol": b"GET / HTTP/1.1\r\n\r\n" * 10,
-    "checksum": frame(MESSAGE, data.encode(data.Between(1, 2, StaleChainVersion(1, 1))))[:-1] + b"\0",
+    "checksum": frame(MESSAGE, data.encode(data.PeerEnvelope(1, 2, StaleChainVersion(1, 1))))[:-1] + b"\0",
     "kind": frame(77, b"x"),
     "body": frame(MESSAGE, b"\x91" * 1000),
-    "for peers alone": frame(MESSAGE, data.encode(data.Between(1, 2, StaleChainVersion(1, 1)))),
-    "for clients alone": frame(MESSAGE, data.encode(data.Told(1, Missing()))),
+    "for peers alone": frame(MESSAGE, data.encode(data.PeerEnvelope(1, 2, StaleChainVersion(1, 1)))),
+    "for clients alone": frame(MESSAGE, data.encode(data.DataReply(1, Missing()))),
     "too long": frame(MESSAGE, b"", payload_bytes=65 * MIB),
     "half a read": frame(READS, bytes(39)),
 }

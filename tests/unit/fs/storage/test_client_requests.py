@@ -36,7 +36,7 @@ class Bench:
         first = place * FILES
         capability = Capability(1, "ann", client, first, first + files - 1, rights, int(time.time()) + 3000)
         token = sign(capability, derive_key(SECRET.reveal(), 1))
-        self.asks.asked(self.link, data.Ask(1, data.Present(token)), 0)
+        self.asks.asked(self.link, data.DataRequest(1, data.Present(token)), 0)
 
     def counting(self) -> list[tuple[int, int]]:
         return [(one.client, one.first_file // FILES) for one in self.link.presented]

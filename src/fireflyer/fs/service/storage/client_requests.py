@@ -79,7 +79,7 @@ class StorageAsks:
         self._keys = {one: capability.derive_key(self._secret.reveal(), one) for one in key_ids}
         return True
 
-    def asked(self, link: Link, ask: data.Ask, handle: int) -> None:
+    def asked(self, link: Link, ask: data.DataRequest, handle: int) -> None:
         """`handle`: the data that came with it, or 0; they are this method's to give on or back."""
         body = ask.body
         if isinstance(body, Update):
@@ -104,7 +104,7 @@ class StorageAsks:
         self._tell(link, number, reply)
 
     def _tell(self, link: int, number: int, reply: Told) -> None:
-        self._native.send(link, data.encode(data.Told(number, reply)))
+        self._native.send(link, data.encode(data.DataReply(number, reply)))
 
     def _refusal(self, link: Link, update: Update, handle: int) -> Refused | None:
         change = update.change

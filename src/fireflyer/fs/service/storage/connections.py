@@ -186,14 +186,14 @@ class DataLinks:
         """From a target of this process to `peer`, which is on `node`; not at all where there is no connection."""
         number = self._towards(peer, node, message)
         if number:
-            self._native.send(number, data.encode(data.Between(source, peer, message)), handle)
+            self._native.send(number, data.encode(data.PeerEnvelope(source, peer, message)), handle)
 
     def send_content(
         self, source: TargetId, peer: TargetId, node: NodeId, message: PeerMessage, chunk: ChunkId, content: ContentId
     ) -> None:
         number = self._towards(peer, node, message)
         if number:
-            body = data.encode(data.Between(source, peer, message))
+            body = data.encode(data.PeerEnvelope(source, peer, message))
             made_in, version = content.made_in, content.version
             self._native.send_content(number, body, source, chunk.file, chunk.index, made_in, version)
 

@@ -278,10 +278,10 @@ class _Storage:
             message = data.decode(body)
             if link is None:
                 return
-            if isinstance(message, data.Ask):
+            if isinstance(message, data.DataRequest):
                 kept = True
                 self._asks.asked(link, message, handle)
-            elif isinstance(message, data.Between) and link.trusted:
+            elif isinstance(message, data.PeerEnvelope) and link.trusted:
                 self._check_data(message, handle)
                 self._links.heard(message.source, number)
                 kept = True
@@ -292,7 +292,7 @@ class _Storage:
             if handle and not kept:
                 self._native.release(handle)
 
-    def _check_data(self, message: data.Between, handle: int) -> None:
+    def _check_data(self, message: data.PeerEnvelope, handle: int) -> None:
         """Of a peer: what came with it is what it speaks of."""
         request = message.message
         put = request.body if isinstance(request, Request) and isinstance(request.body, Put) else None
