@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 
 from fireflyer.base.units import MS
 from fireflyer.fs.core.requests.effects import (
-    Ask,
     Begin,
     CancelOperation,
+    ConnectionLost,
     Effect,
     End,
     Event,
     Finish,
     Limits,
-    Lost,
     NewSession,
     QuerySpec,
+    ReplyReceived,
     RoutingConfirmed,
     RoutingLearned,
+    SendRequest,
     SessionOpened,
     SessionOver,
     Tick,
-    Told,
     Withdraw,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
@@ -73,7 +73,7 @@ class Watched:
         self.machine = Requests(1, LIMITS, seed=3)
         self.now_ns = self.begun = self.version = 0
         self.waiting: dict[int, None] = {}
-        self.asks: dict[int, Ask] = {}
+        self.asks: dict[int, SendRequest] = {}
         self.numbers: dict[tuple[int, int, int], int] = {}
         self.client, self.exchanging = 1, False
 
@@ -86,7 +86,7 @@ class Watched:
 
     def _see(self, effect: Effect) -> None:
         match effect:
-            case Ask(ask, operation, _, _, body):
+            case SendRequest(ask, operation, _, _, body):
                 assert operation in self.waiting
                 self.asks[ask] = effect
                 if isinstance(body, Update):
@@ -117,7 +117,7 @@ class Watched:
         elif action == "tell" and self.asks:
             ask = list(self.asks.values())[number % len(self.asks)]
             del self.asks[ask.ask]
-            self.feed(Told(ask.ask, _reply(isinstance(ask.body, Update), number // 64)))
+            self.feed(ReplyReceived(ask.ask, _reply(isinstance(ask.body, Update), number // 64)))
         elif action == "give up" and self.waiting:
             operation = list(self.waiting)[number % len(self.waiting)]
             del self.waiting[operation]
@@ -125,7 +125,7 @@ class Watched:
         elif action == "lose":
             node = number % 3 + 1
             self.asks = {one: ask for one, ask in self.asks.items() if ask.node != node}
-            self.feed(Lost(node, sent=number % 2 == 0))
+            self.feed(ConnectionLost(node, sent=number % 2 == 0))
         elif action == "route":
             self.version += 1
             self.feed(RoutingLearned(_routing(self.version, number)))

@@ -35,7 +35,7 @@ from fireflyer.fs.client.control_listener import Hearing
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Limits, QuerySpec
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, Limits, QuerySpec
 from fireflyer.fs.schema.chunks import (
     MAX_PAGE,
     Change,
@@ -313,8 +313,8 @@ class Chunks(Hearing, OfOneProcess):
 
     async def _look(
         self, chain: ChainId, chunk: ChunkId, what: QuerySpec, memory: memoryview | None, timeout_ns: int | None
-    ) -> Found | Missing | Arrived:
-        reply: Found | Missing | Arrived | Failed = await self._one(chain, chunk, what, memory, timeout_ns)
+    ) -> Found | Missing | DataArrived:
+        reply: Found | Missing | DataArrived | Failed = await self._one(chain, chunk, what, memory, timeout_ns)
         if isinstance(reply, Failed):
             raise error_from_wire(reply.code, reply.message)
         return reply
@@ -428,7 +428,7 @@ def change_of(memory: memoryview, offset: int) -> Change:
 
 
 def _count(reply: Any, chunk: ChunkId) -> int:
-    if isinstance(reply, Arrived):
+    if isinstance(reply, DataArrived):
         return reply.length
     if isinstance(reply, Failed):
         raise error_from_wire(reply.code, reply.message)

@@ -23,26 +23,26 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
-    Ask,
     AskRouting,
     Begin,
     CancelOperation,
+    ConnectionLost,
+    DataArrived,
     Effect,
     End,
     Event,
     Finish,
     Limits,
-    Lost,
     NewSession,
     QuerySpec,
+    ReplyReceived,
     RoutingConfirmed,
     RoutingLearned,
     SendCorruptionHint,
+    SendRequest,
     SessionOpened,
     SessionOver,
     Tick,
-    Told,
     Withdraw,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
@@ -125,7 +125,7 @@ class _Link:
     """No right that counts here ends before."""
     lacks: dict[Right, None] = field(default_factory=dict)
     """Rights that the node has refused, or whose life has passed, and that are asked for anew."""
-    held: dict[int, Ask] = field(default_factory=dict)
+    held: dict[int, SendRequest] = field(default_factory=dict)
     lost: bool = False
     """The ring has said so; what it said before that is taken first."""
 
@@ -261,7 +261,7 @@ class Dispatch:
         link = self._links.get(node.id)
         if link is not None and link.node == node and link.server is None:
             del self._links[node.id]
-            self._feed(Lost(node.id, sent=False, reason=str(error)))
+            self._feed(ConnectionLost(node.id, sent=False, reason=str(error)))
             self.flush()
 
     def warm(self) -> None:
@@ -349,7 +349,7 @@ class Dispatch:
         for shown in link.presenting.values():
             if shown.presented is not None:
                 shown.presented(None)
-        self._feed(Lost(link.node.id, sent=sent, reason=reason))
+        self._feed(ConnectionLost(link.node.id, sent=sent, reason=reason))
 
     # --- effects ---
 
@@ -367,10 +367,10 @@ class Dispatch:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Ask(ask, _, node):
+            case SendRequest(ask, _, node):
                 link = self._link(node)
                 if link is None:
-                    self._feed(Lost(node, sent=False, reason="it is not in the routing"))
+                    self._feed(ConnectionLost(node, sent=False, reason="it is not in the routing"))
                 elif self._may_use(link):
                     self._ask(link, effect)
                 else:
@@ -392,7 +392,7 @@ class Dispatch:
                     self._own += 1
                     self._say(link, data.DataRequest(self._own, data.CorruptionHint(chain, chunk)), None)
 
-    def _ask(self, link: _Link, ask: Ask) -> None:
+    def _ask(self, link: _Link, ask: SendRequest) -> None:
         opened, body = self._open.get(ask.operation), ask.body
         if opened is None or link.server is None:
             return
@@ -451,7 +451,7 @@ class Dispatch:
             _, ask, status, length, made_in, version, chunk_length, chain_version, where = completion
             if self._reads.pop(ask, None) is not None and status != ReadStatus.LOST:
                 content = ContentId(made_in, version)
-                self._feed(Told(ask, read_reply(status, length, content, chunk_length, chain_version, where)))
+                self._feed(ReplyReceived(ask, read_reply(status, length, content, chunk_length, chain_version, where)))
         elif kind == "message":
             link = self._of_server.get(completion[1])
             if link is not None:
@@ -473,7 +473,7 @@ class Dispatch:
         if message.number >= _OWN_NUMBERS:
             self._answered(link, message)
         elif not isinstance(message.body, data.Granted):
-            self._feed(Told(message.number, message.body))
+            self._feed(ReplyReceived(message.number, message.body))
 
     def _answered(self, link: _Link, message: data.DataReply) -> None:
         if message.number not in link.presenting:
@@ -500,10 +500,10 @@ class Dispatch:
 
 def read_reply(
     status: int, length: int, content: ContentId, chunk_length: int, chain_version: int, where: int
-) -> QueryReply | Arrived:
+) -> QueryReply | DataArrived:
     """What a completion of the ring says to the machine."""
     if status == ReadStatus.FOUND:
-        return Arrived(length, content, chunk_length)
+        return DataArrived(length, content, chunk_length)
     if status == ReadStatus.MISSING:
         return Missing()
     if status == ReadStatus.NOT_COMMITTED:

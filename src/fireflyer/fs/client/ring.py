@@ -35,7 +35,7 @@ from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.replica_selector import ANSWER, Reads, Spread, check_reads
-from fireflyer.fs.core.requests.effects import Arrived, Failed, QuerySpec
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, ChunkEntry, ChunkVersion, Done, Found, Operation, QueryKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.routing import Routing
@@ -382,7 +382,7 @@ class Ring(Hearing, OfOneProcess):
     def _ended(self, tag: int, what: Change | QuerySpec) -> Callable[[Any], None]:
         def take(result: Any) -> None:
             count = 0
-            if isinstance(result, Arrived):
+            if isinstance(result, DataArrived):
                 count = result.length
             elif isinstance(result, Failed):
                 count, self._errors[tag] = FAILED, error_from_wire(result.code, result.message)

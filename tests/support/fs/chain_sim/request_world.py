@@ -18,23 +18,23 @@ from tests.support.fs.chain_sim.world import AnyClient, ReplicaWorld
 from fireflyer.base.errors import Timeout
 from fireflyer.base.units import MS
 from fireflyer.fs.core.requests.effects import (
-    Ask,
     AskRouting,
     Begin,
     CancelOperation,
+    ConnectionLost,
     Effect,
     Event,
     Failed,
     Finish,
     Limits,
-    Lost,
     NewSession,
     QuerySpec,
+    ReplyReceived,
     RoutingLearned,
+    SendRequest,
     SessionOpened,
     SessionOver,
     Tick,
-    Told,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import manager
@@ -119,7 +119,7 @@ class RequestClient:
         operation = self._asked.get(number)
         if operation is not None:
             self._data[operation] = data
-            self._feed(Told(number, reply))
+            self._feed(ReplyReceived(number, reply))
 
     def told(self, number: int, answer: manager.Answer) -> None:
         """By a manager."""
@@ -192,11 +192,11 @@ class RequestClient:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Ask(ask, operation, node, target, body):
+            case SendRequest(ask, operation, node, target, body):
                 self._asked[ask] = operation
                 self._wire(target, body, self._calls[operation].data, ask)
                 if self._rng.random() < BREAKS:
-                    self._node.after(self._rng.randrange(30) * MS, lambda: self._feed(Lost(node)))
+                    self._node.after(self._rng.randrange(30) * MS, lambda: self._feed(ConnectionLost(node)))
             case NewSession(client):
                 self.exchange(client)
             case AskRouting():

@@ -19,7 +19,7 @@ from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.port import LoopPort
 from fireflyer.fs.client.meta import DEFAULT_TIMEOUT_NS, MetaClient
-from fireflyer.fs.core.requests.effects import Arrived, Failed, QuerySpec
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
 from fireflyer.fs.schema.chunks import Change, Missing
 from fireflyer.fs.schema.chunks import Done as Updated
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId
@@ -121,7 +121,7 @@ class PlayedClient:
                 return
             part = found[what.offset : what.offset + len(memory)]
             memory[: len(part)] = part
-            done(Arrived(len(part), CONTENT, len(found)))
+            done(DataArrived(len(part), CONTENT, len(found)))
 
         if isinstance(what, Change):
             self._queues.setdefault(chunk, []).append(update)

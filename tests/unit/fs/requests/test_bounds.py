@@ -6,11 +6,11 @@ from tests.support.fs.chain_sim.request_rig import ARRIVED, LARGE, READ, Bench
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
+    DataArrived,
     Limits,
     QuerySpec,
+    ReplyReceived,
     RoutingLearned,
-    Told,
 )
 from fireflyer.fs.schema.chunks import (
     Found,
@@ -68,7 +68,7 @@ def test_at_most_so_many_nodes_send_large_replies_at_once_and_each_has_its_turn(
     while answered < len(bench.asks):
         assert bench.machine.senders <= 2
         order.append(bench.asks[answered].node)
-        bench.feed(Told(bench.asks[answered].ask, Arrived(1 << 20, ContentId(1, 1), 1 << 20)))
+        bench.feed(ReplyReceived(bench.asks[answered].ask, DataArrived(1 << 20, ContentId(1, 1), 1 << 20)))
         answered += 1
     assert len(order) == 51
     assert {order[:20].count(node) for node in range(1, 6)} <= {3, 4, 5}

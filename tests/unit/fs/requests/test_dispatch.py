@@ -31,7 +31,7 @@ from fireflyer.fs.client.control.capabilities import Renewals, Right
 from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.control.local_lock import RunLock
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Limits, QuerySpec
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, Limits, QuerySpec
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Change, Done, Operation, QueryKind, RefusalReason, Refused, Update
 from fireflyer.fs.schema.ids import ChunkId, ContentId
@@ -445,7 +445,7 @@ def test_memory_is_not_touched_by_what_comes_after_the_caller_gave_up(bench: Ben
     reply = struct.pack("<QQQIIIII", tag, 1, 0, 1, 1, 1, 5, crc32c(b"there"))
     bench.ends[1].sendall(frame(READ_REPLY, reply, b"there"))
     bench.take()
-    assert bench.results == [Arrived(5, ContentId(1, 1), 5)]
+    assert bench.results == [DataArrived(5, ContentId(1, 1), 5)]
     assert memory == bytearray(5)
     assert other == b"there"
 

@@ -8,16 +8,16 @@ from tests.support.fs.chain_sim.request_rig import CHUNK, DONE, LARGE, OTHER, RE
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
-    Ask,
     AskRouting,
     CancelOperation,
+    ConnectionLost,
+    DataArrived,
     Limits,
-    Lost,
     QuerySpec,
+    ReplyReceived,
     RoutingConfirmed,
     SendCorruptionHint,
-    Told,
+    SendRequest,
     Withdraw,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
@@ -83,13 +83,13 @@ def test_a_late_read_is_withdrawn_before_another_replica_is_asked() -> None:
     bench.effects.clear()
     bench.until(120 * MS)
     kinds = [type(one) for one in bench.effects]
-    assert kinds.index(Withdraw) < kinds.index(Ask)
+    assert kinds.index(Withdraw) < kinds.index(SendRequest)
     assert AskRouting in kinds
     first, second = bench.asks
     assert first.target != second.target
-    assert bench.feed(Told(first.ask, Missing())) == []
-    bench.tell(Arrived(5, ContentId(1, 1), 5))
-    assert bench.ended[operation] == Arrived(5, ContentId(1, 1), 5)
+    assert bench.feed(ReplyReceived(first.ask, Missing())) == []
+    bench.tell(DataArrived(5, ContentId(1, 1), 5))
+    assert bench.ended[operation] == DataArrived(5, ContentId(1, 1), 5)
 
 
 def test_damage_is_told_and_read_elsewhere_until_there_is_nobody_left() -> None:
@@ -100,7 +100,7 @@ def test_damage_is_told_and_read_elsewhere_until_there_is_nobody_left() -> None:
     assert {one.target, two.target} == {1, 2}
     assert SendCorruptionHint(one.node, one.target, 1, CHUNK) in bench.effects
     while operation not in bench.ended:
-        if not any(isinstance(one, Ask) for one in bench.tell(refused(RefusalReason.CORRUPT))):
+        if not any(isinstance(one, SendRequest) for one in bench.tell(refused(RefusalReason.CORRUPT))):
             bench.until(bench.machine.due_ns or bench.now_ns)
     assert bench.failure(operation).code == "data_corruption"
     assert len(bench.asks) == 6
@@ -110,7 +110,7 @@ def test_a_node_that_is_lost_is_asked_again_only_where_there_is_no_other() -> No
     bench = Bench(1, 2)
     bench.begin(READ)
     lost = bench.asks[0].node
-    bench.feed(Lost(lost))
+    bench.feed(ConnectionLost(lost))
     for _ in range(4):
         bench.begin(READ)
     assert {ask.node for ask in bench.asks[1:]} == {3 - lost}
@@ -258,7 +258,7 @@ def test_after_an_attempt_without_an_answer_no_refusal_says_that_nothing_was_don
     assert failed.code == "timeout"
     assert "may or may not" in failed.message
     assert bench.machine.unresolved_channels == 1
-    bench.feed(Told(bench.asks[0].ask, refused(RefusalReason.BUSY)))
+    bench.feed(ReplyReceived(bench.asks[0].ask, refused(RefusalReason.BUSY)))
     assert bench.machine.unresolved_channels == 0
 
 
@@ -279,7 +279,7 @@ def test_a_stale_version_does_not_say_that_nothing_was_done(kind: type[Requests]
 def test_a_lost_connection_leaves_doubts_unless_there_never_was_one(sent: bool, code: str) -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE, within_ns=1 * MS)
-    bench.feed(Lost(1, sent))
+    bench.feed(ConnectionLost(1, sent))
     bench.until(2 * MS)
     assert bench.failure(operation).code == code
 

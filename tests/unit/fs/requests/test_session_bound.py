@@ -6,7 +6,7 @@ import pytest
 from tests.support.fs.chain_sim.request_rig import CHUNK, DONE, OTHER, TRUNCATE, Bench, exchanges, exchanging, refused
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.requests.effects import Begin, SessionOpened, SessionOver, Told
+from fireflyer.fs.core.requests.effects import Begin, ReplyReceived, SessionOpened, SessionOver
 from fireflyer.fs.schema.chunks import RefusalReason
 from fireflyer.fs.schema.ids import ChunkId
 
@@ -84,7 +84,7 @@ def test_while_the_session_is_exchanged_none_begins() -> None:
     bench.until(60 * MS)
     waits = begin(bench, 7, ChunkId(2, 1))
     assert waits not in bench.ended
-    bench.feed(Told(next(one.ask for one in bench.asks if one.operation == under_way), DONE))
+    bench.feed(ReplyReceived(next(one.ask for one in bench.asks if one.operation == under_way), DONE))
     assert exchanges(bench)
     late = begin(bench, 7)
     assert bench.failure(waits).code == bench.failure(late).code == "stale_version"

@@ -15,7 +15,7 @@ from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.control.session import Control
 from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.client.meta import MetaClient
-from fireflyer.fs.core.requests.effects import Arrived, Failed, QuerySpec
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
 from fireflyer.fs.schema.chunks import Change, QueryKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TableId
 from fireflyer.fs.schema.meta import Actor, Answer, Request
@@ -99,7 +99,7 @@ class Port(abc.ABC):
                 ticket.fail(error_from_wire(result.code, result.message))
                 return
             self.answered_ns[chain] = time.monotonic_ns()
-            ticket.finish(result.length if isinstance(result, Arrived) else MISSING)
+            ticket.finish(result.length if isinstance(result, DataArrived) else MISSING)
 
         try:
             operation = self._store.begin(chain, chunk, QuerySpec(QueryKind.READ, offset, len(into)), into, done)

@@ -16,27 +16,27 @@ from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId,
 from fireflyer.fs.schema.routing import Routing
 
 __all__ = [
-    "Arrived",
-    "Ask",
     "AskRouting",
     "Begin",
     "CancelOperation",
+    "ConnectionLost",
+    "DataArrived",
     "Effect",
     "End",
     "Event",
     "Failed",
     "Finish",
     "Limits",
-    "Lost",
     "NewSession",
     "QuerySpec",
+    "ReplyReceived",
     "RoutingConfirmed",
     "RoutingLearned",
     "SendCorruptionHint",
+    "SendRequest",
     "SessionOpened",
     "SessionOver",
     "Tick",
-    "Told",
     "Withdraw",
 ]
 
@@ -85,7 +85,7 @@ class QuerySpec(msgspec.Struct, frozen=True):
     length: int = MAX_CHUNK_BYTES
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class DataArrived(msgspec.Struct, frozen=True):
     """A read's data lie in the caller's memory, verified. Fewer than asked for where the chunk ends."""
 
     length: int
@@ -114,14 +114,14 @@ class CancelOperation(msgspec.Struct, frozen=True):
     operation: int
 
 
-class Told(msgspec.Struct, frozen=True):
-    """The answer to an `Ask`. Those that come later than a `Withdraw`, or twice, are ignored."""
+class ReplyReceived(msgspec.Struct, frozen=True):
+    """The answer to an `SendRequest`. Those that come later than a `Withdraw`, or twice, are ignored."""
 
     ask: int
-    reply: UpdateReply | QueryReply | Arrived
+    reply: UpdateReply | QueryReply | DataArrived
 
 
-class Lost(msgspec.Struct, frozen=True):
+class ConnectionLost(msgspec.Struct, frozen=True):
     """There is no connection with the node, and its asks will not be answered. `sent` False: none of them has left."""
 
     node: NodeId
@@ -164,13 +164,22 @@ class End(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Begin | CancelOperation | Told | Lost | RoutingLearned | RoutingConfirmed | SessionOver | SessionOpened | Tick | End
+    Begin
+    | CancelOperation
+    | ReplyReceived
+    | ConnectionLost
+    | RoutingLearned
+    | RoutingConfirmed
+    | SessionOver
+    | SessionOpened
+    | Tick
+    | End
 )
 
 # --- effects ---
 
 
-class Ask(msgspec.Struct, frozen=True):
+class SendRequest(msgspec.Struct, frozen=True):
     """To the node, at most once; over a connection that is made if there is none. The data are the operation's."""
 
     ask: int
@@ -196,7 +205,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 class Finish(msgspec.Struct, frozen=True):
     operation: int
-    result: Done | Found | Missing | Arrived | Failed
+    result: Done | Found | Missing | DataArrived | Failed
 
 
 class AskRouting(msgspec.Struct, frozen=True):
@@ -218,4 +227,4 @@ class SendCorruptionHint(msgspec.Struct, frozen=True):
     chunk: ChunkId
 
 
-Effect: TypeAlias = Ask | Withdraw | Finish | AskRouting | NewSession | SendCorruptionHint
+Effect: TypeAlias = SendRequest | Withdraw | Finish | AskRouting | NewSession | SendCorruptionHint
