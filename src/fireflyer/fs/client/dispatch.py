@@ -103,7 +103,7 @@ class _Open:
     done: Done
 
 
-class _Shown(NamedTuple):
+class _PresentedCapability(NamedTuple):
     """A capability on its way to a node. `presented`: who waits for the answer; nobody, where it is shown again."""
 
     right: Right
@@ -118,7 +118,7 @@ class _Link:
 
     node: Node
     server: int | None = None
-    presenting: dict[int, _Shown] = field(default_factory=dict)
+    presenting: dict[int, _PresentedCapability] = field(default_factory=dict)
     granted_ns: dict[Right, int] = field(default_factory=dict)
     """Until when, by `CLOCK_BOOTTIME`: nodes count the time in which this machine is suspended."""
     ends_ns: int = 0
@@ -324,7 +324,7 @@ class Dispatch:
     def _present(self, link: _Link, right: Right, presented: Presented | None) -> None:
         self._own += 1
         capability = self._capabilities[right]
-        link.presenting[self._own] = _Shown(right, capability, presented, _CLOCK.now_ns())
+        link.presenting[self._own] = _PresentedCapability(right, capability, presented, _CLOCK.now_ns())
         link.lacks.pop(right, None)
         self._say(link, data.DataRequest(self._own, data.Present(capability)), None)
 

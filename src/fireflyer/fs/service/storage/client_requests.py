@@ -17,7 +17,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core import capability
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.chain import reads
-from fireflyer.fs.core.chain.connection_capabilities import MAX_PRESENTED_RANGES
+from fireflyer.fs.core.chain.connection_capabilities import MAX_RANGE_CAPABILITIES
 from fireflyer.fs.core.chain.effects import ChunkIndex, TableEntry
 from fireflyer.fs.core.chain.storage_node import ClientAsked
 from fireflyer.fs.schema import data
@@ -144,18 +144,18 @@ class StorageAsks:
         except PermissionDenied as error:
             _log.warning("capability refused peer=%s reason=%s", link.peer, error)
             return Refused(RefusalReason.DENIED, error.message)
-        if not link.presented.add(one, now_s):
-            text = f"{MAX_PRESENTED_RANGES} ranges of files count here already; open another connection"
+        if not link.capabilities.add(one, now_s):
+            text = f"{MAX_RANGE_CAPABILITIES} ranges of files count here already; open another connection"
             return Refused(RefusalReason.BUSY, text)
         left_ns = int((one.expires_s - now_s) * SECOND)
         if one.rights & Rights.READ:
             try:
                 self._native.grant(link.number, one.first_file, one.last_file + 1, self._clock.now_ns() + left_ns)
             except ValueError as error:
-                link.presented.drop(one)
+                link.capabilities.drop(one)
                 return Refused(RefusalReason.BUSY, f"{error}; open another connection")
         return data.Granted(left_ns)
 
 
 def _allows(link: Link, file: int, rights: Rights, client: int | None = None) -> bool:
-    return link.trusted or link.presented.allows(file, rights, client, time.time())
+    return link.trusted or link.capabilities.allows(file, rights, client, time.time())

@@ -17,7 +17,7 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.chain.connection_capabilities import Presented
+from fireflyer.fs.core.chain.connection_capabilities import ConnectionCapabilities
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import PeerMessage, Request
 from fireflyer.fs.schema.ids import ChunkId, ContentId, NodeId, TargetId
@@ -49,7 +49,7 @@ class Link:
     """As the other end has proven."""
     node: NodeId = 0
     """Where this process has made it."""
-    presented: Presented = field(default_factory=Presented)
+    capabilities: ConnectionCapabilities = field(default_factory=ConnectionCapabilities)
 
     @property
     def trusted(self) -> bool:
@@ -130,7 +130,7 @@ class DataLinks:
         """Connections on which a capability counts that none of these keys has signed: what native code lets them read
         ends with them."""
         for number, link in list(self._links.items()):
-            if link.presented.any_but_of(key_ids, now_s):
+            if link.capabilities.any_but_of(key_ids, now_s):
                 self.refuse(number, "a capability of it was revoked; the client connects again and asks for another")
 
     # --- to other nodes ---
