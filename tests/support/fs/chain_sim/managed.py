@@ -142,13 +142,13 @@ class ManagedNode(StorageNode):
             case fx.Tick():
                 self._handle(NodeTick())
             case fx.ClientUpdate(waiter, update, handle):
-                self._handle(storage_node.ClientAsked(waiter, update, handle))
+                self._handle(storage_node.ClientUpdateReceived(waiter, update, handle))
             case fx.MessageFromPeer(source, message, handle):
-                self._handle(storage_node.PeerWrote(source, self.target, message, handle))
+                self._handle(storage_node.PeerMessageReceived(source, self.target, message, handle))
             case fx.PeerLost(peer):
                 self._handle(storage_node.NodeLost(peer))
             case _:
-                self._handle(storage_node.Of(self.target, event))
+                self._handle(storage_node.TargetScoped(self.target, event))
         assert self.replica.busy_chunks <= 2 * LIMITS.chunks + LIMITS.copies
 
     def _handle(self, event: storage_node.Event) -> None:
@@ -160,7 +160,7 @@ class ManagedNode(StorageNode):
                     self.world.seen.take(routing)  # type: ignore[attr-defined]
                 case End():
                     self.node.crash()
-                case storage_node.Of(_, what):
+                case storage_node.TargetScoped(_, what):
                     self.world.faults.trip(self, what)  # type: ignore[arg-type]
                     self._perform(what)  # type: ignore[arg-type]
 

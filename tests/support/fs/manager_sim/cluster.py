@@ -299,7 +299,7 @@ class StorageProcess:
                 self._says(target, fx.ReportGone(chain.version, "it has stopped"))
 
     def fail(self, target: TargetId) -> None:
-        self.feed(storage_node.Of(target, fx.DiskFailed("the disk has failed")))
+        self.feed(storage_node.TargetScoped(target, fx.DiskFailed("the disk has failed")))
 
     def soon(self, target: TargetId, effect: fx.Effect) -> None:
         self.node.after(self.host.world.random.randrange(SECOND), lambda: self._says(target, effect))
@@ -316,7 +316,7 @@ class StorageProcess:
         self.host.truth.check_process(self)
 
     def _says(self, target: TargetId, effect: fx.Effect) -> None:
-        self.feed(storage_node.Of(target, _Says(effect)))  # type: ignore[arg-type]
+        self.feed(storage_node.TargetScoped(target, _Says(effect)))  # type: ignore[arg-type]
 
     def _turn(self) -> None:
         self._sync()

@@ -6,16 +6,16 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import node_membership as node
 from fireflyer.fs.core.chain.storage_node import (
-    ClientAsked,
+    ClientRecordsFound,
+    ClientUpdateReceived,
     Effect,
     Event,
     Leave,
     Left,
     NodeLost,
-    Of,
-    PeerWrote,
+    PeerMessageReceived,
     StorageCore,
-    Swept,
+    TargetScoped,
 )
 from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import (
@@ -103,8 +103,8 @@ class _Process:
     def refused(self, client: int) -> RefusalReason | None:
         """Why an update of this client is not admitted to chain 10."""
         update = Update(10, 1, client, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-        for effect in self.feed(ClientAsked(4, update, 3)):
-            if isinstance(effect, Of) and isinstance(effect.what, fx.Reply):
+        for effect in self.feed(ClientUpdateReceived(4, update, 3)):
+            if isinstance(effect, TargetScoped) and isinstance(effect.what, fx.Reply):
                 assert isinstance(effect.what.reply, Refused)
                 return effect.what.reply.refusal
         return None
@@ -148,12 +148,12 @@ def test_what_replicas_report_goes_to_the_manager() -> None:
         process.feed(node.Tick())
         return process.beat().unreachable
 
-    process.feed(PeerWrote(8, 2, Answer(20, 3, 0, 0, 1, Accepted())))
-    process.feed(PeerWrote(7, 1, StaleChainVersion(10, 1)))
+    process.feed(PeerMessageReceived(8, 2, Answer(20, 3, 0, 0, 1, Accepted())))
+    process.feed(PeerMessageReceived(7, 1, StaleChainVersion(10, 1)))
     assert heartbeat_sent() == (7,)
     for ends in (
-        PeerWrote(7, 1, Answer(10, 1, 0, 0, 1, Accepted())),
-        Of(1, fx.ChainChanged(chain(10, 1, SERVING, OFFLINE))),
+        PeerMessageReceived(7, 1, Answer(10, 1, 0, 0, 1, Accepted())),
+        TargetScoped(1, fx.ChainChanged(chain(10, 1, SERVING, OFFLINE))),
     ):
         process.feed(ends)
         assert heartbeat_sent() == ()
@@ -163,9 +163,9 @@ def test_what_replicas_report_goes_to_the_manager() -> None:
     process.now_ns += 5 * SECOND
     process.feed(node.Tick())
     assert heartbeat_sent() == ()
-    process.feed(Of(2, fx.DiskFailed("no such device")))
+    process.feed(TargetScoped(2, fx.DiskFailed("no such device")))
     process.made[1].says = [fx.ReportGone(3, "no such device", failed=True)]
-    process.feed(Of(2, fx.Tick()))
+    process.feed(TargetScoped(2, fx.Tick()))
     assert process.conditions()[2] is Condition.GONE
 
 
@@ -175,8 +175,8 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     process.sessions(1, 9, opened=(5,))
     del process.made[0].heard[2:]
     update = Update(10, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-    process.feed(ClientAsked(4, update))
-    process.feed(PeerWrote(7, 1, StaleChainVersion(10, 1)))
+    process.feed(ClientUpdateReceived(4, update))
+    process.feed(PeerMessageReceived(7, 1, StaleChainVersion(10, 1)))
     process.feed(NodeLost(7))
     process.feed(NodeLost(99))
     assert process.made[0].heard[2:] == [
@@ -185,13 +185,13 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
         fx.PeerLost(7),
     ]
     lost = Update(11, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-    reply, release = process.feed(ClientAsked(5, lost, 3))
-    assert isinstance(reply, Of)
+    reply, release = process.feed(ClientUpdateReceived(5, lost, 3))
+    assert isinstance(reply, TargetScoped)
     assert isinstance(reply.what, fx.Reply)
     assert isinstance(reply.what.reply, Refused)
     assert reply.what.reply.refusal is RefusalReason.STALE
-    assert release == Of(0, fx.Release(3))
-    assert process.feed(PeerWrote(7, 2, StaleChainVersion(20, 1), 9)) == [Of(0, fx.Release(9))]
+    assert release == TargetScoped(0, fx.Release(3))
+    assert process.feed(PeerMessageReceived(7, 2, StaleChainVersion(20, 1), 9)) == [TargetScoped(0, fx.Release(9))]
 
 
 def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() -> None:
@@ -204,7 +204,7 @@ def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() 
     assert fx.ClientEnded(1) in process.made[0].heard
     assert [process.refused(client) for client in (1, 2)] == [RefusalReason.ENDED, None]
     process.made[0].heard.clear()
-    process.feed(Swept(1, (1, 2, 7)))
+    process.feed(ClientRecordsFound(1, (1, 2, 7)))
     assert process.made[0].heard == [fx.ClientEnded(1)]
 
 
@@ -223,7 +223,7 @@ def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() 
     assert old.heard[-2:-1] == [fx.ChainChanged(without)]
     assert process.core.target_of(20) == 0
     old.busy = False
-    process.feed(Of(1, fx.Staged(ChunkId(1, 1), None, None)))  # type: ignore[arg-type]
+    process.feed(TargetScoped(1, fx.Staged(ChunkId(1, 1), None, None)))  # type: ignore[arg-type]
     assert [(one.chain, one.heard[0]) for one in process.made[1:]] == [(20, fx.ChainChanged(new_chain))]
     assert (process.core.target_of(10), process.core.target_of(20)) == (0, 1)
 
@@ -273,6 +273,6 @@ def test_who_leaves_is_gone_for_good_and_knows_when_the_manager_has_heard_it() -
     process.feed(node.Tick())
     assert process.conditions() == {1: Condition.GONE, 2: Condition.GONE}
     update = Update(10, 2, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-    (reply,) = process.feed(ClientAsked(5, update))
-    assert isinstance(reply, Of)
+    (reply,) = process.feed(ClientUpdateReceived(5, update))
+    assert isinstance(reply, TargetScoped)
     assert isinstance(reply.what, fx.Reply)

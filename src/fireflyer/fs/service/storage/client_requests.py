@@ -19,7 +19,7 @@ from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.chain import reads
 from fireflyer.fs.core.chain.connection_capabilities import MAX_RANGE_CAPABILITIES
 from fireflyer.fs.core.chain.effects import ChunkIndex, TableEntry
-from fireflyer.fs.core.chain.storage_node import ClientAsked
+from fireflyer.fs.core.chain.storage_node import ClientUpdateReceived
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
     Operation,
@@ -59,7 +59,7 @@ class StorageAsks:
         native: ChunkNode,
         secret: Secret,
         *,
-        post: Callable[[ClientAsked], None],
+        post: Callable[[ClientUpdateReceived], None],
         find: Callable[[ChainId], tuple[TableEntry, ChunkIndex] | None],
         doubt: Callable[[ChainId, ChunkId, str], None],
     ) -> None:
@@ -86,7 +86,7 @@ class StorageAsks:
             if (refused := self._refusal(link, body, handle)) is None:
                 self._numbers += 1
                 self._waiters[self._numbers] = (link.number, ask.number)
-                self._post(ClientAsked(self._numbers, body, handle))
+                self._post(ClientUpdateReceived(self._numbers, body, handle))
                 return
             self._tell(link.number, ask.number, refused)
         elif isinstance(body, Query):

@@ -43,7 +43,17 @@ from fireflyer.fs.core.chain.node_membership import (
 )
 from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.core.chain.role import role_of
-from fireflyer.fs.core.chain.storage_node import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
+from fireflyer.fs.core.chain.storage_node import (
+    ClientRecordsFound,
+    Effect,
+    Event,
+    Leave,
+    Left,
+    NodeLost,
+    PeerMessageReceived,
+    StorageCore,
+    TargetScoped,
+)
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
@@ -251,19 +261,21 @@ class _Storage:
             case ("lost", int(link), str(reason)):
                 self._links.lost(link, reason)
             case ("staged", int(target), int(job), made_in, version, length, crc):
-                self._post(Of(target, self._targets[target].engine.staged(job, made_in, version, length, crc)))
+                self._post(
+                    TargetScoped(target, self._targets[target].engine.staged(job, made_in, version, length, crc))
+                )
             case ("stage_failed", int(target), int(job), str(kind), str(message)):
-                self._post(Of(target, self._targets[target].engine.stage_failed(job, kind, message)))
+                self._post(TargetScoped(target, self._targets[target].engine.stage_failed(job, kind, message)))
             case ("dropped", int(target), int(job)):
-                self._post(Of(target, self._targets[target].engine.dropped(job)))
+                self._post(TargetScoped(target, self._targets[target].engine.dropped(job)))
             case ("adopted", int(target), _):
-                self._post(Of(target, fx.RecordsInstalled()))
+                self._post(TargetScoped(target, fx.RecordsInstalled()))
             case ("damage", int(target), int(file), int(index)):
                 _log.error("target=%d chunk=%d:%d is damaged", target, file, index)
-                self._post(Of(target, fx.CorruptionFound(ChunkId(file, index))))
+                self._post(TargetScoped(target, fx.CorruptionFound(ChunkId(file, index))))
             case ("disk_failed", int(target), str(message)):
                 _log.error("target=%d its disk has failed reason=%s", target, message)
-                self._post(Of(target, fx.DiskFailed(message)))
+                self._post(TargetScoped(target, fx.DiskFailed(message)))
                 if self._driver is not None:
                     self._driver.spawn(asyncio.to_thread(note_failure, self._targets[target]))
             case ("verified", int(target), int(job), last, int(verified)):
@@ -285,7 +297,7 @@ class _Storage:
                 self._check_data(message, handle)
                 self._links.heard(message.source, number)
                 kept = True
-                self._post(PeerWrote(message.source, message.target, message.message, handle))
+                self._post(PeerMessageReceived(message.source, message.target, message.message, handle))
             else:
                 raise DataCorruption(f"{link.peer} says what is not for it to say: {type(message).__name__}")
         finally:
@@ -314,7 +326,7 @@ class _Storage:
     # --- what is wanted ---
 
     def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Of) and isinstance(effect.what, fx.Publish):
+        if isinstance(effect, TargetScoped) and isinstance(effect.what, fx.Publish):
             self._table[effect.target] = effect.what.entry
             if not self._unpublished:
                 self._unpublished = True
@@ -322,8 +334,8 @@ class _Storage:
             return
         self._publish()
         match effect:
-            case Of(target, what):
-                # an `Of` that comes out holds an effect, one that goes in an event; the struct is one
+            case TargetScoped(target, what):
+                # an `TargetScoped` that comes out holds an effect, one that goes in an event; the struct is one
                 self._perform_of(target, what)  # type: ignore[arg-type]
             case SendToManager():
                 self._control.ask(effect)
@@ -343,7 +355,7 @@ class _Storage:
             case fx.Stage() | fx.Commit() | fx.Drop() | fx.InstallRecords() | fx.Forget():
                 failed = self._targets[target].engine.perform(effect)
                 if failed is not None:
-                    self._post(Of(target, failed))
+                    self._post(TargetScoped(target, failed))
             case fx.Send(peer, message, handle, None):
                 self._links.send(target, peer, self._node_of(peer), message, handle)
             case fx.Send(peer, Request(body=Put(chunk=chunk)) as message, _, ContentId() as content):
@@ -419,7 +431,7 @@ class _Storage:
                 after: tuple[int, int] | None = None
                 while page := target.engine.native.rows(after, _PAGE):
                     clients = tuple(dict.fromkeys(row[0] for row in page))
-                    self._post(Swept(number, clients))
+                    self._post(ClientRecordsFound(number, clients))
                     after = (clients[-1], _LAST_CHANNEL)
                     await asyncio.sleep(0)
 

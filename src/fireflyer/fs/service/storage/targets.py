@@ -15,7 +15,7 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain.node_membership import Measured
-from fireflyer.fs.core.chain.storage_node import Of
+from fireflyer.fs.core.chain.storage_node import TargetScoped
 from fireflyer.fs.schema.ids import TargetId
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage.scrub import Scrub
@@ -114,7 +114,7 @@ async def look_after(
     *,
     config: StorageConfig,
     is_sure: Callable[[], bool],
-    post: Callable[[Measured | Of], None],
+    post: Callable[[Measured | TargetScoped], None],
 ) -> None:
     """Until the directory is gone or cannot be read: what is written into a directory that was removed would be lost.
     Measures it, and remembers on disk that the target has become sure, at once when there is `news`. In threads: a disk
@@ -131,7 +131,7 @@ async def look_after(
             _log.warning("target=%d cannot be looked at now reason=%s", number, error)
         except (FireflyerError, OSError, ChunkError) as error:
             _log.error("target=%d is given up reason=%s", number, error)
-            post(Of(number, fx.DiskFailed(str(error))))
+            post(TargetScoped(number, fx.DiskFailed(str(error))))
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
