@@ -10,7 +10,7 @@ from tests.support.fs.clusters.data_links import connected
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.chain.connection_capabilities import MAX_FILE_CAPABILITIES, MAX_RANGE_CAPABILITIES
 from fireflyer.fs.schema import data
-from fireflyer.fs.service.storage.client_requests import StorageAsks
+from fireflyer.fs.service.storage.client_requests import ClientRequests
 from fireflyer.fs.service.storage.connections import Link
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
@@ -27,7 +27,7 @@ class Bench:
         self.node = ChunkNode(io_threads=1, job_threads=1, buffer_bytes=1 << 20)
         self.mine, theirs = connected(False)
         self.link = Link(self.node.connect(theirs.detach(), reads=True), "user", "ann")
-        self.asks = StorageAsks(
+        self.asks = ClientRequests(
             self.node, SECRET, post=lambda _: None, find=lambda _: None, doubt=lambda *_: None
         )  # fmt: skip
         self.asks.use_keys((1,))

@@ -37,7 +37,7 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.clock import BootClock
 
-__all__ = ["MAX_WAITERS", "StorageAsks"]
+__all__ = ["MAX_WAITERS", "ClientRequests"]
 
 _log = logging.getLogger(__name__)
 MAX_WAITERS: Final = 1 << 16
@@ -48,7 +48,7 @@ FOR_EVER_NS: Final = 3600 * SECOND
 Told = UpdateReply | QueryReply | data.Granted
 
 
-class StorageAsks:
+class ClientRequests:
     """`find` gives the published table's entry and the index of a chain here, `doubt` looks at a chunk soon.
 
     It is told who doubts it.

@@ -58,7 +58,7 @@ from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
-from fireflyer.fs.service.storage.client_requests import StorageAsks
+from fireflyer.fs.service.storage.client_requests import ClientRequests
 from fireflyer.fs.service.storage.config import StorageConfig
 from fireflyer.fs.service.storage.connections import DataLinks
 from fireflyer.fs.service.storage.node_lock import hold_node
@@ -147,7 +147,7 @@ class _Storage:
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
         self._links = DataLinks(native, config.node, secret, lambda node: self._post(NodeLost(node)))
-        self._asks = StorageAsks(native, secret, post=self._post, find=self._find, doubt=self._doubt)
+        self._asks = ClientRequests(native, secret, post=self._post, find=self._find, doubt=self._doubt)
         credential = NodeCredential(secret, data.node_identity(config.node))
         self._control = ControlClient(credential, self._post)
         store = TokenStore(config.tokens_file) if config.tokens_file else None
