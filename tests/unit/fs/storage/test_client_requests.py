@@ -11,7 +11,7 @@ from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.chain.connection_capabilities import MAX_FILE_CAPABILITIES, MAX_RANGE_CAPABILITIES
 from fireflyer.fs.schema import data
 from fireflyer.fs.service.storage.client_requests import ClientRequests
-from fireflyer.fs.service.storage.connections import Link
+from fireflyer.fs.service.storage.connections import DataConnection
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 
@@ -26,7 +26,7 @@ class Bench:
     def __init__(self) -> None:
         self.node = ChunkNode(io_threads=1, job_threads=1, buffer_bytes=1 << 20)
         self.mine, theirs = connected(False)
-        self.link = Link(self.node.connect(theirs.detach(), reads=True), "user", "ann")
+        self.link = DataConnection(self.node.connect(theirs.detach(), reads=True), "user", "ann")
         self.asks = ClientRequests(
             self.node, SECRET, post=lambda _: None, find=lambda _: None, doubt=lambda *_: None
         )  # fmt: skip

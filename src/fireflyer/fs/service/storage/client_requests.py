@@ -32,7 +32,7 @@ from fireflyer.fs.schema.chunks import (
     UpdateReply,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId
-from fireflyer.fs.service.storage.connections import Link
+from fireflyer.fs.service.storage.connections import DataConnection
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.clock import BootClock
@@ -79,7 +79,7 @@ class ClientRequests:
         self._keys = {one: capability.derive_key(self._secret.reveal(), one) for one in key_ids}
         return True
 
-    def asked(self, link: Link, ask: data.DataRequest, handle: int) -> None:
+    def asked(self, link: DataConnection, ask: data.DataRequest, handle: int) -> None:
         """`handle`: the data that came with it, or 0; they are this method's to give on or back."""
         body = ask.body
         if isinstance(body, Update):
@@ -106,7 +106,7 @@ class ClientRequests:
     def _tell(self, link: int, number: int, reply: Told) -> None:
         self._native.send(link, data.encode(data.DataReply(number, reply)))
 
-    def _refusal(self, link: Link, update: Update, handle: int) -> Refused | None:
+    def _refusal(self, link: DataConnection, update: Update, handle: int) -> Refused | None:
         change = update.change
         if change.operation is Operation.REPLACE:
             return Refused(RefusalReason.USAGE, "clients do not replace chunks; write them")
@@ -122,7 +122,7 @@ class ClientRequests:
             return Refused(RefusalReason.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
         return None
 
-    def _look(self, link: Link, look: Query) -> QueryReply:
+    def _look(self, link: DataConnection, look: Query) -> QueryReply:
         if look.kind is QueryKind.READ:
             return Refused(RefusalReason.USAGE, "data are read by frames of reads, not by messages")
         if look.kind is QueryKind.CHAIN and not link.trusted:
@@ -135,7 +135,7 @@ class ClientRequests:
             return Refused(RefusalReason.STALE, "this node has no target that serves the chain; ask for routing")
         return reads.decide(now_ns, found[0], found[1], look)
 
-    def _present(self, link: Link, token: bytes) -> data.Granted | Refused:
+    def _present(self, link: DataConnection, token: bytes) -> data.Granted | Refused:
         if link.trusted:
             return data.Granted(FOR_EVER_NS)
         now_s = time.time()
@@ -157,5 +157,5 @@ class ClientRequests:
         return data.Granted(left_ns)
 
 
-def _allows(link: Link, file: int, rights: Rights, client: int | None = None) -> bool:
+def _allows(link: DataConnection, file: int, rights: Rights, client: int | None = None) -> bool:
     return link.trusted or link.capabilities.allows(file, rights, client, time.time())

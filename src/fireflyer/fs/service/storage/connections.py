@@ -26,7 +26,7 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.raw_connections import RawConnection, connect_raw
 
-__all__ = ["MAX_LINKS", "DataLinks", "Link"]
+__all__ = ["MAX_LINKS", "DataConnection", "DataConnections"]
 
 _log = logging.getLogger(__name__)
 MAX_LINKS: Final = 8192
@@ -40,7 +40,7 @@ MAX_PAUSE_NS: Final = SECOND
 
 
 @dataclass(slots=True)
-class Link:
+class DataConnection:
     """A connection that native code has."""
 
     number: int
@@ -67,7 +67,7 @@ class _Path:
         self.task: asyncio.Task[None] | None = None
 
 
-class DataLinks:
+class DataConnections:
     """`on_changed` is called when the connection to a node broke, or is a new one."""
 
     def __init__(
@@ -76,7 +76,7 @@ class DataLinks:
         self._native = native
         self._credential = NodeCredential(secret, data.node_identity(me))
         self._on_changed = on_changed
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, DataConnection] = {}
         self._paths: dict[NodeId, _Path] = {}
         self._heard_on: dict[TargetId, int] = {}
         self._closed = False
@@ -87,7 +87,7 @@ class DataLinks:
     def __len__(self) -> int:
         return len(self._links)
 
-    def find(self, number: int) -> Link | None:
+    def find(self, number: int) -> DataConnection | None:
         return self._links.get(number)
 
     def accept(self, connection: RawConnection) -> None:
@@ -99,9 +99,9 @@ class DataLinks:
             _log.warning("connection closed peer=%s: he has %d, all together %d", peer, own, len(self._links))
             connection.socket.close()
             return
-        self._adopt(connection, Link(0, role, peer), reads=True)
+        self._adopt(connection, DataConnection(0, role, peer), reads=True)
 
-    def _adopt(self, connection: RawConnection, link: Link, *, reads: bool) -> Link:
+    def _adopt(self, connection: RawConnection, link: DataConnection, *, reads: bool) -> DataConnection:
         link.number = self._native.connect(connection.socket.detach(), reads=reads, trusted=link.trusted)
         self._links[link.number] = link
         return link
@@ -165,7 +165,7 @@ class DataLinks:
                     connection.socket.close()
                     raise PermissionDenied(f"{path.address} is {connection.session.peer}, not node {node}")
                 path.task = None
-                link = self._adopt(connection, Link(0, "node", connection.session.peer, node), reads=False)
+                link = self._adopt(connection, DataConnection(0, "node", connection.session.peer, node), reads=False)
                 path.link, path.since_s = link.number, asyncio.get_running_loop().time()
                 self._on_changed(node)
                 return

@@ -60,7 +60,7 @@ from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetI
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.fs.service.storage.client_requests import ClientRequests
 from fireflyer.fs.service.storage.config import StorageConfig
-from fireflyer.fs.service.storage.connections import DataLinks
+from fireflyer.fs.service.storage.connections import DataConnections
 from fireflyer.fs.service.storage.node_lock import hold_node
 from fireflyer.fs.service.storage.targets import (
     OpenTarget,
@@ -146,7 +146,7 @@ class _Storage:
         """Set when it may have become known that the target has everything."""
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
-        self._links = DataLinks(native, config.node, secret, lambda node: self._post(NodeLost(node)))
+        self._links = DataConnections(native, config.node, secret, lambda node: self._post(NodeLost(node)))
         self._asks = ClientRequests(native, secret, post=self._post, find=self._find, doubt=self._doubt)
         credential = NodeCredential(secret, data.node_identity(config.node))
         self._control = ControlClient(credential, self._post)
