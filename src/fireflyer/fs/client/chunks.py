@@ -30,8 +30,8 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
-from fireflyer.fs.client.control.session import Control
-from fireflyer.fs.client.control_listener import Hearing
+from fireflyer.fs.client.control.session import ManagerSession
+from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
@@ -94,7 +94,7 @@ async def connect(
 ) -> Chunks:  # fmt: skip
     """Opens a session at the managers (addresses of some of them) and learns the routing. Raises `Timeout` when none
     answers as primary, `PermissionDenied`. Close it, or use it with `async with`."""
-    control = Control(managers, credential, name=name)
+    control = ManagerSession(managers, credential, name=name)
     try:
         session = await control.open(timeout_ns)
     except BaseException:
@@ -112,17 +112,17 @@ async def connect(
     return chunks
 
 
-class Chunks(Hearing, OfOneProcess):
+class Chunks(ControlListener, OfOneProcess):
     """A client of the chunk store; made by `connect`, for one event loop."""
 
-    def __init__(self, control: Control, client: int, options: Options) -> None:
+    def __init__(self, control: ManagerSession, client: int, options: Options) -> None:
         OfOneProcess.__init__(self)
         dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=control.connect,
             ask_routing=control.want_routing, ask_right=control.rights.refused,
             exchange=control.exchange,
         )  # fmt: skip
-        Hearing.__init__(self, client, dispatch)
+        ControlListener.__init__(self, client, dispatch)
         self._options = options
         self._control = control
         self.first_routing = asyncio.Event()
@@ -136,7 +136,7 @@ class Chunks(Hearing, OfOneProcess):
         control.start(self)
 
     @property
-    def control(self) -> Control:
+    def control(self) -> ManagerSession:
         """The session that it shares with others."""
         return self._control
 

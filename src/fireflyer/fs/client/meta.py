@@ -8,7 +8,8 @@ Requests of one turn of the loop go together, those that only read apart from th
 take long alone, and those that may wait (`is_lazy`) apart from all others. What is sent again has the same number, so
 it is done once.
 
-The session is that of the chunk client. When it is over, `Control` opens another one: what was not done goes on there
+The session is that of the chunk client. When it is over, `ManagerSession` opens another one: what was not done goes
+on there
 under a new number, but what this client held (open handles, locks) is lost, and requests that mean it get ESTALE.
 """
 
@@ -36,7 +37,7 @@ from fireflyer.base.errors import (
     error_from_wire,
 )
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.fs.client.control.session import Control
+from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.control import META, ConnectionPool
 from fireflyer.fs.core.files.holds import Holding
 from fireflyer.fs.core.files.numbers import Numbers
@@ -96,7 +97,9 @@ class _Item:
 class MetaClient:
     """Made for one loop; `start` it there. `call` is for that loop, `hold` and `release` are for any thread."""
 
-    def __init__(self, control: Control, *, sends: Sends | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> None:
+    def __init__(
+        self, control: ManagerSession, *, sends: Sends | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS
+    ) -> None:
         """`sends`: another way to the services than RPC."""
         self._control = control
         self._lines = ConnectionPool(control.credential)
@@ -158,7 +161,7 @@ class MetaClient:
             self._over(item)
 
     async def learn_table(self, table: TableId) -> None:
-        """As `Control.learn_table`."""
+        """As `ManagerSession.learn_table`."""
         await self._control.learn_table(table)
 
     async def close(self) -> None:

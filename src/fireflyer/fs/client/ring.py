@@ -30,7 +30,7 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
 from fireflyer.fs.client.control.control_thread import Background
-from fireflyer.fs.client.control_listener import Hearing
+from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
@@ -96,7 +96,7 @@ def ring_of(background: Background, options: Options, timeout_ns: int) -> Ring:
     return ring
 
 
-class Ring(Hearing, OfOneProcess):
+class Ring(ControlListener, OfOneProcess):
     """Made by `open_ring`; one thread at a time."""
 
     def __init__(self, background: Background, client: int, options: Options) -> None:
@@ -106,7 +106,7 @@ class Ring(Hearing, OfOneProcess):
             ask_routing=background.want_routing, ask_right=background.want_right,
             exchange=background.exchange,
         )  # fmt: skip
-        Hearing.__init__(self, client, dispatch)
+        ControlListener.__init__(self, client, dispatch)
         self._options = options
         self._background = background
         self._spread = Spread(Routing(0), {})

@@ -28,7 +28,7 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client import PerProcess, connect, connect_to, open_ring, open_ring_to
 from fireflyer.fs.client.control.capabilities import Renewals, Right
-from fireflyer.fs.client.control.session import Control
+from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.control.local_lock import RunLock
 from fireflyer.fs.core.requests.effects import DataArrived, Failed, Limits, QuerySpec
@@ -352,7 +352,7 @@ def test_who_is_not_the_node_that_was_looked_for_is_left_again() -> None:
         secret, heard = new_secret(), asyncio.Queue[tuple[Node, FireflyerError | None]]()
         accepted: list[RawConnection] = []
 
-        class Hears(Control):
+        class Hears(ManagerSession):
             def connected(self, node: Node, fd: int) -> None:
                 os.close(fd)
                 heard.put_nowait((node, None))

@@ -40,7 +40,7 @@ from fireflyer.fs.schema.sessions import (
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.raw_connections import connect_raw
 
-__all__ = ["Control", "Hears"]
+__all__ = ["ControlEvents", "ManagerSession"]
 
 _log = logging.getLogger(__name__)
 _BEATS_PER_LIFETIME: Final = 8
@@ -51,7 +51,7 @@ _TABLE_S: Final = 5.0
 _TABLE_PAUSE_S: Final = 0.05
 
 
-class Hears(Protocol):
+class ControlEvents(Protocol):
     """Called in the loop."""
 
     def learned(self, routing: Routing) -> None: ...
@@ -65,7 +65,7 @@ class Hears(Protocol):
     def end(self, reason: str) -> None: ...
 
 
-class Control:
+class ManagerSession:
     def __init__(self, managers: Sequence[str], credential: Credential, *, name: str = "") -> None:
         self._managers = ManagerClient(managers, credential)
         self._addresses = tuple(managers)
@@ -75,7 +75,7 @@ class Control:
         self._session: Session | None = None
         self._exchange_lock = asyncio.Lock()
         """Held while there is no session, or another one."""
-        self._hears: Hears | None = None
+        self._hears: ControlEvents | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._answered = True
@@ -167,7 +167,7 @@ class Control:
             except TransientError as error:
                 _log.warning("the session is not exchanged yet reason=%s", error)
 
-    def start(self, hears: Hears) -> None:
+    def start(self, hears: ControlEvents) -> None:
         """From now on the session is kept, and routing is told."""
         self._hears = hears
         self.spawn(self._beats())
@@ -270,7 +270,7 @@ class Control:
         elif isinstance(answer, SessionKept):
             self._take(self._hears, answer.routing, asked_ns)
 
-    def _take(self, hears: Hears, delta: RoutingDelta | None, asked_ns: int) -> None:
+    def _take(self, hears: ControlEvents, delta: RoutingDelta | None, asked_ns: int) -> None:
         if delta is not None:
             try:
                 routing = apply_delta(self._routing, delta)

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from fireflyer.base.errors import Aborted, FireflyerError, error_from_wire
 from fireflyer.fs.client.chunks import Chunks, chains_of, change_of
 from fireflyer.fs.client.control.capabilities import Right
-from fireflyer.fs.client.control.session import Control
+from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.client.meta import MetaClient
 from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
@@ -148,7 +148,7 @@ class Port(abc.ABC):
 class LoopPort(Port):
     """In an event loop, over `Chunks`."""
 
-    def __init__(self, chunks: Chunks, meta: MetaClient, control: Control) -> None:
+    def __init__(self, chunks: Chunks, meta: MetaClient, control: ManagerSession) -> None:
         super().__init__(chunks, meta)
         self._loop = asyncio.get_running_loop()
         self._control = control
