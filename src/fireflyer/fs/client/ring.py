@@ -29,7 +29,7 @@ from fireflyer.base.errors import Aborted, Busy, FireflyerError, PermissionDenie
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
-from fireflyer.fs.client.control.control_thread import Background
+from fireflyer.fs.client.control.control_thread import ControlThread
 from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.fork_safety import OfOneProcess
@@ -81,10 +81,10 @@ def open_ring(
     timeout_ns: int = DEFAULT_TIMEOUT_NS,
 ) -> Ring:  # fmt: skip
     """As `fireflyer.fs.client.connect`; also waits for the routing and for connections with all nodes."""
-    return ring_of(Background(managers, credential, name=name), options or Options(), timeout_ns)
+    return ring_of(ControlThread(managers, credential, name=name), options or Options(), timeout_ns)
 
 
-def ring_of(background: Background, options: Options, timeout_ns: int) -> Ring:
+def ring_of(background: ControlThread, options: Options, timeout_ns: int) -> Ring:
     """As `open_ring`; the background is closed with it."""
     try:
         session = background.open(timeout_ns)
@@ -99,7 +99,7 @@ def ring_of(background: Background, options: Options, timeout_ns: int) -> Ring:
 class Ring(ControlListener, OfOneProcess):
     """Made by `open_ring`; one thread at a time."""
 
-    def __init__(self, background: Background, client: int, options: Options) -> None:
+    def __init__(self, background: ControlThread, client: int, options: Options) -> None:
         OfOneProcess.__init__(self)
         dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=background.connect,

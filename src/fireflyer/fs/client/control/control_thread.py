@@ -21,13 +21,13 @@ from fireflyer.fs.schema.sessions import Session
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
-__all__ = ["Background"]
+__all__ = ["ControlThread"]
 
 _T = TypeVar("_T")
 _STOP_S: Final = 5.0
 
 
-class Background:
+class ControlThread:
     """`fd` is readable while `deliver` has something to say."""
 
     def __init__(self, managers: Sequence[str], credential: Credential, *, name: str) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.client.control.capabilities import Right
-from fireflyer.fs.client.control.control_thread import Background
+from fireflyer.fs.client.control.control_thread import ControlThread
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.futures import Ticket
 from fireflyer.fs.client.meta import MetaClient
@@ -60,7 +60,7 @@ class Records:
 
 
 class Engine(Port):
-    def __init__(self, ring: Ring, background: Background, meta: MetaClient) -> None:
+    def __init__(self, ring: Ring, background: ControlThread, meta: MetaClient) -> None:
         super().__init__(ring, meta)
         self.ring = ring
         self._background = background
