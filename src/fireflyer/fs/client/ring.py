@@ -34,7 +34,7 @@ from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.replica_selector import ANSWER, Reads, Spread, check_reads
+from fireflyer.fs.client.replica_selector import ANSWER, Reads, ReplicaSelector, check_reads
 from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
 from fireflyer.fs.schema.chunks import MAX_PAGE, Change, ChunkEntry, ChunkVersion, Done, Found, Operation, QueryKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId
@@ -109,7 +109,7 @@ class Ring(ControlListener, OfOneProcess):
         ControlListener.__init__(self, client, dispatch)
         self._options = options
         self._background = background
-        self._spread = Spread(Routing(0), {})
+        self._selector = ReplicaSelector(Routing(0), {})
         self._batches: list[_Batch] = []
         self._plain = 0
         self._over: list[tuple[int, int]] = []
@@ -151,7 +151,7 @@ class Ring(ControlListener, OfOneProcess):
         if limits.senders and count and int(reads["length"].max()) >= limits.large_bytes:
             self._take_over(tag, reads, view, range(count), timeout_ns)
             return
-        placed, lost = self._spread.place(reads)
+        placed, lost = self._selector.place(reads)
         if lost is None:
             first = self._dispatch.ring.prepare_reads(placed, view, tag)
             still = np.ones(count, dtype=np.bool_)
@@ -401,7 +401,7 @@ class Ring(ControlListener, OfOneProcess):
         self._background.deliver(self)
         if self._dispatch.changed:
             self._dispatch.changed = False
-            self._spread = Spread(self.routing, self._dispatch.servers())
+            self._selector = ReplicaSelector(self.routing, self._dispatch.servers())
 
     def learned(self, routing: Routing) -> None:
         super().learned(routing)
