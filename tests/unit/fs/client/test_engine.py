@@ -12,7 +12,7 @@ import pytest
 
 from fireflyer.base.errors import Timeout, UsageError
 from fireflyer.fs.client.files.engine import Engine
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 
 
 class _Ring:
@@ -48,9 +48,9 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-def later(engine: Engine, result: Any, *, remote: bool = False) -> Ticket[Any]:
+def later(engine: Engine, result: Any, *, remote: bool = False) -> ClientFuture[Any]:
     ring: Any = engine.ring
-    ticket: Ticket[Any] = Ticket(engine.wait)
+    ticket: ClientFuture[Any] = ClientFuture(engine.wait)
     ticket.remote = remote
     error = isinstance(result, BaseException)
     ring.due.append(lambda: ticket.fail(result) if error else ticket.finish(result))

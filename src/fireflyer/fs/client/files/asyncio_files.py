@@ -140,12 +140,12 @@ class Files:
         return [file_error(one) if isinstance(one, int) else self._attributes(one) for one in found]
 
     async def _stat_places(self, places: list[Place], follow: bool) -> list[Inode | int]:
-        tickets = [
+        futures = [
             self._port.call(StatMany(tuple(places[at : at + _STATS]), follow)) for at in range(0, len(places), _STATS)
         ]
         found: list[Inode | int] = []
-        for ticket in tickets:
-            found += _as(FoundMany, await ticket).inodes
+        for future in futures:
+            found += _as(FoundMany, await future).inodes
         return found
 
     def told(self, inode: Inode) -> Inode:
@@ -384,8 +384,8 @@ class Files:
 
     async def read_batch(self, reads: Sequence[tuple[File, int, Any]]) -> list[int]:
         """Of each (file, offset, buffer) how many bytes there were; all at once, straight into the buffers."""
-        tickets = [self._begin(file.pread_into(buffer, offset)) for file, offset, buffer in reads]
-        return [await one for one in tickets]
+        futures = [self._begin(file.pread_into(buffer, offset)) for file, offset, buffer in reads]
+        return [await one for one in futures]
 
     async def write_batch(self, writes: Sequence[tuple[File, int, Any]]) -> list[int]:
         """(file, offset, data). When it returns all of it is at the storage nodes."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.files.readahead import MAX_BLOCK_BYTES, Block
 from fireflyer.fs.core.files.write_behind import Extent, Pending
 
@@ -27,7 +27,7 @@ class Writer(Protocol):
     """What was written to one file: `client.files.open_inode.Body`."""
 
     pending: Pending
-    flying: dict[Extent, Ticket[None]]
+    flying: dict[Extent, ClientFuture[None]]
     """Extents that are on their way to the storage nodes."""
 
     def begin(self, *, everything: bool) -> None:
@@ -81,8 +81,8 @@ class WriteBudget:
         pending.buffers.append(data)
 
 
-def _oldest(writers: Iterable[Writer]) -> Ticket[None] | None:
-    return next((ticket for writer in writers for ticket in writer.flying.values()), None)
+def _oldest(writers: Iterable[Writer]) -> ClientFuture[None] | None:
+    return next((future for writer in writers for future in writer.flying.values()), None)
 
 
 class ReadAheadBudget:
@@ -107,8 +107,8 @@ class ReadAheadBudget:
             block.dropped = True
             if block.users or block.memory is None:
                 continue
-            if block.ticket is not None:
-                block.ticket.give_up()
+            if block.future is not None:
+                block.future.give_up()
             self._free.append(block.memory)
             block.memory = None
             self._lent -= 1

@@ -15,7 +15,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.client.files.attributes import Attributes
 from fireflyer.fs.client.files.open_inode import LOST, Body, as_file_error, file_of
 from fireflyer.fs.client.files.orphaned_handles import Abandoned, Closing
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.core.files.readahead import Ahead, block_of
 from fireflyer.fs.schema.errors import FileError, file_error
@@ -72,7 +72,7 @@ class File:
         self.lost = False
         """The session in which it was opened for writing is over."""
         self.closed = False
-        self.ended: Ticket[None] = Ticket(body.port.wait)
+        self.ended: ClientFuture[None] = ClientFuture(body.port.wait)
         """When it is closed, and forgotten."""
         self.ahead = Ahead(block_of(body.where.chunk_bytes), ahead_bytes if readable else 0)
         self._seen = body.errors

@@ -17,7 +17,7 @@ from fireflyer.fs.client.files.open_inode import Body, file_of
 from fireflyer.fs.client.files.orphaned_handles import Abandoned, Unheard
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.fork_safety import OfOneProcess
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
@@ -52,7 +52,7 @@ class Opening(OfOneProcess):
         self._read_ahead_budget = ReadAheadBudget(options.all_ahead_bytes)
         self._closed = False
         self.abandoned = Abandoned(port)
-        self._ending: dict[Ticket[Answer], None] = {}
+        self._ending: dict[ClientFuture[Answer], None] = {}
         """Lazy closes."""
         port.on_lost(self._session_lost)
         self._session = port.meta.client
@@ -112,25 +112,27 @@ class Opening(OfOneProcess):
             await body.settle()
 
     async def _asked(self, request: Open, actor: Actor | None) -> tuple[Answer, ClientId]:
-        ticket = self.port.ticket_of(self.port.meta.call_in_session(request, actor=actor))
+        future = self.port.future_of(self.port.meta.call_in_session(request, actor=actor))
         try:
-            answered: tuple[Answer, ClientId] = await ticket
+            answered: tuple[Answer, ClientId] = await future
             return answered
         except FileError:
             raise
         except BaseException:  # given up, but it may be done
             if request.handle:
-                ticket.then(lambda: self._opened_unheard(request, actor, ticket))
+                future.then(lambda: self._opened_unheard(request, actor, future))
             raise
 
-    def _opened_unheard(self, request: Open, actor: Actor | None, ticket: Ticket[tuple[Answer, ClientId]]) -> None:
+    def _opened_unheard(
+        self, request: Open, actor: Actor | None, future: ClientFuture[tuple[Answer, ClientId]]
+    ) -> None:
         one = Unheard(request.place, bool(request.flags & OpenFlag.FOLLOW), request.handle, actor)
-        if ticket.error is None:
-            answer, session = ticket.value
+        if future.error is None:
+            answer, session = future.value
             if session != self._session or not isinstance(answer, Opened):
                 return
             one.inode = answer.inode
-        elif isinstance(ticket.error, FileError):
+        elif isinstance(future.error, FileError):
             return
         self.abandoned.add(one)
 
@@ -171,31 +173,31 @@ class Opening(OfOneProcess):
         try:
             chains = self.port.chains(layout.table)
         except NotFound:
-            await self.port.ticket_of(self.port.meta.learn_table(layout.table))
+            await self.port.future_of(self.port.meta.learn_table(layout.table))
             chains = self.port.chains(layout.table)
         return Where(layout, chains)
 
     def end_lazily(self, inode: Inode, handle: int, actor: Actor | None) -> None:
         """A handle, for which there is nothing to be told."""
         session, request = self._session, Close(inode.id, handle, 0, file_of(inode).cut, False, lazy=True)
-        ticket: Ticket[Answer] = self.port.ticket_of(self.port.meta.call(request, actor=actor))
-        self._ending[ticket] = None
+        future: ClientFuture[Answer] = self.port.future_of(self.port.meta.call(request, actor=actor))
+        self._ending[future] = None
 
         def over() -> None:
-            del self._ending[ticket]
-            heard = not isinstance(ticket.error, FireflyerError) or isinstance(ticket.error, FileError)
+            del self._ending[future]
+            heard = not isinstance(future.error, FireflyerError) or isinstance(future.error, FileError)
             if not heard and session == self._session:
                 self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
 
-        ticket.then(over)
+        future.then(over)
 
     async def _ended(self) -> None:
         """What is ended lazily is now: it goes with any other request."""
         if not self._ending:
             return
-        for ticket in [self.port.ticket_of(self.port.meta.beat()), *self._ending]:
+        for future in [self.port.future_of(self.port.meta.beat()), *self._ending]:
             try:
-                await ticket
+                await future
             except FireflyerError:
                 pass  # the session ends, and with it the handle
 

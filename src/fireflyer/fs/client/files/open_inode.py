@@ -35,7 +35,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.port import MISSING, Port
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.core.files.readahead import Ahead, Block
@@ -91,7 +91,7 @@ class OpenFile(Protocol):
     lost: bool
     """The session in which it was opened for writing is over."""
     closed: bool
-    ended: Ticket[None]
+    ended: ClientFuture[None]
     """When it is closed, and forgotten."""
     ahead: Ahead
 
@@ -114,11 +114,11 @@ class Body:
         """As the last answer to a request of this client that writes has said it."""
         unit = unit_of(where.chunk_bytes)
         self.pending = Pending(unit, buffers=write_budget.buffers(unit))
-        self.flying: dict[Extent, Ticket[None]] = {}
+        self.flying: dict[Extent, ClientFuture[None]] = {}
         self.durable_end = 0
         """Of what was written since the last report began and is at the storage nodes."""
         self.reporting_end = 0
-        self._reporting: Ticket[None] | None = None
+        self._reporting: ClientFuture[None] | None = None
         self._expected: tuple[int, int] | None = None
         """mtime and ctime that a report of writes, which is under way, makes if nobody else has changed the file."""
         self._latest = self.inode
@@ -239,22 +239,22 @@ class Body:
         for extent in extents:
             piece = next(self.where.parts(extent.begin, extent.size))
             view = memoryview(extent.data)[: extent.size]
-            ticket = self.port.write(piece.chain, ChunkId(self.id, piece.chunk), view, piece.offset)
-            self.flying[extent] = ticket
-            ticket.then(partial(self._ended, extent, ticket, view))
+            future = self.port.write(piece.chain, ChunkId(self.id, piece.chunk), view, piece.offset)
+            self.flying[extent] = future
+            future.then(partial(self._ended, extent, future, view))
         if extents:
             self.port.send()
 
-    def _ended(self, extent: Extent, ticket: Ticket[None], view: memoryview) -> None:
+    def _ended(self, extent: Extent, future: ClientFuture[None], view: memoryview) -> None:
         self.pending.ended(extent)
         self.flying.pop(extent, None)
         self._write_budget.dirty_bytes -= extent.size
         self._write_budget.use_again(self.pending, extent, view)
-        if ticket.error is None:
+        if future.error is None:
             self.durable_end = max(self.durable_end, extent.end)
         else:
-            self.unknown = self.unknown or isinstance(ticket.error, Timeout)
-            self.error = as_file_error(ticket.error, None)
+            self.unknown = self.unknown or isinstance(future.error, Timeout)
+            self.error = as_file_error(future.error, None)
             self.errors += 1
 
     def lose(self) -> None:
@@ -267,8 +267,8 @@ class Body:
         self.forget(0, END_OF_FILE)
         self.losses += 1
         self._write_budget.dirty_bytes -= self.pending.drop()
-        for ticket in list(self.flying.values()):
-            ticket.give_up()
+        for future in list(self.flying.values()):
+            future.give_up()
         self.durable_end, self.oldest_cut, self.unknown = 0, None, False
         if self.error is not None:
             self.error = file_error(errno.ESTALE, LOST)
@@ -276,9 +276,9 @@ class Body:
     async def flush(self) -> None:
         """All that was written until now is at the storage nodes, or in `error`."""
         self.begin(everything=True)
-        for ticket in list(self.flying.values()):
+        for future in list(self.flying.values()):
             try:
-                await ticket
+                await future
             except FireflyerError:
                 pass  # `_ended` has kept it
 
@@ -315,7 +315,7 @@ class Body:
         unknown, end, losses = self.unknown, self.durable_end, self.losses
         self.reporting_end, self.durable_end, self.unknown = end, 0, False
         self.oldest_cut = min((one.cut for one in self.pending.extents), default=None)
-        self._reporting = Ticket(self.port.wait)
+        self._reporting = ClientFuture(self.port.wait)
         self._expected = times_of_write(self._latest, self.written_ns) if wrote else None
         cut = UNKNOWN_CUT if unknown else cut
         try:
@@ -384,7 +384,7 @@ class Body:
         had_rights = bool(self.rights)
         self.rights.clear()
         # In this order: what is found after it is held was not collected before, nor will be.
-        await self.port.ticket_of(self.port.meta.beat())
+        await self.port.future_of(self.port.meta.beat())
         answer = await self.port.call(Stat(Place(self.id)), reader.actor)
         if isinstance(answer, Found):
             if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:
@@ -433,12 +433,12 @@ class Body:
         self, into: memoryview, offset: int, ahead: Ahead | None, passed: list[Block], fetch: list[Block]
     ) -> None:
         end, at = offset + len(into), offset
-        direct: list[tuple[Ticket[int], memoryview]] = []
+        direct: list[tuple[ClientFuture[int], memoryview]] = []
         blocks: list[tuple[Block, int, int]] = []
         try:
             while at < end:
                 block = ahead.find(at, passed) if ahead is not None else None
-                if block is not None and block.ticket is not None:
+                if block is not None and block.future is not None:
                     until = min(end, block.end)
                     blocks.append((block, at, until))
                     block.users += 1
@@ -448,20 +448,20 @@ class Body:
                 at = until
             if ahead is not None:
                 self._fetch(ahead, fetch)
-            for ticket, view in direct:
-                zero_behind(view, await ticket)
+            for future, view in direct:
+                zero_behind(view, await future)
             for block, begin, until in blocks:
                 await self._copy(block, begin, into[begin - offset : until - offset], ahead)
         except BaseException:
-            for ticket, _ in direct:
-                ticket.give_up()
+            for future, _ in direct:
+                future.give_up()
             raise
         finally:
             for block, _, _ in blocks:
                 block.users -= 1
             self._read_ahead_budget.give_back([block for block, _, _ in blocks if block.dropped])
 
-    def _ask(self, into: memoryview, offset: int) -> list[tuple[Ticket[int], memoryview]]:
+    def _ask(self, into: memoryview, offset: int) -> list[tuple[ClientFuture[int], memoryview]]:
         asked = []
         for piece in self.where.parts(offset, len(into)):
             view = into[piece.at : piece.at + piece.size]
@@ -473,14 +473,14 @@ class Body:
             if self.pending.overlaps(block.begin, block.end - block.begin) or not self._read_ahead_budget.lend(block):
                 ahead.forget(block.begin, block.end)
                 continue
-            block.ticket, view = self._ask(block.memory[: block.end - block.begin], block.begin)[0]
-            block.ticket.then(lambda block=block, view=view: _zero_block(block, view))
+            block.future, view = self._ask(block.memory[: block.end - block.begin], block.begin)[0]
+            block.future.then(lambda block=block, view=view: _zero_block(block, view))
 
     async def _copy(self, block: Block, begin: int, into: memoryview, ahead: Ahead | None) -> None:
         """From a block that was fetched ahead. Its memory is lent to it until it is given back."""
-        memory, ticket = block.memory, block.ticket
+        memory, future = block.memory, block.future
         try:
-            await ticket
+            await future
         except FireflyerError:  # perhaps long ago
             if ahead is not None:
                 self._read_ahead_budget.give_back(ahead.forget(block.begin, block.end))
@@ -498,8 +498,8 @@ def zero_behind(view: memoryview, count: int) -> None:
 
 
 def _zero_block(block: Block, view: memoryview) -> None:
-    if block.ticket is not None and block.ticket.error is None and block.memory is not None:
-        zero_behind(view, block.ticket.value)
+    if block.future is not None and block.future.error is None and block.memory is not None:
+        zero_behind(view, block.future.value)
 
 
 def file_of(inode: Inode) -> FileBody:

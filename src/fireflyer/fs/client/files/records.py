@@ -121,9 +121,9 @@ async def _carry_out(engine: Engine, reads: Reads, memory: Any, file: File, keep
     for first in range(0, len(reads), _TOGETHER):
         some = reads[first : first + _TOGETHER]
         try:
-            ticket = engine.read_records(some, view)
-            ticket.then(lambda: _kept(keep))
-            counts = await ticket
+            future = engine.read_records(some, view)
+            future.then(lambda: _kept(keep))
+            counts = await future
         except FireflyerError as error:
             raise as_file_error(error, file.path) from error
         short = counts != some["length"]

@@ -26,12 +26,12 @@ def block_of(chunk_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Bytes [begin, end). The shell keeps in `memory` where they come to, and in `ticket` that they do."""
+    """Bytes [begin, end). The shell keeps in `memory` where they come to, and in `future` that they do."""
 
     begin: int
     end: int
     memory: Any = None
-    ticket: Any = None
+    future: Any = None
     users: int = 0
     """Who are about to copy from it."""
     dropped: bool = False
