@@ -99,7 +99,7 @@ async def one_client(seed: int) -> None:
         files, played = await rig.client(SMALL)
         twin, file = Twin(seed), await _made(files)
         for _ in range(40):
-            played.held = twin.rng.random() < 0.3 and files.opening.dirty_bytes < CHUNK
+            played.held = twin.rng.random() < 0.3 and files.open_files.dirty_bytes < CHUNK
             if played.held:  # what is written meanwhile is at no storage node
                 data, offset = twin.some()[:CHUNK], twin.place()
                 await file.pwrite(data, offset)
@@ -113,8 +113,8 @@ async def one_client(seed: int) -> None:
         async with await other.open("/d/a") as read:
             assert await read.pread(0, LONGEST * 2) == twin.bytes
         assert (await other.stat("/d/a")).st_size == len(twin.bytes)
-        assert not files.opening.dirty_bytes
-        assert not files.opening.bodies
+        assert not files.open_files.dirty_bytes
+        assert not files.open_files.bodies
 
 
 @settings(max_examples=8, deadline=None)

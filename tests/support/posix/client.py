@@ -298,13 +298,13 @@ class ClientPlace:
 
 
 async def _in_the_way(fs: FileSystem, wanted: Lock) -> Lock | None:
-    answer = await fs.files.opening.port.call(GetLock(wanted))
+    answer = await fs.files.open_files.port.call(GetLock(wanted))
     assert isinstance(answer, LockState)
     return answer.lock
 
 
 async def _found(fs: FileSystem, inode: InodeId) -> Inode:
-    answer = await fs.files.opening.port.call(Stat(Place(inode)))
+    answer = await fs.files.open_files.port.call(Stat(Place(inode)))
     assert isinstance(answer, Found)
     return answer.inode
 

@@ -165,7 +165,7 @@ class MountedFiles:
 
     @property
     def held(self) -> Held:
-        return Held(len(self._inodes), len(self._handles), self._files.opening.dirty_bytes)
+        return Held(len(self._inodes), len(self._handles), self._files.open_files.dirty_bytes)
 
     async def finish(self) -> None:
         """Raises nothing that only says that bytes are lost."""

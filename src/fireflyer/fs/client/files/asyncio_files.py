@@ -21,7 +21,7 @@ from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.client.files.attributes import Attributes, DirEntry, Statvfs, path_bytes, text_of
 from fireflyer.fs.client.files.modes import flags_of
 from fireflyer.fs.client.files.open_file import File
-from fireflyer.fs.client.files.open_file_table import FileOptions, Opening
+from fireflyer.fs.client.files.open_file_table import FileOptions, OpenFileTable
 from fireflyer.fs.client.files.open_inode import as_file_error
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.fork_safety import refuse_pickling
@@ -91,7 +91,7 @@ class Files:
     def __init__(self, port: Port, options: FileOptions, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """`close`: of what the port uses."""
         self.meta = port.meta
-        self.opening = Opening(port, options)
+        self.open_files = OpenFileTable(port, options)
         self._port = port
         self._close = close
         self._umask = process_umask() if options.umask is None else options.umask
@@ -104,7 +104,7 @@ class Files:
     async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self.opening.look_after()
+            await self.open_files.look_after()
 
     def answered_ns(self, chain: ChainId) -> int:
         """When it has last answered a read of this client, by `time.monotonic_ns`; 0: never."""
@@ -151,7 +151,7 @@ class Files:
     def told(self, inode: Inode) -> Inode:
         """As the service has answered, with the length and times of what was written by this client and is not reported
         yet, and not older than what is known of an open file."""
-        body = self.opening.bodies.get(inode.id)
+        body = self.open_files.bodies.get(inode.id)
         return inode if body is None else body.told(inode)
 
     def known(self, inode: Inode) -> int:
@@ -300,15 +300,15 @@ class Files:
         self, change: SetAttributes, *, actor: Actor | None = None, path: Path | None = None
     ) -> Inode:
         """What this client has written to the file, and not told yet, comes before it."""
-        body = None if change.place.path else self.opening.bodies.get(change.place.base)
+        body = None if change.place.path else self.open_files.bodies.get(change.place.base)
         if body is not None and body.unreported:
             try:
                 return await body.set_attributes(change, actor)
             except FileError as error:
                 raise as_file_error(error, None if path is None else _shown(path)) from None
-        await self.opening.settle(change.place, change.follow, actor)
+        await self.open_files.settle(change.place, change.follow, actor)
         inode = _as(Found, await self._call(change, path, actor)).inode
-        body = self.opening.bodies.get(inode.id)
+        body = self.open_files.bodies.get(inode.id)
         if body is not None:
             body.learn(inode, writing=False)
         return inode
@@ -322,9 +322,9 @@ class Files:
     async def truncate_at(
         self, place: Place, length: int, *, actor: Actor | None = None, path: Path | None = None
     ) -> Inode:
-        await self.opening.settle(place, True, actor)
+        await self.open_files.settle(place, True, actor)
         inode = _as(Found, await self._call(Truncate(place, length), path, actor)).inode
-        body = self.opening.bodies.get(inode.id)
+        body = self.open_files.bodies.get(inode.id)
         if body is not None:
             body.learn(inode, writing=True)
             body.forget(0, 1 << 62)
@@ -378,7 +378,7 @@ class Files:
         """`flags`: `schema.meta.OpenFlag`."""
         shown = None if path is None else _shown(path)
         try:
-            return await self.opening.open(place, flags, permissions, actor, shown)
+            return await self.open_files.open(place, flags, permissions, actor, shown)
         except FileError as error:
             raise as_file_error(error, shown) from None
 
@@ -404,7 +404,7 @@ class Files:
         if self._looking is not None:
             self._looking.cancel()
         try:
-            await self.opening.close()
+            await self.open_files.close()
         finally:
             await self._close()
 
@@ -415,7 +415,7 @@ class Files:
         await self.close()
 
     async def _call(self, request: Request, path: Path | None, actor: Actor | None = None) -> Answer:
-        self.opening.check()
+        self.open_files.check()
         try:
             return await self._port.call(request, actor)
         except FileError as error:

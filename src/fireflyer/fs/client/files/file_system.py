@@ -223,7 +223,7 @@ class FileSystem:
     def close(self) -> None:
         """Closes all files (which writes what waits) and ends the session. Raises the first error of one. Idempotent;
         nothing in a forked child."""
-        if self.files.opening.elsewhere or self.files.opening.is_closed:
+        if self.files.open_files.elsewhere or self.files.open_files.is_closed:
             return
         atexit.unregister(self._at_exit)
         first: BaseException | None = None
@@ -233,7 +233,7 @@ class FileSystem:
             except (FireflyerError, OSError, ValueError) as error:
                 first = first or error
         try:
-            self.run(self.files.opening.close())
+            self.run(self.files.open_files.close())
         finally:
             self._engine.close()
             self._close()

@@ -40,7 +40,7 @@ __all__ = ["File", "FileTable"]
 
 
 class FileTable(Protocol):
-    """What an open file needs of the table that it is in: `client.files.open_file_table.Opening`."""
+    """What an open file needs of the table that it is in: `client.files.open_file_table.OpenFileTable`."""
 
     abandoned: Abandoned
 

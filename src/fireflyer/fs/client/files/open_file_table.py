@@ -24,7 +24,7 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
 from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, Place, Stat
 
-__all__ = ["FileOptions", "Opening"]
+__all__ = ["FileOptions", "OpenFileTable"]
 
 _LATE_NS: Final = 5 * SECOND
 """An answer to an open for reading that took longer may be of a file that was collected meanwhile."""
@@ -42,7 +42,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunks: Options = Options()
 
 
-class Opening(OfOneProcess):
+class OpenFileTable(OfOneProcess):
     def __init__(self, port: Port, options: FileOptions) -> None:
         OfOneProcess.__init__(self)
         self.port = port
@@ -120,10 +120,10 @@ class Opening(OfOneProcess):
             raise
         except BaseException:  # given up, but it may be done
             if request.handle:
-                future.then(lambda: self._opened_unheard(request, actor, future))
+                future.then(lambda: self._opened_unconfirmed(request, actor, future))
             raise
 
-    def _opened_unheard(
+    def _opened_unconfirmed(
         self, request: Open, actor: Actor | None, future: ClientFuture[tuple[Answer, ClientId]]
     ) -> None:
         one = Unheard(request.place, bool(request.flags & OpenFlag.FOLLOW), request.handle, actor)
