@@ -24,10 +24,10 @@ _OF_ONE: Final = 0.75
 
 
 class Writer(Protocol):
-    """What was written to one file: `client.files.open_inode.Body`."""
+    """What was written to one file: `client.files.open_inode.OpenInode`."""
 
     pending: Pending
-    flying: dict[Extent, ClientFuture[None]]
+    in_flight: dict[Extent, ClientFuture[None]]
     """Extents that are on their way to the storage nodes."""
 
     def begin(self, *, everything: bool) -> None:
@@ -57,15 +57,15 @@ class WriteBudget:
             or len(writer.pending.extents) >= MAX_EXTENTS
         ):
             writer.begin(everything=True)
-            flying = _oldest([writer]) or _oldest(self._writers)
-            if flying is None:
+            in_flight = _oldest([writer]) or _oldest(self._writers)
+            if in_flight is None:
                 for other in list(self._writers):
                     other.begin(everything=True)
-                flying = _oldest(self._writers)
-                if flying is None:
+                in_flight = _oldest(self._writers)
+                if in_flight is None:
                     return
             try:
-                await flying
+                await in_flight
             except FireflyerError:
                 pass  # the file that it belongs to says so
 
@@ -82,7 +82,7 @@ class WriteBudget:
 
 
 def _oldest(writers: Iterable[Writer]) -> ClientFuture[None] | None:
-    return next((future for writer in writers for future in writer.flying.values()), None)
+    return next((future for writer in writers for future in writer.in_flight.values()), None)
 
 
 class ReadAheadBudget:

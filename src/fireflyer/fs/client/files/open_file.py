@@ -1,4 +1,5 @@
-"""One open of a file, for coroutines: what is asked of it is checked here, and done by the `Body` that all opens of the
+"""One open of a file, for coroutines: what is asked of it is checked here, and done by the `OpenInode` that all
+opens of the
 inode share."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.files.attributes import Attributes
-from fireflyer.fs.client.files.open_inode import LOST, Body, as_file_error, file_of
+from fireflyer.fs.client.files.open_inode import LOST, OpenInode, as_file_error, file_of
 from fireflyer.fs.client.files.orphaned_handles import Abandoned, Closing
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.memory import memory_of
@@ -49,7 +50,7 @@ class FileTable(Protocol):
 
     def end_lazily(self, inode: Inode, handle: int, actor: Actor | None) -> None: ...
 
-    def closed(self, body: Body) -> None:
+    def closed(self, body: OpenInode) -> None:
         """One of its files."""
 
 
@@ -57,7 +58,7 @@ class File:
     """One open file, for coroutines. Made by `Files.open`; close it, or use it with `async with`."""
 
     def __init__(
-        self, table: FileTable, body: Body, handle: int,
+        self, table: FileTable, body: OpenInode, handle: int,
         *, readable: bool, actor: Actor | None, path: str | None, ahead_bytes: int,
     ) -> None:  # fmt: skip
         """`ahead_bytes`: to be fetched ahead, if it is read from front to back."""
@@ -94,7 +95,7 @@ class File:
         return self._body.length
 
     @property
-    def body(self) -> Body:
+    def body(self) -> OpenInode:
         return self._body
 
     # --- reading ---

@@ -13,7 +13,7 @@ from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.chunks import Options
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.open_file import File
-from fireflyer.fs.client.files.open_inode import Body, file_of
+from fireflyer.fs.client.files.open_inode import OpenInode, file_of
 from fireflyer.fs.client.files.orphaned_handles import Abandoned, Unheard
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.fork_safety import OfOneProcess
@@ -47,7 +47,7 @@ class OpenFileTable(OfOneProcess):
         OfOneProcess.__init__(self)
         self.port = port
         self.options = options
-        self.bodies: dict[InodeId, Body] = {}
+        self.bodies: dict[InodeId, OpenInode] = {}
         self._write_budget = WriteBudget(options.write_bytes, self.bodies.values())
         self._read_ahead_budget = ReadAheadBudget(options.all_ahead_bytes)
         self._closed = False
@@ -149,7 +149,7 @@ class OpenFileTable(OfOneProcess):
                 if handle and session == self._session:
                     self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
                 raise
-            made = Body(self.port, inode, where, self._write_budget, self._read_ahead_budget)
+            made = OpenInode(self.port, inode, where, self._write_budget, self._read_ahead_budget)
             body = self.bodies.setdefault(inode.id, made)
         body.learn(inode, writing=handle != 0)
         readable = bool(flags & (OpenFlag.READ | OpenFlag.EXECUTE))
@@ -201,12 +201,12 @@ class OpenFileTable(OfOneProcess):
             except FireflyerError:
                 pass  # the session ends, and with it the handle
 
-    def closed(self, body: Body) -> None:
+    def closed(self, body: OpenInode) -> None:
         """One of its files."""
         self.port.meta.release(body.id)
         self._leave(body)
 
-    def _leave(self, body: Body) -> None:
+    def _leave(self, body: OpenInode) -> None:
         if not body.files and not self.abandoned.keeps(body) and self.bodies.get(body.id) is body:
             del self.bodies[body.id]
             body.drop_rights()
@@ -229,7 +229,7 @@ class OpenFileTable(OfOneProcess):
             body.begin(everything=True)
         await self.port.together([*(self._report(body) for body in bodies if body.durable_end), self._work_off()])
 
-    async def _report(self, body: Body) -> None:
+    async def _report(self, body: OpenInode) -> None:
         if (writer := body.writer) is not None:
             await body.report(writer.handle, actor=writer.actor)  # what fails, fsync and close say again
 

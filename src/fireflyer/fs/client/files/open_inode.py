@@ -61,7 +61,7 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["LOST", "Body", "OpenFile", "as_file_error", "file_of", "zero_behind"]
+__all__ = ["LOST", "OpenFile", "OpenInode", "as_file_error", "file_of", "zero_behind"]
 
 _FRESH_NS: Final = SECOND
 """A length is believed for so long by who reads beyond it."""
@@ -98,7 +98,7 @@ class OpenFile(Protocol):
     async def close(self) -> None: ...
 
 
-class Body:
+class OpenInode:
     """An inode that is open here. All inodes that a client has open share both budgets."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Body:
         """As the last answer to a request of this client that writes has said it."""
         unit = unit_of(where.chunk_bytes)
         self.pending = Pending(unit, buffers=write_budget.buffers(unit))
-        self.flying: dict[Extent, ClientFuture[None]] = {}
+        self.in_flight: dict[Extent, ClientFuture[None]] = {}
         self.durable_end = 0
         """Of what was written since the last report began and is at the storage nodes."""
         self.reporting_end = 0
@@ -161,7 +161,7 @@ class Body:
     @property
     def all_told(self) -> bool:
         """All that was written is known to the service."""
-        return not (self.unreported or self.unknown or self.pending or self.flying)
+        return not (self.unreported or self.unknown or self.pending or self.in_flight)
 
     def told(self, inode: Inode) -> Inode:
         """An answer of the service, perhaps to what was asked before others, with what is known here: the length and
@@ -240,14 +240,14 @@ class Body:
             piece = next(self.where.parts(extent.begin, extent.size))
             view = memoryview(extent.data)[: extent.size]
             future = self.port.write(piece.chain, ChunkId(self.id, piece.chunk), view, piece.offset)
-            self.flying[extent] = future
+            self.in_flight[extent] = future
             future.then(partial(self._ended, extent, future, view))
         if extents:
             self.port.send()
 
     def _ended(self, extent: Extent, future: ClientFuture[None], view: memoryview) -> None:
         self.pending.ended(extent)
-        self.flying.pop(extent, None)
+        self.in_flight.pop(extent, None)
         self._write_budget.dirty_bytes -= extent.size
         self._write_budget.use_again(self.pending, extent, view)
         if future.error is None:
@@ -267,7 +267,7 @@ class Body:
         self.forget(0, END_OF_FILE)
         self.losses += 1
         self._write_budget.dirty_bytes -= self.pending.drop()
-        for future in list(self.flying.values()):
+        for future in list(self.in_flight.values()):
             future.give_up()
         self.durable_end, self.oldest_cut, self.unknown = 0, None, False
         if self.error is not None:
@@ -276,7 +276,7 @@ class Body:
     async def flush(self) -> None:
         """All that was written until now is at the storage nodes, or in `error`."""
         self.begin(everything=True)
-        for future in list(self.flying.values()):
+        for future in list(self.in_flight.values()):
             try:
                 await future
             except FireflyerError:

@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.fs.client.files.open_inode import Body
+from fireflyer.fs.client.files.open_inode import OpenInode
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import FileBody, Inode
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class Closing:
     """Of a file that was written. The body stays, and with it what is not reported."""
 
-    body: Body
+    body: OpenInode
     handle: int
     actor: Actor | None
 
@@ -55,7 +55,7 @@ class Abandoned:
     def add(self, one: Closing | Unheard) -> None:
         self._waiting[one] = None
 
-    def keeps(self, body: Body) -> bool:
+    def keeps(self, body: OpenInode) -> bool:
         return any(isinstance(one, Closing) and one.body is body for one in self._waiting)
 
     def __len__(self) -> int:
@@ -65,11 +65,11 @@ class Abandoned:
         """The session is over, and with it all handles."""
         self._waiting.clear()
 
-    async def work_off(self) -> list[Body]:
+    async def work_off(self) -> list[OpenInode]:
         """Bodies that nothing waits for any more. Whatever gets no answer comes last the next time."""
-        over: list[Body] = []
+        over: list[OpenInode] = []
         for one in list(self._waiting):
-            if one not in self._waiting or (isinstance(one, Closing) and one.body.flying):
+            if one not in self._waiting or (isinstance(one, Closing) and one.body.in_flight):
                 continue
             try:
                 await (_close(one) if isinstance(one, Closing) else self._find_and_close(one))
