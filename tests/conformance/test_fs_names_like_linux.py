@@ -19,7 +19,7 @@ from tests.support.posix import linux_names
 
 from fireflyer.fs.core.meta.context import Asker
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, Inode, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, Inode, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     Found,
     GetValue,
@@ -256,7 +256,7 @@ class Ours:
             path = f"{top}/{entry.name.decode()}"
             inode = entry.inode
             assert inode is not None
-            found[path] = [*_shown(inode), inode.body.target.decode() if isinstance(inode.body, SymlinkBody) else ""]
+            found[path] = [*_shown(inode), inode.body.target.decode() if isinstance(inode.body, SymlinkDetails) else ""]
             if inode.kind is Kind.DIRECTORY:
                 found.update(self.tree(path))
         return found
@@ -264,8 +264,8 @@ class Ours:
 
 def _shown(inode: Inode) -> list[Any]:
     body = inode.body
-    links = 2 + body.subdirectories if isinstance(body, DirectoryBody) else inode.links
-    device = body.device if isinstance(body, DeviceBody) else 0
+    links = 2 + body.subdirectories if isinstance(body, DirectoryDetails) else inode.links
+    device = body.device if isinstance(body, DeviceDetails) else 0
     return [KINDS[inode.kind], inode.mode, inode.uid, inode.gid, links, device]
 
 

@@ -26,7 +26,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files import write_grants, write_survey
 from fireflyer.fs.core.meta.open_rows import CUTS
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode
 from fireflyer.fs.schema.meta import (
     UNKNOWN_CUT,
     Allocate,
@@ -164,8 +164,8 @@ class Story:
         check_store(self.world)
 
 
-def body_of(inode: Inode) -> FileBody:
-    assert isinstance(inode.body, FileBody)
+def body_of(inode: Inode) -> FileDetails:
+    assert isinstance(inode.body, FileDetails)
     return inode.body
 
 

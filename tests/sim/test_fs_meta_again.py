@@ -24,7 +24,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.schema import meta
-from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryDetails, FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import Answer, Call, Calls, OpenFlag, Place, Refused, Request
 from fireflyer.kvstore.memory import CommitFault
 from fireflyer.sim import SimCrash
@@ -170,7 +170,7 @@ class Play:
             assert not isinstance(answer, Refused), answer
         assert isinstance(answer, meta.Opened)
         body = answer.inode.body
-        assert isinstance(body, FileBody)
+        assert isinstance(body, FileDetails)
         for index in range(-(-CELLS * CELL_BYTES // CHUNK_BYTES)):
             cells = min(CELLS - index * CHUNK_BYTES // CELL_BYTES, CHUNK_BYTES // CELL_BYTES)
             chain = chain_of(order_of(body.layout, CHAINS), index)
@@ -220,7 +220,7 @@ class Play:
         for key in sorted(key for key in rows if key.startswith(tables.ENTRIES + directory.to_bytes(8, "big"))):
             name = key[tables.ENTRY_PREFIX_BYTES :].decode()
             child = tables.decode_entry(key, rows[key]).id
-            if isinstance(by_id[child].body, DirectoryBody):
+            if isinstance(by_id[child].body, DirectoryDetails):
                 yield from self._walk(rows, by_id, child, f"{path}/{name}")
             else:
                 yield f"{path}/{name}", by_id[child]
@@ -228,9 +228,9 @@ class Play:
     def _shown(self, inode: Inode) -> tuple[Any, ...]:
         body = inode.body
         content: tuple[Any, ...] | None = None
-        if isinstance(body, FileBody):
+        if isinstance(body, FileDetails):
             content = body.length, body.layout.chunk_bytes, body.layout.stripe, self.world.chunks.of(inode.id)
-        elif isinstance(body, DirectoryBody):
+        elif isinstance(body, DirectoryDetails):
             content = body.entries, body.subdirectories, body.defaults, bool(inode.area)
         return inode.kind, inode.mode, inode.uid, inode.gid, inode.links, content
 

@@ -20,7 +20,7 @@ from fireflyer.fs.core.meta import quota_trees, tables
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, Defaults, FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import (
     Area,
     Found,
@@ -108,9 +108,9 @@ class Both:
 
         async def body(context: Context) -> None:
             inode = await context.known(inode_id)
-            assert isinstance(inode.body, FileBody)
+            assert isinstance(inode.body, FileDetails)
             await quota_trees.charge(context, inode.area, inode_id, 0)
-            context.put(msgspec.structs.replace(inode, body=FileBody(inode.body.layout, inode_id)))
+            context.put(msgspec.structs.replace(inode, body=FileDetails(inode.body.layout, inode_id)))
 
         self.names.run(body)
 

@@ -33,9 +33,9 @@ from fireflyer.fs.schema.inodes import (
     MAX_FILE_BYTES,
     MAX_NAME_BYTES,
     ROOT,
-    DeviceBody,
-    DirectoryBody,
-    FileBody,
+    DeviceDetails,
+    DirectoryDetails,
+    FileDetails,
     Inode,
     InodeId,
     Kind,
@@ -266,7 +266,7 @@ class CorePlace:
         wanted = self._open_flags(flags)
         handle = number if wanted & meta.OpenFlag.WRITE else 0
         found = self._ask(who, meta.Open(self._place(path), wanted, handle, mode & 0o7777)).inode
-        cut = found.body.cut if isinstance(found.body, FileBody) else 0
+        cut = found.body.cut if isinstance(found.body, FileDetails) else 0
         self._open[number] = _Open(who, found.id, found.kind, flags, handle, cut)
 
     def do_stat(self, who: Identity, path: bytes) -> tuple[int, ...]:
@@ -389,7 +389,7 @@ class CorePlace:
             raise file_error(errno.EFBIG)
         if data:
             inode = self._inode(opened)
-            opened.cut = inode.body.cut if isinstance(inode.body, FileBody) else 0
+            opened.cut = inode.body.cut if isinstance(inode.body, FileDetails) else 0
             self.chunks.write(inode, data, offset)
             self._ask(who, meta.Report(opened.inode, opened.handle, offset + len(data), opened.cut))
         return len(data)
@@ -493,9 +493,9 @@ def _times(atime: int | str | None, mtime: int | str | None) -> dict[str, Any]:
 def _status(inode: Inode) -> tuple[int, ...]:
     body = inode.body
     links = inode.links
-    if isinstance(body, DirectoryBody) and links:
+    if isinstance(body, DirectoryDetails) and links:
         links = 2 + body.subdirectories
-    device = body.device if isinstance(body, DeviceBody) else 0
+    device = body.device if isinstance(body, DeviceDetails) else 0
     mode = _FORMATS[inode.kind] | inode.mode
     times = (inode.atime_ns, inode.mtime_ns, inode.ctime_ns)
     return (inode.id, mode, links, inode.uid, inode.gid, inode.length, device, *times)

@@ -62,7 +62,7 @@ from fireflyer.fs.mount.operations import (
 from fireflyer.fs.mount.waiting import in_any_case
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import FileError, file_error
-from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, Place, ValueFlag, Window
 
 __all__ = ["MountedFiles"]
@@ -108,9 +108,9 @@ def _expect(answer: object, kind: type[_A]) -> _A:
 
 def attributes_of(inode: Inode) -> Attributes:
     body, links, device = inode.body, inode.links, 0
-    if isinstance(body, DirectoryBody):
+    if isinstance(body, DirectoryDetails):
         links = 2 + body.subdirectories if links else 0
-    elif isinstance(body, DeviceBody):
+    elif isinstance(body, DeviceDetails):
         device = body.device
     return Attributes(
         inode.id, _KINDS[inode.kind] | inode.mode, links, inode.uid, inode.gid, device, inode.length,
@@ -119,7 +119,7 @@ def attributes_of(inode: Inode) -> Attributes:
 
 
 def _state_of(inode: Inode) -> _State:
-    cut = inode.body.cut if isinstance(inode.body, FileBody) else 0
+    cut = inode.body.cut if isinstance(inode.body, FileDetails) else 0
     return inode.length, inode.mtime_ns, inode.ctime_ns, cut
 
 

@@ -26,7 +26,7 @@ from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, lasting, wrong
 from fireflyer.fs.schema.chunks import MAX_PAGE, ChunkEntry
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import MAX_INDEX, ChainId
-from fireflyer.fs.schema.inodes import FileBody, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, InodeId
 
 __all__ = ["ChunkCheck", "Unowned"]
 
@@ -105,7 +105,7 @@ class ChunkCheck:
         count = 0
         for (inode, there), state in zip(batch.items(), self._files.stat_inodes(batch), strict=True):
             faults: list[Fault] = []
-            if isinstance(state, Attributes) and state.inode.links and isinstance(state.inode.body, FileBody):
+            if isinstance(state, Attributes) and state.inode.links and isinstance(state.inode.body, FileDetails):
                 faults = wrong_chunks("", state.inode, self._chains(state.inode.body.layout.table), there)
             if faults or _no_file(state):
                 doubt = doubts.setdefault(inode, _Doubt())
@@ -230,5 +230,5 @@ def _keep(there: list[Piece], inode: InodeId, chain: ChainId, listed: tuple[Chun
 
 def _no_file(state: Attributes | FileError) -> bool:
     if isinstance(state, Attributes):
-        return not isinstance(state.inode.body, FileBody)
+        return not isinstance(state.inode.body, FileDetails)
     return state.errno in (errno.ESTALE, errno.ENOENT)

@@ -41,7 +41,7 @@ from fireflyer.fs.schema import data, meta
 from fireflyer.fs.schema.chunks import Change, Found, Operation, Query, QueryKind, RefusalReason, Update
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody
+from fireflyer.fs.schema.inodes import ROOT, Defaults, FileDetails
 from fireflyer.fs.schema.meta import Actor, Opened, OpenFlag, Place, Refused
 from fireflyer.fs.schema.sessions import GetCapability
 from fireflyer.identity import NodeCredential
@@ -468,7 +468,7 @@ async def _first_chunk(scene: Scene, managers: tuple[str, ...], service: Credent
         root = closing.enter_context(fireflyer.fs.connect(scene.where))
         inode = root.stat(path).inode
     body = inode.body
-    assert isinstance(body, FileBody)
+    assert isinstance(body, FileDetails)
     async with await connect_chunks(managers, service) as chunks:
         routing = chunks.routing
         chain_id = order_of(body.layout, chunks.chains(body.layout.table))[0]

@@ -19,7 +19,7 @@ from tests.support.kvstore.postgres import PostgresServer
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.fs.client.connecting import connect_async
 from fireflyer.fs.control import ManagerClient
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody
+from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails
 from fireflyer.fs.schema.manager import GetMetaServices, MetaServices
 from fireflyer.fs.schema.meta import (
     Done,
@@ -102,7 +102,7 @@ async def check(client: RawClient, load: Load) -> None:
         found += [entry.name for entry in page.entries]
         more = page.more
     assert found == sorted(load.kept)
-    assert isinstance(directory.inode.body, DirectoryBody)
+    assert isinstance(directory.inode.body, DirectoryDetails)
     assert directory.inode.body.entries == len(found)
 
 

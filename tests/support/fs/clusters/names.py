@@ -14,7 +14,7 @@ from fireflyer.fs.core.meta.dispatch import carry_out, make_root
 from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.namespace import trash_expiry
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, Inode, Kind
 from fireflyer.fs.schema.meta import Found, Place, Request, Stat
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Transaction
 from fireflyer.kvstore.core.keys import EVERYTHING
@@ -85,9 +85,9 @@ class Names:
     def stat(self, path: bytes | str, *, follow: bool = False) -> Inode:
         return self.ask(Stat(at(path), follow), Found).inode
 
-    def directory(self, path: bytes | str) -> DirectoryBody:
+    def directory(self, path: bytes | str) -> DirectoryDetails:
         body = self.stat(path).body
-        assert isinstance(body, DirectoryBody)
+        assert isinstance(body, DirectoryDetails)
         return body
 
     def expire(self, limit: int = 100) -> bool:
@@ -175,9 +175,9 @@ def _wrong_counts(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
         if inode.links != links[inode.id] or (inode.kind is Kind.DIRECTORY and inode.links > 1):
             yield f"{inode.id} has {links[inode.id]} names and counts {inode.links}"
         body = inode.body
-        if isinstance(body, DirectoryBody) and body.entries != entries[inode.id]:
+        if isinstance(body, DirectoryDetails) and body.entries != entries[inode.id]:
             yield f"directory {inode.id} has {entries[inode.id]} entries and counts {body.entries}"
-        if isinstance(body, DirectoryBody) and body.subdirectories != directories[inode.id]:
+        if isinstance(body, DirectoryDetails) and body.subdirectories != directories[inode.id]:
             yield f"directory {inode.id} has {directories[inode.id]} subdirectories and counts {body.subdirectories}"
 
 
@@ -187,7 +187,7 @@ def _wrong_places(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
     for parent, name, entry in names:
         below[parent].append(entry.id)
         inode = inodes[entry.id]
-        if isinstance(inode.body, DirectoryBody) and inode.body.parent != parent:
+        if isinstance(inode.body, DirectoryDetails) and inode.body.parent != parent:
             yield f"directory {inode.id} is in {parent} and says {inode.body.parent}"
         if inode.area not in (inodes[parent].area, inode.id if inode.kind is Kind.DIRECTORY else 0):
             yield f"{name!r} ({inode.id}) is in area {inode.area}, its directory in {inodes[parent].area}"

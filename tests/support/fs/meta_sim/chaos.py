@@ -19,7 +19,7 @@ from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS
 from fireflyer.fs.core.meta.open_rows import CUTS, WAITS
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Kind
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
 from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, Place, SetArea
 from fireflyer.sim import Link
 
@@ -149,16 +149,16 @@ def _left(world: MetaWorld) -> list[str]:
     return [f"{_KINDS_LEFT[key[:2]]} {key[2:].hex()}" for key, _ in world.items() if key[:2] in _KINDS_LEFT]
 
 
-def check_store(world: MetaWorld) -> dict[int, FileBody]:
+def check_store(world: MetaWorld) -> dict[int, FileDetails]:
     """All but what the files contain; the files."""
     items = world.items()
     assert violations(items) == []
-    files: dict[int, FileBody] = {}
+    files: dict[int, FileDetails] = {}
     for key, value in items:
         if key[:2] == tables.INODES:
             inode = tables.decode_inode(key, value)
             assert inode.links > 0, f"{inode} has no name and was not collected"
-            if isinstance(inode.body, FileBody):
+            if isinstance(inode.body, FileDetails):
                 files[inode.id] = inode.body
     for chain, file, index in sorted(world.chunks.chunks):
         assert file in files, f"chunk {index} of inode {file}, which is no more, was left on chain {chain}"
@@ -170,7 +170,7 @@ def check_store(world: MetaWorld) -> dict[int, FileBody]:
     return files
 
 
-def _check_file(world: MetaWorld, file: int, body: FileBody) -> None:
+def _check_file(world: MetaWorld, file: int, body: FileDetails) -> None:
     chunks = world.chunks.of(file)
     now_ns = world.sim.now_ns
     world.files.check_length(file, body.length // CELL_BYTES, now_ns, now_ns)

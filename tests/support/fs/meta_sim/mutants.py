@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta.open_rows import CutRow, Held, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import Close, Found, LockKind, Refused, Report, Reserve, Reserved, SetAttributes
 
 __all__ = ["PLANTED", "Planted"]
@@ -159,7 +159,7 @@ def two_tasks_cut_at_once(patch: Patch) -> None:
 def holes_make_chunks_longer(patch: Patch) -> None:
     original = truncate._make_hole
 
-    async def make_hole(inode_id: int, body: FileBody, order: Sequence[int], row: CutRow, ports: Ports) -> None:
+    async def make_hole(inode_id: int, body: FileDetails, order: Sequence[int], row: CutRow, ports: Ports) -> None:
         await original(inode_id, body, order, row, ports)
         for piece in pieces(body.layout, row.start, row.end - row.start):
             if piece.size < body.layout.chunk_bytes:

@@ -21,7 +21,7 @@ from fireflyer.base.errors import Aborted, Timeout
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of, pieces
 from fireflyer.fs.core.meta.replies import SESSION_OVER
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode, Layout
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode, Layout
 from fireflyer.fs.schema.meta import (
     END_OF_FILE,
     UNKNOWN_CUT,
@@ -93,8 +93,8 @@ class _File:
     """When the first of those began."""
 
 
-def _file_body(inode: Inode) -> FileBody:
-    assert isinstance(inode.body, FileBody)
+def _file_body(inode: Inode) -> FileDetails:
+    assert isinstance(inode.body, FileDetails)
     return inode.body
 
 
@@ -285,7 +285,7 @@ class MetaClient:
         place, event = self._place(), None
         if self.rng.random() < 0.4:
             found = await self.ask(Stat(place), numbered=False)
-            if isinstance(found, Found) and isinstance(found.inode.body, FileBody):
+            if isinstance(found, Found) and isinstance(found.inode.body, FileDetails):
                 # By its number: so that it is known which file may be empty from now on.
                 place, flags = Place(found.inode.id), OpenFlag.WRITE | OpenFlag.TRUNCATE
                 event = self.world.files.cut(found.inode.id, "truncating open", 0)
@@ -425,7 +425,7 @@ class MetaClient:
         for file in self._files:
             await self._report(file)
         answer = await self.ask(Stat(place), numbered=False)
-        if isinstance(answer, Found) and isinstance(answer.inode.body, FileBody) and answer.inode.links:
+        if isinstance(answer, Found) and isinstance(answer.inode.body, FileDetails) and answer.inode.links:
             await self._truncate_at(Place(answer.inode.id), answer.inode.id, 0)
 
     async def _truncate_at(self, place: Place, inode: int, handle: int) -> None:

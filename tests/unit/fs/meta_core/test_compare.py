@@ -9,19 +9,19 @@ from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, Name, Names, l
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion
 from fireflyer.fs.schema.ids import ChunkId, ContentId
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, FileBody, Inode, Kind, Layout
+from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, FileDetails, Inode, Kind, Layout
 
 CHAINS = (11, 12, 13, 14)
 CHUNK = 65536
 
 
 def directory(number: int, parent: int, entries: int, subdirectories: int = 0, area: int = 0) -> Inode:
-    body = DirectoryBody(parent, entries, subdirectories)
+    body = DirectoryDetails(parent, entries, subdirectories)
     return Inode(number, Kind.DIRECTORY, 0o755, 0, 0, 1, 0, 0, 0, area, body)
 
 
 def file(number: int, links: int = 1, length: int = 0, area: int = 0) -> Inode:
-    return Inode(number, Kind.FILE, 0o644, 0, 0, links, 0, 0, 0, area, FileBody(Layout(1, CHUNK, 3, number), length))
+    return Inode(number, Kind.FILE, 0o644, 0, 0, links, 0, 0, 0, area, FileDetails(Layout(1, CHUNK, 3, number), length))
 
 
 def held(length: int) -> ChunkVersion:

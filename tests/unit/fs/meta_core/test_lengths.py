@@ -14,7 +14,7 @@ from fireflyer.fs.core.meta.open_files import lengths, truncate
 from fireflyer.fs.core.meta.open_files.lengths import Measured
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.rows import SESSIONS
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import (
     Close,
     Found,
@@ -46,8 +46,8 @@ def opened(names: Names, asker: Asker = ANN, handle: int = 1, flags: int = WRITI
     return names.ask(Open(at(b"f"), flags, handle, 0o6777), Opened, asker).inode
 
 
-def body_of(inode: Inode) -> FileBody:
-    assert isinstance(inode.body, FileBody)
+def body_of(inode: Inode) -> FileDetails:
+    assert isinstance(inode.body, FileDetails)
     return inode.body
 
 

@@ -11,7 +11,7 @@ from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 from fireflyer.fs.core.meta.context import ClusterDefaults, Context
 from fireflyer.fs.core.meta.dispatch import carry_out, make_root
 from fireflyer.fs.core.meta.tables import ENTRIES, INODES
-from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryDetails, FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import (
     Found,
     FoundMany,
@@ -245,7 +245,7 @@ def test_new_files_have_the_layout_of_their_directory_or_of_the_cluster() -> Non
         layouts = []
         for path in ("d/s/f", "f"):
             body = names.stat(path).body
-            assert isinstance(body, FileBody)
+            assert isinstance(body, FileDetails)
             layouts.append((body.layout.table, body.layout.chunk_bytes, body.layout.stripe))
         assert layouts == [(3, 1 << 17, 6), (3, 1 << 20, 4)]
 
@@ -378,5 +378,5 @@ def test_the_root_is_made_once() -> None:
 
         assert names.run(again) is False
         assert names.stat("/") == root
-        assert isinstance(root.body, DirectoryBody)
+        assert isinstance(root.body, DirectoryDetails)
         assert msgspec.structs.replace(root, mode=0o777) == root

@@ -13,7 +13,7 @@ from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.fsck.rows import ProblemKind
 from fireflyer.fs.core.meta.open_files import garbage_collection
 from fireflyer.fs.core.meta.tables import inode_key
-from fireflyer.fs.schema.inodes import FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import (
     Area,
     GetArea,
@@ -44,7 +44,7 @@ def grow(names: Names, path: str, length: int) -> None:
     inode = names.stat(path)
 
     async def body(context: Context) -> None:
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         await quota_trees.charge(context, inode.area, length - inode.body.length, 0)
         context.put(msgspec.structs.replace(inode, body=msgspec.structs.replace(inode.body, length=length)))
 

@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS, MINUTE_NS
 from fireflyer.fs.core.meta.open_files.write_survey import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode
 from fireflyer.fs.schema.meta import (
     Area,
     Beat,
@@ -99,7 +99,7 @@ class _Rig(MetaRig):
         return expect(await self.ask(7, Open(at("d/f"), CREATE, handle), EVE), Opened).inode
 
     def write(self, inode: Inode, chunk: int, length: int = MIB) -> None:
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         chain = chain_of(order_of(inode.body.layout, CHAINS), chunk)
         self.chunks.lengths[inode.id, chain, chunk] = length
 

@@ -31,7 +31,7 @@ from fireflyer.fs.core.meta.open_rows import WAITS
 from fireflyer.fs.core.meta.replies import SESSION_FORGOTTEN, SESSION_OVER
 from fireflyer.fs.core.meta.tables import encode_inode, inode_key
 from fireflyer.fs.core.rows import TABLES, encode_row
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Kind
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
 from fireflyer.fs.schema.meta import (
     MAX_NUMBERS,
     Actor,
@@ -299,7 +299,7 @@ async def test_a_file_that_is_being_collected_is_lost_to_who_had_it_open() -> No
         file = expect(await rig.ask(5, Open(at("f"), CREATE, 1)), Opened).inode
         assert await rig.ask(5, Remove(at("f"))) == Done()
         expect(await rig.ask(5, Stat(Place(file.id))), Found)
-        assert isinstance(file.body, FileBody)
+        assert isinstance(file.body, FileDetails)
         doomed = msgspec.structs.replace(file, links=0, body=msgspec.structs.replace(file.body, cutting=0))
 
         async def doom(tx: Transaction) -> None:
@@ -361,7 +361,7 @@ async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_nex
     ):
         await two_users(first)
         inode = expect(await first.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         layout, size = inode.body.layout, inode.body.layout.chunk_bytes
         order = order_of(layout, slow.chains(1))
         chunks = {(inode.id, order[index % len(order)], index): size for index in range(3)}
@@ -373,7 +373,7 @@ async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_nex
         await reached.wait()
         await first.end_session(1000)
         done = expect(await second.ask(7, truncate, user("ada"), number=200), Found).inode
-        assert isinstance(done.body, FileBody)
+        assert isinstance(done.body, FileDetails)
         slow.lengths.update(chunks)  # written since
         expect(await second.ask(7, Report(inode.id, 1, 3 * size, done.body.cut), user("ada"), number=201), Found)
         await first.open_session(1001)
@@ -404,7 +404,7 @@ async def test_a_small_file_is_emptied_without_asking_one_chain_after_the_other(
     async with MetaRig(MemoryEngine(), accounts=(ADA,), chunks=chunks) as rig:
         await two_users(rig)
         inode = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         order = order_of(inode.body.layout, chunks.chains(1))
         chunks.lengths.update({(inode.id, order[index % len(order)], index): 5 for index in (0, 1, 9)})
         await rig.ask(7, Report(inode.id, 1, 5, 0), user("ada"))

@@ -103,7 +103,7 @@ def defaults_command(
     With --trash, what is removed moves to .trash/UID in the root, or in the directory whose quota counts it; move it
     from there to get it back."""
     from fireflyer.base.units import SECOND
-    from fireflyer.fs.schema.inodes import Defaults, DirectoryBody
+    from fireflyer.fs.schema.inodes import Defaults, DirectoryDetails
 
     changes = {
         "chunk_bytes": None if chunk is None else parse_bytes(chunk),
@@ -115,9 +115,9 @@ def defaults_command(
         with places.each(path):
             place = places.remote(path)
             body = place.tree.stat(place.path).inode.body
-            before = body.defaults if isinstance(body, DirectoryBody) else Defaults()
+            before = body.defaults if isinstance(body, DirectoryDetails) else Defaults()
             after = msgspec.structs.replace(before, **given)
-            if given or not isinstance(body, DirectoryBody):
+            if given or not isinstance(body, DirectoryDetails):
                 place.tree.set_defaults(place.path, after)
             say(f"{path}: {_defaults_text(after)}")
 

@@ -21,7 +21,7 @@ from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, Place, Stat
 
 __all__ = ["FileOptions", "OpenFileTable"]
@@ -88,7 +88,7 @@ class OpenFileTable(OfOneProcess):
                 break
         if not isinstance(answer, Opened):
             raise InvariantViolation(f"Open was answered with {type(answer).__name__}")
-        if not isinstance(answer.inode.body, FileBody):
+        if not isinstance(answer.inode.body, FileDetails):
             raise file_error(errno.EISDIR, "", path)
         return await self._adopt(answer, flags, handle, actor, path, session)
 

@@ -43,7 +43,7 @@ from fireflyer.fs.core.files.write_behind import Extent, Pending, unit_of
 from fireflyer.fs.core.meta.inodes.times import times_of_write
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import (
     END_OF_FILE,
     UNKNOWN_CUT,
@@ -502,7 +502,7 @@ def _zero_block(block: Block, view: memoryview) -> None:
         zero_behind(view, block.future.value)
 
 
-def file_of(inode: Inode) -> FileBody:
-    if not isinstance(inode.body, FileBody):
+def file_of(inode: Inode) -> FileDetails:
+    if not isinstance(inode.body, FileDetails):
         raise InvariantViolation(f"inode {inode.id} is no file")
     return inode.body

@@ -18,7 +18,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.fs.client.files.open_inode import OpenInode
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import Actor, Close, Found, Place, Stat
 
 __all__ = ["Abandoned", "Closing", "Unheard"]
@@ -95,7 +95,7 @@ class Abandoned:
                     _log.warning("a file that was perhaps opened cannot be found reason=%s", error)
                 raise
             inode = answer.inode if isinstance(answer, Found) else None
-        if inode is not None and isinstance(inode.body, FileBody):
+        if inode is not None and isinstance(inode.body, FileDetails):
             await self._port.call(Close(inode.id, one.handle, 0, inode.body.cut, False), one.actor)
 
 

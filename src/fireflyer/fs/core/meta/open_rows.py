@@ -24,7 +24,7 @@ from fireflyer.fs.core.meta.context import Context, Rows
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, WRITERS, Coder, corrupt, number_key, pair_key
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.meta import LockKind, Window
 
 __all__ = ["CLIENTS", "CLIENT_ROWS", "CUTS", "CUT_ROWS", "GENERATION_KEY", "LEASE_KEY", "LEASE_ROWS", "LOCKS_ROWS"]
@@ -181,7 +181,7 @@ async def any_in(rows: Rows, begin: bytes, end: bytes) -> bool:
 
 async def is_doomed(context: Context, inode: Inode) -> bool:
     """Whether its chunks are being removed: who had it open has lost it."""
-    if inode.links or not isinstance(inode.body, FileBody) or inode.body.cutting is None:
+    if inode.links or not isinstance(inode.body, FileDetails) or inode.body.cutting is None:
         return False
     return await cut_of(context, inode.id) is None
 

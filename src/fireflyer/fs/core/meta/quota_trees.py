@@ -24,7 +24,7 @@ import msgspec
 
 from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.inodes.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.inodes.directories import directory_details, require_reach
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, AreaRow, number_key
 from fireflyer.fs.schema.errors import file_error
@@ -101,7 +101,7 @@ async def get_space(request: GetSpace, context: Context) -> Space:
 
 async def set_defaults(request: SetDefaults, context: Context) -> Found:
     inode = await find(context, request.place)
-    body = directory_body(inode)
+    body = directory_details(inode)
     if not (context.asker.unrestricted or context.asker.uid == inode.uid):
         raise file_error(errno.EPERM)
     _check_defaults(request.defaults)
@@ -124,7 +124,7 @@ async def set_area(request: SetArea, context: Context) -> Area:
     if not context.asker.unrestricted:
         raise file_error(errno.EPERM, "quotas are set by administrators")
     inode = await find(context, request.place)
-    directory_body(inode)
+    directory_details(inode)
     if inode.links == 0:
         raise file_error(errno.ENOENT)
     row = await _read(context, inode.id)

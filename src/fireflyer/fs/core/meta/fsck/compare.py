@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta.fsck.inode_set import Numbers
 from fireflyer.fs.core.meta.inodes.layout import chain_of, end_at, order_of
 from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
-from fireflyer.fs.schema.inodes import DirectoryBody, FileBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import DirectoryDetails, FileDetails, Inode, InodeId, Kind
 
 __all__ = ["Fault", "FaultKind", "Name", "Names", "lasting", "wrong_chunks"]
 
@@ -75,7 +75,7 @@ class Names:
         """`path`: as it is to be shown. Not `steady`: it changed while it was listed, so nothing is counted by it. The
         directories in it that are to be listed: one that has two names is listed once."""
         body = inode.body
-        if not isinstance(body, DirectoryBody):
+        if not isinstance(body, DirectoryDetails):
             raise InvariantViolation(f"inode {inode.id} is no directory, and was listed as one")
         below = sum(one.inode.kind is Kind.DIRECTORY for one in entries)
         if not steady:
@@ -92,7 +92,7 @@ class Names:
         if inode.area not in (directory.area, inode.id if inode.kind is Kind.DIRECTORY else directory.area):
             text = f"counts in quota area {inode.area}, its directory in {directory.area}"
             self._fault(FaultKind.AREA, inode.id, shown, text)
-        if isinstance(inode.body, DirectoryBody):
+        if isinstance(inode.body, DirectoryDetails):
             if again:
                 self._fault(FaultKind.TREE, inode.id, shown, "has another name too, and is listed there")
             elif inode.body.parent != directory.id:
@@ -120,7 +120,7 @@ def wrong_chunks(
 ) -> list[Fault]:
     """`chains`: of the layout's table, in its order. `there`: chunks of the file by the chain that they are on."""
     body = inode.body
-    if not isinstance(body, FileBody):
+    if not isinstance(body, FileDetails):
         raise InvariantViolation(f"inode {inode.id} is no file, and its chunks were compared")
     order, found = order_of(body.layout, chains), []
     for chain, chunks in there.items():

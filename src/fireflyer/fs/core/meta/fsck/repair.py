@@ -13,7 +13,7 @@ from fireflyer.fs.core.meta.inodes.directories import changed_directory
 from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, EntryRow, encode_entry, entry_key, number_key
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, Inode, Kind
 
 __all__ = ["LOST_AND_FOUND", "repair"]
 
@@ -58,8 +58,8 @@ async def _set_use(use: SetUse, context: Context) -> None:
 
 def _changed(inode: Inode, to: SetInode) -> Inode:
     body = inode.body
-    if isinstance(body, DirectoryBody):
-        body = DirectoryBody(
+    if isinstance(body, DirectoryDetails):
+        body = DirectoryDetails(
             body.parent if to.parent is None else to.parent,
             body.entries if to.entries is None else to.entries,
             body.subdirectories if to.subdirectories is None else to.subdirectories,
@@ -91,7 +91,7 @@ async def _lost_and_found(context: Context) -> Inode:
             return found
         name, number = b"%s.%d" % (LOST_AND_FOUND, number), number + 1
     now_ns = context.now_ns
-    body = DirectoryBody(ROOT, depth=1)
+    body = DirectoryDetails(ROOT, depth=1)
     made = Inode(context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.area, body)
     context.put(made)
     context.rows.set(entry_key(ROOT, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))

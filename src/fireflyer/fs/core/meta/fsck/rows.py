@@ -32,7 +32,15 @@ from fireflyer.fs.core.meta.tables import (
     decode_inode,
     number_key,
 )
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryBody, FileBody, InodeId, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import (
+    MAX_NAME_BYTES,
+    ROOT,
+    DirectoryDetails,
+    FileDetails,
+    InodeId,
+    Kind,
+    SymlinkDetails,
+)
 
 __all__ = ["Adopt", "Checker", "ClearRow", "Problem", "ProblemKind", "Repair", "SetInode", "SetUse", "Unlink"]
 
@@ -150,10 +158,10 @@ class Checker:
         if table == INODES:
             inode = decode_inode(key, value)
             body = inode.body
-            length = body.length if isinstance(body, FileBody) else 0
-            target_bytes = len(body.target) if isinstance(body, SymlinkBody) else 0
+            length = body.length if isinstance(body, FileDetails) else 0
+            target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
             seen = _Seen(inode.kind, inode.links, inode.area, length, inode.value_bytes, target_bytes)
-            if isinstance(body, DirectoryBody):
+            if isinstance(body, DirectoryDetails):
                 seen.parent, seen.entries, seen.subdirectories = body.parent, body.entries, body.subdirectories
             self._inodes[inode.id] = seen
         elif table == ENTRIES:

@@ -29,7 +29,7 @@ from fireflyer.fs.schema.inodes import (
     ROOT,
     Inode,
     Kind,
-    SymlinkBody,
+    SymlinkDetails,
 )
 from fireflyer.fs.schema.meta import Place
 
@@ -107,14 +107,14 @@ class Walker:
             if entry is None:
                 raise file_error(errno.ENOENT)
             inode = await context.known(entry.id)
-            if isinstance(inode.body, SymlinkBody):
+            if isinstance(inode.body, SymlinkDetails):
                 directory = await self._jump(directory, inode.body.target)
             else:
                 directory = inode
         self._directory = directory
         return Spot(directory, b"", Last.NOTHING, self._slash)
 
-    async def enter(self, link: SymlinkBody) -> None:
+    async def enter(self, link: SymlinkDetails) -> None:
         """The last name was this link: `parent` then goes on behind it. Raises ELOOP."""
         if self._directory is not None:
             self._slash = self._slash or link.target.endswith(b"/")
@@ -173,7 +173,7 @@ async def find(context: Context, place: Place, *, follow: bool = True) -> Inode:
         if entry is None:
             raise file_error(errno.ENOENT)
         inode = await context.known(entry.id)
-        if isinstance(inode.body, SymlinkBody) and (follow or spot.slash):
+        if isinstance(inode.body, SymlinkDetails) and (follow or spot.slash):
             await walker.enter(inode.body)
             continue
         if spot.slash and inode.kind is not Kind.DIRECTORY:

@@ -14,7 +14,7 @@ import msgspec
 
 from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context, Rows
-from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, directory_body, parent_of
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, directory_details, parent_of
 from fireflyer.fs.core.meta.inodes.layout import new_layout
 from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, find, look_up
 from fireflyer.fs.core.meta.inodes.permissions import (
@@ -36,13 +36,13 @@ from fireflyer.fs.schema.inodes import (
     MAX_LINKS,
     MAX_PATH_BYTES,
     ROOT,
-    DeviceBody,
-    DirectoryBody,
-    FileBody,
+    DeviceDetails,
+    DirectoryDetails,
+    FileDetails,
     Inode,
     InodeId,
     Kind,
-    SymlinkBody,
+    SymlinkDetails,
 )
 from fireflyer.fs.schema.meta import (
     Done,
@@ -76,7 +76,7 @@ async def make_root(rows: Rows, *, now_ns: int, uid: int = 0, gid: int = 0, mode
     """False: it is there already."""
     if await rows.get(inode_key(ROOT)) is not None:
         return False
-    body = DirectoryBody(ROOT)
+    body = DirectoryDetails(ROOT)
     root = Inode(ROOT, Kind.DIRECTORY, mode, uid, gid, 1, now_ns, now_ns, now_ns, 0, body)
     rows.set(inode_key(ROOT), encode_inode(root))
     return True
@@ -97,7 +97,7 @@ async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
             return await _create_file(context, spot, request.mode), True
         if flags & _CREATE and flags & _EXCLUSIVE:
             raise file_error(errno.EEXIST)
-        if isinstance(inode.body, SymlinkBody) and spot.last is Last.NAME and (flags & _FOLLOW or spot.slash):
+        if isinstance(inode.body, SymlinkDetails) and spot.last is Last.NAME and (flags & _FOLLOW or spot.slash):
             await walker.enter(inode.body)
             continue
         if spot.slash and inode.kind is not Kind.DIRECTORY:
@@ -135,8 +135,8 @@ async def _create_file(context: Context, spot: Spot, mode: int) -> Inode:
     directory = spot.directory
     _require_addition(context, directory)
     inode_id = context.new_id()
-    layout = new_layout(context, directory_body(directory).defaults, inode_id)
-    return await _make(context, spot, inode_id, Kind.FILE, mode, FileBody(layout))
+    layout = new_layout(context, directory_details(directory).defaults, inode_id)
+    return await _make(context, spot, inode_id, Kind.FILE, mode, FileDetails(layout))
 
 
 async def make_directory(request: MakeDirectory, context: Context) -> Found:
@@ -144,7 +144,7 @@ async def make_directory(request: MakeDirectory, context: Context) -> Found:
     _require_addition(context, spot.directory)
     depth = depth_in(spot.directory)
     inode_id = context.new_id()
-    body = DirectoryBody(spot.directory.id, 0, 0, directory_body(spot.directory).defaults, depth)
+    body = DirectoryDetails(spot.directory.id, 0, 0, directory_details(spot.directory).defaults, depth)
     mode = request.mode & (_PERMISSIONS | STICKY)
     return Found(await _make(context, spot, inode_id, Kind.DIRECTORY, mode, body))
 
@@ -161,7 +161,7 @@ async def make_node(request: MakeNode, context: Context) -> Found:
     device = request.device if request.kind in (Kind.CHARACTER, Kind.BLOCK) else 0
     if request.kind in (Kind.CHARACTER, Kind.BLOCK) and not context.asker.unrestricted:
         raise file_error(errno.EPERM, "device nodes are made by root")
-    return Found(await _make(context, spot, context.new_id(), request.kind, request.mode, DeviceBody(device)))
+    return Found(await _make(context, spot, context.new_id(), request.kind, request.mode, DeviceDetails(device)))
 
 
 async def symlink(request: Symlink, context: Context) -> Found:
@@ -174,7 +174,7 @@ async def symlink(request: Symlink, context: Context) -> Found:
         raise file_error(errno.EINVAL, "a path has no zero bytes")
     spot = await _vacancy(context, request.place)
     _require_addition(context, spot.directory)
-    return Found(await _make(context, spot, context.new_id(), Kind.SYMLINK, _PERMISSIONS, SymlinkBody(target)))
+    return Found(await _make(context, spot, context.new_id(), Kind.SYMLINK, _PERMISSIONS, SymlinkDetails(target)))
 
 
 async def link(request: Link, context: Context) -> Found:
@@ -219,7 +219,7 @@ async def remove(request: Remove, context: Context) -> Done:
 
 async def remove_directory(request: RemoveDirectory, context: Context) -> Done:
     spot, inode = await spot_to_remove(context, request.place)
-    if directory_body(inode).entries:
+    if directory_details(inode).entries:
         raise file_error(errno.ENOTEMPTY)
     context.rows.clear(entry_key(spot.directory.id, spot.name))
     context.put(changed_directory(spot.directory, context.now_ns, -1, -1))
@@ -240,7 +240,7 @@ async def spot_to_remove(context: Context, place: Place) -> tuple[Spot, Inode]:
     if inode is None:
         raise file_error(errno.ENOENT)
     require_removal(context.asker, spot.directory, inode)
-    directory_body(inode)
+    directory_details(inode)
     return spot, inode
 
 
@@ -278,7 +278,7 @@ async def _make(
     inode_id: InodeId,
     kind: Kind,
     mode: int,
-    body: FileBody | DirectoryBody | SymlinkBody | DeviceBody,
+    body: FileDetails | DirectoryDetails | SymlinkDetails | DeviceDetails,
 ) -> Inode:
     directory, asker, now_ns = spot.directory, context.asker, context.now_ns
     gid = asker.gid
@@ -289,7 +289,7 @@ async def _make(
         elif mode & SET_GID and mode & GROUP_EXECUTE and not (asker.unrestricted or asker.has_group(gid)):
             mode &= ~SET_GID
     area = directory.area
-    target_bytes = len(body.target) if isinstance(body, SymlinkBody) else 0
+    target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
     if area:
         await quota_trees.charge(context, area, target_bytes, 1)
     home = 0 if kind is Kind.DIRECTORY else directory.id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from fireflyer.fs.core.meta.context import REST_MASK, Context
-from fireflyer.fs.core.meta.inodes.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.inodes.directories import directory_details, require_reach
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, READ, permits, require
 from fireflyer.fs.core.meta.open_rows import is_doomed
@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.tables import (
     inode_key,
 )
 from fireflyer.fs.schema.errors import FileError, file_error
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, Inode, InodeId, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, Inode, InodeId, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     Access,
     Done,
@@ -91,7 +91,7 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
     directory = await context.inode(request.directory)
     if directory is None:
         raise file_error(errno.ESTALE)
-    body = directory_body(directory)
+    body = directory_details(directory)
     await require_reach(context, directory)
     if not request.opened or context.asker.by_path:
         require(context.asker, directory, READ)
@@ -113,7 +113,7 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
 
 async def read_link(request: ReadLink, context: Context) -> Target:
     inode = await find(context, request.place, follow=False)
-    if not isinstance(inode.body, SymlinkBody):
+    if not isinstance(inode.body, SymlinkDetails):
         raise file_error(errno.EINVAL, "not a symbolic link")
     return Target(inode.body.target)
 

@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, WRITE, require, r
 from fireflyer.fs.core.meta.namespace import dentries, trash
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, entry_key
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import DirectoryBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import DirectoryDetails, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Done, Rename, RenameFlag
 
 __all__ = ["rename"]
@@ -110,7 +110,7 @@ def _check_rights(context: Context, move: _Move) -> None:
             require(asker, moved, WRITE)
         if move.exchange and other is not None and other.kind is Kind.DIRECTORY:
             require(asker, other, WRITE)
-    if not move.exchange and other is not None and isinstance(other.body, DirectoryBody) and other.body.entries:
+    if not move.exchange and other is not None and isinstance(other.body, DirectoryDetails) and other.body.entries:
         raise file_error(errno.ENOTEMPTY)
 
 
@@ -150,7 +150,7 @@ def _set(context: Context, directory: InodeId, name: bytes, inode: Inode) -> Non
 def _moved(inode: Inode, directory: Inode, now_ns: int) -> Inode:
     """Raises ENAMETOOLONG."""
     body = inode.body
-    if isinstance(body, DirectoryBody):
+    if isinstance(body, DirectoryDetails):
         depth = body.depth if body.parent == directory.id else depth_in(directory)
         body = msgspec.structs.replace(body, parent=directory.id, depth=depth)
         return msgspec.structs.replace(inode, ctime_ns=now_ns, body=body)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_details
 from fireflyer.fs.core.meta.namespace.dentries import drop_name
 from fireflyer.fs.core.meta.namespace.remove_tree import empty_directory
 from fireflyer.fs.core.meta.namespace.trash import MOST_STEP_NS
@@ -110,7 +110,7 @@ async def _remove(context: Context, key: bytes, value: bytes, limit: int) -> tup
             names, inode = await empty_directory(context, inode, limit)
         except FileError:
             return 0, True
-        if directory_body(inode).entries:
+        if directory_details(inode).entries:
             return names, False
     context.rows.clear(there)
     own: Inode = await context.known(row.directory)

@@ -21,7 +21,7 @@ from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import READ, STICKY, WRITE, owns, require
 from fireflyer.fs.core.meta.tables import VALUES, number_key
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import Inode, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import Inode, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     MAX_VALUE_BYTES,
     Done,
@@ -96,7 +96,7 @@ async def remove_value(request: RemoveValue, context: Context) -> Done:
 
 async def _charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
     """For what it has from now on: names and sizes. Raises EDQUOT, and then has written nothing."""
-    target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkBody) else 0
+    target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkDetails) else 0
     value_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
     if value_bytes != inode.value_bytes:
         await quota_trees.charge(context, inode.area, value_bytes - inode.value_bytes, 0)

@@ -55,7 +55,7 @@ from fireflyer.fs.core.meta.tables import (
 )
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.manager import COUNTED
 
 __all__ = ["AT_ONCE", "BACKLOG_ROWS", "Backlog", "Collector", "backlog"]
@@ -267,7 +267,7 @@ class Collector:
     ) -> Callable[[], Awaitable[None]]:
         async def empty() -> None:
             try:
-                if isinstance(inode.body, FileBody):
+                if isinstance(inode.body, FileDetails):
                     layout = inode.body.layout
                     await remove_all(inode.id, order_of(layout, ports.chunks.chains(layout.table)), ports)
                 emptied.append((key, inode))
@@ -349,7 +349,7 @@ async def _doomed(context: Context, key: bytes) -> Inode | None:
     used = await any_in(context.rows, number_key(WRITERS, inode_id), number_key(WRITERS, inode_id + 1))
     if used or await holds_of(context, inode_id) or await cut_of(context, inode_id) is not None:
         return None
-    if isinstance(inode.body, FileBody) and inode.body.cutting is None:
+    if isinstance(inode.body, FileDetails) and inode.body.cutting is None:
         inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(inode.body, cutting=0))
         context.put(inode)
     return inode

@@ -46,7 +46,7 @@ from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.meta.tables import WRITERS, number_key, pair_key
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved, SetAttributes
 
 __all__ = ["MAX_HANDLES", "Measured", "close", "drop_writer", "file_of", "grown", "opened", "report"]
@@ -72,11 +72,11 @@ class Measured(NamedTuple):
     end: int
 
 
-def file_of(inode: Inode | None) -> tuple[Inode, FileBody]:
+def file_of(inode: Inode | None) -> tuple[Inode, FileDetails]:
     """Raises ESTALE where it is gone, EINVAL where it is no file."""
     if inode is None:
         raise file_error(errno.ESTALE)
-    if not isinstance(inode.body, FileBody):
+    if not isinstance(inode.body, FileDetails):
         raise file_error(errno.EINVAL, "it is not a regular file")
     return inode, inode.body
 
@@ -291,7 +291,7 @@ def _add_handle(context: Context, inode: InodeId, handle: int, row: WriterRow | 
     _put_row(context, inode, context.asker.client, WriterRow(tuple(sorted((*handles, handle))), excess))
 
 
-def _noted_writer(context: Context, inode: InodeId, body: FileBody) -> None:
+def _noted_writer(context: Context, inode: InodeId, body: FileDetails) -> None:
     if context.asker.by_path:
         put_grant(context, inode, body.layout)
 

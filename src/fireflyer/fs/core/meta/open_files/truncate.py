@@ -46,7 +46,7 @@ from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ChainId, ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Refused, Truncate
 
 __all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "forget_doubts", "go_on", "measure", "remove_all"]
@@ -152,7 +152,7 @@ async def measure(inode_id: InodeId, ports: Ports, *, patient: bool = True) -> M
         if not await go_on(inode_id, ports, patient=patient):
             return None
 
-        async def look(context: Context) -> FileBody:
+        async def look(context: Context) -> FileDetails:
             inode, body = file_of(await context.inode(inode_id))
             if await is_doomed(context, inode):
                 raise file_error(errno.ESTALE, "it was removed")
@@ -222,7 +222,7 @@ async def _take_over(inode_id: InodeId, row: CutRow, session: ClientId, ports: P
 async def _carry_through(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
     """Looks at the row again: between the last look and the claim another task may have ended this cut."""
 
-    async def look(context: Context) -> FileBody | None:
+    async def look(context: Context) -> FileDetails | None:
         if await cut_of(context, inode_id) != row:
             return None
         return file_of(await context.inode(inode_id))[1]
@@ -271,7 +271,7 @@ async def _change(
         doubts.pop(key, None)
 
 
-async def _cut_off(inode_id: InodeId, body: FileBody, order: Sequence[ChainId], row: CutRow, ports: Ports) -> None:
+async def _cut_off(inode_id: InodeId, body: FileDetails, order: Sequence[ChainId], row: CutRow, ports: Ports) -> None:
     index, within = divmod(row.start, body.layout.chunk_bytes)
     if within:
         await _shorten(inode_id, row, (chain_of(order, index), index), within, ports)
@@ -326,7 +326,7 @@ async def _shorten(inode_id: InodeId, row: CutRow, chunk: tuple[ChainId, int], l
 
 
 async def _make_hole(
-    inode_id: InodeId, body: FileBody, order: Sequence[ChainId], row: CutRow, ports: Ports
+    inode_id: InodeId, body: FileDetails, order: Sequence[ChainId], row: CutRow, ports: Ports
 ) -> None:  # fmt: skip
     """Bytes of a chunk that has no more of them are zeros already: it must not become longer by this."""
     chunk_bytes = body.layout.chunk_bytes

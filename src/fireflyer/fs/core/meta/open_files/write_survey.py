@@ -23,7 +23,7 @@ from fireflyer.fs.core.meta.open_files.lengths import Measured, file_of, found_e
 from fireflyer.fs.core.meta.open_files.write_grants import GRANT_ROWS, GRANTS, due_end, put_grant, put_off
 from fireflyer.fs.core.meta.open_rows import cut_of, is_doomed, next_key, pair_of, writers_of
 from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports
-from fireflyer.fs.schema.inodes import FileBody, InodeId, Layout
+from fireflyer.fs.schema.inodes import FileDetails, InodeId, Layout
 
 __all__ = ["PUT_OFF_NS", "Surveyor"]
 
@@ -103,7 +103,7 @@ async def _survey(key: bytes, layout: Layout, ports: Ports) -> None:
     async def look(context: Context) -> bool | None:
         """Whether it is to be measured; None: it is gone."""
         inode = await context.inode(inode_id)
-        return None if inode is None else isinstance(inode.body, FileBody) and not await is_doomed(context, inode)
+        return None if inode is None else isinstance(inode.body, FileDetails) and not await is_doomed(context, inode)
 
     measurable = await ports.transact(look)
     if measurable is None:
