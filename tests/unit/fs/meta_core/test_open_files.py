@@ -213,14 +213,14 @@ def test_an_open_that_was_given_up_leaves_no_writer(done: bool) -> None:
         silent = Silent(rig, Open, done=done)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(files.open("/a", "r+b"), 0.05)
-        abandoned, came = files.open_files.abandoned, asyncio.Event()
-        add = abandoned.add
+        orphaned, came = files.open_files.orphaned, asyncio.Event()
+        add = orphaned.add
 
         def adds(one: Any) -> None:
             add(one)
             came.set()
 
-        abandoned.add = adds  # type: ignore[method-assign]
+        orphaned.add = adds  # type: ignore[method-assign]
         silent.over = True
         await came.wait()  # the answer, when nobody waits for it
         assert await handles_of(rig, files, "/a") == 1
@@ -249,7 +249,7 @@ def test_an_open_that_was_not_answered_in_time_leaves_no_writer() -> None:
         assert await handles_of(rig, files, "/a") == 1
         await files.open_files.look_after()
         assert await handles_of(rig, files, "/a") == 0
-        assert not len(files.open_files.abandoned)
+        assert not len(files.open_files.orphaned)
 
     run(test)
 
@@ -280,7 +280,7 @@ def test_a_close_that_was_not_answered_is_said_again(cancelled: bool) -> None:
         assert (await files.stat("/a")).st_size == 100
         assert (await other.stat("/a")).st_size == 0
         silent.over = True
-        while len(files.open_files.abandoned):
+        while len(files.open_files.orphaned):
             await files.open_files.look_after()
             await asyncio.sleep(0)
         assert (await other.stat("/a")).st_size == 100

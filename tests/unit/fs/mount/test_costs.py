@@ -206,7 +206,7 @@ def test_a_lazy_close_that_is_not_answered_is_asked_again() -> None:
         files = mounted._files
         answered = unanswered(rig, mounted, lambda request: isinstance(request, Close))
         await mounted.release(handle, ONE, unlock=False)
-        while not len(files.open_files.abandoned):
+        while not len(files.open_files.orphaned):
             await turns(1)
         answered()
         assert await writers(rig) == 1

@@ -15,7 +15,7 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.files.attributes import Attributes
 from fireflyer.fs.client.files.open_inode import LOST, OpenInode, as_file_error, file_of
-from fireflyer.fs.client.files.orphaned_handles import Abandoned, Closing
+from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, UnansweredClose
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.core.files.readahead import Ahead, block_of
@@ -43,7 +43,7 @@ __all__ = ["File", "FileTable"]
 class FileTable(Protocol):
     """What an open file needs of the table that it is in: `client.files.open_file_table.OpenFileTable`."""
 
-    abandoned: Abandoned
+    orphaned: OrphanedHandles
 
     def check(self) -> None:
         """Raises `UsageError` in a forked child, EBADF when the client is closed."""
@@ -239,7 +239,7 @@ class File:
                 self._raise_error()
         finally:
             if not answered and not self.lost:
-                self._table.abandoned.add(Closing(body, self.handle, self.actor))
+                self._table.orphaned.add(UnansweredClose(body, self.handle, self.actor))
             self._leave()
 
     def close_lazily(self) -> bool:

@@ -14,7 +14,7 @@ from fireflyer.fs.client.chunks import Options
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_inode import OpenInode, file_of
-from fireflyer.fs.client.files.orphaned_handles import Abandoned, Unheard
+from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, UnconfirmedOpen
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.futures import ClientFuture
@@ -51,7 +51,7 @@ class OpenFileTable(OfOneProcess):
         self._write_budget = WriteBudget(options.write_bytes, self.bodies.values())
         self._read_ahead_budget = ReadAheadBudget(options.all_ahead_bytes)
         self._closed = False
-        self.abandoned = Abandoned(port)
+        self.orphaned = OrphanedHandles(port)
         self._ending: dict[ClientFuture[Answer], None] = {}
         """Lazy closes."""
         port.on_lost(self._session_lost)
@@ -126,7 +126,7 @@ class OpenFileTable(OfOneProcess):
     def _opened_unconfirmed(
         self, request: Open, actor: Actor | None, future: ClientFuture[tuple[Answer, ClientId]]
     ) -> None:
-        one = Unheard(request.place, bool(request.flags & OpenFlag.FOLLOW), request.handle, actor)
+        one = UnconfirmedOpen(request.place, bool(request.flags & OpenFlag.FOLLOW), request.handle, actor)
         if future.error is None:
             answer, session = future.value
             if session != self._session or not isinstance(answer, Opened):
@@ -134,7 +134,7 @@ class OpenFileTable(OfOneProcess):
             one.inode = answer.inode
         elif isinstance(future.error, FileError):
             return
-        self.abandoned.add(one)
+        self.orphaned.add(one)
 
     async def _adopt(
         self, opened: Opened, flags: int, handle: int, actor: Actor | None, path: str | None, session: ClientId
@@ -147,7 +147,7 @@ class OpenFileTable(OfOneProcess):
                 where = await self._where(inode)
             except BaseException:
                 if handle and session == self._session:
-                    self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
+                    self.orphaned.add(UnconfirmedOpen(Place(inode.id), False, handle, actor, inode))
                 raise
             made = OpenInode(self.port, inode, where, self._write_budget, self._read_ahead_budget)
             body = self.bodies.setdefault(inode.id, made)
@@ -187,7 +187,7 @@ class OpenFileTable(OfOneProcess):
             del self._ending[future]
             heard = not isinstance(future.error, FireflyerError) or isinstance(future.error, FileError)
             if not heard and session == self._session:
-                self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
+                self.orphaned.add(UnconfirmedOpen(Place(inode.id), False, handle, actor, inode))
 
         future.then(over)
 
@@ -207,7 +207,7 @@ class OpenFileTable(OfOneProcess):
         self._leave(body)
 
     def _leave(self, body: OpenInode) -> None:
-        if not body.files and not self.abandoned.keeps(body) and self.bodies.get(body.id) is body:
+        if not body.files and not self.orphaned.keeps(body) and self.bodies.get(body.id) is body:
             del self.bodies[body.id]
             body.drop_rights()
 
@@ -216,7 +216,7 @@ class OpenFileTable(OfOneProcess):
         bodies = list(self.bodies.values())
         for body in bodies:
             body.lose()
-        self.abandoned.clear()
+        self.orphaned.clear()
         for body in bodies:
             self._leave(body)
 
@@ -234,7 +234,7 @@ class OpenFileTable(OfOneProcess):
             await body.report(writer.handle, actor=writer.actor)  # what fails, fsync and close say again
 
     async def _work_off(self) -> None:
-        for body in await self.abandoned.work_off():
+        for body in await self.orphaned.work_off():
             self._leave(body)
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """Handles that have to be closed at the service, though nobody waits for it any more.
 
-    close failed without an answer ──> `Closing` ──┐
+    close failed without an answer ──> `UnansweredClose` ──┐
                                                    ├─ every few seconds ──> Close ──answered, whatever it says──> gone
-    open given up, perhaps done    ──> `Unheard` ──┘
+    open given up, perhaps done    ──> `UnconfirmedOpen` ──┘
 
 A handle that nobody closes keeps its file from ever being collected, and what was not reported stays unknown, for as
 long as the session lives: months, for a mount. A session that ends closes all of them.
@@ -21,13 +21,13 @@ from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import Actor, Close, Found, Place, Stat
 
-__all__ = ["Abandoned", "Closing", "Unheard"]
+__all__ = ["OrphanedHandles", "UnansweredClose", "UnconfirmedOpen"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Closing:
+class UnansweredClose:
     """Of a file that was written. The body stays, and with it what is not reported."""
 
     body: OpenInode
@@ -36,7 +36,7 @@ class Closing:
 
 
 @dataclass(slots=True, eq=False)
-class Unheard:
+class UnconfirmedOpen:
     """An open for writing whose answer nobody has waited for."""
 
     place: Place
@@ -47,16 +47,16 @@ class Unheard:
     """Where the answer came later."""
 
 
-class Abandoned:
+class OrphanedHandles:
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._waiting: dict[Closing | Unheard, None] = {}
+        self._waiting: dict[UnansweredClose | UnconfirmedOpen, None] = {}
 
-    def add(self, one: Closing | Unheard) -> None:
+    def add(self, one: UnansweredClose | UnconfirmedOpen) -> None:
         self._waiting[one] = None
 
     def keeps(self, body: OpenInode) -> bool:
-        return any(isinstance(one, Closing) and one.body is body for one in self._waiting)
+        return any(isinstance(one, UnansweredClose) and one.body is body for one in self._waiting)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -69,10 +69,10 @@ class Abandoned:
         """Bodies that nothing waits for any more. Whatever gets no answer comes last the next time."""
         over: list[OpenInode] = []
         for one in list(self._waiting):
-            if one not in self._waiting or (isinstance(one, Closing) and one.body.in_flight):
+            if one not in self._waiting or (isinstance(one, UnansweredClose) and one.body.in_flight):
                 continue
             try:
-                await (_close(one) if isinstance(one, Closing) else self._find_and_close(one))
+                await (_close(one) if isinstance(one, UnansweredClose) else self._find_and_close(one))
             except FileError as error:  # an answer: the handle is not open any more
                 _log.info("a file that was given up is closed handle=%d answer=%s", one.handle, error)
             except FireflyerError as error:
@@ -81,11 +81,11 @@ class Abandoned:
                     self._waiting[one] = None
                 break
             self._waiting.pop(one, None)
-            if isinstance(one, Closing) and not self.keeps(one.body):
+            if isinstance(one, UnansweredClose) and not self.keeps(one.body):
                 over.append(one.body)
         return over
 
-    async def _find_and_close(self, one: Unheard) -> None:
+    async def _find_and_close(self, one: UnconfirmedOpen) -> None:
         inode = one.inode
         if inode is None:
             try:
@@ -99,5 +99,5 @@ class Abandoned:
             await self._port.call(Close(inode.id, one.handle, 0, inode.body.cut, False), one.actor)
 
 
-async def _close(one: Closing) -> None:
+async def _close(one: UnansweredClose) -> None:
     await one.body.report(one.handle, closing=True, actor=one.actor)
