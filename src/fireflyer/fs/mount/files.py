@@ -17,7 +17,7 @@ what it believes about the place may be wrong.
 
 *Locks* protect what is read and written under them: before one is given up or becomes weaker, the bytes of the file are
 stored and its length is told; behind one that was granted, the kernel keeps no pages that others may have changed.
-Unlocks that are not answered are asked again until they are (`Endings`).
+Unlocks that are not answered are asked again until they are (`UnlockRetrier`).
 
 *Locks that wait* ask again and again: an attempt that is under way when its program is interrupted is waited for, and
 if it was granted, so the program is told.
@@ -45,7 +45,7 @@ from fireflyer.base.errors import FireflyerError, InvariantViolation, TransientE
 from fireflyer.base.units import MS
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file import File
-from fireflyer.fs.client.files.unlock_retrier import Endings
+from fireflyer.fs.client.files.unlock_retrier import UnlockRetrier
 from fireflyer.fs.mount.flock_closes import Releases
 from fireflyer.fs.mount.metrics import Held
 from fireflyer.fs.mount.operations import (
@@ -160,7 +160,7 @@ class MountedFiles:
         self._inodes: dict[int, _Inode] = {}
         self._next = 1
         self._kept: collections.OrderedDict[int, _State] = collections.OrderedDict()
-        self._endings = Endings(files.meta)
+        self._unlock_retrier = UnlockRetrier(files.meta)
         self._released = Releases()
 
     @property
@@ -175,7 +175,7 @@ class MountedFiles:
                 await asyncio.gather(*(self._finish(handle) for handle in handles.values()))
         except TimeoutError:
             _log.warning("what was written may be lost: the cluster did not answer")
-        await self._endings.close()
+        await self._unlock_retrier.close()
         await self._files.close()
 
     async def _finish(self, handle: _Handle) -> None:
@@ -518,9 +518,9 @@ class MountedFiles:
     async def _lock(self, caller: Caller, asked: meta.Lock, *, wait: bool) -> bool:
         if asked.kind is not LockKind.WRITE:
             await self._settle(asked.inode)
-        await self._endings.ended(_owner_of(asked))
+        await self._unlock_retrier.ended(_owner_of(asked))
         if asked.kind is LockKind.NONE:
-            await self._endings.end(asked, self._actor(caller), key=_owner_of(asked))
+            await self._unlock_retrier.end(asked, self._actor(caller), key=_owner_of(asked))
             return False
         await self._take(asked, self._actor(caller), wait=wait)
         return await in_any_case(self._changed_elsewhere(asked.inode))
@@ -568,7 +568,7 @@ class MountedFiles:
     async def _unlock(self, lock: meta.Lock) -> None:
         """At a close, whoever closes. It is not his error when that takes longer."""
         try:
-            await self._endings.end(lock, key=_owner_of(lock))
+            await self._unlock_retrier.end(lock, key=_owner_of(lock))
         except FireflyerError as error:
             if not isinstance(error, TransientError):  # those go on by themselves
                 _log.warning("inode=%d was not unlocked reason=%s", lock.inode, error)
