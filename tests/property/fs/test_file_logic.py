@@ -13,7 +13,7 @@ from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.core.files.holds import Holding
 from fireflyer.fs.core.files.numbers import Numbers
 from fireflyer.fs.core.files.readahead import Ahead, Block
-from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, Pending
+from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, WriteBehindBuffer
 from fireflyer.fs.schema.inodes import Layout
 from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY
 
@@ -29,7 +29,7 @@ class _Chunks:
     stored: bytearray = field(default_factory=lambda: bytearray(SIZE))
     under_way: list[Extent] = field(default_factory=list)
 
-    def one_ends(self, pending: Pending, rng: random.Random) -> None:
+    def one_ends(self, pending: WriteBehindBuffer, rng: random.Random) -> None:
         first = {extent.begin // UNIT: extent for extent in reversed(self.under_way)}
         extent = rng.choice(list(first.values()))
         self.under_way.remove(extent)
@@ -44,7 +44,7 @@ class _Chunks:
 @given(SEEDS)
 def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> None:
     rng = random.Random(seed)
-    pending, chunks, truth = Pending(UNIT), _Chunks(), bytearray(SIZE)
+    pending, chunks, truth = WriteBehindBuffer(UNIT), _Chunks(), bytearray(SIZE)
     for step in range(120):
         what = rng.random()
         if what < 0.55:
@@ -76,7 +76,7 @@ def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> N
 
 
 def test_writes_one_after_the_other_become_whole_units() -> None:
-    pending = Pending(UNIT)
+    pending = WriteBehindBuffer(UNIT)
     for at in range(0, 4 * UNIT, 16):
         pending.write(at, memoryview(bytes(16)))
     assert [(one.begin, one.end) for one in pending.ready()] == [(at * UNIT, (at + 1) * UNIT) for at in range(4)]
@@ -84,14 +84,14 @@ def test_writes_one_after_the_other_become_whole_units() -> None:
 
 
 def test_only_so_many_extents_wait_for_more() -> None:
-    pending = Pending(UNIT)
+    pending = WriteBehindBuffer(UNIT)
     for at in range(MAX_OPEN + 3):
         pending.write(at * UNIT + 5, memoryview(b"x"))
     assert [one.begin // UNIT for one in pending.ready()] == [0, 1, 2]
 
 
 def test_writes_of_two_cuts_are_apart() -> None:
-    pending = Pending(UNIT)
+    pending = WriteBehindBuffer(UNIT)
     pending.write(0, memoryview(b"ab"), cut=1)
     pending.write(2, memoryview(b"cd"), cut=2)
     assert [(bytes(one.data[: one.size]), one.cut) for one in pending.ready(everything=True)] == [

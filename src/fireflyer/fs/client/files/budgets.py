@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from fireflyer.base.errors import FireflyerError
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.files.readahead import MAX_BLOCK_BYTES, Block
-from fireflyer.fs.core.files.write_behind import Extent, Pending
+from fireflyer.fs.core.files.write_behind import Extent, WriteBehindBuffer
 
 __all__ = ["ReadAheadBudget", "WriteBudget", "Writer"]
 
@@ -26,7 +26,7 @@ _OF_ONE: Final = 0.75
 class Writer(Protocol):
     """What was written to one file: `client.files.open_inode.OpenInode`."""
 
-    pending: Pending
+    pending: WriteBehindBuffer
     in_flight: dict[Extent, ClientFuture[None]]
     """Extents that are on their way to the storage nodes."""
 
@@ -69,7 +69,7 @@ class WriteBudget:
             except FireflyerError:
                 pass  # the file that it belongs to says so
 
-    def use_again(self, pending: Pending, extent: Extent, view: memoryview) -> None:
+    def use_again(self, pending: WriteBehindBuffer, extent: Extent, view: memoryview) -> None:
         """The memory of what is at the storage nodes."""
         data, most = extent.data, self._limit_bytes // pending.unit
         if isinstance(data, memoryview) or len(data) != pending.unit or len(pending.buffers) >= most:

@@ -39,7 +39,7 @@ from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.core.files.readahead import Ahead, Block
-from fireflyer.fs.core.files.write_behind import Extent, Pending, unit_of
+from fireflyer.fs.core.files.write_behind import Extent, WriteBehindBuffer, unit_of
 from fireflyer.fs.core.meta.inodes.times import times_of_write
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChunkId
@@ -113,7 +113,7 @@ class OpenInode:
         self.cut = file_of(inode).cut
         """As the last answer to a request of this client that writes has said it."""
         unit = unit_of(where.chunk_bytes)
-        self.pending = Pending(unit, buffers=write_budget.buffers(unit))
+        self.pending = WriteBehindBuffer(unit, buffers=write_budget.buffers(unit))
         self.in_flight: dict[Extent, ClientFuture[None]] = {}
         self.durable_end = 0
         """Of what was written since the last report began and is at the storage nodes."""
