@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fireflyer.fs.core.files.chunk_map import Where
 from fireflyer.fs.core.files.holds import Holding
 from fireflyer.fs.core.files.numbers import Numbers
-from fireflyer.fs.core.files.readahead import Ahead, Block
+from fireflyer.fs.core.files.readahead import Block, ReadAhead
 from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, WriteBehindBuffer
 from fireflyer.fs.schema.inodes import Layout
 from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY
@@ -105,7 +105,7 @@ def test_writes_of_two_cuts_are_apart() -> None:
 def test_blocks_ahead_are_apart_bounded_and_in_the_file(seed: int) -> None:
     rng = random.Random(seed)
     length = rng.randint(1, 40 * UNIT)
-    ahead, limit, at = Ahead(UNIT, 8 * UNIT), 8 * UNIT, 0
+    ahead, limit, at = ReadAhead(UNIT, 8 * UNIT), 8 * UNIT, 0
     for _ in range(60):
         at = rng.randrange(length) if rng.random() < 0.1 else at
         size = min(length - at, rng.choice([1, 7, UNIT, 3 * UNIT, 200_000]))
@@ -126,7 +126,7 @@ def test_blocks_ahead_are_apart_bounded_and_in_the_file(seed: int) -> None:
 
 
 def test_who_reads_front_to_back_finds_what_comes_next() -> None:
-    ahead, found = Ahead(UNIT, 8 * UNIT), 0
+    ahead, found = ReadAhead(UNIT, 8 * UNIT), 0
     for at in range(0, 20 * UNIT, UNIT):
         _fetch, passed = ahead.due(at, UNIT, 20 * UNIT)
         found += ahead.find(at, passed) is not None
@@ -134,7 +134,7 @@ def test_who_reads_front_to_back_finds_what_comes_next() -> None:
 
 
 def test_who_jumps_about_fetches_nothing() -> None:
-    ahead = Ahead(UNIT, 8 * UNIT)
+    ahead = ReadAhead(UNIT, 8 * UNIT)
     assert all(not ahead.due(at, UNIT, 100 * UNIT)[0] for at in (640, 64, 3200, 0, 1280))
 
 

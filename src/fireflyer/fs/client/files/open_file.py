@@ -18,7 +18,7 @@ from fireflyer.fs.client.files.open_inode import LOST, OpenInode, as_file_error,
 from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, UnansweredClose
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.core.files.readahead import Ahead, block_of
+from fireflyer.fs.core.files.readahead import ReadAhead, block_of
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import Inode
 from fireflyer.fs.schema.meta import (
@@ -75,7 +75,7 @@ class File:
         self.closed = False
         self.ended: ClientFuture[None] = ClientFuture(body.port.wait)
         """When it is closed, and forgotten."""
-        self.ahead = Ahead(block_of(body.where.chunk_bytes), ahead_bytes if readable else 0)
+        self.ahead = ReadAhead(block_of(body.where.chunk_bytes), ahead_bytes if readable else 0)
         self._seen = body.errors
         body.files[self] = None
 

@@ -38,7 +38,7 @@ from fireflyer.fs.client.files.port import MISSING, Port
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.chunk_map import Where
-from fireflyer.fs.core.files.readahead import Ahead, Block
+from fireflyer.fs.core.files.readahead import Block, ReadAhead
 from fireflyer.fs.core.files.write_behind import Extent, WriteBehindBuffer, unit_of
 from fireflyer.fs.core.meta.inodes.times import times_of_write
 from fireflyer.fs.schema.errors import FileError, file_error
@@ -93,7 +93,7 @@ class OpenFile(Protocol):
     closed: bool
     ended: ClientFuture[None]
     """When it is closed, and forgotten."""
-    ahead: Ahead
+    ahead: ReadAhead
 
     async def close(self) -> None: ...
 
@@ -407,7 +407,7 @@ class OpenInode:
             if isinstance(answer, Found):
                 self.learn(answer.inode, writing=False)
 
-    async def read(self, into: memoryview, offset: int, ahead: Ahead | None) -> int:
+    async def read(self, into: memoryview, offset: int, ahead: ReadAhead | None) -> int:
         await self.refresh(offset + len(into))
         length = self.length
         size = max(0, min(len(into), length - offset))
@@ -430,7 +430,7 @@ class OpenInode:
         return size
 
     async def _fill(
-        self, into: memoryview, offset: int, ahead: Ahead | None, passed: list[Block], fetch: list[Block]
+        self, into: memoryview, offset: int, ahead: ReadAhead | None, passed: list[Block], fetch: list[Block]
     ) -> None:
         end, at = offset + len(into), offset
         direct: list[tuple[ClientFuture[int], memoryview]] = []
@@ -468,7 +468,7 @@ class OpenInode:
             asked.append((self.port.read(piece.chain, ChunkId(self.id, piece.chunk), view, piece.offset), view))
         return asked
 
-    def _fetch(self, ahead: Ahead, fetch: Sequence[Block]) -> None:
+    def _fetch(self, ahead: ReadAhead, fetch: Sequence[Block]) -> None:
         for block in fetch:
             if self.pending.overlaps(block.begin, block.end - block.begin) or not self._read_ahead_budget.lend(block):
                 ahead.forget(block.begin, block.end)
@@ -476,7 +476,7 @@ class OpenInode:
             block.future, view = self._ask(block.memory[: block.end - block.begin], block.begin)[0]
             block.future.then(lambda block=block, view=view: _zero_block(block, view))
 
-    async def _copy(self, block: Block, begin: int, into: memoryview, ahead: Ahead | None) -> None:
+    async def _copy(self, block: Block, begin: int, into: memoryview, ahead: ReadAhead | None) -> None:
         """From a block that was fetched ahead. Its memory is lent to it until it is given back."""
         memory, future = block.memory, block.future
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["MAX_BLOCK_BYTES", "Ahead", "Block", "block_of"]
+__all__ = ["MAX_BLOCK_BYTES", "Block", "ReadAhead", "block_of"]
 
 MAX_BLOCK_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 128 << 10
@@ -38,7 +38,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Ahead:
+class ReadAhead:
     """Of one open file. A block ends at a multiple of `block`, or where the file ends."""
 
     block: int
