@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.files.chunk_map import Where
+from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.core.files.holds import Holding
 from fireflyer.fs.core.files.numbers import Numbers
 from fireflyer.fs.core.files.readahead import Block, ReadAhead
@@ -230,7 +230,7 @@ def test_a_beat_that_failed_was_heard_or_not_and_nothing_stays_held_for_ever(see
 
 
 def test_parts_of_a_file_are_all_of_it_and_each_in_one_chunk() -> None:
-    where = Where(Layout(1, 1 << 16, 3, 9), (4, 5, 6, 7))
+    where = ChunkMap(Layout(1, 1 << 16, 3, 9), (4, 5, 6, 7))
     at = 100
     for part in where.parts(100, 400_000):
         assert part.at + 100 == at == part.chunk * (1 << 16) + part.offset

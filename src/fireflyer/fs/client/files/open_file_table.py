@@ -18,7 +18,7 @@ from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, Unconfir
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.fork_safety import OfOneProcess
 from fireflyer.fs.client.futures import ClientFuture
-from fireflyer.fs.core.files.chunk_map import Where
+from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
@@ -168,14 +168,14 @@ class OpenFileTable(OfOneProcess):
                 raise
         return file
 
-    async def _where(self, inode: Inode) -> Where:
+    async def _where(self, inode: Inode) -> ChunkMap:
         layout = file_of(inode).layout
         try:
             chains = self.port.chains(layout.table)
         except NotFound:
             await self.port.future_of(self.port.meta.learn_table(layout.table))
             chains = self.port.chains(layout.table)
-        return Where(layout, chains)
+        return ChunkMap(layout, chains)
 
     def end_lazily(self, inode: Inode, handle: int, actor: Actor | None) -> None:
         """A handle, for which there is nothing to be told."""

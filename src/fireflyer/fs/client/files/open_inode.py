@@ -37,7 +37,7 @@ from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.port import MISSING, Port
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.capability import Rights
-from fireflyer.fs.core.files.chunk_map import Where
+from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.core.files.readahead import Block, ReadAhead
 from fireflyer.fs.core.files.write_behind import Extent, WriteBehindBuffer, unit_of
 from fireflyer.fs.core.meta.inodes.times import times_of_write
@@ -102,7 +102,7 @@ class OpenInode:
     """An inode that is open here. All inodes that a client has open share both budgets."""
 
     def __init__(
-        self, port: Port, inode: Inode, where: Where, write_budget: WriteBudget, read_ahead_budget: ReadAheadBudget
+        self, port: Port, inode: Inode, where: ChunkMap, write_budget: WriteBudget, read_ahead_budget: ReadAheadBudget
     ) -> None:
         self.port = port
         self._write_budget = write_budget
