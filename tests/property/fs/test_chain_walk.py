@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.fsck.chain_walk import LEAST_PAGE, ChainWalk, Piece, behind
-from fireflyer.fs.core.meta.fsck.inode_set import Numbers
+from fireflyer.fs.core.meta.fsck.inode_set import InodeSet
 from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import MAX_FILE, MAX_INDEX, ChainId, ChunkId
 
@@ -129,7 +129,7 @@ def test_no_chains() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 1 << 18), st.integers(0, MAX_FILE)), max_size=200), st.integers(0, 9000))
 def test_numbers_are_a_set(some: list[int], dense: int) -> None:
-    numbers, model = Numbers(), set[int]()
+    numbers, model = InodeSet(), set[int]()
     for one in (*range(70000, 70000 + dense), *some):
         assert (one in numbers) == (one in model)
         assert numbers.add(one) == (one not in model)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.core.files.holds import Holding
-from fireflyer.fs.core.files.numbers import Numbers
+from fireflyer.fs.core.files.numbers import RequestNumbers
 from fireflyer.fs.core.files.readahead import Block, ReadAhead
 from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, WriteBehindBuffer
 from fireflyer.fs.schema.inodes import Layout
@@ -141,7 +141,7 @@ def test_who_jumps_about_fetches_nothing() -> None:
 @given(SEEDS)
 def test_numbers_are_used_once_and_in_a_window(seed: int) -> None:
     rng = random.Random(seed)
-    numbers = Numbers()
+    numbers = RequestNumbers()
     open_: list[int] = []
     given_: list[int] = []
     for _ in range(600):
@@ -161,7 +161,7 @@ def test_numbers_are_used_once_and_in_a_window(seed: int) -> None:
 
 
 def test_one_that_is_never_answered_stops_the_others_only_in_the_end() -> None:
-    numbers = Numbers()
+    numbers = RequestNumbers()
     hangs = numbers.take()
     for _ in range(MAX_NUMBERS - 1):
         assert numbers.free

@@ -40,7 +40,7 @@ from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.control import META, ConnectionPool
 from fireflyer.fs.core.files.holds import Holding
-from fireflyer.fs.core.files.numbers import Numbers
+from fireflyer.fs.core.files.numbers import RequestNumbers
 from fireflyer.fs.core.files.request_limits import refusal
 from fireflyer.fs.core.files.request_routing import (
     MAX_LISTED_TOGETHER,
@@ -107,7 +107,7 @@ class MetaClient:
         self._timeout_ns = timeout_ns
         self._services: tuple[str, ...] = control.addresses
         self._avoided: dict[str, float] = {}
-        self._numbers = Numbers()
+        self._numbers = RequestNumbers()
         self._waiting: collections.deque[asyncio.Future[int]] = collections.deque()
         self._slow, self._locks = asyncio.Semaphore(_MAX_SLOW), asyncio.Semaphore(_MAX_SLOW)
         self._queues: dict[tuple[str, bool, bool], list[_Item]] = {}

@@ -5,7 +5,7 @@
               cannot be read; what is not there is a hole, and no fault
     unowned   what has chunks and is no file, which the caller finds
 
-In memory are a few bits for each inode that has a name (`Numbers`), what is known of files with several names, and the
+In memory are a few bits for each inode that has a name (`InodeSet`), what is known of files with several names, and the
 entries of one directory.
 
 Nothing here says what to do about it. A file system that is in use changes while it is looked at, so what is found once
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.fs.core.meta.fsck.inode_set import Numbers
+from fireflyer.fs.core.meta.fsck.inode_set import InodeSet
 from fireflyer.fs.core.meta.inodes.layout import chain_of, end_at, order_of
 from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
@@ -65,9 +65,9 @@ class Names:
         self._links: Counter[InodeId] = Counter()
         self._counted: dict[InodeId, tuple[int, str]] = {}
         """Files with several names: how many the inode says, and one of the names."""
-        self._unsure = Numbers()
+        self._unsure = InodeSet()
         self._faults: list[Fault] = []
-        self._known = Numbers()
+        self._known = InodeSet()
         """Everything that has a name."""
         self._known.add(root.id)
 
