@@ -48,8 +48,8 @@ from fireflyer.fs.core.files.request_routing import (
     changes,
     cost_of,
     is_lazy,
-    lane_of,
     of_handle,
+    routing_key_of,
     service_for,
     takes_long,
 )
@@ -255,7 +255,7 @@ class MetaClient:
 
     async def _answered(self, item: _Item, limit_ns: int) -> Answer:
         attempt, reason = 0, "no service is known"
-        lane = lane_of(item.request)
+        lane = routing_key_of(item.request)
         while time.monotonic() < item.until_s:
             if not _to_be_told(item):
                 if self._control.exchanging:

@@ -33,7 +33,15 @@ from fireflyer.fs.schema.meta import (
     Truncate,
 )
 
-__all__ = ["MAX_LISTED_TOGETHER", "MAX_TOGETHER_BYTES", "changes", "cost_of", "lane_of", "of_handle", "service_for"]
+__all__ = [
+    "MAX_LISTED_TOGETHER",
+    "MAX_TOGETHER_BYTES",
+    "changes",
+    "cost_of",
+    "of_handle",
+    "routing_key_of",
+    "service_for",
+]
 __all__ += ["is_lazy", "takes_long"]
 
 MAX_TOGETHER_BYTES: Final = 1 << 20
@@ -86,7 +94,7 @@ def cost_of(request: Request) -> tuple[int, int]:
     return 300, 0
 
 
-def lane_of(request: Request) -> bytes:
+def routing_key_of(request: Request) -> bytes:
     """What it changes or looks at, as far as its client knows: requests with the same go to the same service. The
     directory of a place, or the inode."""
     for name in ("place", "target", "directory", "inode"):
