@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fireflyer.fs.core.files.chunk_map import ChunkMap
-from fireflyer.fs.core.files.holds import Holding
+from fireflyer.fs.core.files.holds import HoldReporter
 from fireflyer.fs.core.files.numbers import RequestNumbers
 from fireflyer.fs.core.files.readahead import Block, ReadAhead
 from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, WriteBehindBuffer
@@ -173,11 +173,11 @@ def test_one_that_is_never_answered_stops_the_others_only_in_the_end() -> None:
 
 
 class _Opens:
-    """Some open and close, as `Holding` hears of it."""
+    """Some open and close, as `HoldReporter` hears of it."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.holding = Holding()
+        self.holding = HoldReporter()
         self.open: dict[int, list[int]] = {}
 
     def some(self, step: int) -> None:

@@ -39,7 +39,7 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.control import META, ConnectionPool
-from fireflyer.fs.core.files.holds import Holding
+from fireflyer.fs.core.files.holds import HoldReporter
 from fireflyer.fs.core.files.numbers import RequestNumbers
 from fireflyer.fs.core.files.request_limits import refusal
 from fireflyer.fs.core.files.request_routing import (
@@ -112,7 +112,7 @@ class MetaClient:
         self._slow, self._locks = asyncio.Semaphore(_MAX_SLOW), asyncio.Semaphore(_MAX_SLOW)
         self._queues: dict[tuple[str, bool, bool], list[_Item]] = {}
         self._handles = itertools.count(1)
-        self._holding, self._holding_lock = Holding(), threading.Lock()
+        self._holding, self._holding_lock = HoldReporter(), threading.Lock()
         self._beating = asyncio.Lock()
         self._learning: asyncio.Task[None] | None = None
         self._exchanged: asyncio.Future[None] | None = None

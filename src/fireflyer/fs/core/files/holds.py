@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import MAX_HELD, Beat
 
-__all__ = ["Holding"]
+__all__ = ["HoldReporter"]
 
 
 @dataclass(slots=True)
-class Holding:
+class HoldReporter:
     _open: dict[InodeId, int] = field(default_factory=dict)
     """How often."""
     _young: dict[InodeId, None] = field(default_factory=dict)
