@@ -33,7 +33,7 @@ from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
 from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch
-from fireflyer.fs.client.fork_safety import OfOneProcess
+from fireflyer.fs.client.fork_safety import ProcessBound
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.core.requests.effects import DataArrived, Failed, Limits, QuerySpec
 from fireflyer.fs.schema.chunks import (
@@ -112,11 +112,11 @@ async def connect(
     return chunks
 
 
-class Chunks(ControlListener, OfOneProcess):
+class Chunks(ControlListener, ProcessBound):
     """A client of the chunk store; made by `connect`, for one event loop."""
 
     def __init__(self, control: ManagerSession, client: int, options: Options) -> None:
-        OfOneProcess.__init__(self)
+        ProcessBound.__init__(self)
         dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=control.connect,
             ask_routing=control.want_routing, ask_right=control.rights.refused,

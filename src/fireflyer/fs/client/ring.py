@@ -32,7 +32,7 @@ from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
 from fireflyer.fs.client.control.control_thread import ControlThread
 from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
-from fireflyer.fs.client.fork_safety import OfOneProcess
+from fireflyer.fs.client.fork_safety import ProcessBound
 from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.client.replica_selector import ANSWER, Reads, ReplicaSelector, check_reads
 from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
@@ -96,11 +96,11 @@ def ring_of(background: ControlThread, options: Options, timeout_ns: int) -> Rin
     return ring
 
 
-class Ring(ControlListener, OfOneProcess):
+class Ring(ControlListener, ProcessBound):
     """Made by `open_ring`; one thread at a time."""
 
     def __init__(self, background: ControlThread, client: int, options: Options) -> None:
-        OfOneProcess.__init__(self)
+        ProcessBound.__init__(self)
         dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=background.connect,
             ask_routing=background.want_routing, ask_right=background.want_right,

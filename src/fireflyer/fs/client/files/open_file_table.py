@@ -16,7 +16,7 @@ from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_inode import OpenInode, file_of
 from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, UnconfirmedOpen
 from fireflyer.fs.client.files.port import Port
-from fireflyer.fs.client.fork_safety import OfOneProcess
+from fireflyer.fs.client.fork_safety import ProcessBound
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.schema.errors import FileError, file_error
@@ -42,9 +42,9 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunks: Options = Options()
 
 
-class OpenFileTable(OfOneProcess):
+class OpenFileTable(ProcessBound):
     def __init__(self, port: Port, options: FileOptions) -> None:
-        OfOneProcess.__init__(self)
+        ProcessBound.__init__(self)
         self.port = port
         self.options = options
         self.bodies: dict[InodeId, OpenInode] = {}
