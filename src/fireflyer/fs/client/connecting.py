@@ -15,7 +15,7 @@ from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks
 from fireflyer.fs.client.chunks import connect as connect_chunks
 from fireflyer.fs.client.control.control_thread import ControlThread
 from fireflyer.fs.client.files.asyncio_files import Files
-from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.engine import ThreadPort
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.port import LoopPort
@@ -42,7 +42,7 @@ def connect(
         ring = ring_of(background, chosen.chunks, limit_ns)
     try:
         meta = background.call(_started(background))
-        engine = Engine(ring, background, meta)
+        engine = ThreadPort(ring, background, meta)
 
         def close() -> None:
             background.call(meta.close())

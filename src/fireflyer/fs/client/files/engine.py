@@ -32,7 +32,7 @@ from fireflyer.fs.client.ring import Completed, Ring
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["Engine", "Records"]
+__all__ = ["Records", "ThreadPort"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -59,7 +59,7 @@ class Records:
         self.future = future
 
 
-class Engine(Port):
+class ThreadPort(Port):
     def __init__(self, ring: Ring, background: ControlThread, meta: MetaClient) -> None:
         super().__init__(ring, meta)
         self.ring = ring

@@ -23,7 +23,7 @@ import numpy as np
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.fs.client.files.asyncio_files import Files, Path
 from fireflyer.fs.client.files.attributes import Attributes, DirEntry, Statvfs
-from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.engine import ThreadPort
 from fireflyer.fs.client.files.file_objects import OpenFile, RawFile, wrapped
 from fireflyer.fs.client.files.modes import flags_of, is_append
 from fireflyer.fs.client.files.open_file import File
@@ -43,7 +43,7 @@ class FileSystem:
 
     __reduce__ = refuse_pickling
 
-    def __init__(self, engine: Engine, files: Files, close: Callable[[], None]) -> None:
+    def __init__(self, engine: ThreadPort, files: Files, close: Callable[[], None]) -> None:
         """`close`: of what the engine uses."""
         self.files = files
         """The coroutines; `run` runs them."""
