@@ -87,7 +87,7 @@ class _Rig(MetaRig):
 
         self.service._keep = nothing  # type: ignore[method-assign]
         self.surveyor = Surveyor()
-        self.ports = _Ports(self.service.house)
+        self.ports = _Ports(self.service.service_context)
 
     async def begin(self) -> None:
         await self.open_session(5)

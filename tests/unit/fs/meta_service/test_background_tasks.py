@@ -49,7 +49,7 @@ class _Ports(RequestPorts):
     """With a clock that the test moves."""
 
     def __init__(self, rig: MetaRig) -> None:
-        super().__init__(rig.service.house)
+        super().__init__(rig.service.service_context)
         self.clock_ns = SECOND
 
     def now_ns(self) -> int:
@@ -245,7 +245,7 @@ async def begun(rig: MetaRig, inode: Inode, client: int, number: int, owner: int
     row = CutRow(CutKind.TRUNCATE, 0, 0, 0, owner, client, number)
 
     async def body(tx: Transaction) -> None:
-        start_cut(rig.service.house.context(tx), inode, row)
+        start_cut(rig.service.service_context.context(tx), inode, row)
 
     await rig.engine.transact(body)
     return row
@@ -285,15 +285,15 @@ async def test_doubts_about_a_cut_that_another_process_has_ended_are_forgotten()
     async with _Rig(MemoryEngine()) as rig:
         await rig.open_session(5)
         ended, under_way = [(await made(rig, 5, name, 1)).inode for name in ("a", "b")]
-        ports, keeper, house = _Ports(rig), Keeper("k"), rig.service.house
+        ports, keeper, service_context = _Ports(rig), Keeper("k"), rig.service.service_context
         await rig.open_session(77)
         row = await begun(rig, under_way, 5, 9, 77)  # another's, who lives
-        house.doubts[ended.id] = {(row, 1, 0): None}
-        house.doubts[under_way.id] = {(row, 1, 0): None}
-        house.doubts[9999] = {(row, 1, 0): None}
+        service_context.doubts[ended.id] = {(row, 1, 0): None}
+        service_context.doubts[under_way.id] = {(row, 1, 0): None}
+        service_context.doubts[9999] = {(row, 1, 0): None}
         assert ports.claim(9999)
         await keeper.cut(ports)
-        assert list(house.doubts) == [under_way.id, 9999]
+        assert list(service_context.doubts) == [under_way.id, 9999]
 
 
 @on_loop

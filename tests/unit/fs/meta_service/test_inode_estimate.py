@@ -53,6 +53,6 @@ async def test_space_tells_them() -> None:
         await rig.open_session(5)
         for number in range(9):
             await rig.ask(5, MakeDirectory(Place(ROOT, b"%d" % number)))
-        await rig.service.house.count()
-        await rig.service.house.look()
+        await rig.service.service_context.count()
+        await rig.service.service_context.look()
         assert expect(await rig.ask(5, GetSpace(ROOT)), Space).inodes == 10

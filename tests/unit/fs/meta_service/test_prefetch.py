@@ -71,7 +71,7 @@ async def test_paths_are_read_a_step_at_a_time_for_all_requests_together() -> No
             assert counting.many == 4
             for one in requests:
                 try:
-                    await carry_out(one, rig.service.house.context(transaction_batch.part()))
+                    await carry_out(one, rig.service.service_context.context(transaction_batch.part()))
                 except OSError:
                     pass
             assert counting.single == 0
@@ -91,7 +91,7 @@ async def test_the_row_of_a_writer_is_foreseen_for_its_reports_and_its_close() -
                 counting = _Counting(transaction)
                 transaction_batch = TransactionBatch(counting)
                 await foresee(transaction_batch, [(5, 0, request)])
-                await carry_out(request, rig.service.house.context(transaction_batch.part(), Asker(5, 0, 0)))
+                await carry_out(request, rig.service.service_context.context(transaction_batch.part(), Asker(5, 0, 0)))
                 assert counting.single == 0
 
         await rig.engine.transact(look)

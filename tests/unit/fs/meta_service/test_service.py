@@ -367,7 +367,7 @@ async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_nex
         chunks = {(inode.id, order[index % len(order)], index): size for index in range(3)}
         slow.lengths.update(chunks)
         await first.ask(7, Report(inode.id, 1, 3 * size, 0), user("ada"))
-        second.service.house.settle_ns = MS
+        second.service.service_context.settle_ns = MS
         truncate = Truncate(Place(inode.id), 0, 1)
         asked = asyncio.create_task(first.ask(7, truncate, user("ada"), number=200))
         await reached.wait()

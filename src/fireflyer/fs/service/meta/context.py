@@ -26,7 +26,7 @@ from fireflyer.fs.service.meta.inode_ids import Ids
 from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine, Reader
 
-__all__ = ["House"]
+__all__ = ["ServiceContext"]
 
 DEFAULT_T_NS: Final = 6 * SECOND
 """Before the manager has written down what T is."""
@@ -36,7 +36,7 @@ async def _breathe() -> None:
     await asyncio.sleep(0)
 
 
-class House:
+class ServiceContext:
     """`secret`: the node secret, for capabilities. `later`: as of `Lanes`."""
 
     def __init__(

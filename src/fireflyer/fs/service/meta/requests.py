@@ -67,7 +67,7 @@ from fireflyer.fs.schema.meta import (
     Reserve,
     Truncate,
 )
-from fireflyer.fs.service.meta.context import House
+from fireflyer.fs.service.meta.context import ServiceContext
 from fireflyer.fs.service.meta.group_commit import Work
 from fireflyer.fs.service.meta.prefetch import foresee
 from fireflyer.kvstore import Savepoint, TransactionBatch
@@ -152,11 +152,11 @@ class Asked(Work):
     """`reply` is called once with its outcome: an answer, or an error. `user`: of whom the session must be; empty for a
     service."""
 
-    __slots__ = ("_house", "asker", "done_below", "number", "reply", "request", "sign", "user")
+    __slots__ = ("_service_context", "asker", "done_below", "number", "reply", "request", "sign", "user")
 
     def __init__(
         self,
-        house: House,
+        service_context: ServiceContext,
         request: Request,
         number: int,
         done_below: int,
@@ -165,7 +165,7 @@ class Asked(Work):
         reply: Callable[[Asked, Any], None],
         actor: Actor | None = None,
     ) -> None:
-        self._house = house
+        self._service_context = service_context
         self.request = request
         self.number = number
         """0: it changes nothing."""
@@ -176,20 +176,20 @@ class Asked(Work):
         self.sign = sign_of(request, actor) if number else b""
 
     async def carry_out(self, rows: Savepoint) -> Answer:
-        house, request, asker, number = self._house, self.request, self.asker, self.number
+        service_context, request, asker, number = self._service_context, self.request, self.asker, self.number
         if not number:
             if type(request) is Open or type(request) is Renew:
                 await check_session(rows, asker.client, self.user)
-            context = house.context(rows, asker)
+            context = service_context.context(rows, asker)
             return await (renew(request, context) if type(request) is Renew else carry_out(request, context))
         stored = await admit(rows, asker.client, self.user, number, self.sign)
         if stored is not None:
             return stored
-        if not house.cluster.chains and _makes_files(request):
+        if not service_context.cluster.chains and _makes_files(request):
             raise Busy("the cluster has no chain table for files yet; ask again later")
         answer: Answer
         try:
-            answer = await carry_out(request, house.context(rows, asker, number, sign=self.sign))
+            answer = await carry_out(request, service_context.context(rows, asker, number, sign=self.sign))
         except FileError as error:
             rows.drop()
             answer = refusal(error)
@@ -225,12 +225,17 @@ async def foresee_all(transaction_batch: TransactionBatch, works: Sequence[Work]
 class Step(Work, Generic[T]):
     """One transaction of a procedure, or of the service's own."""
 
-    __slots__ = ("_asked", "_body", "_house", "_owner", "outcome")
+    __slots__ = ("_asked", "_body", "_service_context", "_owner", "outcome")
 
     def __init__(
-        self, house: House, body: Callable[[Context], Awaitable[T]], *, asked: Asked | None = None, owner: ClientId = 0
+        self,
+        service_context: ServiceContext,
+        body: Callable[[Context], Awaitable[T]],
+        *,
+        asked: Asked | None = None,
+        owner: ClientId = 0,
     ) -> None:
-        self._house = house
+        self._service_context = service_context
         self._body = body
         self._asked = asked
         self._owner = owner
@@ -243,12 +248,12 @@ class Step(Work, Generic[T]):
     async def carry_out(self, rows: Savepoint) -> T:
         asked = self._asked
         if asked is None:
-            return await self._body(self._house.context(rows, SYSTEM, 0, self._owner))
+            return await self._body(self._service_context.context(rows, SYSTEM, 0, self._owner))
         if asked.number:
             stored = await admit(rows, asked.asker.client, asked.user, asked.number, asked.sign)
             if stored is not None:
                 raise Answered(stored)
-        return await self._body(self._house.context(rows, asked.asker, asked.number, self._owner, asked.sign))
+        return await self._body(self._service_context.context(rows, asked.asker, asked.number, self._owner, asked.sign))
 
     def done(self, outcome: Any) -> None:
         if self.outcome.done():
@@ -262,21 +267,21 @@ class Step(Work, Generic[T]):
 class RequestPorts:
     """What a procedure works with: `core.meta.ports.Ports`. Without `asked`: of the service itself."""
 
-    def __init__(self, house: House, asked: Asked | None = None) -> None:
-        self._house = house
+    def __init__(self, service_context: ServiceContext, asked: Asked | None = None) -> None:
+        self._service_context = service_context
         self._asked = asked
 
     @property
     def session(self) -> ClientId:
-        return self._house.chunks.session
+        return self._service_context.chunks.session
 
     @property
     def settle_ns(self) -> int:
-        return self._house.settle_ns
+        return self._service_context.settle_ns
 
     @property
     def chunks(self) -> ChunkPort:
-        return self._house.chunks
+        return self._service_context.chunks
 
     async def transact(self, body: Callable[[Context], Awaitable[T]]) -> T:
         asked = self._asked
@@ -297,13 +302,13 @@ class RequestPorts:
         raise Answered(answer)
 
     async def _step(self, body: Callable[[Context], Awaitable[T]]) -> T:
-        owner = self._house.chunks.session if self._house.has_chunks else 0
-        step = Step(self._house, body, asked=self._asked, owner=owner)
-        self._house.lanes.put(0 if self._asked is None else self._asked.lane, step)
+        owner = self._service_context.chunks.session if self._service_context.has_chunks else 0
+        step = Step(self._service_context, body, asked=self._asked, owner=owner)
+        self._service_context.lanes.put(0 if self._asked is None else self._asked.lane, step)
         return await step.outcome
 
     async def pause(self, delay_ns: int, inode: InodeId) -> None:
-        await self._house.pause(delay_ns, inode)
+        await self._service_context.pause(delay_ns, inode)
 
     async def together(self, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
         await asyncio.gather(*(one() for one in work))
@@ -312,28 +317,28 @@ class RequestPorts:
         return time.monotonic_ns()
 
     def claim(self, inode: InodeId) -> bool:
-        if inode in self._house.claimed:
+        if inode in self._service_context.claimed:
             return False
-        self._house.claimed[inode] = None
+        self._service_context.claimed[inode] = None
         return True
 
     def release(self, inode: InodeId) -> None:
-        self._house.claimed.pop(inode, None)
-        if not self._house.doubts.get(inode):
-            self._house.doubts.pop(inode, None)
+        self._service_context.claimed.pop(inode, None)
+        if not self._service_context.doubts.get(inode):
+            self._service_context.doubts.pop(inode, None)
 
     def doubtful(self) -> Sequence[InodeId]:
-        return list(self._house.doubts)
+        return list(self._service_context.doubts)
 
     def doubts(self, inode: InodeId) -> dict[Any, Any]:
-        return self._house.doubts.setdefault(inode, {})
+        return self._service_context.doubts.setdefault(inode, {})
 
 
-async def carry_out_long(house: House, asked: Asked) -> Answer:
+async def carry_out_long(service_context: ServiceContext, asked: Asked) -> Answer:
     """By a procedure. Raises what is no answer."""
     try:
         async with asyncio.timeout(LONG_S):
-            return await procedures.carry_out_long(asked.request, RequestPorts(house, asked))
+            return await procedures.carry_out_long(asked.request, RequestPorts(service_context, asked))
     except Answered as told:
         return told.answer
     except NotAtOnce as error:

@@ -55,7 +55,7 @@ from fireflyer.fs.schema.meta import (
 from fireflyer.fs.service.meta.callers import Callers
 from fireflyer.fs.service.meta.cluster_view import Surroundings
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.meta.context import House
+from fireflyer.fs.service.meta.context import ServiceContext
 from fireflyer.fs.service.meta.group_commit import MAX_WAITING, Later, in_loop
 from fireflyer.fs.service.meta.metrics import MetaMetrics
 from fireflyer.fs.service.meta.requests import (
@@ -171,7 +171,7 @@ class MetaService:
         """`administrators`: users who act as uid 0. `surroundings`: without them, requests that need chunks are `Busy`.
         `shared_store`: other processes write there too. `later`: as of `Lanes`."""
         self._settings = settings
-        self._house = House(
+        self._service_context = ServiceContext(
             engine,
             settings,
             secret,
@@ -193,25 +193,28 @@ class MetaService:
         self._closed = False
 
     @property
-    def house(self) -> House:
+    def service_context(self) -> ServiceContext:
         """What its requests share."""
-        return self._house
+        return self._service_context
 
     def metrics(self) -> list[Series]:
         """For Prometheus."""
-        house = self._house
+        service_context = self._service_context
         gauges = {
-            "waiting": ("Requests that wait for the store", house.lanes.waiting),
+            "waiting": ("Requests that wait for the store", service_context.lanes.waiting),
             "long_requests": ("Requests under way that take several transactions", len(self._long)),
             "lock_waits": ("Requests that wait for a lock", len(self._lock_waits)),
-            "chunk_store_reached": ("Whether the chunk store can be used", house.has_chunks),
+            "chunk_store_reached": ("Whether the chunk store can be used", service_context.has_chunks),
             "collects": ("Whether this service collects what is unlinked", self._keeper.leads),
             "in_trouble": ("Whether collecting or reaping failed last", bool(self.trouble)),
         }
         return [
             *self._figures.series(),
             Series.one(
-                "fireflyer_meta_transactions_total", "counter", "Transactions that write", house.lanes.transactions
+                "fireflyer_meta_transactions_total",
+                "counter",
+                "Transactions that write",
+                service_context.lanes.transactions,
             ),
             *(Series.one(f"fireflyer_meta_{name}", "gauge", text, value) for name, (text, value) in gauges.items()),
         ]
@@ -253,7 +256,7 @@ class MetaService:
             )
 
         await self._step(make_root)
-        await self._house.look()
+        await self._service_context.look()
         self._spawn(self._look_again())
         keeper = self._keeper
         for part in (keeper.lead, keeper.cut, keeper.reap, keeper.collect, keeper.survey, keeper.expire):
@@ -268,8 +271,8 @@ class MetaService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._house.lanes.close()
-        await self._house.reads.close()
+        await self._service_context.lanes.close()
+        await self._service_context.reads.close()
         if self._surroundings is not None:
             await self._surroundings.close()
 
@@ -280,8 +283,8 @@ class MetaService:
         return task
 
     async def _step(self, body: Callable[[Context], Awaitable[None]]) -> None:
-        step = Step(self._house, body)
-        self._house.lanes.put(0, step)
+        step = Step(self._service_context, body)
+        self._service_context.lanes.put(0, step)
         await step.outcome
 
     # --- requests ---
@@ -304,8 +307,8 @@ class MetaService:
                 enrol = True
         if weight > MAX_WEIGHT:
             raise UsageError(f"one message asks for {weight} inodes; at most {MAX_WEIGHT} are allowed, send two")
-        if not self._house.cluster.chains:
-            await self._house.look()
+        if not self._service_context.cluster.chains:
+            await self._service_context.look()
         asker, user = self._callers.asker(caller, calls.client), self._callers.user_of(caller)
         if enrol and calls.client not in self._enrolled:
             await self._enrol(asker, user)
@@ -341,13 +344,13 @@ class MetaService:
             if call.actor is not None:
                 asker = self._callers.named(caller, calls.client, call.actor)
             number = call.number if is_changing(call.request) else 0
-            asked = Asked(self._house, call.request, number, calls.done_below, asker, user, reply, call.actor)
+            asked = Asked(self._service_context, call.request, number, calls.done_below, asker, user, reply, call.actor)
             if not is_changing(call.request):
-                self._house.reads.put(asked)
+                self._service_context.reads.put(asked)
             elif not call.number or not number_allowed(call.number, calls.done_below):
                 raise file_error(errno.EINVAL, f"request number {call.number} is not one of those that may be used now")
             else:
-                self._house.lanes.put(asked.lane, asked)
+                self._service_context.lanes.put(asked.lane, asked)
         except FireflyerError as error:
             group.put(at, refusal(error))
 
@@ -357,7 +360,7 @@ class MetaService:
         if type(outcome) is Opened and asked.user and outcome.inode.kind is Kind.FILE:
             return self._with_capability(asked, outcome)
         if type(asked.request) is Lock:
-            self._house.changed(asked.request.inode)
+            self._service_context.changed(asked.request.inode)
         answer: Answer = outcome
         return answer
 
@@ -367,7 +370,7 @@ class MetaService:
         if not opened.rights or opened.expires_unix_s <= time.time():
             return opened
         try:
-            token = self._house.capability(asked.user, asked.asker.client, opened)
+            token = self._service_context.capability(asked.user, asked.asker.client, opened)
         except FireflyerError as error:
             return refusal(error)
         return msgspec.structs.replace(opened, capability=token)
@@ -380,7 +383,7 @@ class MetaService:
             if task is None:
                 if self._closed:
                     raise Busy("the meta service ends; ask another one")
-                task = waits.begin(asked, lambda: self._spawn(carry_out_long(self._house, asked)))
+                task = waits.begin(asked, lambda: self._spawn(carry_out_long(self._service_context, asked)))
         except FireflyerError as error:
             tell(refusal(error))
             return
@@ -404,11 +407,11 @@ class MetaService:
                 await check_session(context.rows, asker.client, user)
             except SessionEnded:  # it was struck
                 return False
-            await holds.enrol(self._house.context(context.rows, asker))
+            await holds.enrol(self._service_context.context(context.rows, asker))
             return True
 
-        step = Step(self._house, enrol)
-        self._house.lanes.put(-asker.client, step)
+        step = Step(self._service_context, enrol)
+        self._service_context.lanes.put(-asker.client, step)
         if await step.outcome:
             while len(self._enrolled) >= MAX_ENROLLED:
                 del self._enrolled[next(iter(self._enrolled))]
@@ -423,21 +426,21 @@ class MetaService:
             try:
                 if time.monotonic() - counted_s >= COUNT_EVERY_S:
                     counted_s = time.monotonic()
-                    await self._house.count()
-                await self._house.look()
-                if self._surroundings is not None and self._house.cluster.chains:
+                    await self._service_context.count()
+                await self._service_context.look()
+                if self._surroundings is not None and self._service_context.cluster.chains:
                     await self._surroundings.look()
             except FireflyerError as error:
                 _log.info("the cluster is not known yet reason=%s", error)
-            await asyncio.sleep(LOOK_S if self._house.has_chunks else LOOK_SOON_S)
+            await asyncio.sleep(LOOK_S if self._service_context.has_chunks else LOOK_SOON_S)
 
     async def _keep(self, part: Callable[[Ports], Awaitable[bool]]) -> None:
         """Removes what is unlinked, ends what dead clients have left, and so on: of all services one at a time."""
-        ports = RequestPorts(self._house)
+        ports = RequestPorts(self._service_context)
         while True:
             more = False
             try:
-                if self._house.has_chunks:
+                if self._service_context.has_chunks:
                     more = await part(ports)
             except FireflyerError as error:
                 _log.warning("keeping is interrupted part=%s reason=%s", part.__name__, error)
