@@ -26,7 +26,7 @@ from fireflyer.fs.schema.meta import (
     SetAttributes,
 )
 from fireflyer.fs.schema.routing import ChainTable
-from fireflyer.fs.service.meta.cluster_view import Surroundings
+from fireflyer.fs.service.meta.cluster_view import ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.fs.service.meta.requests import is_changing
@@ -96,7 +96,7 @@ class PlayedChunks:
     async def close(self) -> None: ...
 
 
-class _PlayedSurroundings(Surroundings):
+class _PlayedSurroundings(ClusterView):
     def __init__(self, secret: Secret, chunks: PlayedChunks) -> None:
         async def managers() -> Sequence[str]:
             return ()
@@ -132,7 +132,7 @@ class MetaRig:
             self.secret,
             administrators=("admin",),
             accounts=self.accounts.get,
-            surroundings=_PlayedSurroundings(self.secret, self.chunks),
+            cluster_view=_PlayedSurroundings(self.secret, self.chunks),
             shared_store=shared_store,
             later=later,
         )

@@ -18,7 +18,7 @@ from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow, decode_row
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Opened
-from fireflyer.fs.service.meta.cluster_view import ChunkSession, Surroundings
+from fireflyer.fs.service.meta.cluster_view import ChunkSession, ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.meta.group_commit import Foresee, Lanes, Later, Reads, in_loop
 from fireflyer.fs.service.meta.inode_estimate import about_inodes
@@ -44,7 +44,7 @@ class ServiceContext:
         engine: Engine,
         settings: MetaSettings,
         secret: Secret,
-        surroundings: Surroundings | None,
+        cluster_view: ClusterView | None,
         *,
         lanes: int,
         foresee: Foresee | None = None,
@@ -58,7 +58,7 @@ class ServiceContext:
         self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
         self._inodes = 0
         self.settle_ns = DEFAULT_T_NS
-        self.surroundings = surroundings
+        self.cluster_view = cluster_view
         self.claimed: dict[InodeId, None] = {}
         """Inodes of which a procedure of this process changes chunks."""
         self.doubts: dict[InodeId, dict[Any, Any]] = {}
@@ -88,21 +88,21 @@ class ServiceContext:
     @property
     def chunks(self) -> ChunkSession:
         """Raises `Busy` before the chunk store has been reached."""
-        session = None if self.surroundings is None else self.surroundings.chunk_session
+        session = None if self.cluster_view is None else self.cluster_view.chunk_session
         if session is None:
             raise Busy("the meta service has not reached the chunk store yet; ask again later")
         return session
 
     @property
     def has_chunks(self) -> bool:
-        return self.surroundings is not None and self.surroundings.chunk_session is not None
+        return self.cluster_view is not None and self.cluster_view.chunk_session is not None
 
     # --- what is known of the cluster ---
 
     async def look(self) -> None:
         """Reads what may have changed."""
         chains, state = await self.engine.read(self._read)
-        capacity_bytes, free_bytes = (0, 0) if self.surroundings is None else self.surroundings.space
+        capacity_bytes, free_bytes = (0, 0) if self.cluster_view is None else self.cluster_view.space
         self.cluster = ClusterDefaults(
             table=self.settings.table,
             chains=chains,

@@ -53,7 +53,7 @@ from fireflyer.fs.schema.meta import (
     StatMany,
 )
 from fireflyer.fs.service.meta.callers import Callers
-from fireflyer.fs.service.meta.cluster_view import Surroundings
+from fireflyer.fs.service.meta.cluster_view import ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.meta.context import ServiceContext
 from fireflyer.fs.service.meta.group_commit import MAX_WAITING, Later, in_loop
@@ -164,24 +164,24 @@ class MetaService:
         *,
         administrators: Collection[str] = (),
         accounts: Callable[[str], Account | None] = lambda _: None,
-        surroundings: Surroundings | None = None,
+        cluster_view: ClusterView | None = None,
         shared_store: bool = False,
         later: Later = in_loop,
     ) -> None:
-        """`administrators`: users who act as uid 0. `surroundings`: without them, requests that need chunks are `Busy`.
+        """`administrators`: users who act as uid 0. `cluster_view`: without them, requests that need chunks are `Busy`.
         `shared_store`: other processes write there too. `later`: as of `Lanes`."""
         self._settings = settings
         self._service_context = ServiceContext(
             engine,
             settings,
             secret,
-            surroundings,
+            cluster_view,
             lanes=LANES,
             foresee=foresee_all if shared_store else None,
             later=later,
         )
         self._callers = Callers(settings, administrators, accounts)
-        self._surroundings = surroundings
+        self._cluster_view = cluster_view
         self._started = asyncio.Event()
         self._failed: FireflyerError | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -273,8 +273,8 @@ class MetaService:
             await asyncio.wait(tasks)
         await self._service_context.lanes.close()
         await self._service_context.reads.close()
-        if self._surroundings is not None:
-            await self._surroundings.close()
+        if self._cluster_view is not None:
+            await self._cluster_view.close()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -428,8 +428,8 @@ class MetaService:
                     counted_s = time.monotonic()
                     await self._service_context.count()
                 await self._service_context.look()
-                if self._surroundings is not None and self._service_context.cluster.chains:
-                    await self._surroundings.look()
+                if self._cluster_view is not None and self._service_context.cluster.chains:
+                    await self._cluster_view.look()
             except FireflyerError as error:
                 _log.info("the cluster is not known yet reason=%s", error)
             await asyncio.sleep(LOOK_S if self._service_context.has_chunks else LOOK_SOON_S)
