@@ -34,7 +34,7 @@ from fireflyer.fs.schema.meta import (
     StatMany,
     Symlink,
 )
-from fireflyer.fs.service.meta.prefetch import foresee
+from fireflyer.fs.service.meta.prefetch import prefetch
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, TransactionBatch
 
 
@@ -67,7 +67,7 @@ async def test_paths_are_read_a_step_at_a_time_for_all_requests_together() -> No
         async def look(reader: Reader) -> None:
             counting = _Counting(reader)
             transaction_batch = TransactionBatch(counting)
-            await foresee(transaction_batch, [(5, 0, one) for one in requests])
+            await prefetch(transaction_batch, [(5, 0, one) for one in requests])
             assert counting.many == 4
             for one in requests:
                 try:
@@ -90,7 +90,7 @@ async def test_the_row_of_a_writer_is_foreseen_for_its_reports_and_its_close() -
             for request in (Report(file, 1, 7, 0), Reserve(file, 1, 5), Close(file, 1, 9, 0)):
                 counting = _Counting(transaction)
                 transaction_batch = TransactionBatch(counting)
-                await foresee(transaction_batch, [(5, 0, request)])
+                await prefetch(transaction_batch, [(5, 0, request)])
                 await carry_out(request, rig.service.service_context.context(transaction_batch.part(), Asker(5, 0, 0)))
                 assert counting.single == 0
 

@@ -20,7 +20,7 @@ from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Opened
 from fireflyer.fs.service.meta.cluster_view import ChunkSession, ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.meta.group_commit import Foresee, Lanes, Later, Reads, in_loop
+from fireflyer.fs.service.meta.group_commit import Lanes, Later, Prefetch, Reads, in_loop
 from fireflyer.fs.service.meta.inode_estimate import about_inodes
 from fireflyer.fs.service.meta.inode_ids import Ids
 from fireflyer.identity import Secret
@@ -47,14 +47,14 @@ class ServiceContext:
         cluster_view: ClusterView | None,
         *,
         lanes: int,
-        foresee: Foresee | None = None,
+        prefetch: Prefetch | None = None,
         later: Later = in_loop,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.ids = Ids(engine)
-        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare, foresee=foresee, later=later)
-        self.reads = Reads(engine, foresee)
+        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare, prefetch=prefetch, later=later)
+        self.reads = Reads(engine, prefetch)
         self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
         self._inodes = 0
         self.settle_ns = DEFAULT_T_NS

@@ -33,7 +33,7 @@ from fireflyer.base.errors import Busy, FireflyerError, NoSpace, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.kvstore import Engine, Reader, Savepoint, Transaction, TransactionBatch, TransactionTimeout
 
-__all__ = ["LAZY_NS", "MAX_BATCH", "MAX_LAZY", "MAX_WAITING", "Foresee", "Lanes", "Later", "Reads", "Work", "in_loop"]
+__all__ = ["LAZY_NS", "MAX_BATCH", "MAX_LAZY", "MAX_WAITING", "Lanes", "Later", "Prefetch", "Reads", "Work", "in_loop"]
 
 _log = logging.getLogger(__name__)
 MAX_BATCH: Final = 256
@@ -84,7 +84,7 @@ class Work(abc.ABC):
         """Called once: with what `carry_out` returned when it was committed, or with the error."""
 
 
-Foresee: TypeAlias = Callable[[TransactionBatch, Sequence[Work]], Awaitable[None]]
+Prefetch: TypeAlias = Callable[[TransactionBatch, Sequence[Work]], Awaitable[None]]
 """Reads what the works are going to read, as far as that is known."""
 
 
@@ -177,7 +177,7 @@ class _Lane:
 
 class Lanes:
     """Lives in one loop. `prepare` is awaited before each transaction with the number of works that it may hold;
-    `foresee` at its begin, with the works. `later`: another clock than the loop's, for lazy works."""
+    `prefetch` at its begin, with the works. `later`: another clock than the loop's, for lazy works."""
 
     def __init__(
         self,
@@ -185,11 +185,11 @@ class Lanes:
         *,
         width: int,
         prepare: Callable[[int], Awaitable[None]],
-        foresee: Foresee | None = None,
+        prefetch: Prefetch | None = None,
         later: Later = in_loop,
     ) -> None:
         self._engine = engine
-        self._foresee = foresee
+        self._prefetch = prefetch
         self._prepare = prepare
         self._later = later
         self._lanes = [_Lane() for _ in range(width)]
@@ -254,8 +254,8 @@ class Lanes:
             if frees_space:
                 transaction.frees_space()
             transaction_batch = TransactionBatch(transaction, transaction)
-            if self._foresee is not None:
-                await self._foresee(transaction_batch, batch)
+            if self._prefetch is not None:
+                await self._prefetch(transaction_batch, batch)
             return await attempt.outcomes(transaction_batch)
 
         try:
@@ -285,9 +285,9 @@ class Lanes:
 class Reads:
     """Lives in one loop."""
 
-    def __init__(self, engine: Engine, foresee: Foresee | None = None) -> None:
+    def __init__(self, engine: Engine, prefetch: Prefetch | None = None) -> None:
         self._engine = engine
-        self._foresee = foresee
+        self._prefetch = prefetch
         self._waiting: deque[Work] = deque()
         self._tasks = _Tasks()
         self._scheduled = False
@@ -318,8 +318,8 @@ class Reads:
         async def body(reader: Reader) -> list[Any]:
             attempt.begin()
             transaction_batch = TransactionBatch(reader)
-            if self._foresee is not None:
-                await self._foresee(transaction_batch, batch)
+            if self._prefetch is not None:
+                await self._prefetch(transaction_batch, batch)
             return await attempt.outcomes(transaction_batch)
 
         try:

@@ -18,7 +18,7 @@ from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, InodeId
 from fireflyer.fs.schema.meta import Close, Place, Report, Request, Reserve, SetAttributes
 from fireflyer.kvstore import TransactionBatch
 
-__all__ = ["foresee", "places_of"]
+__all__ = ["places_of", "prefetch"]
 
 MAX_STEPS: Final = 8
 """Names of a path that are foreseen."""
@@ -45,7 +45,7 @@ def places_of(request: Request) -> Iterable[Place]:
             yield Place(inode)
 
 
-async def foresee(transaction_batch: TransactionBatch, asking: Sequence[Asking]) -> None:
+async def prefetch(transaction_batch: TransactionBatch, asking: Sequence[Asking]) -> None:
     """The trunk knows it then. Raises what the store raises."""
     keys: dict[bytes, None] = {}
     walks: list[tuple[InodeId, list[bytes]]] = []

@@ -69,7 +69,7 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.service.meta.context import ServiceContext
 from fireflyer.fs.service.meta.group_commit import Work
-from fireflyer.fs.service.meta.prefetch import foresee
+from fireflyer.fs.service.meta.prefetch import prefetch
 from fireflyer.kvstore import Savepoint, TransactionBatch
 
 __all__ = [
@@ -78,9 +78,9 @@ __all__ = [
     "RequestPorts",
     "Step",
     "carry_out_long",
-    "foresee_all",
     "is_changing",
     "lane_of",
+    "prefetch_all",
     "refusal",
 ]
 
@@ -215,9 +215,9 @@ class Asked(Work):
         return lane_of(self.request, self.asker.client)
 
 
-async def foresee_all(transaction_batch: TransactionBatch, works: Sequence[Work]) -> None:
+async def prefetch_all(transaction_batch: TransactionBatch, works: Sequence[Work]) -> None:
     """For `Lanes` and `Reads` over a database."""
-    await foresee(
+    await prefetch(
         transaction_batch, [(work.asker.client, work.number, work.request) for work in works if isinstance(work, Asked)]
     )
 

@@ -63,8 +63,8 @@ from fireflyer.fs.service.meta.requests import (
     RequestPorts,
     Step,
     carry_out_long,
-    foresee_all,
     is_changing,
+    prefetch_all,
     refusal,
 )
 from fireflyer.identity import Account, Secret
@@ -177,7 +177,7 @@ class MetaService:
             secret,
             cluster_view,
             lanes=LANES,
-            foresee=foresee_all if shared_store else None,
+            prefetch=prefetch_all if shared_store else None,
             later=later,
         )
         self._callers = Callers(settings, administrators, accounts)
