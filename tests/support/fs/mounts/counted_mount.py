@@ -26,8 +26,8 @@ from fireflyer.fs.mount.daemon import MountOptions, serve_mount
 from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.serving import Serving
 from fireflyer.fs.schema.meta import Beat
-from fireflyer.fs.service.meta.group_commit import Work
-from fireflyer.fs.service.meta.requests import Asked
+from fireflyer.fs.service.meta.group_commit import CommitItem
+from fireflyer.fs.service.meta.requests import QueuedRequest
 
 __all__ = ["Counts", "counted_mount"]
 
@@ -57,8 +57,8 @@ class _Counting:
         self._put = rig.store.put
         rig.store.put = self.put  # type: ignore[method-assign]
 
-    async def transact(self, batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
-        requests = [work.request for work in batch if isinstance(work, Asked)]
+    async def transact(self, batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
+        requests = [work.request for work in batch if isinstance(work, QueuedRequest)]
         own = [one for one in requests if not isinstance(one, Beat)]
         self.changes.update(type(one).__name__ for one in own)
         self.transactions += len(own) == len(batch)

@@ -13,13 +13,21 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy, DataCorruption, NotFound, UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.service.meta.group_commit import LAZY_NS, MAX_BATCH, MAX_LAZY, MAX_WAITING, Lanes, Reads, Work
+from fireflyer.fs.service.meta.group_commit import (
+    LAZY_NS,
+    MAX_BATCH,
+    MAX_LAZY,
+    MAX_WAITING,
+    CommitItem,
+    CommitQueues,
+    Reads,
+)
 from fireflyer.fs.service.meta.inode_ids import BATCH, Ids
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Savepoint, TransactionTimeout
 from fireflyer.kvstore.timing import LoopTiming
 
 
-class _Count(Work):
+class _Count(CommitItem):
     """Adds one to `key`, and may raise afterwards."""
 
     def __init__(self, key: bytes, error: Exception | None = None, size: int = 0, *, lazy: bool = False) -> None:
@@ -53,8 +61,8 @@ class _Count(Work):
 async def _ready(_: int) -> None: ...
 
 
-def _lanes(kv: MemoryEngine, width: int = 1) -> Lanes:
-    return Lanes(kv, width=width, prepare=_ready)
+def _lanes(kv: MemoryEngine, width: int = 1) -> CommitQueues:
+    return CommitQueues(kv, width=width, prepare=_ready)
 
 
 @on_loop
@@ -160,7 +168,7 @@ async def test_lazy_works_go_in_their_order_with_the_next_transaction() -> None:
     attempts: list[Attempted] = []
     timers = PlayedTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = [_Count(b"a", lazy=True) for _ in range(5)]
         for work in lazy:
             lanes.put("file", work)
@@ -181,7 +189,7 @@ async def test_lazy_works_that_nothing_follows_have_their_own_transaction_when_t
     attempts: list[Attempted] = []
     timers = PlayedTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         for turn in range(2):
             first, second = _Count(b"a", lazy=True), _Count(b"a", lazy=True)
             lanes.put(1, first)
@@ -197,7 +205,7 @@ async def test_lazy_works_that_come_during_a_transaction_wait_for_the_next_one()
     attempts: list[Attempted] = []
     timers = PlayedTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = _Count(b"a", lazy=True)
 
         class Putting(_Count):
@@ -222,7 +230,7 @@ async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None
     attempts: list[Attempted] = []
     timers = PlayedTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a", lazy=True) for _ in range(MAX_LAZY)]
         for work in works:
             lanes.put(1, work)
@@ -240,7 +248,7 @@ async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None
 async def test_a_batch_that_is_too_long_takes_the_lazy_ones_behind_it_along() -> None:
     timers = PlayedTimers()
     async with MemoryEngine() as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a") for _ in range(MAX_BATCH)]
         works += [_Count(b"a", lazy=True) for _ in range(3)]
         for work in works:
@@ -249,7 +257,7 @@ async def test_a_batch_that_is_too_long_takes_the_lazy_ones_behind_it_along() ->
         assert timers.delays_ns == []
 
 
-class _Look(Work):
+class _Look(CommitItem):
     def __init__(self, look: Callable[[Any], Any]) -> None:
         self._look = look
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

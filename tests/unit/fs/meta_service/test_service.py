@@ -66,7 +66,7 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.schema.routing import ChainTable
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.meta.requests import is_changing, lane_of
+from fireflyer.fs.service.meta.requests import commit_queue_key, is_changing
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Transaction
 
 # --- again is once ---
@@ -421,6 +421,8 @@ def test_which_requests_are_numbered_and_in_which_lane_they_wait() -> None:
     assert all(is_changing(Open(at("a"), flag)) for flag in (OpenFlag.WRITE, OpenFlag.CREATE, OpenFlag.TRUNCATE))
     assert is_changing(Remove(at("a")))
     assert (
-        lane_of(Remove(at("d/a")), 5) == lane_of(MakeDirectory(at("d/b")), 6) == lane_of(Rename(at("d/c"), at("x")), 7)
+        commit_queue_key(Remove(at("d/a")), 5)
+        == commit_queue_key(MakeDirectory(at("d/b")), 6)
+        == commit_queue_key(Rename(at("d/c"), at("x")), 7)
     )
-    assert lane_of(Remove(at("a", 9)), 5) == lane_of(Close(9, 1, 0, 0), 5)
+    assert commit_queue_key(Remove(at("a", 9)), 5) == commit_queue_key(Close(9, 1, 0, 0), 5)

@@ -34,8 +34,8 @@ from fireflyer.fs.schema.meta import (
     Request,
     SetAttributes,
 )
-from fireflyer.fs.service.meta.group_commit import Work
-from fireflyer.fs.service.meta.requests import Asked
+from fireflyer.fs.service.meta.group_commit import CommitItem
+from fireflyer.fs.service.meta.requests import QueuedRequest
 
 # --- attributes of what was written
 
@@ -111,8 +111,8 @@ def transactions(rig: FileRig) -> list[list[Request]]:
     lanes = rig.rig.service.service_context.lanes
     before = lanes._transact
 
-    async def transact(batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
-        requests = [work.request for work in batch if isinstance(work, Asked)]
+    async def transact(batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
+        requests = [work.request for work in batch if isinstance(work, QueuedRequest)]
         if len(requests) == len(batch) and not any(isinstance(one, Beat) for one in requests):
             seen.append(requests)
         return await before(batch, again=again)

@@ -193,7 +193,7 @@ async def _count(context: Context, head: Inode) -> _Counted:
     while below:
         names_here = await _names(context, below.pop(), MAX_COUNTED - seen)
         await context.rows.get_many([tables.inode_key(one) for one, _ in names_here])  # known then, in one question
-        await context.breathe()
+        await context.yield_to_loop()
         for name_id, kind in names_here:
             seen += 1
             names[name_id] += 1

@@ -20,7 +20,7 @@ from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Opened
 from fireflyer.fs.service.meta.cluster_view import ChunkSession, ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.meta.group_commit import Lanes, Later, Prefetch, Reads, in_loop
+from fireflyer.fs.service.meta.group_commit import CommitQueues, Later, Prefetch, Reads, in_loop
 from fireflyer.fs.service.meta.inode_estimate import about_inodes
 from fireflyer.fs.service.meta.inode_ids import Ids
 from fireflyer.identity import Secret
@@ -32,12 +32,12 @@ DEFAULT_T_NS: Final = 6 * SECOND
 """Before the manager has written down what T is."""
 
 
-async def _breathe() -> None:
+async def _yield_to_loop() -> None:
     await asyncio.sleep(0)
 
 
 class ServiceContext:
-    """`secret`: the node secret, for capabilities. `later`: as of `Lanes`."""
+    """`secret`: the node secret, for capabilities. `later`: as of `CommitQueues`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ServiceContext:
         self.engine = engine
         self.settings = settings
         self.ids = Ids(engine)
-        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare, prefetch=prefetch, later=later)
+        self.lanes = CommitQueues(engine, width=lanes, prepare=self.ids.prepare, prefetch=prefetch, later=later)
         self.reads = Reads(engine, prefetch)
         self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
         self._inodes = 0
@@ -81,7 +81,7 @@ class ServiceContext:
             cluster=self.cluster,
             number=number,
             owner=owner,
-            breathe=_breathe,
+            yield_to_loop=_yield_to_loop,
             sign=sign,
         )
 

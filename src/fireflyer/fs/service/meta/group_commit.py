@@ -33,7 +33,18 @@ from fireflyer.base.errors import Busy, FireflyerError, NoSpace, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.kvstore import Engine, Reader, Savepoint, Transaction, TransactionBatch, TransactionTimeout
 
-__all__ = ["LAZY_NS", "MAX_BATCH", "MAX_LAZY", "MAX_WAITING", "Lanes", "Later", "Prefetch", "Reads", "Work", "in_loop"]
+__all__ = [
+    "LAZY_NS",
+    "MAX_BATCH",
+    "MAX_LAZY",
+    "MAX_WAITING",
+    "CommitItem",
+    "CommitQueues",
+    "Later",
+    "Prefetch",
+    "Reads",
+    "in_loop",
+]
 
 _log = logging.getLogger(__name__)
 MAX_BATCH: Final = 256
@@ -59,7 +70,7 @@ def in_loop(delay_ns: int, call: Callable[[], None]) -> Callable[[], None]:
     return asyncio.get_running_loop().call_later(delay_ns / SECOND, call).cancel
 
 
-class Work(abc.ABC):
+class CommitItem(abc.ABC):
     """One request."""
 
     __slots__ = ()
@@ -84,7 +95,7 @@ class Work(abc.ABC):
         """Called once: with what `carry_out` returned when it was committed, or with the error."""
 
 
-Prefetch: TypeAlias = Callable[[TransactionBatch, Sequence[Work]], Awaitable[None]]
+Prefetch: TypeAlias = Callable[[TransactionBatch, Sequence[CommitItem]], Awaitable[None]]
 """Reads what the works are going to read, as far as that is known."""
 
 
@@ -112,7 +123,7 @@ class _Tasks:
 class _Attempt:
     """The works of a transaction, one after the other."""
 
-    def __init__(self, batch: Sequence[Work]) -> None:
+    def __init__(self, batch: Sequence[CommitItem]) -> None:
         self.batch = batch
         self.at = 0
         """Of the one that is carried out."""
@@ -147,25 +158,25 @@ class _Attempt:
         return outcomes
 
 
-class _Lane:
+class _CommitQueue:
     __slots__ = ("call_off", "due", "running", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Work] = deque()
+        self.waiting: deque[CommitItem] = deque()
         self.running = False
         self.due = False
         """Somebody waits for one of them, or they have waited long enough."""
         self.call_off: Callable[[], None] | None = None
         """The time when they have. None: they are due, or there are none."""
 
-    def take(self) -> list[Work]:
+    def take(self) -> list[CommitItem]:
         """The first ones; the others are due with them."""
         batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), MAX_BATCH))]
         self.wait_no_more()
         self.due = bool(self.waiting)
         return batch
 
-    def put_back(self, batch: Sequence[Work]) -> None:
+    def put_back(self, batch: Sequence[CommitItem]) -> None:
         self.waiting.extendleft(reversed(batch))
         self.due = self.due or bool(batch)
 
@@ -175,7 +186,7 @@ class _Lane:
             call_off()
 
 
-class Lanes:
+class CommitQueues:
     """Lives in one loop. `prepare` is awaited before each transaction with the number of works that it may hold;
     `prefetch` at its begin, with the works. `later`: another clock than the loop's, for lazy works."""
 
@@ -192,7 +203,7 @@ class Lanes:
         self._prefetch = prefetch
         self._prepare = prepare
         self._later = later
-        self._lanes = [_Lane() for _ in range(width)]
+        self._lanes = [_CommitQueue() for _ in range(width)]
         self._tasks = _Tasks()
         self._closed = False
         self.waiting = 0
@@ -200,7 +211,7 @@ class Lanes:
         self.transactions = 0
         """That were committed, or failed for good."""
 
-    def put(self, key: Hashable, work: Work) -> None:
+    def put(self, key: Hashable, work: CommitItem) -> None:
         """Raises `Busy` when too many wait, also after `close`."""
         if self._closed:
             raise Busy("the meta service ends; ask another one")
@@ -216,7 +227,7 @@ class Lanes:
         elif lane.call_off is None:
             lane.call_off = self._later(LAZY_NS, lambda: self._begin(lane))
 
-    def _begin(self, lane: _Lane) -> None:
+    def _begin(self, lane: _CommitQueue) -> None:
         lane.wait_no_more()
         lane.due = True
         if not lane.running:
@@ -232,18 +243,18 @@ class Lanes:
                 self._finish(lane.waiting.popleft(), Busy("the meta service ends; ask another one"))
         await self._tasks.wait()
 
-    async def _run(self, lane: _Lane) -> None:
+    async def _run(self, lane: _CommitQueue) -> None:
         try:
             while lane.due and (batch := lane.take()):
                 lane.put_back(await self._transact(batch))
         finally:
             lane.running = False
 
-    def _finish(self, work: Work, outcome: Any) -> None:
+    def _finish(self, work: CommitItem, outcome: Any) -> None:
         self.waiting -= 1
         work.done(outcome)
 
-    async def _transact(self, batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
+    async def _transact(self, batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
         """Those that are still to be done. `again`: one that found the disk full, or a transaction too large."""
         frees_space = again and batch[0].frees_space
         self.transactions += 1
@@ -288,11 +299,11 @@ class Reads:
     def __init__(self, engine: Engine, prefetch: Prefetch | None = None) -> None:
         self._engine = engine
         self._prefetch = prefetch
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[CommitItem] = deque()
         self._tasks = _Tasks()
         self._scheduled = False
 
-    def put(self, work: Work) -> None:
+    def put(self, work: CommitItem) -> None:
         """Raises `Busy` when too many wait."""
         if len(self._waiting) >= MAX_WAITING:
             raise Busy(f"{len(self._waiting)} requests wait to be read already; ask again later")
@@ -311,7 +322,7 @@ class Reads:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
             self._waiting.extendleft(reversed(await self._read(batch)))
 
-    async def _read(self, batch: Sequence[Work]) -> Sequence[Work]:
+    async def _read(self, batch: Sequence[CommitItem]) -> Sequence[CommitItem]:
         """Those that are still to be read."""
         attempt = _Attempt(batch)
 

@@ -68,18 +68,18 @@ from fireflyer.fs.schema.meta import (
     Truncate,
 )
 from fireflyer.fs.service.meta.context import ServiceContext
-from fireflyer.fs.service.meta.group_commit import Work
+from fireflyer.fs.service.meta.group_commit import CommitItem
 from fireflyer.fs.service.meta.prefetch import prefetch
 from fireflyer.kvstore import Savepoint, TransactionBatch
 
 __all__ = [
     "LONG_S",
-    "Asked",
+    "QueuedRequest",
     "RequestPorts",
     "Step",
     "carry_out_long",
+    "commit_queue_key",
     "is_changing",
-    "lane_of",
     "prefetch_all",
     "refusal",
 ]
@@ -110,7 +110,7 @@ def _makes_files(request: Request) -> bool:
     return type(request) is MakeNode and request.kind is Kind.FILE
 
 
-def lane_of(request: Request, client: ClientId) -> Hashable:
+def commit_queue_key(request: Request, client: ClientId) -> Hashable:
     """The same for requests that are likely to write the same directory or inode."""
     kind = type(request)
     if kind in _OF_INODE:
@@ -148,7 +148,7 @@ def _code_of(error: FileError) -> str:
     return SESSION_OVER if isinstance(error, SessionEnded) else ""
 
 
-class Asked(Work):
+class QueuedRequest(CommitItem):
     """`reply` is called once with its outcome: an answer, or an error. `user`: of whom the session must be; empty for a
     service."""
 
@@ -162,7 +162,7 @@ class Asked(Work):
         done_below: int,
         asker: Asker,
         user: str,
-        reply: Callable[[Asked, Any], None],
+        reply: Callable[[QueuedRequest, Any], None],
         actor: Actor | None = None,
     ) -> None:
         self._service_context = service_context
@@ -212,17 +212,18 @@ class Asked(Work):
 
     @property
     def lane(self) -> Hashable:
-        return lane_of(self.request, self.asker.client)
+        return commit_queue_key(self.request, self.asker.client)
 
 
-async def prefetch_all(transaction_batch: TransactionBatch, works: Sequence[Work]) -> None:
-    """For `Lanes` and `Reads` over a database."""
+async def prefetch_all(transaction_batch: TransactionBatch, works: Sequence[CommitItem]) -> None:
+    """For `CommitQueues` and `Reads` over a database."""
     await prefetch(
-        transaction_batch, [(work.asker.client, work.number, work.request) for work in works if isinstance(work, Asked)]
+        transaction_batch,
+        [(work.asker.client, work.number, work.request) for work in works if isinstance(work, QueuedRequest)],
     )
 
 
-class Step(Work, Generic[T]):
+class Step(CommitItem, Generic[T]):
     """One transaction of a procedure, or of the service's own."""
 
     __slots__ = ("_asked", "_body", "_service_context", "_owner", "outcome")
@@ -232,7 +233,7 @@ class Step(Work, Generic[T]):
         service_context: ServiceContext,
         body: Callable[[Context], Awaitable[T]],
         *,
-        asked: Asked | None = None,
+        asked: QueuedRequest | None = None,
         owner: ClientId = 0,
     ) -> None:
         self._service_context = service_context
@@ -267,7 +268,7 @@ class Step(Work, Generic[T]):
 class RequestPorts:
     """What a procedure works with: `core.meta.ports.Ports`. Without `asked`: of the service itself."""
 
-    def __init__(self, service_context: ServiceContext, asked: Asked | None = None) -> None:
+    def __init__(self, service_context: ServiceContext, asked: QueuedRequest | None = None) -> None:
         self._service_context = service_context
         self._asked = asked
 
@@ -334,7 +335,7 @@ class RequestPorts:
         return self._service_context.doubts.setdefault(inode, {})
 
 
-async def carry_out_long(service_context: ServiceContext, asked: Asked) -> Answer:
+async def carry_out_long(service_context: ServiceContext, asked: QueuedRequest) -> Answer:
     """By a procedure. Raises what is no answer."""
     try:
         async with asyncio.timeout(LONG_S):

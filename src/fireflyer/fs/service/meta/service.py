@@ -59,7 +59,7 @@ from fireflyer.fs.service.meta.context import ServiceContext
 from fireflyer.fs.service.meta.group_commit import MAX_WAITING, Later, in_loop
 from fireflyer.fs.service.meta.metrics import MetaMetrics
 from fireflyer.fs.service.meta.requests import (
-    Asked,
+    QueuedRequest,
     RequestPorts,
     Step,
     carry_out_long,
@@ -127,14 +127,14 @@ class _Procedures:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def under_way(self, asked: Asked) -> asyncio.Task[Answer] | None:
+    def under_way(self, asked: QueuedRequest) -> asyncio.Task[Answer] | None:
         """The same request. Raises EINVAL where it is another one under the same number."""
         sign, task = self._tasks.get((asked.asker.client, asked.number), (asked.sign, None))
         if sign != asked.sign:
             raise file_error(errno.EINVAL, f"request number {asked.number} is under way for another request")
         return task
 
-    def begin(self, asked: Asked, spawn: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
+    def begin(self, asked: QueuedRequest, spawn: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
         """Raises `Busy`. Services have no share: they are all users."""
         key, user = (asked.asker.client, asked.number), asked.user
         if len(self._tasks) >= self._most or (user and self._users[user] >= self._most // USERS_SHARE):
@@ -169,7 +169,7 @@ class MetaService:
         later: Later = in_loop,
     ) -> None:
         """`administrators`: users who act as uid 0. `cluster_view`: without them, requests that need chunks are `Busy`.
-        `shared_store`: other processes write there too. `later`: as of `Lanes`."""
+        `shared_store`: other processes write there too. `later`: as of `CommitQueues`."""
         self._settings = settings
         self._service_context = ServiceContext(
             engine,
@@ -334,7 +334,7 @@ class MetaService:
         return _Group(count, over)
 
     def _begin(self, calls: Calls, call: Call, caller: Caller, asker: Asker, user: str, group: _Group, at: int) -> None:
-        def reply(asked: Asked, outcome: Any) -> None:
+        def reply(asked: QueuedRequest, outcome: Any) -> None:
             if isinstance(outcome, NotAtOnce):
                 self._go_on(asked, lambda answer: group.put(at, answer))
             else:
@@ -344,7 +344,9 @@ class MetaService:
             if call.actor is not None:
                 asker = self._callers.named(caller, calls.client, call.actor)
             number = call.number if is_changing(call.request) else 0
-            asked = Asked(self._service_context, call.request, number, calls.done_below, asker, user, reply, call.actor)
+            asked = QueuedRequest(
+                self._service_context, call.request, number, calls.done_below, asker, user, reply, call.actor
+            )
             if not is_changing(call.request):
                 self._service_context.reads.put(asked)
             elif not call.number or not number_allowed(call.number, calls.done_below):
@@ -354,7 +356,7 @@ class MetaService:
         except FireflyerError as error:
             group.put(at, refusal(error))
 
-    def _answer(self, asked: Asked, outcome: Any) -> Answer:
+    def _answer(self, asked: QueuedRequest, outcome: Any) -> Answer:
         if isinstance(outcome, BaseException):
             return refusal(outcome)
         if type(outcome) is Opened and asked.user and outcome.inode.kind is Kind.FILE:
@@ -364,7 +366,7 @@ class MetaService:
         answer: Answer = outcome
         return answer
 
-    def _with_capability(self, asked: Asked, opened: Opened) -> Answer:
+    def _with_capability(self, asked: QueuedRequest, opened: Opened) -> Answer:
         """By what was granted when it was done, and for as long: the answer may be a stored one, to another request
         under the same number."""
         if not opened.rights or opened.expires_unix_s <= time.time():
@@ -375,7 +377,7 @@ class MetaService:
             return refusal(error)
         return msgspec.structs.replace(opened, capability=token)
 
-    def _go_on(self, asked: Asked, tell: Callable[[Answer], None]) -> None:
+    def _go_on(self, asked: QueuedRequest, tell: Callable[[Answer], None]) -> None:
         """By a procedure. The same request once more hears what the first one hears."""
         waits = self._lock_waits if type(asked.request) is Lock else self._long
         try:

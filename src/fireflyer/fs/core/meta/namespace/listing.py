@@ -53,7 +53,7 @@ async def stat_many(request: StatMany, context: Context) -> FoundMany:
     get = context.rows.get
     for at, place in enumerate(request.places, 1):
         if not at & REST_MASK:
-            await context.breathe()
+            await context.yield_to_loop()
         base, name = place.base, place.path
         if name and b"/" not in name and b"\0" not in name and len(name) <= MAX_NAME_BYTES and name not in _DOTS:
             may_search = searched.get(base)

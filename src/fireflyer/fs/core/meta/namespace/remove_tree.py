@@ -76,7 +76,7 @@ async def empty_directory(context: Context, top: Inode, limit: int, *, keep: boo
     names = 0
     while names < limit:
         context.steps += 1
-        await context.breathe()
+        await context.yield_to_loop()
         if names and context.steps > _MAX_READS:
             break
         level = levels[-1]
@@ -112,7 +112,7 @@ async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int
     removed = 0
     while removed < limit:
         context.steps += 1
-        await context.breathe()
+        await context.yield_to_loop()
         page = await rows.get_range(level.after, end, limit=min(_PAGE_ROWS, limit - removed))
         entries = [(key, decode_entry(key, value)) for key, value in page.items]
         found = await rows.get_many([inode_key(entry.id) for _, entry in entries])
