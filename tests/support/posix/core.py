@@ -22,7 +22,7 @@ from tests.support.posix.places import Identity
 
 from fireflyer.fs.core.files.request_limits import refusal
 from fireflyer.fs.core.meta import dispatch, procedures, replies
-from fireflyer.fs.core.meta.context import Asker, ClusterDefaults, Context
+from fireflyer.fs.core.meta.context import ClusterDefaults, Context, Requester
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce, Ports
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
@@ -104,7 +104,7 @@ class _Open:
 class _Ports(Ports):
     """Of one request."""
 
-    def __init__(self, place: CorePlace, asker: Asker, number: int) -> None:
+    def __init__(self, place: CorePlace, asker: Requester, number: int) -> None:
         self._place = place
         self._asker = asker
         self._number = number
@@ -165,7 +165,7 @@ class CorePlace:
         self._open: dict[int, _Open] = {}
         self._top = "/"
         self._base: InodeId = ROOT
-        _finished(self.transact(Asker(SERVICE, 0, 0), _begin_session))
+        _finished(self.transact(Requester(SERVICE, 0, 0), _begin_session))
         _finished(
             self.engine.transact(lambda rows: dispatch.make_root(rows, now_ns=self.now_ns, uid=0, gid=0, mode=0o755))
         )
@@ -191,7 +191,7 @@ class CorePlace:
     # --- requests ---
 
     async def transact(
-        self, asker: Asker, body: Callable[[Context], Awaitable[T]], *, number: int = 0, owner: ClientId = 0
+        self, asker: Requester, body: Callable[[Context], Awaitable[T]], *, number: int = 0, owner: ClientId = 0
     ) -> T:
         cluster = ClusterDefaults(
             chains=CHAINS, chunk_bytes=CHUNK_BYTES, stripe=2, capacity_bytes=1 << 50, free_bytes=1 << 49
@@ -214,9 +214,9 @@ class CorePlace:
         self._ids += 1
         return self._ids
 
-    def _asker(self, who: Identity) -> Asker:
+    def _asker(self, who: Identity) -> Requester:
         client = self._clients.get(who)
-        asker = Asker(
+        asker = Requester(
             client or len(self._clients) + SERVICE + 1, who.uid, who.gid, who.groups, unrestricted=who.uid == 0
         )
         if client is None:

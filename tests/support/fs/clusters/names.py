@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Self, TypeVar, cast
 
 from fireflyer.fs.core.meta import tables
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
+from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester
 from fireflyer.fs.core.meta.dispatch import carry_out, make_root
 from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.namespace import trash_expiry
@@ -22,13 +22,13 @@ from fireflyer.kvstore.core.keys import EVERYTHING
 __all__ = ["ADMINISTRATOR", "Names", "at", "problems", "user", "violations"]
 
 A = TypeVar("A")
-ADMINISTRATOR = Asker(1, 0, 0, (), unrestricted=True)
+ADMINISTRATOR = Requester(1, 0, 0, (), unrestricted=True)
 _FIRST_NS = 1_700_000_000_000_000_000
 
 
-def user(uid: int, *groups: int) -> Asker:
+def user(uid: int, *groups: int) -> Requester:
     """The first group is the primary one; without any it has the user's number."""
-    return Asker(1, uid, groups[0] if groups else uid, groups[1:])
+    return Requester(1, uid, groups[0] if groups else uid, groups[1:])
 
 
 def at(path: bytes | str, base: int = ROOT) -> Place:
@@ -55,20 +55,20 @@ class Names:
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
-    def context(self, rows: Transaction, asker: Asker = ADMINISTRATOR) -> Context:
+    def context(self, rows: Transaction, asker: Requester = ADMINISTRATOR) -> Context:
         return Context(rows=rows, asker=asker, now_ns=self.now_ns, new_id=self._new_id, cluster=self._cluster)
 
-    def run(self, body: Any, asker: Asker = ADMINISTRATOR) -> Any:
+    def run(self, body: Any, asker: Requester = ADMINISTRATOR) -> Any:
         """`body(context)` in a transaction of its own."""
         self.now_ns += 1000
         return self._runner.run(self._engine.transact(lambda rows: body(self.context(rows, asker))))
 
-    def ask(self, request: Request, kind: type[A], asker: Asker = ADMINISTRATOR) -> A:
+    def ask(self, request: Request, kind: type[A], asker: Requester = ADMINISTRATOR) -> A:
         answer = self.run(lambda context: carry_out(request, context), asker)
         assert isinstance(answer, kind), answer
         return answer
 
-    def errno(self, request: Request, asker: Asker = ADMINISTRATOR) -> int:
+    def errno(self, request: Request, asker: Requester = ADMINISTRATOR) -> int:
         """0: it was carried out. What is refused must have changed nothing."""
         before = self.rows()
         try:
@@ -78,7 +78,7 @@ class Names:
             return error.errno or -1
         return 0
 
-    def do(self, *requests: Request, asker: Asker = ADMINISTRATOR) -> None:
+    def do(self, *requests: Request, asker: Requester = ADMINISTRATOR) -> None:
         for request in requests:
             self.ask(request, object, asker)
 

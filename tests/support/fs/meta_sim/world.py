@@ -21,7 +21,7 @@ from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta import dispatch, procedures
 from fireflyer.fs.core.meta.background_tasks import Keeper
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context, Rows
+from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester, Rows
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce
@@ -132,7 +132,7 @@ class MetaWorld:
         self.services += [MetaService(self, f"m{at}") for at in range(self._count)]
         return answers
 
-    def context(self, rows: Rows, asker: Asker, number: int = 0, owner: ClientId = 0) -> Context:
+    def context(self, rows: Rows, asker: Requester, number: int = 0, owner: ClientId = 0) -> Context:
         return Context(
             rows=rows, asker=asker, now_ns=START_NS + self.sim.now_ns, new_id=self._new_id, cluster=self.cluster,
             number=number, owner=owner,
@@ -306,7 +306,7 @@ class RequestPorts:
             actor = call.actor if call is not None else None
             uid, gid = (actor.uid, actor.gid) if actor is not None else (0, 0)
             by_path = self._world.with_tokens
-            self.asker = Asker(calls.client, uid, gid, (), unrestricted=uid == 0, by_path=by_path)
+            self.asker = Requester(calls.client, uid, gid, (), unrestricted=uid == 0, by_path=by_path)
 
     async def answer(self) -> Answer:
         """Of the request: at once, or by a procedure."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.inodes.layout import max_bytes
 from fireflyer.fs.core.meta.open_files import lengths, truncate
 from fireflyer.fs.core.meta.open_files.lengths import Measured
@@ -33,7 +33,7 @@ from fireflyer.fs.schema.meta import (
 )
 
 WRITING = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
-ANN, BOB = Asker(7, 500, 500), Asker(8, 501, 501)
+ANN, BOB = Requester(7, 500, 500), Requester(8, 501, 501)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def names() -> Iterator[Names]:
         yield made
 
 
-def opened(names: Names, asker: Asker = ANN, handle: int = 1, flags: int = WRITING) -> Inode:
+def opened(names: Names, asker: Requester = ANN, handle: int = 1, flags: int = WRITING) -> Inode:
     return names.ask(Open(at(b"f"), flags, handle, 0o6777), Opened, asker).inode
 
 

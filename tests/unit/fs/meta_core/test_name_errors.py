@@ -11,7 +11,7 @@ from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta import tables
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.open_files import locks
 from fireflyer.fs.core.meta.open_files.renew import renew
 from fireflyer.fs.schema.inodes import MAX_LINKS, ROOT, Defaults, Kind
@@ -336,7 +336,7 @@ def test_what_root_is_refused(names: Names, request_: Request, expected: int) ->
     assert names.errno(request_) == expected
 
 
-AS_USERS: list[tuple[Asker, Request, int]] = [
+AS_USERS: list[tuple[Requester, Request, int]] = [
     # search
     (BOB, Stat(at("open/private/f")), errno.EACCES),
     (BOB, Stat(at("open/private/nothing")), errno.EACCES),
@@ -418,12 +418,12 @@ AS_USERS: list[tuple[Asker, Request, int]] = [
 
 
 @pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if row[2]])
-def test_what_users_are_refused(names: Names, asker: Asker, request_: Request, expected: int) -> None:
+def test_what_users_are_refused(names: Names, asker: Requester, request_: Request, expected: int) -> None:
     assert names.errno(request_, asker) == expected
 
 
 @pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if not row[2]])
-def test_what_users_are_not_refused(names: Names, asker: Asker, request_: Request, expected: int) -> None:
+def test_what_users_are_not_refused(names: Names, asker: Requester, request_: Request, expected: int) -> None:
     assert names.errno(request_, asker) == 0
 
 
@@ -516,7 +516,7 @@ def lock(inode: int) -> Request:
 
 
 def test_who_has_listed_a_directory_goes_on_until_it_is_closed_where_a_mount_says_so() -> None:
-    mount, user_himself = Asker(8, 1002, 1002), Asker(7, 1002, 1002, by_path=True)
+    mount, user_himself = Requester(8, 1002, 1002), Requester(7, 1002, 1002, by_path=True)
     with Names() as names:
         names.do(MakeDirectory(at("d")), MakeNode(at("d/f"), Kind.FILE))
         directory = names.stat("d").id
@@ -531,8 +531,8 @@ def test_who_has_listed_a_directory_goes_on_until_it_is_closed_where_a_mount_say
 
 def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
     """They are given one after the other, so anybody can guess them."""
-    eve = Asker(7, 1002, 1002, by_path=True)
-    walked = Asker(8, 1002, 1002)
+    eve = Requester(7, 1002, 1002, by_path=True)
+    walked = Requester(8, 1002, 1002)
     with Names() as names:
         names.do(MakeDirectory(at("ada"), 0o700), MakeDirectory(at("ada/in"), 0o777), asker=ALICE)
         names.do(MakeNode(at("ada/file"), Kind.FILE, 0o666), MakeNode(at("ada/in/f"), Kind.FILE, 0o666), asker=ALICE)

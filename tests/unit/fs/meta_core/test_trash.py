@@ -9,7 +9,7 @@ from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.background_tasks import EXPIRE_EVERY_NS
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.core.meta.namespace.trash import MOST_STEP_NS
 from fireflyer.fs.core.meta.namespace.trash_expiry import TrashClock
 from fireflyer.fs.schema.inodes import Defaults, Kind
@@ -47,7 +47,7 @@ def begin(names: Names, *paths: str, seconds: int = 60) -> None:
             names.do(MakeNode(at("d/" + path), Kind.FILE), asker=ALICE)
 
 
-def listed(names: Names, path: str, asker: Asker = ADMINISTRATOR) -> list[str]:
+def listed(names: Names, path: str, asker: Requester = ADMINISTRATOR) -> list[str]:
     answer = names.ask(ListDirectory(names.stat(path).id), Listing, asker)
     return [entry.name.decode() for entry in answer.entries]
 
@@ -271,7 +271,7 @@ def test_each_area_has_its_own_and_a_full_one_can_still_be_emptied() -> None:
 
 
 @pytest.mark.parametrize(("asker", "mode"), [(BOB, 0o755), (ADMINISTRATOR, 0o775)])
-def test_a_name_that_is_taken_is_left_alone(asker: Asker, mode: int) -> None:
+def test_a_name_that_is_taken_is_left_alone(asker: Requester, mode: int) -> None:
     with Names() as names:
         begin(names, "f", "g")
         names.do(MakeDirectory(at(".trash"), mode), asker=asker)

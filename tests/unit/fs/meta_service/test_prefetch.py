@@ -10,7 +10,7 @@ from tests.support.fs.clusters.meta_service import MetaRig, expect
 from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.tables import entry_key
 from fireflyer.fs.schema.inodes import ROOT, Kind
@@ -91,7 +91,9 @@ async def test_the_row_of_a_writer_is_foreseen_for_its_reports_and_its_close() -
                 counting = _Counting(transaction)
                 transaction_batch = TransactionBatch(counting)
                 await prefetch(transaction_batch, [(5, 0, request)])
-                await carry_out(request, rig.service.service_context.context(transaction_batch.part(), Asker(5, 0, 0)))
+                await carry_out(
+                    request, rig.service.service_context.context(transaction_batch.part(), Requester(5, 0, 0))
+                )
                 assert counting.single == 0
 
         await rig.engine.transact(look)

@@ -18,7 +18,7 @@ from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ClientId, TableId
 from fireflyer.fs.schema.inodes import Inode, InodeId
 
-__all__ = ["MAX_STEPS", "REST_MASK", "SYSTEM", "Asker", "ClusterDefaults", "Context", "Page", "Rows"]
+__all__ = ["MAX_STEPS", "REST_MASK", "SYSTEM", "ClusterDefaults", "Context", "Page", "Requester", "Rows"]
 
 MAX_STEPS: Final = 1 << 17
 """Names and directories that one request may be led over: 1024 paths of 128 names."""
@@ -52,7 +52,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """Who asks. `unrestricted`: as the superuser of POSIX."""
 
     client: ClientId
@@ -68,7 +68,7 @@ class Asker:
         return gid == self.gid or gid in self.groups
 
 
-SYSTEM: Final = Asker(0, 0, 0, (), unrestricted=True)
+SYSTEM: Final = Requester(0, 0, 0, (), unrestricted=True)
 """The service itself."""
 
 
@@ -91,7 +91,7 @@ class Context:
     __slots__ = ("_yield_to_loop", "asker", "cluster", "new_id", "now_ns", "number", "owner", "rows", "sign", "steps")
 
     def __init__(
-        self, *, rows: Rows, asker: Asker, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
+        self, *, rows: Rows, asker: Requester, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
         number: int = 0, owner: ClientId = 0, yield_to_loop: Callable[[], Awaitable[None]] | None = None,
         sign: bytes = b"",
     ) -> None:  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Final
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import Capability, derive_key, sign
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context, Rows
+from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester, Rows
 from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow, decode_row
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
@@ -71,7 +71,7 @@ class ServiceContext:
     # --- what bodies are given ---
 
     def context(
-        self, rows: Rows, asker: Asker = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
+        self, rows: Rows, asker: Requester = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
     ) -> Context:
         return Context(
             rows=rows,

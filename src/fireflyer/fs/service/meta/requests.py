@@ -26,7 +26,7 @@ from fireflyer.base.errors import (
     error_to_wire,
 )
 from fireflyer.fs.core.meta import procedures
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, Context
+from fireflyer.fs.core.meta.context import SYSTEM, Context, Requester
 from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.open_files.renew import renew
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce
@@ -160,7 +160,7 @@ class QueuedRequest(CommitItem):
         request: Request,
         number: int,
         done_below: int,
-        asker: Asker,
+        asker: Requester,
         user: str,
         reply: Callable[[QueuedRequest, Any], None],
         actor: Actor | None = None,

@@ -32,7 +32,7 @@ import msgspec
 from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageError
 from fireflyer.fs.core.meta import dispatch
 from fireflyer.fs.core.meta.background_tasks import Keeper
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.replies import SessionEnded, check_session, number_allowed
@@ -333,7 +333,9 @@ class MetaService:
 
         return _Group(count, over)
 
-    def _begin(self, calls: Calls, call: Call, caller: Caller, asker: Asker, user: str, group: _Group, at: int) -> None:
+    def _begin(
+        self, calls: Calls, call: Call, caller: Caller, asker: Requester, user: str, group: _Group, at: int
+    ) -> None:
         def reply(asked: QueuedRequest, outcome: Any) -> None:
             if isinstance(outcome, NotAtOnce):
                 self._go_on(asked, lambda answer: group.put(at, answer))
@@ -398,7 +400,7 @@ class MetaService:
 
         task.add_done_callback(ended)
 
-    async def _enrol(self, asker: Asker, user: str) -> None:
+    async def _enrol(self, asker: Requester, user: str) -> None:
         """The collector and the reaper have to know of the client before it has anything open. Where its session is
         over, its requests will be told."""
 

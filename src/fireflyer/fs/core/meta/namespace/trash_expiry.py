@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_details
 from fireflyer.fs.core.meta.namespace.dentries import drop_name
 from fireflyer.fs.core.meta.namespace.remove_tree import empty_directory
@@ -90,7 +90,7 @@ async def expire(context: Context, now_ns: int, limit: int) -> bool:
 
 
 def _as_user(context: Context, row: TrashRow) -> Context:
-    asker = Asker(0, row.uid, row.gid, row.groups, unrestricted=row.uid == 0)
+    asker = Requester(0, row.uid, row.gid, row.groups, unrestricted=row.uid == 0)
     return Context(
         rows=context.rows, asker=asker, now_ns=context.now_ns, new_id=context.new_id, cluster=context.cluster
     )

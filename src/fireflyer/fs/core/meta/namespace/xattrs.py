@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.core.meta import quota_trees
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import READ, STICKY, WRITE, owns, require
 from fireflyer.fs.core.meta.tables import VALUES, number_key
@@ -117,7 +117,7 @@ def _check_namespace(name: bytes) -> None:
     raise file_error(errno.EOPNOTSUPP, "extended attributes are called user.*, trusted.* or security.*")
 
 
-def _check_right(asker: Asker, inode: Inode, name: bytes, mask: int) -> None:
+def _check_right(asker: Requester, inode: Inode, name: bytes, mask: int) -> None:
     if name.startswith(_SECURITY):
         if mask & WRITE and not asker.unrestricted:
             raise file_error(errno.EPERM)
