@@ -40,7 +40,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     Refused,
     Remove,
     Report,
@@ -54,7 +54,7 @@ from fireflyer.fs.schema.meta import (
 
 SEEDS = range(8)
 WRITING = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
-PATH = Place(ROOT, b"d/a")
+PATH = PathRef(ROOT, b"d/a")
 
 
 @pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(8, 88, blocks=4, wide=2000, seed_s=0.2)])
@@ -136,7 +136,7 @@ class Story:
         self.run(work, by, limit_ns=limit_ns)
         return answers
 
-    def open(self, handle: int, *, by: int = 0, flags: int = WRITING, place: Place = PATH) -> Inode:
+    def open(self, handle: int, *, by: int = 0, flags: int = WRITING, place: PathRef = PATH) -> Inode:
         (answer,) = self.ask(Open(place, flags, handle), by=by)
         assert isinstance(answer, Opened), answer
         return answer.inode
@@ -151,7 +151,7 @@ class Story:
         self.run(work, by)
 
     def length(self, inode: Inode, *, by: int = 0) -> int:
-        (answer,) = self.ask(Stat(Place(inode.id)), by=by)
+        (answer,) = self.ask(Stat(PathRef(inode.id)), by=by)
         assert isinstance(answer, Found), answer
         assert body_of(answer.inode).length % CELL_BYTES == 0
         return body_of(answer.inode).length // CELL_BYTES
@@ -283,7 +283,7 @@ def test_allocation(mode: AllocateMode, cells: list[int], length: int) -> None:
 
 def test_over_the_quota_a_report_is_refused_and_its_bytes_are_cut_off() -> None:
     story = Story()
-    place = Place(ROOT, b"q/a")
+    place = PathRef(ROOT, b"q/a")
     file = story.open(1, place=place)
     story.write(file, 0, [1] * 70)
     answers = story.ask(
@@ -299,7 +299,7 @@ def test_over_the_quota_a_report_is_refused_and_its_bytes_are_cut_off() -> None:
 def test_what_is_over_the_quota_is_cut_off_too_when_the_last_writer_closes_during_a_hole() -> None:
     story = Story()
     world = story.world
-    file = story.open(1, place=Place(ROOT, b"q/a"))
+    file = story.open(1, place=PathRef(ROOT, b"q/a"))
     story.write(file, 0, [1] * 70)
     story.ask(Report(file.id, 1, 50 * CELL_BYTES, 0))
     world.chunks.down_until_ns = dict.fromkeys(CHAINS, world.sim.now_ns + 5 * SECOND)

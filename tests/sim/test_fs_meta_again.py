@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryDetails, FileDetails, Inode, Kind
-from fireflyer.fs.schema.meta import Answer, Call, Calls, OpenFlag, Place, Refused, Request
+from fireflyer.fs.schema.meta import Answer, Call, Calls, OpenFlag, PathRef, Refused, Request
 from fireflyer.kvstore.memory import CommitFault
 from fireflyer.sim import SimCrash
 
@@ -37,8 +37,8 @@ STEPS: Final = 40
 """More than any request has."""
 
 
-def at(path: str) -> Place:
-    return Place(ROOT, path.encode())
+def at(path: str) -> PathRef:
+    return PathRef(ROOT, path.encode())
 
 
 PREPARED: Final[tuple[Request, ...]] = (
@@ -65,9 +65,9 @@ KINDS: Final[dict[str, Asks]] = {
     "close": lambda inode: meta.Close(inode, MINE, CELLS * CELL_BYTES, 0),
     "close after a cut": lambda inode: meta.Close(inode, MINE, 0, 7),
     "reserve": lambda inode: meta.Reserve(inode, MINE, 3 * CELL_BYTES),
-    "truncate": lambda inode: meta.Truncate(Place(inode), 2 * CELL_BYTES, MINE),
+    "truncate": lambda inode: meta.Truncate(PathRef(inode), 2 * CELL_BYTES, MINE),
     "truncate by name": lambda _: meta.Truncate(at("d/open"), 0),
-    "make longer": lambda inode: meta.Truncate(Place(inode), 50 * CELL_BYTES, MINE),
+    "make longer": lambda inode: meta.Truncate(PathRef(inode), 50 * CELL_BYTES, MINE),
     "allocate": lambda inode: meta.Allocate(inode, MINE, meta.AllocateMode.DEFAULT, 0, 20 * CELL_BYTES),
     "punch": lambda inode: meta.Allocate(inode, MINE, meta.AllocateMode.PUNCH_HOLE, CELL_BYTES, 6 * CELL_BYTES),
     "zero": lambda inode: meta.Allocate(inode, MINE, meta.AllocateMode.ZERO_RANGE, CELL_BYTES, 12 * CELL_BYTES),

@@ -1,4 +1,4 @@
-"""The bodies of the meta service over a store in memory, as a `Place`: no client, no network, chunks in a dictionary.
+"""The bodies of the meta service over a store in memory, as a `PathRef`: no client, no network, chunks in a dictionary.
 
 What a client would do is done here in the simplest way: each call is a request or two, every write is reported at once,
 each user's process is a client of its own. Nothing ever waits, so coroutines are run to their end in one step.
@@ -178,7 +178,7 @@ class CorePlace:
 
     def renew(self, top: str) -> None:
         who = Identity(0, 0)
-        found = self._ask(who, meta.MakeDirectory(meta.Place(ROOT, os.fsencode(top)), 0o777))
+        found = self._ask(who, meta.MakeDirectory(meta.PathRef(ROOT, os.fsencode(top)), 0o777))
         self._top, self._base = top, found.inode.id
 
     def tick(self) -> None:
@@ -239,10 +239,10 @@ class CorePlace:
             raise file_error(answer.errno, answer.message)
         return answer
 
-    def _place(self, path: bytes) -> meta.Place:
+    def _place(self, path: bytes) -> meta.PathRef:
         if not path:
             raise file_error(errno.ENOENT)
-        return meta.Place(self._base, path)
+        return meta.PathRef(self._base, path)
 
     # --- with paths ---
 
@@ -355,7 +355,7 @@ class CorePlace:
     # --- with what is open ---
 
     def _inode(self, opened: _Open) -> Inode:
-        inode: Inode = self._ask(opened.who, meta.Stat(meta.Place(opened.inode))).inode
+        inode: Inode = self._ask(opened.who, meta.Stat(meta.PathRef(opened.inode))).inode
         return inode
 
     def do_close(self, who: Identity, number: int) -> None:
@@ -412,7 +412,7 @@ class CorePlace:
         opened = self._open[number]
         if not opened.writes or size < 0:
             raise file_error(errno.EINVAL)
-        found = self._ask(who, meta.Truncate(meta.Place(opened.inode), size, opened.handle)).inode
+        found = self._ask(who, meta.Truncate(meta.PathRef(opened.inode), size, opened.handle)).inode
         opened.cut = found.body.cut
 
     def do_fallocate(self, who: Identity, number: int, mode: int, offset: int, size: int) -> None:
@@ -435,13 +435,13 @@ class CorePlace:
         assert number in self._open
 
     def do_fchmod(self, who: Identity, number: int, mode: int) -> None:
-        self._ask(who, meta.SetAttributes(meta.Place(self._open[number].inode), mode=mode))
+        self._ask(who, meta.SetAttributes(meta.PathRef(self._open[number].inode), mode=mode))
 
     def do_fchown(self, who: Identity, number: int, uid: int, gid: int) -> None:
-        self._ask(who, meta.SetAttributes(meta.Place(self._open[number].inode), uid=_given(uid), gid=_given(gid)))
+        self._ask(who, meta.SetAttributes(meta.PathRef(self._open[number].inode), uid=_given(uid), gid=_given(gid)))
 
     def do_futimens(self, who: Identity, number: int, atime: int | str | None, mtime: int | str | None) -> None:
-        self._ask(who, meta.SetAttributes(meta.Place(self._open[number].inode), **_times(atime, mtime)))
+        self._ask(who, meta.SetAttributes(meta.PathRef(self._open[number].inode), **_times(atime, mtime)))
 
     def do_flock(self, who: Identity, number: int, operation: int) -> None:
         kinds = {

@@ -63,7 +63,7 @@ from fireflyer.fs.mount.waiting import in_any_case
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, FileDetails, Inode, Kind
-from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, Place, ValueFlag, Window
+from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, PathRef, ValueFlag, Window
 
 __all__ = ["MountedFiles"]
 
@@ -202,10 +202,10 @@ class MountedFiles:
     # --- names
 
     async def lookup(self, caller: Caller, parent: int, name: bytes) -> Attributes:
-        return await self._found(caller, meta.Stat(Place(parent, name), False))
+        return await self._found(caller, meta.Stat(PathRef(parent, name), False))
 
     async def get_attributes(self, caller: Caller, inode: int, handle: int) -> Attributes:  # noqa: ARG002
-        return await self._found(caller, meta.Stat(Place(inode), False))
+        return await self._found(caller, meta.Stat(PathRef(inode), False))
 
     async def set_attributes(self, caller: Caller, inode: int, handle: int, changes: Changes) -> Attributes:
         which = Set(changes.which)
@@ -220,7 +220,7 @@ class MountedFiles:
         if Set.MTIME_NOW in which:
             now |= Now.MTIME
         change = meta.SetAttributes(
-            Place(inode),
+            PathRef(inode),
             False,
             mode=changes.mode if Set.MODE in which else None,
             uid=changes.uid if Set.UID in which else None,
@@ -242,7 +242,7 @@ class MountedFiles:
     async def _before_a_write(self, caller: Caller, inode: int, mode: int) -> Attributes:
         """Before somebody writes to another one's file, the kernel takes its set-id bits away in his name.
         (A chmod by him it refuses itself.) The service does the same when it hears of the write."""
-        found = await self._found(caller, meta.Stat(Place(inode), False))
+        found = await self._found(caller, meta.Stat(PathRef(inode), False))
         given = found.mode & 0o7777
         if mode not in (given & ~stat.S_ISUID, given & ~stat.S_ISGID, given & ~(stat.S_ISUID | stat.S_ISGID)):
             raise file_error(errno.EPERM)
@@ -255,7 +255,7 @@ class MountedFiles:
             await opened.file.truncate(size)
             return
         clean = self._when_stored(inode)
-        await self._files.truncate_at(Place(inode), size, actor=self._actor(caller))
+        await self._files.truncate_at(PathRef(inode), size, actor=self._actor(caller))
         clean()
 
     def _when_stored(self, inode: int) -> Callable[[], None]:
@@ -270,46 +270,46 @@ class MountedFiles:
         return clean
 
     async def read_link(self, caller: Caller, inode: int) -> bytes:
-        return _expect(await self._ask(caller, meta.ReadLink(Place(inode))), meta.Target).path
+        return _expect(await self._ask(caller, meta.ReadLink(PathRef(inode))), meta.Target).path
 
     async def make_node(self, caller: Caller, parent: int, name: bytes, mode: int, device: int) -> Attributes:
         kind = _KIND_OF.get(stat.S_IFMT(mode) or stat.S_IFREG)
         if kind is None or kind in (Kind.DIRECTORY, Kind.SYMLINK):
             raise file_error(errno.EINVAL)
         device = device if kind in (Kind.CHARACTER, Kind.BLOCK) else 0
-        return await self._found(caller, meta.MakeNode(Place(parent, name), kind, stat.S_IMODE(mode), device))
+        return await self._found(caller, meta.MakeNode(PathRef(parent, name), kind, stat.S_IMODE(mode), device))
 
     async def make_directory(self, caller: Caller, parent: int, name: bytes, mode: int) -> Attributes:
-        return await self._found(caller, meta.MakeDirectory(Place(parent, name), mode))
+        return await self._found(caller, meta.MakeDirectory(PathRef(parent, name), mode))
 
     async def make_symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Attributes:
-        return await self._found(caller, meta.Symlink(Place(parent, name), target))
+        return await self._found(caller, meta.Symlink(PathRef(parent, name), target))
 
     async def make_link(self, caller: Caller, inode: int, parent: int, name: bytes) -> Attributes:
-        return await self._found(caller, meta.Link(Place(inode), Place(parent, name)))
+        return await self._found(caller, meta.Link(PathRef(inode), PathRef(parent, name)))
 
     async def remove(self, caller: Caller, parent: int, name: bytes) -> None:
-        await self._ask(caller, meta.Remove(Place(parent, name)))
+        await self._ask(caller, meta.Remove(PathRef(parent, name)))
 
     async def remove_directory(self, caller: Caller, parent: int, name: bytes) -> None:
-        await self._ask(caller, meta.RemoveDirectory(Place(parent, name)))
+        await self._ask(caller, meta.RemoveDirectory(PathRef(parent, name)))
 
     async def rename(
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
         if flags & ~(meta.RenameFlag.NO_REPLACE | meta.RenameFlag.EXCHANGE):
             raise file_error(errno.EINVAL)
-        await self._ask(caller, meta.Rename(Place(parent, name), Place(new_parent, new_name), flags))
+        await self._ask(caller, meta.Rename(PathRef(parent, name), PathRef(new_parent, new_name), flags))
 
     async def access(self, caller: Caller, inode: int, mask: int) -> None:
-        await self._ask(caller, meta.Access(Place(inode), mask, False))
+        await self._ask(caller, meta.Access(PathRef(inode), mask, False))
 
     # --- directories
 
     async def open_directory(self, caller: Caller, inode: int) -> None:
         """The first page is checked when it is asked for; where the kernel does not check rights, this too."""
         if not self._trusted:
-            await self._ask(caller, meta.Access(Place(inode), 4, False))
+            await self._ask(caller, meta.Access(PathRef(inode), 4, False))
 
     async def list_directory(
         self, caller: Caller, inode: int, after: bytes, limit: int, *, attributes: bool, opened: bool
@@ -336,7 +336,7 @@ class MountedFiles:
         if flags & os.O_TRUNC:
             self._kept.pop(inode, None)
         try:
-            file = await self._files.open_at(Place(inode), _open_flags(flags), 0, actor=self._actor(caller))
+            file = await self._files.open_at(PathRef(inode), _open_flags(flags), 0, actor=self._actor(caller))
         except FileNotFoundError:
             raise file_error(errno.ESTALE) from None  # the kernel looks for the name again, and tries that
         if not file.attributes.inode.links and inode not in self._inodes:
@@ -348,7 +348,7 @@ class MountedFiles:
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Attributes, Opened]:
         wanted = _open_flags(flags) | OpenFlag.CREATE | (OpenFlag.EXCLUSIVE if flags & os.O_EXCL else 0)
-        file = await self._files.open_at(Place(parent, name), wanted, mode, actor=self._actor(caller))
+        file = await self._files.open_at(PathRef(parent, name), wanted, mode, actor=self._actor(caller))
         return attributes_of(file.attributes.inode), self._opened(file, flags)
 
     def _opened(self, file: File, flags: int) -> Opened:
@@ -474,21 +474,21 @@ class MountedFiles:
     # --- extended attributes
 
     async def get_value(self, caller: Caller, inode: int, name: bytes) -> bytes:
-        return _expect(await self._ask(caller, meta.GetValue(Place(inode), name, False)), meta.Value).value
+        return _expect(await self._ask(caller, meta.GetValue(PathRef(inode), name, False)), meta.Value).value
 
     async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
         if flags & ~3 or flags == 3:
             raise file_error(errno.EINVAL)
         if len(value) > meta.MAX_VALUE_BYTES:
             raise file_error(errno.E2BIG, "argument list too long")
-        await self._ask(caller, meta.SetValue(Place(inode), name, value, ValueFlag(flags), False))
+        await self._ask(caller, meta.SetValue(PathRef(inode), name, value, ValueFlag(flags), False))
 
     async def list_values(self, caller: Caller, inode: int) -> list[bytes]:
-        names = _expect(await self._ask(caller, meta.ListValues(Place(inode), False)), meta.Names).names
+        names = _expect(await self._ask(caller, meta.ListValues(PathRef(inode), False)), meta.Names).names
         return [name for name in names if caller.uid == 0 or not name.startswith(_HIDDEN)]
 
     async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:
-        await self._ask(caller, meta.RemoveValue(Place(inode), name, False))
+        await self._ask(caller, meta.RemoveValue(PathRef(inode), name, False))
 
     # --- locks
 

@@ -27,7 +27,7 @@ __all__ += ["AllocateMode", "Answer", "Answers", "Area", "Beat", "Call", "Calls"
 __all__ += ["Entry", "Found", "FoundMany", "GetArea", "GetLock", "GetSpace", "GetValue", "Link", "ListDirectory"]
 __all__ += ["ListValues"]
 __all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Names", "Now", "Open"]
-__all__ += ["OpenFlag", "Opened", "Place", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
+__all__ += ["OpenFlag", "Opened", "PathRef", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
 __all__ += ["RemoveValue", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
 __all__ += ["SetArea", "SetAttributes", "SetDefaults", "SetValue", "Space", "Stat", "StatMany", "Symlink", "Target"]
 __all__ += ["Truncate", "Value", "ValueFlag", "Window"]
@@ -66,7 +66,7 @@ _Value = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)]
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class PathRef(msgspec.Struct, frozen=True, array_like=True):
     """Where: a path from the directory `base`; b"" is `base` itself, whatever its kind. A path that begins with "/"
     begins at the root. Longer ones, and longer names, are ENAMETOOLONG: so they are allowed to come here."""
 
@@ -88,14 +88,14 @@ class Actor(msgspec.Struct, frozen=True, array_like=True):
 class Stat(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Answered by `Found`. `follow`: a symbolic link at the end of the path is followed."""
 
-    place: Place
+    place: PathRef
     follow: bool = True
 
 
 class StatMany(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Answered by `FoundMany`, in this order."""
 
-    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=MAX_BATCH)]
+    places: Annotated[tuple[PathRef, ...], msgspec.Meta(max_length=MAX_BATCH)]
     follow: bool = True
 
 
@@ -115,13 +115,13 @@ class ListDirectory(msgspec.Struct, frozen=True, array_like=True, tag=3):
 class ReadLink(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Answered by `Target`. EINVAL where it is no symbolic link."""
 
-    place: Place
+    place: PathRef
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """`mask`: 4 read, 2 write, 1 execute or search; 0: is it there. Answered by `Done`."""
 
-    place: Place
+    place: PathRef
     mask: Annotated[int, msgspec.Meta(ge=0, le=7)]
     follow: bool = True
 
@@ -129,7 +129,7 @@ class Access(msgspec.Struct, frozen=True, array_like=True, tag=5):
 class GetValue(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """An extended attribute, named with its namespace: b"user.colour". Answered by `Value`; ENODATA."""
 
-    place: Place
+    place: PathRef
     name: _ValueName
     follow: bool = True
 
@@ -137,7 +137,7 @@ class GetValue(msgspec.Struct, frozen=True, array_like=True, tag=6):
 class ListValues(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Answered by `Names`."""
 
-    place: Place
+    place: PathRef
     follow: bool = True
 
 
@@ -156,7 +156,7 @@ class GetLock(msgspec.Struct, frozen=True, array_like=True, tag=9):
 class GetArea(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Answered by `Area`; ENODATA where the directory is not the head of one."""
 
-    place: Place
+    place: PathRef
 
 
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag=11):
@@ -191,7 +191,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """Answered by `Opened`. Numbered if it creates, truncates or opens for writing. Opening fifos, sockets and devices
     is the client's kernel's: ENXIO here."""
 
-    place: Place
+    place: PathRef
     flags: Annotated[int, msgspec.Meta(ge=0, le=255)]
     handle: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """With WRITE: not 0."""
@@ -242,7 +242,7 @@ class Truncate(msgspec.Struct, frozen=True, array_like=True, tag=24):
     """Answered by `Found` when the chunks behind `length` are gone. `handle`: an open one of this client, whose right
     to write was checked when it was opened; 0: the right is checked now."""
 
-    place: Place
+    place: PathRef
     length: _Offset
     handle: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
@@ -270,14 +270,14 @@ class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=25):
 class MakeDirectory(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     mode: _Mode = 0o777
 
 
 class MakeNode(msgspec.Struct, frozen=True, array_like=True, tag=27):
     """A fifo, a socket, a device (root only) or an empty file. Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     kind: Kind
     mode: _Mode = 0o666
     device: _U63 = 0
@@ -286,35 +286,35 @@ class MakeNode(msgspec.Struct, frozen=True, array_like=True, tag=27):
 class Symlink(msgspec.Struct, frozen=True, array_like=True, tag=28):
     """Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     target: Annotated[bytes, msgspec.Meta(max_length=2 * MAX_PATH_BYTES)]
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=29):
     """A second name `place` for what is at `existing`. Answered by `Found`."""
 
-    existing: Place
-    place: Place
+    existing: PathRef
+    place: PathRef
     follow: bool = False
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """unlink: EISDIR for a directory. Answered by `Done`."""
 
-    place: Place
+    place: PathRef
 
 
 class RemoveDirectory(msgspec.Struct, frozen=True, array_like=True, tag=31):
     """Answered by `Done`."""
 
-    place: Place
+    place: PathRef
 
 
 class RemoveTree(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """Removes up to `limit` names below, deepest first, with the rights that removing each of them needs, and in the
     end the directory itself. Answered by `Removed`; again while `more`."""
 
-    place: Place
+    place: PathRef
     limit: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1024
 
 
@@ -326,8 +326,8 @@ class RenameFlag(enum.IntFlag):
 class Rename(msgspec.Struct, frozen=True, array_like=True, tag=33):
     """Answered by `Done`."""
 
-    source: Place
-    target: Place
+    source: PathRef
+    target: PathRef
     flags: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
 
 
@@ -342,7 +342,7 @@ class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=34):
     """chmod, chown, utimens; None: stays. Answered by `Found`. `report`: of the same inode, and the same user, done
     before; where one of the two is refused, none is done."""
 
-    place: Place
+    place: PathRef
     follow: bool = True
     mode: _Mode | None = None
     uid: _U32 | None = None
@@ -362,7 +362,7 @@ class ValueFlag(enum.IntEnum):
 class SetValue(msgspec.Struct, frozen=True, array_like=True, tag=35):
     """Answered by `Done`."""
 
-    place: Place
+    place: PathRef
     name: _ValueName
     value: _Value
     flag: ValueFlag = ValueFlag.ANY
@@ -370,7 +370,7 @@ class SetValue(msgspec.Struct, frozen=True, array_like=True, tag=35):
 
 
 class RemoveValue(msgspec.Struct, frozen=True, array_like=True, tag=36):
-    place: Place
+    place: PathRef
     name: _ValueName
     follow: bool = True
 
@@ -424,7 +424,7 @@ class SetArea(msgspec.Struct, frozen=True, array_like=True, tag=39):
     administrators (uid 0). A directory with entries can become one while it is small enough to be counted in one
     transaction: else EFBIG, with how to do it. Answered by `Area`."""
 
-    place: Place
+    place: PathRef
     bytes: _U63 | None = None
     inodes: _U63 | None = None
 
@@ -432,7 +432,7 @@ class SetArea(msgspec.Struct, frozen=True, array_like=True, tag=39):
 class SetDefaults(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """Of a directory, for what is made in it from now on; by its owner. Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     defaults: Defaults
 
 

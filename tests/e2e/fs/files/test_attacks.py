@@ -42,7 +42,7 @@ from fireflyer.fs.schema.chunks import Change, Found, Operation, Query, QueryKin
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.inodes import ROOT, Defaults, FileDetails
-from fireflyer.fs.schema.meta import Actor, Opened, OpenFlag, Place, Refused
+from fireflyer.fs.schema.meta import Actor, Opened, OpenFlag, PathRef, Refused
 from fireflyer.fs.schema.sessions import GetCapability
 from fireflyer.identity import NodeCredential
 from fireflyer.identity.handshake import Credential, UserCredential
@@ -272,9 +272,9 @@ async def _raw_requests(scene: Scene) -> None:
             raw = RawClient(scene.managers, scene.managers[:1], UserCredential(scene.tokens[name]))
             clients[name] = await stack.enter_async_context(raw)
         ada, eve = clients["ada"], clients["eve"]
-        opened = await ada.ask(meta.Open(Place(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
+        opened = await ada.ask(meta.Open(PathRef(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
         assert isinstance(opened, Opened)
-        within, itself = Place(scene.directory, b"diary"), Place(scene.open_file)
+        within, itself = PathRef(scene.directory, b"diary"), PathRef(scene.open_file)
         read, write = OpenFlag.READ | OpenFlag.FOLLOW, OpenFlag.WRITE | OpenFlag.FOLLOW
         denied = (*REFUSALS, errno.EBADF)
         attempts: list[meta.Request] = [
@@ -286,7 +286,7 @@ async def _raw_requests(scene: Scene) -> None:
             meta.Open(itself, write, 2),
             meta.Open(itself, OpenFlag.TRUNCATE, 0),
             meta.Open(itself, OpenFlag.EXECUTE),
-            meta.Open(Place(scene.directory, b"new"), write | OpenFlag.CREATE, 3),
+            meta.Open(PathRef(scene.directory, b"new"), write | OpenFlag.CREATE, 3),
             meta.Renew(scene.open_file, int(Rights.READ), 0),
             meta.Renew(scene.open_file, int(Rights.READ), HERS),
             meta.Renew(scene.open_file, int(Rights.WRITE), HERS),
@@ -303,27 +303,27 @@ async def _raw_requests(scene: Scene) -> None:
             meta.SetAttributes(itself, uid=EVE),
             meta.SetAttributes(itself, mtime_ns=0),
             meta.Remove(within),
-            meta.RemoveTree(Place(scene.directory)),
-            meta.RemoveTree(Place(ROOT, b"ada")),
-            meta.Rename(within, Place(ROOT, b"common/mine")),
-            meta.Rename(Place(ROOT, b"common/hers"), Place(ROOT, b"common/mine")),
-            meta.Link(within, Place(ROOT, b"common/mine")),
-            meta.SetArea(Place(scene.directory), 1),
-            meta.SetDefaults(Place(scene.directory), Defaults()),
-            meta.MakeDirectory(Place(scene.directory, b"mine")),
+            meta.RemoveTree(PathRef(scene.directory)),
+            meta.RemoveTree(PathRef(ROOT, b"ada")),
+            meta.Rename(within, PathRef(ROOT, b"common/mine")),
+            meta.Rename(PathRef(ROOT, b"common/hers"), PathRef(ROOT, b"common/mine")),
+            meta.Link(within, PathRef(ROOT, b"common/mine")),
+            meta.SetArea(PathRef(scene.directory), 1),
+            meta.SetDefaults(PathRef(scene.directory), Defaults()),
+            meta.MakeDirectory(PathRef(scene.directory, b"mine")),
         ]
         # Open to all by their own modes, behind a directory that is not.
-        diary, inner = [await ada.ask(meta.Stat(Place(scene.directory, name))) for name in (b"diary", b"inner")]
+        diary, inner = [await ada.ask(meta.Stat(PathRef(scene.directory, name))) for name in (b"diary", b"inner")]
         assert isinstance(diary, meta.Found)
         assert isinstance(inner, meta.Found)
         attempts += [
-            meta.Stat(Place(diary.inode.id)),
-            meta.Open(Place(diary.inode.id), read),
-            meta.Open(Place(diary.inode.id), write, 4),
+            meta.Stat(PathRef(diary.inode.id)),
+            meta.Open(PathRef(diary.inode.id), read),
+            meta.Open(PathRef(diary.inode.id), write, 4),
             meta.Renew(diary.inode.id, int(Rights.READ), 0),
             meta.ListDirectory(inner.inode.id),
-            meta.MakeDirectory(Place(inner.inode.id, b"mine")),
-            meta.Rename(Place(ROOT, b"common/eves"), Place(inner.inode.id, b"mine")),
+            meta.MakeDirectory(PathRef(inner.inode.id, b"mine")),
+            meta.Rename(PathRef(ROOT, b"common/eves"), PathRef(inner.inode.id, b"mine")),
         ]
         for request in attempts:
             answer = await eve.ask(request)
@@ -347,9 +347,9 @@ async def _as_somebody_elses_client(scene: Scene, ada: RawClient, eve: RawClient
         (meta.ListDirectory(scene.directory), None),
         (meta.Lock(scene.open_file, meta.Window.WHOLE, 1, meta.LockKind.WRITE), None),
         (meta.Close(scene.open_file, HERS, 0, 0), None),
-        (meta.MakeDirectory(Place(ROOT, b"common/forged")), 1_000_000),
+        (meta.MakeDirectory(PathRef(ROOT, b"common/forged")), 1_000_000),
         # The number that Ada's own request had: its answer would hold her capability.
-        (meta.Open(Place(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS), 1),
+        (meta.Open(PathRef(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS), 1),
     ):
         await _refused(eve, request, number=number)
     eve.client = mine
@@ -405,7 +405,7 @@ async def _raw_chunks(scene: Scene) -> None:
         chunk = await _first_chunk(scene, managers, service)
         ada = await stack.enter_async_context(RawClient(managers, managers[:1], ada_user))
         eve = await stack.enter_async_context(RawClient(managers, managers[:1], eve_user))
-        opened = await ada.ask(meta.Open(Place(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
+        opened = await ada.ask(meta.Open(PathRef(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
         assert isinstance(opened, Opened)
         connection = await DataConnection.connect(chunk.address, eve_user)
         stack.push_async_callback(connection.close)
@@ -418,7 +418,7 @@ async def _raw_chunks(scene: Scene) -> None:
             assert not any(await chunk.attempts(connection, eve.client)), name
         # What she is really given, for a file of hers, is of no use for another one.
         flags = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
-        hers = await eve.ask(meta.Open(Place(ROOT, b"common/eve"), flags, 1, 0o600))
+        hers = await eve.ask(meta.Open(PathRef(ROOT, b"common/eve"), flags, 1, 0o600))
         assert isinstance(hers, Opened)
         assert isinstance(await connection.ask(data.Present(hers.capability)), data.Granted)
         assert not any(await chunk.attempts(connection, eve.client))
@@ -447,12 +447,12 @@ async def _raw_chunks(scene: Scene) -> None:
         every = await trusted.ask(Query(chunk.chain, chunk.version, QueryKind.CHAIN, chunk.id))
         assert isinstance(every, Found)
         assert every.entries[0].chunk == chunk.id
-        await eve.ask(meta.Remove(Place(ROOT, b"common/eve")))
+        await eve.ask(meta.Remove(PathRef(ROOT, b"common/eve")))
 
 
 async def _with_the_right_to_read(connection: DataConnection, chunk: Chunk, eve: RawClient) -> None:
     """That file she may read, and writes nothing by that."""
-    itself = Place(chunk.id.file)
+    itself = PathRef(chunk.id.file)
     opened = await eve.ask(meta.Open(itself, OpenFlag.READ | OpenFlag.FOLLOW))
     assert isinstance(opened, Opened)
     assert isinstance(await eve.ask(meta.Open(itself, OpenFlag.WRITE, 9)), Refused)

@@ -13,7 +13,7 @@ import pytest
 from tests.support.fs.clusters.meta_service import MetaRig, expect
 
 from fireflyer.fs.schema.inodes import ROOT
-from fireflyer.fs.schema.meta import Beat, Done, Found, MakeDirectory, Place, Refused, RemoveDirectory, SetValue
+from fireflyer.fs.schema.meta import Beat, Done, Found, MakeDirectory, PathRef, Refused, RemoveDirectory, SetValue
 from fireflyer.kvstore.embedded import EmbeddedEngine
 
 FILE_BYTES = 14 << 20
@@ -48,8 +48,8 @@ async def _story(path: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def _place(number: int) -> Place:
-    return Place(ROOT, b"d%d" % number)
+def _place(number: int) -> PathRef:
+    return PathRef(ROOT, b"d%d" % number)
 
 
 async def _fill(rig: MetaRig) -> int:

@@ -21,7 +21,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     Request,
     SetAttributes,
 )
@@ -203,6 +203,6 @@ async def two_users(rig: MetaRig) -> None:
     await rig.open_session(5)
     await rig.open_session(7, "ada")
     await rig.open_session(8, "eve")
-    await rig.ask(5, SetAttributes(Place(ROOT), mode=0o777))
+    await rig.ask(5, SetAttributes(PathRef(ROOT), mode=0o777))
     expect(await rig.ask(7, MakeDirectory(at("a"), 0o700), user("ada")), Found)
     expect(await rig.ask(7, Open(at("a/f"), CREATE, 1, 0o600), user("ada")), Opened)

@@ -15,7 +15,7 @@ from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.namespace import trash_expiry
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, Inode, Kind
-from fireflyer.fs.schema.meta import Found, Place, Request, Stat
+from fireflyer.fs.schema.meta import Found, PathRef, Request, Stat
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Transaction
 from fireflyer.kvstore.core.keys import EVERYTHING
 
@@ -31,8 +31,8 @@ def user(uid: int, *groups: int) -> Requester:
     return Requester(1, uid, groups[0] if groups else uid, groups[1:])
 
 
-def at(path: bytes | str, base: int = ROOT) -> Place:
-    return Place(base, path if isinstance(path, bytes) else path.encode())
+def at(path: bytes | str, base: int = ROOT) -> PathRef:
+    return PathRef(base, path if isinstance(path, bytes) else path.encode())
 
 
 class Names:

@@ -20,7 +20,7 @@ from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS
 from fireflyer.fs.core.meta.open_rows import CUTS, WAITS
 from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
-from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, Place, SetArea
+from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, PathRef, SetArea
 from fireflyer.sim import Link
 
 __all__ = ["begin", "chaos", "check_store", "quiet"]
@@ -76,11 +76,11 @@ def chaos(seed: int, *, clients: int = 3, plan: str = "", with_tokens: bool = Fa
 
 
 def begin(world: MetaWorld) -> None:
-    places = [Place(ROOT, name) for name in DIRECTORIES]
+    places = [PathRef(ROOT, name) for name in DIRECTORIES]
     answers = world.begin(
         *[MakeDirectory(one) for one in places],
         SetArea(places[-1], bytes=LIMIT_BYTES, inodes=5),
-        MakeNode(Place(ROOT, b"locked"), Kind.FILE),
+        MakeNode(PathRef(ROOT, b"locked"), Kind.FILE),
     )
     locked = answers[-1]
     assert isinstance(locked, Found)

@@ -42,7 +42,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     Refused,
     Remove,
     RemoveDirectory,
@@ -272,8 +272,8 @@ class MetaClient:
             ]  # fmt: skip
         await self.rng.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0]()
 
-    def _place(self) -> Place:
-        return Place(ROOT, self.rng.choice(self.world.paths))
+    def _place(self) -> PathRef:
+        return PathRef(ROOT, self.rng.choice(self.world.paths))
 
     def _some_file(self) -> _File | None:
         return self.rng.choice(self._files) if self._files else None
@@ -287,7 +287,7 @@ class MetaClient:
             found = await self.ask(Stat(place), numbered=False)
             if isinstance(found, Found) and isinstance(found.inode.body, FileDetails):
                 # By its number: so that it is known which file may be empty from now on.
-                place, flags = Place(found.inode.id), OpenFlag.WRITE | OpenFlag.TRUNCATE
+                place, flags = PathRef(found.inode.id), OpenFlag.WRITE | OpenFlag.TRUNCATE
                 event = self.world.files.cut(found.inode.id, "truncating open", 0)
                 event.by = self._next_request()
         self._handles += 1
@@ -344,7 +344,7 @@ class MetaClient:
         writes = list(file.writes)
         report = Report(file.inode, file.handle, *self._end_of(file), bool(writes))
         if self.laziness.random() < 0.3:
-            answer = await self.ask(SetAttributes(Place(file.inode), now=Now.ATIME, report=report))
+            answer = await self.ask(SetAttributes(PathRef(file.inode), now=Now.ATIME, report=report))
         else:
             answer = await self.ask(report)
         self._reported(file, writes, answer)
@@ -418,7 +418,7 @@ class MetaClient:
         if file is None:
             return
         await self._report_all(file.inode)
-        await self._truncate_at(Place(file.inode), file.inode, file.handle)
+        await self._truncate_at(PathRef(file.inode), file.inode, file.handle)
 
     async def _truncate_by_name(self) -> None:
         place = self._place()
@@ -426,9 +426,9 @@ class MetaClient:
             await self._report(file)
         answer = await self.ask(Stat(place), numbered=False)
         if isinstance(answer, Found) and isinstance(answer.inode.body, FileDetails) and answer.inode.links:
-            await self._truncate_at(Place(answer.inode.id), answer.inode.id, 0)
+            await self._truncate_at(PathRef(answer.inode.id), answer.inode.id, 0)
 
-    async def _truncate_at(self, place: Place, inode: int, handle: int) -> None:
+    async def _truncate_at(self, place: PathRef, inode: int, handle: int) -> None:
         cells = self.rng.choice([0, 0, self.rng.randrange(FILE_CELLS)])
         event = self.world.files.cut(inode, "truncation", cells)
         event.by = self._next_request()
@@ -474,7 +474,7 @@ class MetaClient:
             return
         inode, layout, _ = self.rng.choice(self._readers)
         began_ns = self.world.sim.now_ns
-        answer = await self.ask(Stat(Place(inode)), numbered=False)
+        answer = await self.ask(Stat(PathRef(inode)), numbered=False)
         if not self.world.lives(self.client):
             return  # it will hear of it with its next request that is numbered
         assert isinstance(answer, Found), f"inode {inode} is open at {self.name}: {answer}"
@@ -510,7 +510,7 @@ class MetaClient:
         await self.ask(Link(self._place(), self._place()))
 
     async def _directories(self) -> None:
-        place = Place(ROOT, self.rng.choice((b"d/x", b"e/x", b"d/x/y")))
+        place = PathRef(ROOT, self.rng.choice((b"d/x", b"e/x", b"d/x/y")))
         if self.rng.random() < 0.6:
             await self.ask(MakeDirectory(place))
         else:
@@ -518,12 +518,12 @@ class MetaClient:
 
     # --- what quotas count besides files ---
 
-    def _valued(self) -> Place:
+    def _valued(self) -> PathRef:
         """Of what is open too, which may have no name any more."""
         known = [file.inode for file in self._files] + [inode for inode, _, _ in self._readers]
         if known and self.values.random() < 0.5:
-            return Place(self.values.choice(known))
-        return Place(ROOT, self.values.choice((*self.world.paths, *DIRECTORIES)))
+            return PathRef(self.values.choice(known))
+        return PathRef(ROOT, self.values.choice((*self.world.paths, *DIRECTORIES)))
 
     async def _set_value(self) -> None:
         name = self.values.choice((b"user.a", b"user.bb"))
@@ -533,7 +533,7 @@ class MetaClient:
         await self.ask(RemoveValue(self._valued(), b"user.a"))
 
     async def _symlinks(self) -> None:
-        place = Place(ROOT, self.values.choice((b"q/s", b"d/s")))
+        place = PathRef(ROOT, self.values.choice((b"q/s", b"d/s")))
         if self.values.random() < 0.6:
             await self.ask(Symlink(place, b"x" * self.values.randrange(1, 300)))
         else:

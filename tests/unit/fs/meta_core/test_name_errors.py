@@ -33,7 +33,7 @@ from fireflyer.fs.schema.meta import (
     Now,
     Open,
     OpenFlag,
-    Place,
+    PathRef,
     ReadLink,
     Remove,
     RemoveDirectory,
@@ -456,7 +456,7 @@ def test_what_has_no_name_gets_none() -> None:
         names.do(MakeNode(at("f"), Kind.FILE))
         inode = names.stat("f").id
         names.do(Remove(at("f")))
-        assert names.errno(Link(Place(inode), at("again"))) == errno.ENOENT
+        assert names.errno(Link(PathRef(inode), at("again"))) == errno.ENOENT
         names.check()
 
 
@@ -543,7 +543,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
             ListDirectory(directory),
             ListDirectory(directory, opened=True),
             GetSpace(directory),
-            Stat(Place(directory)),
+            Stat(PathRef(directory)),
             Stat(at("f", directory)),
             Stat(at("..", directory)),
             Remove(at("f", directory)),
@@ -555,7 +555,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
             SetValue(at("f", directory), b"user.x", b""),
         ]
         for path in ("ada/file", "ada/in/f", "ada/in/moved", "ada/in/linked"):
-            place = Place(names.stat(path).id)
+            place = PathRef(names.stat(path).id)
             asked += [
                 Stat(place),
                 Open(place, READ),
@@ -570,7 +570,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
             assert names.errno(request, eve) == errno.EACCES, request
         unlocking = [Lock(number, Window.RANGE, 1, LockKind.NONE) for number in (directory, 1 << 40)]
         assert [names.errno(request, eve) for request in unlocking] == [0, 0], "which does not say which there are"
-        found = names.ask(StatMany((at("f", directory), Place(directory))), FoundMany, eve).inodes
+        found = names.ask(StatMany((at("f", directory), PathRef(directory))), FoundMany, eve).inodes
         assert found == (errno.EACCES, errno.EACCES)
         assert names.errno(Stat(at("f", directory)), walked) == 0
         assert names.errno(Stat(at("f", directory)), ALICE) == 0
@@ -578,7 +578,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
         for request in (
             ListDirectory(directory),
             Stat(at("f", directory)),
-            Open(Place(names.stat("ada/file").id), READ),
+            Open(PathRef(names.stat("ada/file").id), READ),
         ):
             assert names.errno(request, eve) == 0, request
         names.check()

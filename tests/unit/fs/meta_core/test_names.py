@@ -26,7 +26,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     ReadLink,
     Remove,
     RemoveDirectory,
@@ -211,9 +211,9 @@ def test_what_is_unlinked_is_still_there_by_its_number() -> None:
         file, directory = names.stat("d/f").id, names.stat("e/empty").id
         names.do(Remove(at("d/f")), RemoveDirectory(at("e/empty")))
         for inode in (file, directory):
-            assert names.ask(Stat(Place(inode)), Found).inode.links == 0
+            assert names.ask(Stat(PathRef(inode)), Found).inode.links == 0
         assert names.ask(Stat(at("..", directory)), Found).inode.id == names.stat("e").id
-        names.do(SetAttributes(Place(file), mode=0o600))
+        names.do(SetAttributes(PathRef(file), mode=0o600))
         names.check()
 
 
@@ -223,7 +223,7 @@ def test_a_rename_replaces_at_once_and_an_exchange_swaps() -> None:
         f, g, s, empty = (names.stat(path).id for path in ("d/f", "e/g", "d/s", "e/empty"))
         names.do(Rename(at("d/f"), at("e/g")))
         assert names.stat("e/g").id == f
-        assert names.ask(Stat(Place(g)), Found).inode.links == 0
+        assert names.ask(Stat(PathRef(g)), Found).inode.links == 0
         names.do(Rename(at("d/s"), at("e/empty")))
         assert names.stat("e/empty").id == s
         assert names.stat("e/empty/..").id == names.stat("e").id
@@ -231,7 +231,7 @@ def test_a_rename_replaces_at_once_and_an_exchange_swaps() -> None:
         assert names.stat("d/l/..").id == names.stat("d").id
         assert names.stat("e/empty").kind is Kind.SYMLINK
         assert (names.directory("d").subdirectories, names.directory("e").subdirectories) == (1, 0)
-        assert names.ask(Stat(Place(empty)), Found).inode.links == 0
+        assert names.ask(Stat(PathRef(empty)), Found).inode.links == 0
         names.do(MakeNode(at("d/g"), Kind.FILE), Rename(at("d/l"), at("d/g"), RenameFlag.EXCHANGE))
         assert (names.stat("d/g").id, names.directory("d").subdirectories) == (s, 1)
         names.check()
@@ -325,7 +325,7 @@ def test_many_places_are_looked_at_at_once() -> None:
             at("..", d),
             at("d/f"),
         ]
-        places += [at("n" * 256, d), Place(f), at("f/", d), at("a\0", d)]
+        places += [at("n" * 256, d), PathRef(f), at("f/", d), at("a\0", d)]
         for follow in (True, False):
             found = names.ask(StatMany(tuple(places), follow), FoundMany, ALICE).inodes
             for place, inode in zip(places, found, strict=True):

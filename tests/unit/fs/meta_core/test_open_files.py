@@ -18,7 +18,7 @@ from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.open_inode import file_of
 from fireflyer.fs.core.meta.tables import HOLDS, WRITERS
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.meta import Answers, Beat, Calls, Close, Found, Open, OpenFlag, Place, Report, Request, Stat
+from fireflyer.fs.schema.meta import Answers, Beat, Calls, Close, Found, Open, OpenFlag, PathRef, Report, Request, Stat
 from fireflyer.fs.schema.routing import Routing
 
 
@@ -44,7 +44,7 @@ def test_an_open_that_cuts_comes_after_what_was_written_before(by: str) -> None:
         if by == "path":
             second = await files.open("/a", "wb")
         else:
-            place = Place((await files.stat("/a")).inode.id)
+            place = PathRef((await files.stat("/a")).inode.id)
             second = await files.open_at(place, OpenFlag.WRITE | OpenFlag.TRUNCATE)
         assert (await files.stat("/a")).st_size == first.length == 0
         await second.pwrite(b"new", 0)

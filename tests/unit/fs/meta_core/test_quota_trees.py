@@ -21,7 +21,7 @@ from fireflyer.fs.schema.meta import (
     Link,
     MakeDirectory,
     MakeNode,
-    Place,
+    PathRef,
     Remove,
     RemoveDirectory,
     RemoveValue,
@@ -131,7 +131,7 @@ def test_attributes_of_what_is_open_without_a_name_count_until_it_is_collected()
         inode = names.stat("a/f")
         names.do(SetValue(at("a/f"), b"user.x", bytes(4)), Remove(at("a/f")))
         (key,) = [key for key, _ in names.rows() if key[:2] == tables.UNLINKED]
-        names.do(SetValue(Place(inode.id), b"user.x", bytes(40)))
+        names.do(SetValue(PathRef(inode.id), b"user.x", bytes(40)))
         assert use(names, "a") == (146, 2)
         names.run(
             lambda context: garbage_collection._clear(context, key, inode)

@@ -30,7 +30,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     Remove,
     SetArea,
     SetAttributes,
@@ -93,7 +93,7 @@ class _Rig(MetaRig):
         await self.open_session(5)
         await self.open_session(7, "eve")
         made = expect(await self.ask(5, MakeDirectory(at("d"))), Found)
-        expect(await self.ask(5, SetAttributes(Place(made.inode.id), uid=1001)), Found)
+        expect(await self.ask(5, SetAttributes(PathRef(made.inode.id), uid=1001)), Found)
 
     async def opened(self, handle: int = 1) -> Inode:
         return expect(await self.ask(7, Open(at("d/f"), CREATE, handle), EVE), Opened).inode
@@ -121,8 +121,8 @@ class _Rig(MetaRig):
             pass
 
 
-def at(name: str) -> Place:
-    return Place(ROOT, name.encode())
+def at(name: str) -> PathRef:
+    return PathRef(ROOT, name.encode())
 
 
 @on_loop
@@ -191,7 +191,7 @@ async def test_a_file_that_is_truncated_while_its_chains_are_asked_is_asked_for_
         ends = []
 
         async def truncate() -> None:
-            assert expect(await rig.ask(7, Truncate(Place(file.id), 0, 1), EVE), Found).inode.length == 0
+            assert expect(await rig.ask(7, Truncate(PathRef(file.id), 0, 1), EVE), Found).inode.length == 0
             ends.append(list(chunks.lengths))
             rig.write(file, 0)
 

@@ -28,7 +28,7 @@ from fireflyer.fs.schema.meta import (
     MakeDirectory,
     Open,
     OpenFlag,
-    Place,
+    PathRef,
     Refused,
     Report,
     Stat,
@@ -61,8 +61,8 @@ def test_requests_of_one_turn_go_together_and_reads_apart() -> None:
     async def test(rig: FileRig) -> None:
         files, _ = await rig.client()
         sent = heard(rig)
-        made = [files.meta.call(MakeDirectory(Place(ROOT, b"d%d" % one))) for one in range(70)]
-        seen = [files.meta.call(Stat(Place(ROOT))) for _ in range(3)]
+        made = [files.meta.call(MakeDirectory(PathRef(ROOT, b"d%d" % one))) for one in range(70)]
+        seen = [files.meta.call(Stat(PathRef(ROOT))) for _ in range(3)]
         await asyncio.gather(*made, *seen)
         assert sorted(len(one.calls) for one in sent) == [3, 6, 64]
         numbers = [call.number for one in sent for call in one.calls if call.number]
@@ -149,7 +149,7 @@ def test_not_now_is_asked_again_and_never_in_time_is_a_timeout() -> None:
         assert (await files.stat("/")).is_dir()
         left = 1 << 30
         with pytest.raises(Timeout, match="not now"):
-            await files.meta.call(Stat(Place(ROOT)), timeout_ns=300 * MS)
+            await files.meta.call(Stat(PathRef(ROOT)), timeout_ns=300 * MS)
 
     run(test)
 
@@ -221,7 +221,7 @@ def test_one_request_that_hangs_stops_no_others() -> None:
         door = hanging(rig, Truncate)
         hangs = asyncio.create_task(files.truncate("/a", 5))
         for one in range(MAX_UNDER_WAY + 50):
-            await files.meta.call(MakeDirectory(Place(ROOT, b"d%d" % one)))
+            await files.meta.call(MakeDirectory(PathRef(ROOT, b"d%d" % one)))
         assert not hangs.done()
         door.set()
         await hangs
@@ -234,7 +234,7 @@ def test_who_opens_to_cut_makes_nobody_wait_who_asks_in_the_same_turn() -> None:
         files, _ = await rig.client()
         async with await files.open("/cut", "wb") as file:
             await file.pwrite(b"x", 0)
-        place = Place(ROOT, b"cut")
+        place = PathRef(ROOT, b"cut")
         door = hanging(rig, Open)
         cut = asyncio.create_task(files.meta.call(Open(place, OpenFlag.WRITE | OpenFlag.TRUNCATE, files.meta.handle())))
         await files.mkdir("/beside")

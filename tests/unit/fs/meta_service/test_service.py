@@ -51,7 +51,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     Refused,
     Remove,
     Rename,
@@ -77,10 +77,10 @@ async def test_the_root_is_made_once() -> None:
     store = MemoryStore()
     async with MetaRig(MemoryEngine(store), MetaSettings(root_uid=7, root_gid=8, root_mode=0o711)) as first:
         await first.open_session(5)
-        root = expect(await first.ask(5, Stat(Place(ROOT))), Found).inode
+        root = expect(await first.ask(5, Stat(PathRef(ROOT))), Found).inode
         assert (root.kind, root.uid, root.gid, root.mode) == (Kind.DIRECTORY, 7, 8, 0o711)
     async with MetaRig(MemoryEngine(store), MetaSettings(root_uid=1)) as second:
-        assert expect(await second.ask(5, Stat(Place(ROOT))), Found).inode == root
+        assert expect(await second.ask(5, Stat(PathRef(ROOT))), Found).inode == root
 
 
 @on_loop
@@ -124,7 +124,7 @@ async def test_commits_of_unknown_outcome_are_repeated_and_done_once() -> None:
         for number in range(20):
             expect(await rig.ask(5, MakeDirectory(at(f"d{number}"))), Found)
         armed = False
-        root = expect(await rig.ask(5, Stat(Place(ROOT))), Found).inode
+        root = expect(await rig.ask(5, Stat(PathRef(ROOT))), Found).inode
         assert root.body.subdirectories == 20  # type: ignore[union-attr]
 
 
@@ -170,11 +170,11 @@ async def test_of_many_requests_at_once_each_gets_its_own_answer() -> None:
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
         requests: list[Request] = [MakeDirectory(at(name)) for name in ("a", "b", "a", "c/d", "c")]
-        answers = await rig.ask_all(5, [*requests, Stat(Place(ROOT)), Stat(at("nothing"))])
+        answers = await rig.ask_all(5, [*requests, Stat(PathRef(ROOT)), Stat(at("nothing"))])
         assert [one.errno if isinstance(one, Refused) else 0 for one in answers] == [
             0, 0, errno.EEXIST, errno.ENOENT, 0, 0, errno.ENOENT,
         ]  # fmt: skip
-        root = expect(await rig.ask(5, Stat(Place(ROOT))), Found).inode
+        root = expect(await rig.ask(5, Stat(PathRef(ROOT))), Found).inode
         assert root.body.entries == 3  # type: ignore[union-attr]
         many = await rig.ask(5, StatMany(tuple(at(name) for name in "abxc")))
         assert [one if isinstance(one, int) else one.kind for one in expect(many, FoundMany).inodes] == [
@@ -280,7 +280,7 @@ async def test_who_waits_for_a_lock_writes_that_once_and_leaves_room_for_others(
             told = expect(done.pop().result(), Refused)  # a quarter of all is Ada's
             assert told.code == "busy"
             while len(committed) < 30:
-                expect(await rig.ask(5, Stat(Place(ROOT))), Found)
+                expect(await rig.ask(5, Stat(PathRef(ROOT))), Found)
             assert sum(any(key[:2] == WAITS for key, _ in one.mutations.writes) for one in committed) <= 2
             assert await rig.ask(5, lock(LockKind.NONE, 1)) == Done()
             while not all(one.done() for one in waiting):
@@ -298,7 +298,7 @@ async def test_a_file_that_is_being_collected_is_lost_to_who_had_it_open() -> No
         await rig.open_session(5)
         file = expect(await rig.ask(5, Open(at("f"), CREATE, 1)), Opened).inode
         assert await rig.ask(5, Remove(at("f"))) == Done()
-        expect(await rig.ask(5, Stat(Place(file.id))), Found)
+        expect(await rig.ask(5, Stat(PathRef(file.id))), Found)
         assert isinstance(file.body, FileDetails)
         doomed = msgspec.structs.replace(file, links=0, body=msgspec.structs.replace(file.body, cutting=0))
 
@@ -306,7 +306,7 @@ async def test_a_file_that_is_being_collected_is_lost_to_who_had_it_open() -> No
             tx.set(inode_key(file.id), encode_inode(doomed))
 
         await rig.engine.transact(doom)
-        for request in (Stat(Place(file.id)), Renew(file.id, Rights.READ)):
+        for request in (Stat(PathRef(file.id)), Renew(file.id, Rights.READ)):
             assert expect(await rig.ask(5, request), Refused).errno == errno.ESTALE
 
 
@@ -368,7 +368,7 @@ async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_nex
         slow.lengths.update(chunks)
         await first.ask(7, Report(inode.id, 1, 3 * size, 0), user("ada"))
         second.service.service_context.settle_ns = MS
-        truncate = Truncate(Place(inode.id), 0, 1)
+        truncate = Truncate(PathRef(inode.id), 0, 1)
         asked = asyncio.create_task(first.ask(7, truncate, user("ada"), number=200))
         await reached.wait()
         await first.end_session(1000)

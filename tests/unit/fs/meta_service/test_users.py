@@ -27,7 +27,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     Refused,
     Remove,
     Rename,
@@ -67,16 +67,16 @@ async def test_a_user_reaches_nothing_of_another_one() -> None:
             Stat(at("a/f")),
             ListDirectory(directory.id),
             Open(at("a/f"), OpenFlag.READ),
-            Open(Place(file.id), OpenFlag.READ),
-            Open(Place(file.id), OpenFlag.WRITE, 1),
+            Open(PathRef(file.id), OpenFlag.READ),
+            Open(PathRef(file.id), OpenFlag.WRITE, 1),
             Open(at("g", directory.id), CREATE, 2),
             MakeDirectory(at("a/d")),
             Remove(at("f", directory.id)),
             Rename(at("f", directory.id), at("mine")),
             Rename(at("a/f"), at("mine")),
-            SetAttributes(Place(file.id), mode=0o777),
-            SetAttributes(Place(file.id), uid=EVE.uid),
-            Truncate(Place(file.id), 0),
+            SetAttributes(PathRef(file.id), mode=0o777),
+            SetAttributes(PathRef(file.id), uid=EVE.uid),
+            Truncate(PathRef(file.id), 0),
             Renew(file.id, Rights.READ),
         ]
         for request in attempts:
@@ -94,7 +94,7 @@ async def test_handles_of_others_are_of_no_use() -> None:
             Report(file.id, 1, 100, 0),
             Close(file.id, 1, 100, 0),
             Reserve(file.id, 1, 100),
-            Truncate(Place(file.id), 0, 1),
+            Truncate(PathRef(file.id), 0, 1),
             Renew(file.id, Rights.WRITE, 1),
         ):
             answer = expect(await rig.ask(8, request, user("eve")), Refused)
@@ -157,7 +157,7 @@ async def test_a_mount_speaks_for_its_users_and_for_root_only_where_that_is_said
     store = MemoryStore()
     async with MetaRig(MemoryEngine(store), MetaSettings(trusted_root=True)) as trusting:
         await trusting.open_session(5)
-        await trusting.ask(5, SetAttributes(Place(ROOT), mode=0o777))
+        await trusting.ask(5, SetAttributes(PathRef(ROOT), mode=0o777))
         made = await trusting.ask(5, MakeDirectory(at("r")), actor=Actor(0, 0, (0,)))
         assert expect(made, Found).inode.uid == 0
         made = await trusting.ask(5, MakeDirectory(at("u")), actor=Actor(12, 13))
@@ -193,7 +193,7 @@ async def test_administrators_are_root() -> None:
         await rig.open_session(9, "admin")
         made = expect(await rig.ask(9, MakeDirectory(at("d"), 0o700), user("admin")), Found).inode
         assert made.uid == 0
-        changed = await rig.ask(9, SetAttributes(Place(made.id), uid=ADA.uid), user("admin"))
+        changed = await rig.ask(9, SetAttributes(PathRef(made.id), uid=ADA.uid), user("admin"))
         assert expect(changed, Found).inode.uid == ADA.uid
 
 
@@ -246,7 +246,7 @@ async def test_under_the_number_of_another_request_nobody_gets_more_than_that_on
     async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
         await two_users(rig)
         closed = expect(await rig.ask(7, Open(at("closed"), CREATE, 2, 0o600), user("ada")), Opened).inode
-        theirs = Open(Place(closed.id), OpenFlag.READ | OpenFlag.WRITE, 3)
+        theirs = Open(PathRef(closed.id), OpenFlag.READ | OpenFlag.WRITE, 3)
         assert expect(await rig.ask(8, theirs, user("eve")), Refused).errno == errno.EACCES
         for number, request in ((40, theirs), (41, Open(at("closed"), OpenFlag.READ | OpenFlag.WRITE, 3))):
             nothing = expect(await rig.ask(8, Open(at("closed"), OpenFlag.CREATE), user("eve"), number=number), Opened)

@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import counted, format_bytes, format_duration, parse_bytes, parse_duration
-from fireflyer.cli.fs.files.common import Places, files_options, say
+from fireflyer.cli.fs.files.common import PathResolver, files_options, say
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ DAY_S = 86400
 @click.option("--none", "ends", is_flag=True, help="Take the quota away.")
 @files_options
 def quota_command(
-    *, paths: tuple[str, ...], max_bytes: str | None, max_inodes: int | None, ends: bool, places: Places
+    *, paths: tuple[str, ...], max_bytes: str | None, max_inodes: int | None, ends: bool, places: PathResolver
 ) -> None:
     """Show the quotas of directories, or set them, which administrators may. What is in a directory with a quota is
     counted exactly, also by the quotas of the directories around it, and cannot be renamed or linked to the outside. A
@@ -95,7 +95,7 @@ def _quota_text(area: Area) -> str:
 @click.option("--trash", metavar="TIME", help="Keep what is removed for so long, like 7d. 0: do not.")
 @files_options
 def defaults_command(
-    *, paths: tuple[str, ...], chunk: str | None, stripe: int | None, trash: str | None, places: Places
+    *, paths: tuple[str, ...], chunk: str | None, stripe: int | None, trash: str | None, places: PathResolver
 ) -> None:
     """Show what directories give to the files and directories made in them from now on, or set it, which their owners
     may.

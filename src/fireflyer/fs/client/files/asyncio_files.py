@@ -49,7 +49,7 @@ from fireflyer.fs.schema.meta import (
     MakeNode,
     Names,
     Now,
-    Place,
+    PathRef,
     ReadLink,
     Remove,
     Removed,
@@ -136,10 +136,10 @@ class Files:
 
     async def stat_inodes(self, inodes: Iterable[int]) -> list[Attributes | FileError]:
         """The same of inodes, whatever their names, and those that have none any more."""
-        found = await self._stat_places([Place(one) for one in inodes], False)
+        found = await self._stat_places([PathRef(one) for one in inodes], False)
         return [file_error(one) if isinstance(one, int) else self._attributes(one) for one in found]
 
-    async def _stat_places(self, places: list[Place], follow: bool) -> list[Inode | int]:
+    async def _stat_places(self, places: list[PathRef], follow: bool) -> list[Inode | int]:
         futures = [
             self._port.call(StatMany(tuple(places[at : at + _STATS]), follow)) for at in range(0, len(places), _STATS)
         ]
@@ -320,7 +320,7 @@ class Files:
         await self.truncate_at(_place(path), length, path=path)
 
     async def truncate_at(
-        self, place: Place, length: int, *, actor: Actor | None = None, path: Path | None = None
+        self, place: PathRef, length: int, *, actor: Actor | None = None, path: Path | None = None
     ) -> Inode:
         await self.open_files.settle(place, True, actor)
         inode = _as(Found, await self._call(Truncate(place, length), path, actor)).inode
@@ -368,7 +368,7 @@ class Files:
 
     async def open_at(
         self,
-        place: Place,
+        place: PathRef,
         flags: int,
         permissions: int = 0o666,
         *,
@@ -425,14 +425,14 @@ class Files:
         return _as(Found, await self._call(request, path)).inode
 
 
-def _place(path: Path) -> Place:
+def _place(path: Path) -> PathRef:
     """From the root, with or without a slash in front. An empty path is ENOENT, as everywhere."""
     name = path_bytes(path)
     if not name:
         raise file_error(errno.ENOENT, "an empty path names nothing", "")
     if b"\0" in name:
         raise file_error(errno.EINVAL, "a path has no zero bytes", text_of(name.replace(b"\0", b"\\0")))
-    return Place(ROOT, _sendable(name))
+    return PathRef(ROOT, _sendable(name))
 
 
 def _sendable(path: bytes) -> bytes:

@@ -31,7 +31,7 @@ from fireflyer.fs.client.files.records import read_rows, read_together
 from fireflyer.fs.client.fork_safety import refuse_pickling
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
-from fireflyer.fs.schema.meta import Area, Place, ValueFlag
+from fireflyer.fs.schema.meta import Area, PathRef, ValueFlag
 
 __all__ = ["FileSystem"]
 
@@ -200,7 +200,7 @@ class FileSystem:
 
     def open_inode(self, inode: int, mode: str | int = "rb") -> OpenFile:
         """What has this number, whatever its names: for descriptors of a mount."""
-        return OpenFile(self._engine, self.run(self.files.open_at(Place(inode), flags_of(mode))))
+        return OpenFile(self._engine, self.run(self.files.open_at(PathRef(inode), flags_of(mode))))
 
     def read_batch(self, reads: Sequence[tuple[Any, int, Any]]) -> list[int]:
         """Of each (file, offset, buffer) how many bytes there were, all at once. `file`: an `OpenFile`, or what `open`

@@ -29,7 +29,7 @@ from fireflyer.fs.schema.meta import (
     Found,
     Lock,
     LockKind,
-    Place,
+    PathRef,
     Reserve,
     Reserved,
     Stat,
@@ -177,7 +177,7 @@ class File:
     async def truncate(self, length: int) -> None:
         self._check(self.writable)
         await self._settled()
-        await self._found(Truncate(Place(self._body.id), length, self.handle))
+        await self._found(Truncate(PathRef(self._body.id), length, self.handle))
         self._body.forget(0, END_OF_FILE)
 
     async def allocate(self, mode: AllocateMode, offset: int, size: int) -> None:
@@ -190,7 +190,7 @@ class File:
 
     async def stat(self) -> Attributes:
         self._check(open_=True)
-        answer = await self._call(Stat(Place(self._body.id)))
+        answer = await self._call(Stat(PathRef(self._body.id)))
         if isinstance(answer, Found):
             self._body.learn(answer.inode, writing=False)
         return self.attributes

@@ -22,7 +22,7 @@ from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
-from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, Place, Stat
+from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, PathRef, Stat
 
 __all__ = ["FileOptions", "OpenFileTable"]
 
@@ -75,7 +75,7 @@ class OpenFileTable(ProcessBound):
 
     # --- opening ---
 
-    async def open(self, place: Place, flags: int, mode: int, actor: Actor | None, path: str | None) -> File:
+    async def open(self, place: PathRef, flags: int, mode: int, actor: Actor | None, path: str | None) -> File:
         """Raises `FileError`. EISDIR for a directory."""
         self.check()
         if flags & OpenFlag.TRUNCATE:  # what this client has written before must not come after the cut
@@ -92,7 +92,7 @@ class OpenFileTable(ProcessBound):
             raise file_error(errno.EISDIR, "", path)
         return await self._adopt(answer, flags, handle, actor, path, session)
 
-    async def settle(self, place: Place, follow: bool, actor: Actor | None) -> None:
+    async def settle(self, place: PathRef, follow: bool, actor: Actor | None) -> None:
         """Nothing waits of the file at this place, if this client has written to it."""
         if not any(body.unreported for body in self.bodies.values()):
             return
@@ -147,7 +147,7 @@ class OpenFileTable(ProcessBound):
                 where = await self._where(inode)
             except BaseException:
                 if handle and session == self._session:
-                    self.orphaned.add(UnconfirmedOpen(Place(inode.id), False, handle, actor, inode))
+                    self.orphaned.add(UnconfirmedOpen(PathRef(inode.id), False, handle, actor, inode))
                 raise
             made = OpenInode(self.port, inode, where, self._write_budget, self._read_ahead_budget)
             body = self.bodies.setdefault(inode.id, made)
@@ -187,7 +187,7 @@ class OpenFileTable(ProcessBound):
             del self._ending[future]
             heard = not isinstance(future.error, FireflyerError) or isinstance(future.error, FileError)
             if not heard and session == self._session:
-                self.orphaned.add(UnconfirmedOpen(Place(inode.id), False, handle, actor, inode))
+                self.orphaned.add(UnconfirmedOpen(PathRef(inode.id), False, handle, actor, inode))
 
         future.then(over)
 

@@ -52,7 +52,7 @@ from fireflyer.fs.schema.meta import (
     Close,
     Found,
     Opened,
-    Place,
+    PathRef,
     Renew,
     Report,
     Request,
@@ -385,7 +385,7 @@ class OpenInode:
         self.rights.clear()
         # In this order: what is found after it is held was not collected before, nor will be.
         await self.port.future_of(self.port.meta.beat())
-        answer = await self.port.call(Stat(Place(self.id)), reader.actor)
+        answer = await self.port.call(Stat(PathRef(self.id)), reader.actor)
         if isinstance(answer, Found):
             if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:
                 raise file_error(errno.ESTALE, "it was removed while this client had no session")
@@ -403,7 +403,7 @@ class OpenInode:
         if self.doubtful:
             await self._recover()
         if beyond > self.length and time.monotonic_ns() - self.asked_ns > _FRESH_NS:
-            answer = await self.port.call(Stat(Place(self.id)), next((one.actor for one in self.files), None))
+            answer = await self.port.call(Stat(PathRef(self.id)), next((one.actor for one in self.files), None))
             if isinstance(answer, Found):
                 self.learn(answer.inode, writing=False)
 

@@ -19,7 +19,7 @@ from fireflyer.fs.client.files.open_inode import OpenInode
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import FileDetails, Inode
-from fireflyer.fs.schema.meta import Actor, Close, Found, Place, Stat
+from fireflyer.fs.schema.meta import Actor, Close, Found, PathRef, Stat
 
 __all__ = ["OrphanedHandles", "UnansweredClose", "UnconfirmedOpen"]
 
@@ -39,7 +39,7 @@ class UnansweredClose:
 class UnconfirmedOpen:
     """An open for writing whose answer nobody has waited for."""
 
-    place: Place
+    place: PathRef
     follow: bool
     handle: int
     actor: Actor | None

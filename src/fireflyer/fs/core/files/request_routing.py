@@ -19,7 +19,7 @@ from fireflyer.fs.schema.meta import (
     Lock,
     Open,
     OpenFlag,
-    Place,
+    PathRef,
     ReadLink,
     RemoveTree,
     Renew,
@@ -99,7 +99,7 @@ def routing_key_of(request: Request) -> bytes:
     directory of a place, or the inode."""
     for name in ("place", "target", "directory", "inode"):
         found = getattr(request, name, None)
-        if isinstance(found, Place):
+        if isinstance(found, PathRef):
             return b"%d/%s" % (found.base, found.path.rpartition(b"/")[0])
         if found is not None:
             return b"%d" % cast("int", found)

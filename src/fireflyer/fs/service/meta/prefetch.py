@@ -15,7 +15,7 @@ from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.replies import rows_of
 from fireflyer.fs.core.meta.tables import WRITERS, decode_entry, entry_key, inode_key, pair_key
 from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, InodeId
-from fireflyer.fs.schema.meta import Close, Place, Report, Request, Reserve, SetAttributes
+from fireflyer.fs.schema.meta import Close, PathRef, Report, Request, Reserve, SetAttributes
 from fireflyer.kvstore import TransactionBatch
 
 __all__ = ["places_of", "prefetch"]
@@ -29,7 +29,7 @@ Asking = tuple[int, int, Request]
 """Client, number (0: none), request."""
 
 
-def places_of(request: Request) -> Iterable[Place]:
+def places_of(request: Request) -> Iterable[PathRef]:
     """That it names, as far as that is seen."""
     places = getattr(request, "places", None)
     if places is not None:
@@ -37,12 +37,12 @@ def places_of(request: Request) -> Iterable[Place]:
         return
     for name in _PLACES:
         place = getattr(request, name, None)
-        if isinstance(place, Place):
+        if isinstance(place, PathRef):
             yield place
     for name in _INODES:
         inode = getattr(request, name, None)
         if isinstance(inode, int):
-            yield Place(inode)
+            yield PathRef(inode)
 
 
 async def prefetch(transaction_batch: TransactionBatch, asking: Sequence[Asking]) -> None:

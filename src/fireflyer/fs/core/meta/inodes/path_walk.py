@@ -31,7 +31,7 @@ from fireflyer.fs.schema.inodes import (
     Kind,
     SymlinkDetails,
 )
-from fireflyer.fs.schema.meta import Place
+from fireflyer.fs.schema.meta import PathRef
 
 __all__ = ["Last", "Spot", "Walker", "find", "look_up"]
 
@@ -63,7 +63,7 @@ class Spot:
 class Walker:
     __slots__ = ("_context", "_directory", "_links", "_names", "_pending", "_place", "_slash")
 
-    def __init__(self, context: Context, place: Place) -> None:
+    def __init__(self, context: Context, place: PathRef) -> None:
         """Raises ENAMETOOLONG, EINVAL."""
         path = place.path
         if len(path) > MAX_PATH_BYTES:
@@ -159,7 +159,7 @@ async def look_up(context: Context, directory: Inode, name: bytes) -> EntryRow |
     return None if value is None else decode_entry(key, value)
 
 
-async def find(context: Context, place: Place, *, follow: bool = True) -> Inode:
+async def find(context: Context, place: PathRef, *, follow: bool = True) -> Inode:
     """What is there; a symbolic link at the end is followed or found. An empty path is the base itself.
     Raises the errors of a path."""
     walker = Walker(context, place)

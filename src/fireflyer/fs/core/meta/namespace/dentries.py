@@ -52,7 +52,7 @@ from fireflyer.fs.schema.meta import (
     MakeNode,
     Open,
     OpenFlag,
-    Place,
+    PathRef,
     Remove,
     RemoveDirectory,
     Symlink,
@@ -227,7 +227,7 @@ async def remove_directory(request: RemoveDirectory, context: Context) -> Done:
     return Done()
 
 
-async def spot_to_remove(context: Context, place: Place) -> tuple[Spot, Inode]:
+async def spot_to_remove(context: Context, place: PathRef) -> tuple[Spot, Inode]:
     """Of a directory that may be removed, as far as it is empty."""
     spot = await Walker(context, place).parent()
     if spot.last is Last.DOT:
@@ -253,7 +253,7 @@ async def drop_name(context: Context, inode: Inode) -> None:
         await holds.unlink(context, inode)
 
 
-async def _vacancy(context: Context, place: Place, *, directory: bool = False) -> Spot:
+async def _vacancy(context: Context, place: PathRef, *, directory: bool = False) -> Spot:
     """Where nothing is yet. `directory`: a slash may be behind the name."""
     spot = await Walker(context, place).parent()
     if spot.last is not Last.NAME:

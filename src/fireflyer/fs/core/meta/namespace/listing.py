@@ -27,7 +27,7 @@ from fireflyer.fs.schema.meta import (
     FoundMany,
     ListDirectory,
     Listing,
-    Place,
+    PathRef,
     ReadLink,
     Stat,
     StatMany,
@@ -80,7 +80,7 @@ async def _may_search(context: Context, directory: InodeId) -> bool:
     return permits(context.asker, inode, EXECUTE)
 
 
-async def _errno_or_inode(context: Context, place: Place, *, follow: bool) -> Inode | int:
+async def _errno_or_inode(context: Context, place: PathRef, *, follow: bool) -> Inode | int:
     try:
         return await find(context, place, follow=follow)
     except FileError as error:
