@@ -33,13 +33,13 @@ from fireflyer.fs.schema.inodes import (
 )
 from fireflyer.fs.schema.meta import PathRef
 
-__all__ = ["Last", "Spot", "Walker", "find", "look_up"]
+__all__ = ["LastComponent", "LastType", "Walker", "find", "look_up"]
 
 MAX_NAMES: Final = 4096
 """Of a path with all links on its way: twice what a path has at most."""
 
 
-class Last(enum.Enum):
+class LastType(enum.Enum):
     NAME = enum.auto()
     DOT = enum.auto()
     DOT_DOT = enum.auto()
@@ -47,15 +47,15 @@ class Last(enum.Enum):
     """The path is "/" or empty: where it begins is where it ends."""
 
 
-_DOTS = {b".": Last.DOT, b"..": Last.DOT_DOT}
+_DOTS = {b".": LastType.DOT, b"..": LastType.DOT_DOT}
 
 
 @dataclass(slots=True)
-class Spot:
+class LastComponent:
     directory: Inode
-    """Searched; with `Last.NOTHING` what the path names, whatever its kind."""
+    """Searched; with `LastType.NOTHING` what the path names, whatever its kind."""
     name: bytes
-    last: Last
+    last: LastType
     slash: bool
     """Behind the name."""
 
@@ -82,7 +82,7 @@ class Walker:
         elif path:
             self._pending.append(path)
 
-    async def parent(self) -> Spot:
+    async def parent(self) -> LastComponent:
         """Raises ENOTDIR, EACCES, ENOENT, ENAMETOOLONG, ELOOP; ESTALE where the place's base is gone."""
         context, pending = self._context, self._pending
         directory = self._directory or await self._start()
@@ -97,7 +97,7 @@ class Walker:
                 await context.rest()
             if not pending:
                 self._directory = directory
-                return Spot(directory, name, _DOTS.get(name, Last.NAME), self._slash)
+                return LastComponent(directory, name, _DOTS.get(name, LastType.NAME), self._slash)
             if name == b".":
                 continue
             if name == b"..":
@@ -112,7 +112,7 @@ class Walker:
             else:
                 directory = inode
         self._directory = directory
-        return Spot(directory, b"", Last.NOTHING, self._slash)
+        return LastComponent(directory, b"", LastType.NOTHING, self._slash)
 
     async def enter(self, link: SymlinkDetails) -> None:
         """The last name was this link: `parent` then goes on behind it. Raises ELOOP."""
@@ -165,9 +165,9 @@ async def find(context: Context, place: PathRef, *, follow: bool = True) -> Inod
     walker = Walker(context, place)
     while True:
         spot = await walker.parent()
-        if spot.last is Last.DOT_DOT:
+        if spot.last is LastType.DOT_DOT:
             return await parent_of(context, spot.directory)
-        if spot.last is not Last.NAME:
+        if spot.last is not LastType.NAME:
             return spot.directory
         entry = await look_up(context, spot.directory, spot.name)
         if entry is None:

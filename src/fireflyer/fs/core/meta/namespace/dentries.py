@@ -16,7 +16,7 @@ from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context, Rows
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, directory_details, parent_of
 from fireflyer.fs.core.meta.inodes.layout import new_layout
-from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, find, look_up
+from fireflyer.fs.core.meta.inodes.path_walk import LastComponent, LastType, Walker, find, look_up
 from fireflyer.fs.core.meta.inodes.permissions import (
     EXECUTE,
     GROUP_EXECUTE,
@@ -88,7 +88,7 @@ async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
     walker = Walker(context, request.place)
     while True:
         spot = await walker.parent()
-        if flags & _CREATE and spot.last is Last.NAME and spot.slash:
+        if flags & _CREATE and spot.last is LastType.NAME and spot.slash:
             raise file_error(errno.EISDIR)
         inode = await _at(context, spot)
         if inode is None:
@@ -97,7 +97,7 @@ async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
             return await _create_file(context, spot, request.mode), True
         if flags & _CREATE and flags & _EXCLUSIVE:
             raise file_error(errno.EEXIST)
-        if isinstance(inode.body, SymlinkDetails) and spot.last is Last.NAME and (flags & _FOLLOW or spot.slash):
+        if isinstance(inode.body, SymlinkDetails) and spot.last is LastType.NAME and (flags & _FOLLOW or spot.slash):
             await walker.enter(inode.body)
             continue
         if spot.slash and inode.kind is not Kind.DIRECTORY:
@@ -106,10 +106,10 @@ async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
         return inode, False
 
 
-async def _at(context: Context, spot: Spot) -> Inode | None:
-    if spot.last is Last.DOT_DOT:
+async def _at(context: Context, spot: LastComponent) -> Inode | None:
+    if spot.last is LastType.DOT_DOT:
         return await parent_of(context, spot.directory)
-    if spot.last is not Last.NAME:
+    if spot.last is not LastType.NAME:
         return spot.directory
     entry = await look_up(context, spot.directory, spot.name)
     return None if entry is None else await context.known(entry.id)
@@ -131,7 +131,7 @@ def _check_opening(context: Context, inode: Inode, flags: int) -> None:
         raise file_error(errno.ENXIO, "fifos, sockets and devices are opened by the kernel that they are used on")
 
 
-async def _create_file(context: Context, spot: Spot, mode: int) -> Inode:
+async def _create_file(context: Context, spot: LastComponent, mode: int) -> Inode:
     directory = spot.directory
     _require_addition(context, directory)
     inode_id = context.new_id()
@@ -199,7 +199,7 @@ async def link(request: Link, context: Context) -> Found:
 
 async def remove(request: Remove, context: Context) -> Done:
     spot = await Walker(context, request.place).parent()
-    if spot.last is not Last.NAME:
+    if spot.last is not LastType.NAME:
         raise file_error(errno.EISDIR)
     inode = await _at(context, spot)
     if inode is None:
@@ -227,14 +227,14 @@ async def remove_directory(request: RemoveDirectory, context: Context) -> Done:
     return Done()
 
 
-async def spot_to_remove(context: Context, place: PathRef) -> tuple[Spot, Inode]:
+async def spot_to_remove(context: Context, place: PathRef) -> tuple[LastComponent, Inode]:
     """Of a directory that may be removed, as far as it is empty."""
     spot = await Walker(context, place).parent()
-    if spot.last is Last.DOT:
+    if spot.last is LastType.DOT:
         raise file_error(errno.EINVAL)
-    if spot.last is Last.DOT_DOT:
+    if spot.last is LastType.DOT_DOT:
         raise file_error(errno.ENOTEMPTY)
-    if spot.last is Last.NOTHING:
+    if spot.last is LastType.NOTHING:
         raise file_error(errno.EBUSY if spot.directory.id == ROOT else errno.EINVAL)
     inode = await _at(context, spot)
     if inode is None:
@@ -253,10 +253,10 @@ async def drop_name(context: Context, inode: Inode) -> None:
         await holds.unlink(context, inode)
 
 
-async def _vacancy(context: Context, place: PathRef, *, directory: bool = False) -> Spot:
+async def _vacancy(context: Context, place: PathRef, *, directory: bool = False) -> LastComponent:
     """Where nothing is yet. `directory`: a slash may be behind the name."""
     spot = await Walker(context, place).parent()
-    if spot.last is not Last.NAME:
+    if spot.last is not LastType.NAME:
         raise file_error(errno.EEXIST)
     if await look_up(context, spot.directory, spot.name) is not None:
         raise file_error(errno.EEXIST)
@@ -274,7 +274,7 @@ def _require_addition(context: Context, directory: Inode) -> None:
 
 async def _make(
     context: Context,
-    spot: Spot,
+    spot: LastComponent,
     inode_id: InodeId,
     kind: Kind,
     mode: int,

@@ -13,7 +13,7 @@ import msgspec
 
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, is_in
-from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, look_up
+from fireflyer.fs.core.meta.inodes.path_walk import LastComponent, LastType, Walker, look_up
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, WRITE, require, require_removal
 from fireflyer.fs.core.meta.namespace import dentries, trash
 from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, entry_key
@@ -26,8 +26,8 @@ __all__ = ["rename"]
 
 @dataclass(slots=True)
 class _Move:
-    source: Spot
-    target: Spot
+    source: LastComponent
+    target: LastComponent
     moved: Inode
     other: Inode | None
     """What is at the target."""
@@ -61,9 +61,9 @@ async def _find(request: Rename, context: Context) -> _Move:
         raise file_error(errno.EINVAL)
     source = await Walker(context, request.source).parent()
     target = await Walker(context, request.target).parent()
-    if source.last is not Last.NAME:
+    if source.last is not LastType.NAME:
         raise file_error(errno.EBUSY)
-    if target.last is not Last.NAME:
+    if target.last is not LastType.NAME:
         raise file_error(errno.EEXIST if no_replace else errno.EBUSY)
     entry = await look_up(context, source.directory, source.name)
     if entry is None:
