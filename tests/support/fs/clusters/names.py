@@ -147,7 +147,7 @@ def violations(items: Iterable[tuple[bytes, bytes]]) -> list[str]:
     return found
 
 
-_Names = list[tuple[int, bytes, tables.EntryRow]]
+_Names = list[tuple[int, bytes, tables.DentryRow]]
 
 
 def _parent_and_name(key: bytes) -> tuple[int, bytes]:

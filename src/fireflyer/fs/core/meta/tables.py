@@ -1,7 +1,7 @@
 """What the meta service keeps in the key-value store: keys and values.
 
     FI + id (8)                    an inode                      `Inode`
-    FE + parent (8) + name         a name in a directory         `EntryRow`
+    FE + parent (8) + name         a name in a directory         `DentryRow`
     FV + id (8) + name             an extended attribute         the value
     FA + directory (8)             a quota area                  `AreaRow`
     FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
@@ -25,7 +25,7 @@ from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.schema.inodes import Inode, InodeId, Kind
 
 __all__ = ["AREAS", "ENTRIES", "FORMAT", "HOLDS", "INODES", "LOCKS", "TRASH", "UNLINKED", "VALUES", "WRITERS"]
-__all__ += ["AreaRow", "Coder", "EntryRow", "TrashRow", "decode_entry", "decode_inode", "encode_entry"]
+__all__ += ["AreaRow", "Coder", "DentryRow", "TrashRow", "decode_entry", "decode_inode", "encode_entry"]
 __all__ += ["encode_inode", "entries_end", "entry_key", "inode_key", "number_key", "pair_key", "prefix_end"]
 
 FORMAT: Final = b"\x01"
@@ -45,7 +45,7 @@ ENTRY_PREFIX_BYTES: Final = 10
 R = TypeVar("R")
 
 
-class EntryRow(msgspec.Struct, frozen=True, array_like=True):
+class DentryRow(msgspec.Struct, frozen=True, array_like=True):
     id: InodeId
     kind: Kind
 
@@ -107,7 +107,7 @@ AREA_ROWS: Final = Coder(AreaRow)
 TRASH_ROWS: Final = Coder(TrashRow)
 TRASH_CLOCK_ROWS: Final = Coder(TrashClockRow)
 _INODE: Final = Coder(Inode)
-_ENTRY: Final = Coder(EntryRow)
+_ENTRY: Final = Coder(DentryRow)
 __all__ += ["AREA_ROWS", "ENTRY_PREFIX_BYTES", "TRASH_CLOCK_KEY", "TRASH_CLOCK_ROWS", "TRASH_ROWS", "TrashClockRow"]
 __all__ += ["corrupt"]
 

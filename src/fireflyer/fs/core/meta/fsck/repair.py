@@ -12,7 +12,7 @@ from fireflyer.fs.core.meta.fsck.rows import Adopt, ClearRow, Problem, Repair, S
 from fireflyer.fs.core.meta.inodes.directories import changed_directory
 from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.open_files import holds
-from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, EntryRow, encode_entry, entry_key, number_key
+from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, DentryRow, encode_entry, entry_key, number_key
 from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, Inode, Kind
 
 __all__ = ["LOST_AND_FOUND", "repair"]
@@ -77,7 +77,7 @@ async def _adopt(each: Adopt, inode: Inode, context: Context) -> None:
     if each.key:
         context.rows.clear(each.key)
     home = await _lost_and_found(context)
-    context.rows.set(entry_key(home.id, b"%d" % inode.id), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.rows.set(entry_key(home.id, b"%d" % inode.id), encode_entry(DentryRow(inode.id, inode.kind)))
     context.put(changed_directory(home, context.now_ns, 1, 1 if inode.kind is Kind.DIRECTORY else 0))
     context.put(_changed(inode, SetInode(inode.id, links=1, parent=home.id)))
 
@@ -94,6 +94,6 @@ async def _lost_and_found(context: Context) -> Inode:
     body = DirectoryDetails(ROOT, depth=1)
     made = Inode(context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.area, body)
     context.put(made)
-    context.rows.set(entry_key(ROOT, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))
+    context.rows.set(entry_key(ROOT, name), encode_entry(DentryRow(made.id, Kind.DIRECTORY)))
     context.put(changed_directory(root, now_ns, 1, 1))
     return made

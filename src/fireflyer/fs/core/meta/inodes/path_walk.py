@@ -20,7 +20,7 @@ from typing import Final
 from fireflyer.fs.core.meta.context import REST_MASK, Context
 from fireflyer.fs.core.meta.inodes.directories import parent_of, require_reach
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, permits
-from fireflyer.fs.core.meta.tables import EntryRow, corrupt, decode_entry, entry_key, inode_key
+from fireflyer.fs.core.meta.tables import DentryRow, corrupt, decode_entry, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (
     MAX_NAME_BYTES,
@@ -150,7 +150,7 @@ class Walker:
         self._slash = path.endswith(b"/")
 
 
-async def look_up(context: Context, directory: Inode, name: bytes) -> EntryRow | None:
+async def look_up(context: Context, directory: Inode, name: bytes) -> DentryRow | None:
     """A name in a directory that was searched. Raises ENAMETOOLONG."""
     if len(name) > MAX_NAME_BYTES:
         raise file_error(errno.ENAMETOOLONG)

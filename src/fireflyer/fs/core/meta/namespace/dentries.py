@@ -30,7 +30,7 @@ from fireflyer.fs.core.meta.inodes.permissions import (
 )
 from fireflyer.fs.core.meta.namespace import trash
 from fireflyer.fs.core.meta.open_files import holds
-from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, encode_inode, entry_key, inode_key
+from fireflyer.fs.core.meta.tables import DentryRow, encode_entry, encode_inode, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (
     MAX_LINKS,
@@ -192,7 +192,7 @@ async def link(request: Link, context: Context) -> Found:
         raise file_error(errno.EXDEV, "a quota area lies between them")
     inode = msgspec.structs.replace(inode, links=inode.links + 1, ctime_ns=context.now_ns, home=directory.id)
     context.put(inode)
-    context.rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.rows.set(entry_key(directory.id, spot.name), encode_entry(DentryRow(inode.id, inode.kind)))
     context.put(changed_directory(directory, context.now_ns, 1, 0))
     return Found(inode)
 
@@ -296,6 +296,6 @@ async def _make(
     inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body, home, target_bytes)
     rows = context.rows
     rows.set(inode_key(inode_id), encode_inode(inode))
-    rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode_id, kind)))
+    rows.set(entry_key(directory.id, spot.name), encode_entry(DentryRow(inode_id, kind)))
     context.put(changed_directory(directory, now_ns, 1, 1 if kind is Kind.DIRECTORY else 0))
     return inode

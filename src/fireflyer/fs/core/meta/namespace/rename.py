@@ -16,7 +16,7 @@ from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_i
 from fireflyer.fs.core.meta.inodes.path_walk import LastComponent, LastType, Walker, look_up
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, WRITE, require, require_removal
 from fireflyer.fs.core.meta.namespace import dentries, trash
-from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, entry_key
+from fireflyer.fs.core.meta.tables import DentryRow, encode_entry, entry_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import DirectoryDetails, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Done, Rename, RenameFlag
@@ -144,7 +144,7 @@ async def _move(context: Context, move: _Move) -> None:
 
 
 def _set(context: Context, directory: InodeId, name: bytes, inode: Inode) -> None:
-    context.rows.set(entry_key(directory, name), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.rows.set(entry_key(directory, name), encode_entry(DentryRow(inode.id, inode.kind)))
 
 
 def _moved(inode: Inode, directory: Inode, now_ns: int) -> Inode:

@@ -29,7 +29,7 @@ from fireflyer.fs.core.meta.tables import (
     TRASH_CLOCK_KEY,
     TRASH_CLOCK_ROWS,
     TRASH_ROWS,
-    EntryRow,
+    DentryRow,
     TrashRow,
     encode_entry,
     entry_key,
@@ -105,7 +105,7 @@ async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: in
         DirectoryDetails(parent.id, depth=directory_details(parent).depth + 1),
     )
     context.put(made)
-    context.rows.set(entry_key(parent.id, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))
+    context.rows.set(entry_key(parent.id, name), encode_entry(DentryRow(made.id, Kind.DIRECTORY)))
     context.put(changed_directory(await context.known(parent.id), now_ns, 1, 1))
     return made
 
@@ -113,7 +113,7 @@ async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: in
 async def _add(context: Context, own: Inode, name: bytes, inode: Inode, seconds: int) -> None:
     body, now_ns, asker = inode.body, context.now_ns, context.asker
     kept_as = await _free_name(context, own, name, inode.id)
-    context.rows.set(entry_key(own.id, kept_as), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.rows.set(entry_key(own.id, kept_as), encode_entry(DentryRow(inode.id, inode.kind)))
     context.put(changed_directory(own, now_ns, 1, 1 if isinstance(body, DirectoryDetails) else 0))
     if isinstance(body, DirectoryDetails):
         body = msgspec.structs.replace(body, parent=own.id, depth=directory_details(own).depth + 1)
