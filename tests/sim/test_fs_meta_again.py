@@ -90,7 +90,7 @@ KINDS: Final[dict[str, Asks]] = {
     "remove value": lambda _: meta.RemoveValue(at("d/file"), b"user.a"),
     "lock": lambda inode: meta.Lock(inode, meta.Window.RANGE, 1, meta.LockKind.WRITE, 5, 50),
     "beat": lambda inode: meta.Beat(1000, (inode,)),
-    "set area": lambda _: meta.SetArea(at("d/full"), bytes=1 << 30, inodes=3),
+    "set area": lambda _: meta.SetQuota(at("d/full"), bytes=1 << 30, inodes=3),
     "set defaults": lambda _: meta.SetDefaults(at("d"), Defaults(chunk_bytes=CHUNK_BYTES, stripe=1)),
     "refused": lambda _: meta.MakeDirectory(at("d/file")),
     "refused after long": lambda _: meta.Truncate(at("q/file"), 1000 * CELL_BYTES),
@@ -231,7 +231,7 @@ class Play:
         if isinstance(body, FileDetails):
             content = body.length, body.layout.chunk_bytes, body.layout.stripe, self.world.chunks.of(inode.id)
         elif isinstance(body, DirectoryDetails):
-            content = body.entries, body.subdirectories, body.defaults, bool(inode.area)
+            content = body.entries, body.subdirectories, body.defaults, bool(inode.quota_tree)
         return inode.kind, inode.mode, inode.uid, inode.gid, inode.links, content
 
     def _area(self, key: bytes, value: bytes) -> tuple[Any, ...]:

@@ -158,7 +158,7 @@ FORMATS: Final = (
     Format("fs.meta.stored-answer", "msgpack", meta.Answer),
     Format("fs.meta.inode-row", "msgpack", inodes.Inode),
     Format("fs.meta.entry-row", "msgpack", tables.DentryRow),
-    Format("fs.meta.area-row", "msgpack", tables.AreaRow),
+    Format("fs.meta.area-row", "msgpack", tables.QuotaTreeRow),
     Format("fs.meta.trash-row", "msgpack", tables.TrashRow),
     Format("fs.meta.trash-clock-row", "msgpack", tables.TrashClockRow),
     Format("fs.meta.grant-row", "msgpack", inodes.Layout),

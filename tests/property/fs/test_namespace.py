@@ -22,14 +22,14 @@ from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT, Defaults, FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import (
-    Area,
     Found,
-    GetArea,
+    GetQuota,
     Link,
     ListDirectory,
     Listing,
     MakeDirectory,
     MakeNode,
+    QuotaTree,
     Remove,
     Removed,
     RemoveDirectory,
@@ -37,8 +37,8 @@ from fireflyer.fs.schema.meta import (
     RemoveValue,
     Rename,
     RenameFlag,
-    SetArea,
     SetDefaults,
+    SetQuota,
     SetValue,
 )
 
@@ -109,7 +109,7 @@ class Both:
         async def body(context: Context) -> None:
             inode = await context.known(inode_id)
             assert isinstance(inode.body, FileDetails)
-            await quota_trees.charge(context, inode.area, inode_id, 0)
+            await quota_trees.charge(context, inode.quota_tree, inode_id, 0)
             context.put(msgspec.structs.replace(inode, body=FileDetails(inode.body.layout, inode_id)))
 
         self.names.run(body)
@@ -148,7 +148,7 @@ class Both:
 
     def set_area(self, path: tuple[str, ...], on: bool) -> None:
         self._model(self.model.set_area, path, on)
-        self.names.do(SetArea(place(path), 1 << 40 if on else None))
+        self.names.do(SetQuota(place(path), 1 << 40 if on else None))
 
     def set_trash(self, path: tuple[str, ...], seconds: int) -> None:
         self._model(self.model.set_trash, path, seconds)
@@ -184,7 +184,7 @@ class Both:
             context.rows.clear_range(
                 tables.number_key(tables.VALUES, inode.id), tables.number_key(tables.VALUES, inode.id + 1)
             )
-            await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)
+            await quota_trees.charge(context, inode.quota_tree, -inode.charged_bytes, -1)
 
         self.names.run(body)
 
@@ -203,8 +203,8 @@ class Both:
     def _compare_area(self, path: tuple[str, ...], node: Node) -> None:
         within = {found.id or -number for number, (_, found) in enumerate(self.model.walk(node))}
         unlinked = [key for key, _ in self.names.rows() if key[:2] == tables.UNLINKED]
-        area = self.names.ask(GetArea(place(path)), Area)
-        assert len(within) <= area.inodes <= len(within) + len(unlinked)
+        quota_tree = self.names.ask(GetQuota(place(path)), QuotaTree)
+        assert len(within) <= quota_tree.inodes <= len(within) + len(unlinked)
 
     def _walk(self, path: tuple[str, ...], directory: int) -> Any:
         inode = self.names.stat("/" + "/".join(path))
@@ -309,10 +309,12 @@ def lose(names: Names, damage: list[int]) -> None:
                 if number % 3 == 1 and changed.kind is inode.kind:
                     context.put(msgspec.structs.replace(changed, id=inode.id))
                 else:
-                    context.put(msgspec.structs.replace(inode, links=number % 4, area=number % 5))
+                    context.put(msgspec.structs.replace(inode, links=number % 4, quota_tree=number % 5))
             elif key[:2] == tables.AREAS:
-                area = tables.AREA_ROWS.decode(key, value)
-                context.rows.set(key, tables.AREA_ROWS.encode(msgspec.structs.replace(area, bytes=5, outer=number % 9)))
+                quota_tree = tables.AREA_ROWS.decode(key, value)
+                context.rows.set(
+                    key, tables.AREA_ROWS.encode(msgspec.structs.replace(quota_tree, bytes=5, outer=number % 9))
+                )
             else:
                 context.rows.set(key, other)
 

@@ -133,7 +133,7 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
     atime_ns: _Time
     mtime_ns: _Time
     ctime_ns: _Time
-    area: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    quota_tree: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     """The innermost quota area that it is in: the inode of that directory; 0: none. A directory that is the head of an
     area is in it."""
     body: FileDetails | DirectoryDetails | SymlinkDetails | DeviceDetails

@@ -23,13 +23,13 @@ from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_PATH_
 
 __all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_NUMBERS"]
 __all__ += ["MAX_UNDER_WAY", "MAX_VALUE_BYTES", "MAX_VALUE_NAME_BYTES", "UNKNOWN_CUT", "Access", "Actor", "Allocate"]
-__all__ += ["AllocateMode", "Answer", "Answers", "Area", "Beat", "Call", "Calls", "Changing", "Close", "Done"]
-__all__ += ["Entry", "Found", "FoundMany", "GetArea", "GetLock", "GetSpace", "GetValue", "Link", "ListDirectory"]
+__all__ += ["AllocateMode", "Answer", "Answers", "Beat", "Call", "Calls", "Changing", "Close", "Done", "QuotaTree"]
+__all__ += ["Entry", "Found", "FoundMany", "GetLock", "GetQuota", "GetSpace", "GetValue", "Link", "ListDirectory"]
 __all__ += ["ListValues"]
 __all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Names", "Now", "Open"]
 __all__ += ["OpenFlag", "Opened", "PathRef", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
 __all__ += ["RemoveValue", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
-__all__ += ["SetArea", "SetAttributes", "SetDefaults", "SetValue", "Space", "Stat", "StatMany", "Symlink", "Target"]
+__all__ += ["SetAttributes", "SetDefaults", "SetQuota", "SetValue", "Space", "Stat", "StatMany", "Symlink", "Target"]
 __all__ += ["Truncate", "Value", "ValueFlag", "Window"]
 
 MAX_CALLS: Final = 64
@@ -153,8 +153,8 @@ class GetLock(msgspec.Struct, frozen=True, array_like=True, tag=9):
     lock: Lock
 
 
-class GetArea(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Answered by `Area`; ENODATA where the directory is not the head of one."""
+class GetQuota(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Answered by `QuotaTree`; ENODATA where the directory is not the head of one."""
 
     place: PathRef
 
@@ -419,10 +419,10 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=38):
     whole: bool = True
 
 
-class SetArea(msgspec.Struct, frozen=True, array_like=True, tag=39):
+class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag=39):
     """Makes a directory the head of a quota area, or changes its limits; both None: it is none any more. By
     administrators (uid 0). A directory with entries can become one while it is small enough to be counted in one
-    transaction: else EFBIG, with how to do it. Answered by `Area`."""
+    transaction: else EFBIG, with how to do it. Answered by `QuotaTree`."""
 
     place: PathRef
     bytes: _U63 | None = None
@@ -521,7 +521,7 @@ class LockState(msgspec.Struct, frozen=True, array_like=True, tag=13):
     client: ClientId = 0
 
 
-class Area(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class QuotaTree(msgspec.Struct, frozen=True, array_like=True, tag=14):
     head: InodeId
     bytes: _U63
     inodes: _U63
@@ -549,12 +549,12 @@ Changing: TypeAlias = (
     | RemoveValue
     | Lock
     | Beat
-    | SetArea
+    | SetQuota
     | SetDefaults
 )
 """These are numbered, and `Open` where it changes anything."""
 Reading: TypeAlias = (
-    Stat | StatMany | ListDirectory | ReadLink | Access | GetValue | ListValues | GetSpace | GetLock | GetArea | Renew
+    Stat | StatMany | ListDirectory | ReadLink | Access | GetValue | ListValues | GetSpace | GetLock | GetQuota | Renew
 )
 Request: TypeAlias = Reading | Open | Changing
 Answer: TypeAlias = (
@@ -571,7 +571,7 @@ Answer: TypeAlias = (
     | Reserved
     | Removed
     | LockState
-    | Area
+    | QuotaTree
 )
 
 

@@ -308,7 +308,7 @@ async def _raw_requests(scene: Scene) -> None:
             meta.Rename(within, PathRef(ROOT, b"common/mine")),
             meta.Rename(PathRef(ROOT, b"common/hers"), PathRef(ROOT, b"common/mine")),
             meta.Link(within, PathRef(ROOT, b"common/mine")),
-            meta.SetArea(PathRef(scene.directory), 1),
+            meta.SetQuota(PathRef(scene.directory), 1),
             meta.SetDefaults(PathRef(scene.directory), Defaults()),
             meta.MakeDirectory(PathRef(scene.directory, b"mine")),
         ]

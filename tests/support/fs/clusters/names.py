@@ -189,8 +189,8 @@ def _wrong_places(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
         inode = inodes[entry.id]
         if isinstance(inode.body, DirectoryDetails) and inode.body.parent != parent:
             yield f"directory {inode.id} is in {parent} and says {inode.body.parent}"
-        if inode.area not in (inodes[parent].area, inode.id if inode.kind is Kind.DIRECTORY else 0):
-            yield f"{name!r} ({inode.id}) is in area {inode.area}, its directory in {inodes[parent].area}"
+        if inode.quota_tree not in (inodes[parent].quota_tree, inode.id if inode.kind is Kind.DIRECTORY else 0):
+            yield f"{name!r} ({inode.id}) is in area {inode.quota_tree}, its directory in {inodes[parent].quota_tree}"
     reached, pending = {ROOT}, [ROOT]
     while pending:
         for each in below[pending.pop()]:
@@ -216,19 +216,19 @@ def _wrong_areas(inodes: dict[int, Inode], rows: dict[bytes, bytes], sizes: dict
     counted: Counter[int] = Counter()
     lengths: Counter[int] = Counter()
     for inode in inodes.values():
-        area, steps = inode.area, 0
-        while area:
-            if area not in areas or steps > len(areas):
-                yield f"area {area}, of inode {inode.id} or around its area, has no row, or lies in itself"
+        quota_tree, steps = inode.quota_tree, 0
+        while quota_tree:
+            if quota_tree not in areas or steps > len(areas):
+                yield f"area {quota_tree}, of inode {inode.id} or around its area, has no row, or lies in itself"
                 break
-            counted[area] += 1
-            lengths[area] += sizes[inode.id]
-            area, steps = areas[area].outer, steps + 1
+            counted[quota_tree] += 1
+            lengths[quota_tree] += sizes[inode.id]
+            quota_tree, steps = areas[quota_tree].outer, steps + 1
     for row in areas.values():
         if (row.inodes, row.bytes) != (counted[row.head], lengths[row.head]) or not row.inodes:
             yield f"area {row.head} has {counted[row.head]} inodes, {lengths[row.head]} bytes, and says {row}"
-        if not row.closed and row.head in inodes and inodes[row.head].area != row.head:
-            yield f"the head of area {row.head} is in area {inodes[row.head].area}"
+        if not row.closed and row.head in inodes and inodes[row.head].quota_tree != row.head:
+            yield f"the head of area {row.head} is in area {inodes[row.head].quota_tree}"
 
 
 def _wrong_others(inodes: dict[int, Inode], rows: dict[bytes, dict[bytes, bytes]]) -> Iterable[str]:

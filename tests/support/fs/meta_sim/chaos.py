@@ -20,7 +20,7 @@ from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS
 from fireflyer.fs.core.meta.open_rows import CUTS, WAITS
 from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
-from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, PathRef, SetArea
+from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, PathRef, SetQuota
 from fireflyer.sim import Link
 
 __all__ = ["begin", "chaos", "check_store", "quiet"]
@@ -79,7 +79,7 @@ def begin(world: MetaWorld) -> None:
     places = [PathRef(ROOT, name) for name in DIRECTORIES]
     answers = world.begin(
         *[MakeDirectory(one) for one in places],
-        SetArea(places[-1], bytes=LIMIT_BYTES, inodes=5),
+        SetQuota(places[-1], bytes=LIMIT_BYTES, inodes=5),
         MakeNode(PathRef(ROOT, b"locked"), Kind.FILE),
     )
     locked = answers[-1]

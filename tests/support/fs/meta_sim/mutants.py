@@ -271,7 +271,7 @@ def the_inode_goes_before_its_chunks(patch: Patch) -> None:
 def collected_bytes_stay_in_use(patch: Patch) -> None:
     async def clear(context: Context, key: bytes, inode: Inode) -> None:
         if await context.rows.get(key) is not None:
-            await quota_trees.charge(context, inode.area, inode.length, 0, checked=False)
+            await quota_trees.charge(context, inode.quota_tree, inode.length, 0, checked=False)
             await original(context, key, inode)
 
     original = garbage_collection._clear

@@ -295,7 +295,7 @@ class MetaClient:
         if not isinstance(answer, Opened):
             return
         inode, body = answer.inode.id, _file_body(answer.inode)
-        if answer.inode.area:
+        if answer.inode.quota_tree:
             self.world.limited[inode] = True
         if event is not None:
             event.done(self.world.sim.now_ns)

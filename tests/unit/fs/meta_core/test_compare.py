@@ -15,13 +15,15 @@ CHAINS = (11, 12, 13, 14)
 CHUNK = 65536
 
 
-def directory(number: int, parent: int, entries: int, subdirectories: int = 0, area: int = 0) -> Inode:
+def directory(number: int, parent: int, entries: int, subdirectories: int = 0, quota_tree: int = 0) -> Inode:
     body = DirectoryDetails(parent, entries, subdirectories)
-    return Inode(number, Kind.DIRECTORY, 0o755, 0, 0, 1, 0, 0, 0, area, body)
+    return Inode(number, Kind.DIRECTORY, 0o755, 0, 0, 1, 0, 0, 0, quota_tree, body)
 
 
-def file(number: int, links: int = 1, length: int = 0, area: int = 0) -> Inode:
-    return Inode(number, Kind.FILE, 0o644, 0, 0, links, 0, 0, 0, area, FileDetails(Layout(1, CHUNK, 3, number), length))
+def file(number: int, links: int = 1, length: int = 0, quota_tree: int = 0) -> Inode:
+    return Inode(
+        number, Kind.FILE, 0o644, 0, 0, links, 0, 0, 0, quota_tree, FileDetails(Layout(1, CHUNK, 3, number), length)
+    )
 
 
 def held(length: int) -> ChunkVersion:
@@ -33,12 +35,12 @@ def kinds(names: Names) -> list[FaultKind]:
 
 
 def test_a_tree_with_several_names_of_a_file_is_right() -> None:
-    root, below = directory(ROOT, ROOT, 3, 1), directory(2, ROOT, 1, area=2)
+    root, below = directory(ROOT, ROOT, 3, 1), directory(2, ROOT, 1, quota_tree=2)
     twice = file(4, links=2)
     names = Names(root)
     within = names.directory("/", root, [Name("a", file(3)), Name("b", below), Name("c", twice)])
     assert within == [Name("b", below)]
-    assert names.directory("/b", below, [Name("d", msgspec.structs.replace(twice, area=2))]) == []
+    assert names.directory("/b", below, [Name("d", msgspec.structs.replace(twice, quota_tree=2))]) == []
     assert names.faults() == []
 
 
@@ -78,7 +80,7 @@ def test_a_directory_that_is_in_two_or_says_that_it_is_elsewhere() -> None:
 def test_a_quota_area_that_its_directory_is_not_in() -> None:
     root = directory(ROOT, ROOT, 2)
     names = Names(root)
-    names.directory("/", root, [Name("a", file(5, area=5)), Name("b", file(6, area=2))])
+    names.directory("/", root, [Name("a", file(5, quota_tree=5)), Name("b", file(6, quota_tree=2))])
     assert kinds(names) == [FaultKind.AREA, FaultKind.AREA]
 
 

@@ -19,7 +19,7 @@ from fireflyer.fs.schema.meta import (
     Access,
     Found,
     FoundMany,
-    GetArea,
+    GetQuota,
     GetSpace,
     GetValue,
     Link,
@@ -43,9 +43,9 @@ from fireflyer.fs.schema.meta import (
     RenameFlag,
     Renew,
     Request,
-    SetArea,
     SetAttributes,
     SetDefaults,
+    SetQuota,
     SetValue,
     Stat,
     StatMany,
@@ -81,7 +81,7 @@ def names() -> Iterator[Names]:
             MakeDirectory(at("tmp"), 0o1777),
             MakeDirectory(at("open"), 0o777),
             MakeDirectory(at("quota")),
-            SetArea(at("quota"), 1000, 2),
+            SetQuota(at("quota"), 1000, 2),
             MakeDirectory(at("quota/one")),
         )
         names.do(SetAttributes(at("tmp"), mode=0o1777), SetAttributes(at("open"), mode=0o777))
@@ -146,8 +146,8 @@ def test_a_path_that_leads_nowhere(names: Names, path: bytes, expected: int) -> 
         ListValues(place),
         Link(place, at("new"), follow=True),
         Truncate(place, 0),
-        GetArea(place),
-        SetArea(place, 1),
+        GetQuota(place),
+        SetQuota(place, 1),
         SetDefaults(place, Defaults()),
     ]
     for request in requests:
@@ -214,7 +214,7 @@ AS_ROOT: list[tuple[Request, int]] = [
     (Access(at("d"), 7), 0),
     (Access(at("open/program"), 7), 0),
     (GetSpace(GONE), errno.ESTALE),
-    (GetArea(at("d")), errno.ENODATA),
+    (GetQuota(at("d")), errno.ENODATA),
     # open
     (Open(at("d"), READ | CREATE), errno.EISDIR),
     (Open(at("d"), WRITE, 1), errno.EISDIR),
@@ -313,8 +313,8 @@ AS_ROOT: list[tuple[Request, int]] = [
     (SetDefaults(at("d"), Defaults(chunk_bytes=100_000)), errno.EINVAL),
     (SetDefaults(at("d"), Defaults(chunk_bytes=1 << 27)), errno.EINVAL),
     (SetDefaults(at("d"), Defaults(stripe=5000)), errno.EINVAL),
-    (SetArea(at("f"), 1), errno.ENOTDIR),
-    (SetArea(at("d")), errno.ENODATA),
+    (SetQuota(at("f"), 1), errno.ENOTDIR),
+    (SetQuota(at("d")), errno.ENODATA),
     # extended attributes
     (GetValue(at("f"), b"user.nothing"), errno.ENODATA),
     (GetValue(at("f"), b""), errno.ERANGE),
@@ -404,7 +404,7 @@ AS_USERS: list[tuple[Requester, Request, int]] = [
     (BOB, SetAttributes(at("open/group"), mtime_ns=1), errno.EPERM),
     (BOB, SetAttributes(at("open/group"), now=Now.MTIME), errno.EPERM),
     (BOB, SetDefaults(at("open/private"), Defaults()), errno.EPERM),
-    (ALICE, SetArea(at("open/private"), 1), errno.EPERM),
+    (ALICE, SetQuota(at("open/private"), 1), errno.EPERM),
     # extended attributes
     (BOB, SetValue(at("tmp/file"), b"user.x", b""), errno.EACCES),
     (BOB, GetValue(at("open/group"), b"user.x"), errno.ENODATA),
@@ -443,7 +443,7 @@ def test_in_a_removed_directory_nothing_is_found_or_made(names: Names) -> None:
         Open(at("x", gone), READ | CREATE),
         Stat(at("x", gone)),
         ListDirectory(gone),
-        SetArea(at("", gone), 1),
+        SetQuota(at("", gone), 1),
     ]
     for request in refused:
         assert names.errno(request) == errno.ENOENT, request

@@ -23,7 +23,7 @@ from fireflyer.fs.schema.meta import (
     Rename,
     RenameFlag,
     Request,
-    SetArea,
+    SetQuota,
 )
 from fireflyer.kvstore import MemoryEngine, SteppedTiming, steps
 from fireflyer.kvstore.errors import Conflict
@@ -43,7 +43,7 @@ def request(rng: random.Random, directories: list[int]) -> Request:
         RemoveDirectory(one),
         *[Rename(one, other)] * 30,
         Rename(one, other, RenameFlag.EXCHANGE),
-        SetArea(one, rng.choice([None, 1 << 30])),
+        SetQuota(one, rng.choice([None, 1 << 30])),
     ]
     picked: Request = rng.choice(kinds)
     return picked

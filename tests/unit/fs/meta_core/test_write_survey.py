@@ -20,20 +20,20 @@ from fireflyer.fs.core.meta.open_files.write_survey import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end
 from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode
 from fireflyer.fs.schema.meta import (
-    Area,
     Beat,
     Close,
     Done,
     Found,
-    GetArea,
+    GetQuota,
     MakeDirectory,
     Open,
     Opened,
     OpenFlag,
     PathRef,
+    QuotaTree,
     Remove,
-    SetArea,
     SetAttributes,
+    SetQuota,
     Stat,
     Truncate,
 )
@@ -129,14 +129,14 @@ def at(name: str) -> PathRef:
 async def test_what_was_written_behind_an_end_told_too_low_is_charged() -> None:
     async with _Rig() as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=100 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=100 * MIB)), QuotaTree)
         file = await rig.opened()
         expect(await rig.ask(7, Close(file.id, 1, 0, 0), EVE), Found)
         for chunk in range(8):  # by the capability, which counts for some minutes more
             rig.write(file, chunk)
         await rig.survey_later()
         assert expect(await rig.ask(5, Stat(at("d/f"))), Found).inode.length == 8 * MIB
-        assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == 8 * MIB
+        assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == 8 * MIB
         assert not await rig.grants()
 
 
@@ -144,7 +144,7 @@ async def test_what_was_written_behind_an_end_told_too_low_is_charged() -> None:
 async def test_what_was_written_over_the_quota_without_a_word_is_cut_off() -> None:
     async with _Rig() as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=4 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=4 * MIB)), QuotaTree)
         file = await rig.opened()
         rig.write(file, 0)
         expect(await rig.ask(7, Close(file.id, 1, MIB, 0), EVE), Found)
@@ -154,21 +154,21 @@ async def test_what_was_written_over_the_quota_without_a_word_is_cut_off() -> No
         await keeper.lead(rig.ports)
         await keeper.cut(rig.ports)
         assert [key[2] for key in rig.chunks.lengths] == [0]
-        assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == MIB
+        assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == MIB
 
 
 @on_loop
 async def test_a_file_that_is_never_closed_is_charged_now_and_then() -> None:
     async with _Rig() as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=100 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=100 * MIB)), QuotaTree)
         file = await rig.opened()
         for chunk in (3, 6):
             rig.write(file, chunk)
             await rig.survey_later()
-            assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == (chunk + 1) * MIB
+            assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == (chunk + 1) * MIB
             assert len(await rig.grants()) == 1
-        expect(await rig.ask(5, SetArea(at("d"), bytes=8 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=8 * MIB)), QuotaTree)
         rig.write(file, 20)
         await rig.survey_later()
         assert expect(await rig.ask(7, Close(file.id, 1, 0, 0), EVE), Found).inode.length == 7 * MIB
@@ -184,7 +184,7 @@ async def test_a_file_that_is_truncated_while_its_chains_are_asked_is_asked_for_
     chunks = _MeanwhileChunks(1000)
     async with _Rig(chunks) as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=100 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=100 * MIB)), QuotaTree)
         file = await rig.opened()
         rig.write(file, 7)
 
@@ -199,7 +199,7 @@ async def test_a_file_that_is_truncated_while_its_chains_are_asked_is_asked_for_
         await rig.survey_later()
         assert ends == [[]]
         assert expect(await rig.ask(5, Stat(at("d/f"))), Found).inode.length == MIB
-        assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == MIB
+        assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == MIB
 
 
 @on_loop

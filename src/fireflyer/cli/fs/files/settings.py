@@ -16,7 +16,7 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from fireflyer.fs.client.files.file_system import FileSystem
     from fireflyer.fs.schema.inodes import Defaults
-    from fireflyer.fs.schema.meta import Area
+    from fireflyer.fs.schema.meta import QuotaTree
 
 __all__ = ["defaults_command", "quota_command"]
 
@@ -56,7 +56,7 @@ def quota_command(
                 say(f"{path}: no quota")
                 continue
             if limit_bytes is None and max_inodes is None:
-                say(f"{path}: {_quota_text(place.tree.get_area(place.path))}")
+                say(f"{path}: {_quota_text(place.tree.get_quota(place.path))}")
                 continue
             before = _area(place.tree, place.path)
             limits = {
@@ -66,16 +66,16 @@ def quota_command(
             say(f"{path}: {_quota_text(place.tree.set_area(place.path, **limits))}")
 
 
-def _area(tree: FileSystem, path: str) -> Area | None:
+def _area(tree: FileSystem, path: str) -> QuotaTree | None:
     try:
-        return tree.get_area(path)
+        return tree.get_quota(path)
     except OSError as error:
         if error.errno != errno.ENODATA:
             raise
         return None
 
 
-def _quota_text(area: Area) -> str:
+def _quota_text(area: QuotaTree) -> str:
     of_bytes = "" if area.limit_bytes is None else f" of {format_bytes(area.limit_bytes)}"
     inodes = (
         counted(area.inodes, "inode") if area.limit_inodes is None else f"{area.inodes} of {area.limit_inodes} inodes"

@@ -34,11 +34,10 @@ from fireflyer.fs.schema.meta import (
     Access,
     Actor,
     Answer,
-    Area,
     Entry,
     Found,
     FoundMany,
-    GetArea,
+    GetQuota,
     GetSpace,
     GetValue,
     Link,
@@ -50,6 +49,7 @@ from fireflyer.fs.schema.meta import (
     Names,
     Now,
     PathRef,
+    QuotaTree,
     ReadLink,
     Remove,
     Removed,
@@ -58,9 +58,9 @@ from fireflyer.fs.schema.meta import (
     RemoveValue,
     Rename,
     Request,
-    SetArea,
     SetAttributes,
     SetDefaults,
+    SetQuota,
     SetValue,
     Space,
     Stat,
@@ -347,13 +347,13 @@ class Files:
     async def removexattr(self, path: Path, name: str | bytes, follow: bool = True) -> None:
         await self._call(RemoveValue(_place(path), _value_name(name), follow), path)
 
-    async def get_area(self, path: Path) -> Area:
+    async def get_quota(self, path: Path) -> QuotaTree:
         """Use and limits of the quota area of which this directory is the head. ENODATA if it is none."""
-        return _as(Area, await self._call(GetArea(_place(path)), path))
+        return _as(QuotaTree, await self._call(GetQuota(_place(path)), path))
 
-    async def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> Area:  # noqa: A002
+    async def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
         """Both None: it is none any more."""
-        return _as(Area, await self._call(SetArea(_place(path), bytes, inodes), path))
+        return _as(QuotaTree, await self._call(SetQuota(_place(path), bytes, inodes), path))
 
     async def set_defaults(self, path: Path, defaults: Defaults) -> None:
         await self._call(SetDefaults(_place(path), defaults), path)

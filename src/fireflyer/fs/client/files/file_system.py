@@ -31,7 +31,7 @@ from fireflyer.fs.client.files.records import read_rows, read_together
 from fireflyer.fs.client.fork_safety import refuse_pickling
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
-from fireflyer.fs.schema.meta import Area, PathRef, ValueFlag
+from fireflyer.fs.schema.meta import PathRef, QuotaTree, ValueFlag
 
 __all__ = ["FileSystem"]
 
@@ -163,10 +163,10 @@ class FileSystem:
     def removexattr(self, path: Path, name: str | bytes, follow: bool = True) -> None:
         self.run(self.files.removexattr(path, name, follow))
 
-    def get_area(self, path: Path) -> Area:
-        return self.run(self.files.get_area(path))
+    def get_quota(self, path: Path) -> QuotaTree:
+        return self.run(self.files.get_quota(path))
 
-    def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> Area:  # noqa: A002
+    def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
         return self.run(self.files.set_area(path, bytes=bytes, inodes=inodes))
 
     def set_defaults(self, path: Path, defaults: Defaults) -> None:

@@ -10,8 +10,8 @@ from fireflyer.fs.schema.meta import (
     Access,
     Allocate,
     Close,
-    GetArea,
     GetLock,
+    GetQuota,
     GetSpace,
     GetValue,
     ListDirectory,
@@ -49,7 +49,7 @@ MAX_TOGETHER_BYTES: Final = 1 << 20
 MAX_LISTED_TOGETHER: Final = 16384
 """Entries and places that one `Calls` may ask for."""
 _READING: Final = (
-    Stat, StatMany, ListDirectory, ReadLink, Access, GetValue, ListValues, GetSpace, GetLock, GetArea, Renew,
+    Stat, StatMany, ListDirectory, ReadLink, Access, GetValue, ListValues, GetSpace, GetLock, GetQuota, Renew,
 )  # fmt: skip
 _WRITES: Final = OpenFlag.CREATE | OpenFlag.TRUNCATE | OpenFlag.WRITE
 

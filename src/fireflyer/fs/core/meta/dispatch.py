@@ -67,7 +67,7 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.ListValues: xattrs.list_values,
     messages.GetSpace: quota_trees.get_space,
     messages.GetLock: locks.get_lock,
-    messages.GetArea: quota_trees.get_area,
+    messages.GetQuota: quota_trees.get_quota,
     messages.Open: _open,
     messages.Report: lengths.report,
     messages.Close: lengths.close,
@@ -87,6 +87,6 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.RemoveValue: xattrs.remove_value,
     messages.Lock: locks.lock,
     messages.Beat: holds.beat,
-    messages.SetArea: quota_trees.set_area,
+    messages.SetQuota: quota_trees.set_area,
     messages.SetDefaults: quota_trees.set_defaults,
 }

@@ -89,8 +89,11 @@ class Names:
     def _entry(self, path: str, directory: Inode, one: Name) -> bool:
         inode, shown = one.inode, f"{path.rstrip('/')}/{one.name}"
         again = not self._known.add(inode.id)
-        if inode.area not in (directory.area, inode.id if inode.kind is Kind.DIRECTORY else directory.area):
-            text = f"counts in quota area {inode.area}, its directory in {directory.area}"
+        if inode.quota_tree not in (
+            directory.quota_tree,
+            inode.id if inode.kind is Kind.DIRECTORY else directory.quota_tree,
+        ):
+            text = f"counts in quota area {inode.quota_tree}, its directory in {directory.quota_tree}"
             self._fault(FaultKind.AREA, inode.id, shown, text)
         if isinstance(inode.body, DirectoryDetails):
             if again:

@@ -66,10 +66,15 @@ def _changed(inode: Inode, to: SetInode) -> Inode:
             body.defaults,
             body.depth,
         )
-    links, area = (inode.links if to.links is None else to.links), (inode.area if to.area is None else to.area)
+    links, quota_tree = (
+        (inode.links if to.links is None else to.links),
+        (inode.quota_tree if to.quota_tree is None else to.quota_tree),
+    )
     home = inode.home if to.parent is None else to.parent
     value_bytes = inode.value_bytes if to.value_bytes is None else to.value_bytes
-    return msgspec.structs.replace(inode, links=links, area=area, body=body, home=home, value_bytes=value_bytes)
+    return msgspec.structs.replace(
+        inode, links=links, quota_tree=quota_tree, body=body, home=home, value_bytes=value_bytes
+    )
 
 
 async def _adopt(each: Adopt, inode: Inode, context: Context) -> None:
@@ -92,7 +97,7 @@ async def _lost_and_found(context: Context) -> Inode:
         name, number = b"%s.%d" % (LOST_AND_FOUND, number), number + 1
     now_ns = context.now_ns
     body = DirectoryDetails(ROOT, depth=1)
-    made = Inode(context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.area, body)
+    made = Inode(context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.quota_tree, body)
     context.put(made)
     context.rows.set(entry_key(ROOT, name), encode_entry(DentryRow(made.id, Kind.DIRECTORY)))
     context.put(changed_directory(root, now_ns, 1, 1))

@@ -27,7 +27,7 @@ from fireflyer.fs.core.meta.tables import (
     INODES,
     UNLINKED,
     VALUES,
-    AreaRow,
+    QuotaTreeRow,
     decode_entry,
     decode_inode,
     number_key,
@@ -75,7 +75,7 @@ class SetInode(msgspec.Struct, frozen=True):
     entries: int | None = None
     subdirectories: int | None = None
     parent: InodeId | None = None
-    area: int | None = None
+    quota_tree: int | None = None
     value_bytes: int | None = None
 
 
@@ -115,7 +115,7 @@ class _Seen:
 
     kind: Kind
     links: int
-    area: int
+    quota_tree: int
     length: int
     value_bytes: int
     found_value_bytes: int
@@ -139,7 +139,7 @@ class _Seen:
 class Checker:
     def __init__(self) -> None:
         self._inodes: dict[InodeId, _Seen] = {}
-        self._areas: dict[InodeId, AreaRow] = {}
+        self._areas: dict[InodeId, QuotaTreeRow] = {}
         self._names: list[tuple[bytes, InodeId, Kind]] = []
         self._unlinked: dict[InodeId, int] = {}
         self._value_bytes: dict[InodeId, int] = {}
@@ -160,7 +160,7 @@ class Checker:
             body = inode.body
             length = body.length if isinstance(body, FileDetails) else 0
             target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
-            seen = _Seen(inode.kind, inode.links, inode.area, length, inode.value_bytes, target_bytes)
+            seen = _Seen(inode.kind, inode.links, inode.quota_tree, length, inode.value_bytes, target_bytes)
             if isinstance(body, DirectoryDetails):
                 seen.parent, seen.entries, seen.subdirectories = body.parent, body.entries, body.subdirectories
             self._inodes[inode.id] = seen
@@ -168,8 +168,8 @@ class Checker:
             entry = decode_entry(key, value)
             self._names.append((key, entry.id, entry.kind))
         elif table == AREAS:
-            area = AREA_ROWS.decode(key, value)
-            self._areas[area.head] = area
+            quota_tree = AREA_ROWS.decode(key, value)
+            self._areas[quota_tree.head] = quota_tree
         elif table == VALUES:
             inode_id = int.from_bytes(key[2:ENTRY_PREFIX_BYTES], "big")
             self._others.append((inode_id, key))
@@ -286,10 +286,10 @@ class Checker:
             if seen.kind is Kind.DIRECTORY:
                 yield from self._wrong_directory(inode_id, seen)
             home = self._inodes[seen.within]
-            area = seen.found_area if seen.kind is Kind.DIRECTORY else home.found_area
-            if home.reached and seen.area != area:
-                text = f"inode {inode_id} is in area {area} and says {seen.area}"
-                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, area=area))
+            quota_tree = seen.found_area if seen.kind is Kind.DIRECTORY else home.found_area
+            if home.reached and seen.quota_tree != quota_tree:
+                text = f"inode {inode_id} is in area {quota_tree} and says {seen.quota_tree}"
+                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, quota_tree=quota_tree))
 
     def _wrong_directory(self, inode_id: InodeId, seen: _Seen) -> Iterator[Problem]:
         if (seen.entries, seen.subdirectories) != (seen.found_entries, seen.found_subdirectories):
@@ -312,14 +312,14 @@ class Checker:
         used: dict[InodeId, tuple[int, int]] = dict.fromkeys(self._areas, (0, 0))
         outers = {head: self._outer(head) for head in self._areas}
         for inode_id, seen in self._inodes.items():
-            area, steps = seen.area, 0
-            if area and area not in self._areas:
-                text = f"inode {inode_id} is in area {area}, which is none"
-                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, area=0))
-            while area in used and steps <= len(used):
-                in_bytes, inodes = used[area]
-                used[area] = (in_bytes + seen.length + seen.value_bytes, inodes + 1)
-                area, steps = outers[area], steps + 1
+            quota_tree, steps = seen.quota_tree, 0
+            if quota_tree and quota_tree not in self._areas:
+                text = f"inode {inode_id} is in area {quota_tree}, which is none"
+                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, quota_tree=0))
+            while quota_tree in used and steps <= len(used):
+                in_bytes, inodes = used[quota_tree]
+                used[quota_tree] = (in_bytes + seen.length + seen.value_bytes, inodes + 1)
+                quota_tree, steps = outers[quota_tree], steps + 1
         for head, area_row in self._areas.items():
             in_bytes, inodes = used[head]
             if (area_row.outer, area_row.bytes, area_row.inodes) != (outers[head], in_bytes, inodes) or not inodes:

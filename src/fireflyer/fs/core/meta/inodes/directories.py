@@ -89,7 +89,7 @@ def changed_directory(directory: Inode, now_ns: int, entries_more: int, subdirec
         directory.atime_ns,
         now_ns,
         now_ns,
-        directory.area,
+        directory.quota_tree,
         DirectoryDetails(body.parent, entries, subdirectories, body.defaults, body.depth),
         directory.home,
         directory.value_bytes,

@@ -188,7 +188,7 @@ async def link(request: Link, context: Context) -> Found:
         raise file_error(errno.ENOENT)
     if inode.links >= MAX_LINKS:
         raise file_error(errno.EMLINK)
-    if inode.area != directory.area:
+    if inode.quota_tree != directory.quota_tree:
         raise file_error(errno.EXDEV, "a quota area lies between them")
     inode = msgspec.structs.replace(inode, links=inode.links + 1, ctime_ns=context.now_ns, home=directory.id)
     context.put(inode)
@@ -288,12 +288,12 @@ async def _make(
             mode |= SET_GID
         elif mode & SET_GID and mode & GROUP_EXECUTE and not (asker.unrestricted or asker.has_group(gid)):
             mode &= ~SET_GID
-    area = directory.area
+    quota_tree = directory.quota_tree
     target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
-    if area:
-        await quota_trees.charge(context, area, target_bytes, 1)
+    if quota_tree:
+        await quota_trees.charge(context, quota_tree, target_bytes, 1)
     home = 0 if kind is Kind.DIRECTORY else directory.id
-    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body, home, target_bytes)
+    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, quota_tree, body, home, target_bytes)
     rows = context.rows
     rows.set(inode_key(inode_id), encode_inode(inode))
     rows.set(entry_key(directory.id, spot.name), encode_entry(DentryRow(inode_id, kind)))

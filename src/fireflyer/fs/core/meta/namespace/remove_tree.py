@@ -142,7 +142,7 @@ async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int
 
 def _has_trash(directory: Inode, removed: list[Inode]) -> bool:
     """Outside of these."""
-    head = directory.area or ROOT
+    head = directory.quota_tree or ROOT
     return directory_details(directory).defaults.trash_s > 0 and all(one.id != head for one in removed)
 
 

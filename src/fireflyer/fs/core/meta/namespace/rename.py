@@ -46,7 +46,7 @@ async def rename(request: Rename, context: Context) -> Done:
     if move.other is not None and move.other.id == move.moved.id:
         return Done()
     _check_rights(context, move)
-    if move.source.directory.area != move.target.directory.area:
+    if move.source.directory.quota_tree != move.target.directory.quota_tree:
         raise file_error(errno.EXDEV, "a quota area lies between them")
     if move.exchange and move.other is not None:
         _exchange(context, move, move.other)

@@ -55,7 +55,7 @@ async def keep(context: Context, directory: Inode, name: bytes, inode: Inode) ->
     seconds = directory_details(directory).defaults.trash_s
     if not seconds or inode.links != 1 or (isinstance(inode.body, DirectoryDetails) and not inode.body.entries):
         return False
-    trash = await _trash(context, directory.area or ROOT)
+    trash = await _trash(context, directory.quota_tree or ROOT)
     if await is_in(context, directory, trash.id):
         return False
     await _add(context, await _own_trash(context, trash), name, inode, seconds)
@@ -89,7 +89,7 @@ async def _own_trash(context: Context, trash: Inode) -> Inode:
 
 async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: int, gid: int) -> Inode:
     """Over the quota too: removing must always be possible."""
-    await quota_trees.charge(context, parent.area, 0, 1, checked=False)
+    await quota_trees.charge(context, parent.quota_tree, 0, 1, checked=False)
     now_ns = context.now_ns
     made = Inode(
         context.new_id(),
@@ -101,7 +101,7 @@ async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: in
         now_ns,
         now_ns,
         now_ns,
-        parent.area,
+        parent.quota_tree,
         DirectoryDetails(parent.id, depth=directory_details(parent).depth + 1),
     )
     context.put(made)

@@ -99,7 +99,7 @@ async def _charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> 
     target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkDetails) else 0
     value_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
     if value_bytes != inode.value_bytes:
-        await quota_trees.charge(context, inode.area, value_bytes - inode.value_bytes, 0)
+        await quota_trees.charge(context, inode.quota_tree, value_bytes - inode.value_bytes, 0)
     context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns, value_bytes=value_bytes))
 
 

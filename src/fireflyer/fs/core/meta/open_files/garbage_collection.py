@@ -363,4 +363,4 @@ async def _clear(context: Context, key: bytes, inode: Inode) -> None:
     context.rows.clear(inode_key(inode.id))
     context.rows.clear(number_key(LOCKS, inode.id))
     context.rows.clear_range(number_key(VALUES, inode.id), number_key(VALUES, inode.id + 1))
-    await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)
+    await quota_trees.charge(context, inode.quota_tree, -inode.charged_bytes, -1)

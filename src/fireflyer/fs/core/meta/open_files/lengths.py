@@ -230,7 +230,7 @@ async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, Refuse
     if end <= body.length:
         return inode, None
     try:
-        await quota_trees.charge(context, inode.area, end - body.length, 0)
+        await quota_trees.charge(context, inode.quota_tree, end - body.length, 0)
     except FileError as error:
         if error.errno != errno.EDQUOT:
             raise

@@ -121,8 +121,8 @@ async def _undisturbed(context: Context, inode: Inode) -> None:
 
 async def _allowed(context: Context, inode: Inode, bytes_more: int) -> None:
     """Raises EDQUOT. It is charged at the end."""
-    await quota_trees.charge(context, inode.area, bytes_more, 0)
-    await quota_trees.charge(context, inode.area, -bytes_more, 0)
+    await quota_trees.charge(context, inode.quota_tree, bytes_more, 0)
+    await quota_trees.charge(context, inode.quota_tree, -bytes_more, 0)
 
 
 async def _extended(context: Context, inode: Inode, length: int) -> Inode:
@@ -355,7 +355,7 @@ async def _end(context: Context, inode_id: InodeId, row: CutRow) -> None:
     if length > body.length:
         inode, refused = await grown(context, inode, length)
     elif length < body.length:
-        await quota_trees.charge(context, inode.area, length - body.length, 0)
+        await quota_trees.charge(context, inode.quota_tree, length - body.length, 0)
         inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(body, length=length))
     if row.kind is CutKind.TRUNCATE:
         _, body = file_of(inode)
