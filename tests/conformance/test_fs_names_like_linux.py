@@ -22,11 +22,11 @@ from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, Inode, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     Found,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     MakeDirectory,
     MakeNode,
     Now,
@@ -35,18 +35,18 @@ from fireflyer.fs.schema.meta import (
     ReadLink,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     Request,
     SetAttributes,
-    SetValue,
+    SetXattr,
     Stat,
     Symlink,
     Target,
-    Value,
-    ValueFlag,
+    XattrFlag,
+    XattrValue,
 )
-from fireflyer.fs.schema.meta import Names as ValueNames
+from fireflyer.fs.schema.meta import XattrNames as ValueNames
 
 OPERATIONS = 300
 USERS = [(0, [0]), (1001, [1001, 500]), (1002, [1002, 500]), (1003, [500])]
@@ -145,20 +145,20 @@ class Chance:
 
     def setxattr(self) -> list[Any]:
         pick = self._random.choice
-        return [self.path(), self._value_name(), pick(["", "x", "y" * 50]), pick([0, 0, 1, 2])]
+        return [self.path(), self._xattr_name(), pick(["", "x", "y" * 50]), pick([0, 0, 1, 2])]
 
     def getxattr(self) -> list[Any]:
-        return [self.path(), self._value_name()]
+        return [self.path(), self._xattr_name()]
 
     removexattr = getxattr
 
-    def _value_name(self) -> str:
+    def _xattr_name(self) -> str:
         pick = self._random.choice
         return str(pick([*["user.x", "user.y", "trusted.x"] * 2, "user.", "other.x", "user." + "n" * 251, "x"]))
 
 
 class Ours:
-    """The same operations on `Names`, with answers as `linux_names` gives them."""
+    """The same operations on `XattrNames`, with answers as `linux_names` gives them."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -234,18 +234,18 @@ class Ours:
         return answer.path.decode()
 
     def setxattr(self, asker: Requester, path: str, name: str, value: str, flags: int) -> None:
-        self._ask(SetValue(at(path), name.encode(), value.encode(), ValueFlag(flags), follow=False), asker)
+        self._ask(SetXattr(at(path), name.encode(), value.encode(), XattrFlag(flags), follow=False), asker)
 
     def getxattr(self, asker: Requester, path: str, name: str) -> str:
-        answer = self._ask(GetValue(at(path), name.encode(), follow=False), asker)
-        assert isinstance(answer, Value)
+        answer = self._ask(GetXattr(at(path), name.encode(), follow=False), asker)
+        assert isinstance(answer, XattrValue)
         return answer.value.decode()
 
     def removexattr(self, asker: Requester, path: str, name: str) -> None:
-        self._ask(RemoveValue(at(path), name.encode(), follow=False), asker)
+        self._ask(RemoveXattr(at(path), name.encode(), follow=False), asker)
 
     def listxattr(self, asker: Requester, path: str) -> list[str]:
-        answer = self._ask(ListValues(at(path), follow=False), asker)
+        answer = self._ask(ListXattrs(at(path), follow=False), asker)
         assert isinstance(answer, ValueNames)
         return sorted(name.decode() for name in answer.names)
 

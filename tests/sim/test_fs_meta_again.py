@@ -51,7 +51,7 @@ PREPARED: Final[tuple[Request, ...]] = (
     meta.MakeNode(at("d/kept/file"), Kind.FILE),
     meta.MakeNode(at("d/file"), Kind.FILE),
     meta.MakeNode(at("q/file"), Kind.FILE),
-    meta.SetValue(at("d/file"), b"user.a", b"1"),
+    meta.SetXattr(at("d/file"), b"user.a", b"1"),
     meta.Open(at("d/open"), WRITING, MINE),
 )
 
@@ -86,8 +86,8 @@ KINDS: Final[dict[str, Asks]] = {
     "rename over what is open": lambda _: meta.Rename(at("d/file"), at("d/open")),
     "exchange": lambda _: meta.Rename(at("d/full"), at("d/file"), meta.RenameFlag.EXCHANGE),
     "set attributes": lambda _: meta.SetAttributes(at("d/file"), mode=0o4711, uid=5, mtime_ns=77),
-    "set value": lambda _: meta.SetValue(at("d/file"), b"user.b", b"2", meta.ValueFlag.CREATE),
-    "remove value": lambda _: meta.RemoveValue(at("d/file"), b"user.a"),
+    "set value": lambda _: meta.SetXattr(at("d/file"), b"user.b", b"2", meta.XattrFlag.CREATE),
+    "remove value": lambda _: meta.RemoveXattr(at("d/file"), b"user.a"),
     "lock": lambda inode: meta.Lock(inode, meta.Window.RANGE, 1, meta.LockKind.WRITE, 5, 50),
     "beat": lambda inode: meta.Beat(1000, (inode,)),
     "set area": lambda _: meta.SetQuota(at("d/full"), bytes=1 << 30, inodes=3),

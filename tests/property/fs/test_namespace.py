@@ -34,12 +34,12 @@ from fireflyer.fs.schema.meta import (
     Removed,
     RemoveDirectory,
     RemoveTree,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
     SetDefaults,
     SetQuota,
-    SetValue,
+    SetXattr,
 )
 
 PATHS = st.sampled_from(["a", "b", "c", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b"]).map(
@@ -117,12 +117,12 @@ class Both:
     def set_value(self, path: tuple[str, ...], name: bytes, size: int) -> None:
         """The model has none: what areas count is compared, by `check`."""
         with contextlib.suppress(FileError):
-            self.names.do(SetValue(place(path), name, bytes(size), follow=False))
+            self.names.do(SetXattr(place(path), name, bytes(size), follow=False))
         self._expected = 0
 
     def remove_value(self, path: tuple[str, ...]) -> None:
         with contextlib.suppress(FileError):
-            self.names.do(RemoveValue(place(path), b"user.a", follow=False))
+            self.names.do(RemoveXattr(place(path), b"user.a", follow=False))
         self._expected = 0
 
     def link(self, existing: tuple[str, ...], path: tuple[str, ...]) -> None:

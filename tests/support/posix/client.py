@@ -34,8 +34,8 @@ from fireflyer.fs.schema.meta import (
     PathRef,
     SetAttributes,
     Stat,
-    ValueFlag,
     Window,
+    XattrFlag,
 )
 
 __all__ = ["ClientPlace"]
@@ -202,7 +202,7 @@ class ClientPlace:
         ]
 
     def do_setxattr(self, fs: FileSystem, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
-        fs.setxattr(self._at(path), name, value, ValueFlag(flags), follow)
+        fs.setxattr(self._at(path), name, value, XattrFlag(flags), follow)
 
     def do_getxattr(self, fs: FileSystem, path: bytes, name: bytes, follow: bool) -> bytes:
         return fs.getxattr(self._at(path), name, follow)

@@ -336,16 +336,16 @@ class CorePlace:
         return [(entry.name, _FORMATS[entry.kind]) for entry in self._entries(who, path)]
 
     def do_setxattr(self, who: Identity, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
-        self._ask(who, meta.SetValue(self._place(path), name, value, meta.ValueFlag(flags), follow))
+        self._ask(who, meta.SetXattr(self._place(path), name, value, meta.XattrFlag(flags), follow))
 
     def do_getxattr(self, who: Identity, path: bytes, name: bytes, follow: bool) -> bytes:
-        return bytes(self._ask(who, meta.GetValue(self._place(path), name, follow)).value)
+        return bytes(self._ask(who, meta.GetXattr(self._place(path), name, follow)).value)
 
     def do_listxattr(self, who: Identity, path: bytes, follow: bool) -> list[bytes]:
-        return sorted(self._ask(who, meta.ListValues(self._place(path), follow)).names)
+        return sorted(self._ask(who, meta.ListXattrs(self._place(path), follow)).names)
 
     def do_removexattr(self, who: Identity, path: bytes, name: bytes, follow: bool) -> None:
-        self._ask(who, meta.RemoveValue(self._place(path), name, follow))
+        self._ask(who, meta.RemoveXattr(self._place(path), name, follow))
 
     def do_name_max(self, who: Identity, path: bytes) -> int:
         inode = self._ask(who, meta.Stat(self._place(path))).inode

@@ -63,7 +63,7 @@ from fireflyer.fs.mount.waiting import in_any_case
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, FileDetails, Inode, Kind
-from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, PathRef, ValueFlag, Window
+from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, PathRef, Window, XattrFlag
 
 __all__ = ["MountedFiles"]
 
@@ -473,22 +473,22 @@ class MountedFiles:
 
     # --- extended attributes
 
-    async def get_value(self, caller: Caller, inode: int, name: bytes) -> bytes:
-        return _expect(await self._ask(caller, meta.GetValue(PathRef(inode), name, False)), meta.Value).value
+    async def get_xattr(self, caller: Caller, inode: int, name: bytes) -> bytes:
+        return _expect(await self._ask(caller, meta.GetXattr(PathRef(inode), name, False)), meta.XattrValue).value
 
     async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
         if flags & ~3 or flags == 3:
             raise file_error(errno.EINVAL)
         if len(value) > meta.MAX_VALUE_BYTES:
             raise file_error(errno.E2BIG, "argument list too long")
-        await self._ask(caller, meta.SetValue(PathRef(inode), name, value, ValueFlag(flags), False))
+        await self._ask(caller, meta.SetXattr(PathRef(inode), name, value, XattrFlag(flags), False))
 
-    async def list_values(self, caller: Caller, inode: int) -> list[bytes]:
-        names = _expect(await self._ask(caller, meta.ListValues(PathRef(inode), False)), meta.Names).names
+    async def list_xattrs(self, caller: Caller, inode: int) -> list[bytes]:
+        names = _expect(await self._ask(caller, meta.ListXattrs(PathRef(inode), False)), meta.XattrNames).names
         return [name for name in names if caller.uid == 0 or not name.startswith(_HIDDEN)]
 
     async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:
-        await self._ask(caller, meta.RemoveValue(PathRef(inode), name, False))
+        await self._ask(caller, meta.RemoveXattr(PathRef(inode), name, False))
 
     # --- locks
 

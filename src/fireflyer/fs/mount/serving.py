@@ -289,10 +289,10 @@ class Serving:
         if name == PROCESS_VALUE:
             self._session.reply_value(number, process_name(os.getpid()).encode())
             return
-        self._session.reply_value(number, await self._operations.get_value(caller, inode, name))
+        self._session.reply_value(number, await self._operations.get_xattr(caller, inode, name))
 
     async def _do_listxattr(self, number: int, inode: int, caller: Caller, _size: int) -> None:
-        names = await self._operations.list_values(caller, inode)
+        names = await self._operations.list_xattrs(caller, inode)
         self._session.reply_value(number, b"".join(name + b"\0" for name in names))
 
     async def _do_setxattr(

@@ -139,7 +139,7 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
     body: FileDetails | DirectoryDetails | SymlinkDetails | DeviceDetails
     home: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """Of what is no directory: the one in which it got its last name. 0: not known."""
-    value_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    xattr_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """Of its extended attributes with their names, and of a symbolic link the target: what its area counts besides the
     length of a file."""
 
@@ -153,4 +153,4 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
     @property
     def charged_bytes(self) -> int:
         """What its area counts."""
-        return self.value_bytes + (self.body.length if isinstance(self.body, FileDetails) else 0)
+        return self.xattr_bytes + (self.body.length if isinstance(self.body, FileDetails) else 0)

@@ -24,13 +24,13 @@ from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_PATH_
 __all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_NUMBERS"]
 __all__ += ["MAX_UNDER_WAY", "MAX_VALUE_BYTES", "MAX_VALUE_NAME_BYTES", "UNKNOWN_CUT", "Access", "Actor", "Allocate"]
 __all__ += ["AllocateMode", "Answer", "Answers", "Beat", "Call", "Calls", "Changing", "Close", "Done", "QuotaTree"]
-__all__ += ["Entry", "Found", "FoundMany", "GetLock", "GetQuota", "GetSpace", "GetValue", "Link", "ListDirectory"]
-__all__ += ["ListValues"]
-__all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Names", "Now", "Open"]
+__all__ += ["Entry", "Found", "FoundMany", "GetLock", "GetQuota", "GetSpace", "GetXattr", "Link", "ListDirectory"]
+__all__ += ["ListXattrs"]
+__all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Now", "Open", "XattrNames"]
 __all__ += ["OpenFlag", "Opened", "PathRef", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
-__all__ += ["RemoveValue", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
-__all__ += ["SetAttributes", "SetDefaults", "SetQuota", "SetValue", "Space", "Stat", "StatMany", "Symlink", "Target"]
-__all__ += ["Truncate", "Value", "ValueFlag", "Window"]
+__all__ += ["RemoveXattr", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
+__all__ += ["SetAttributes", "SetDefaults", "SetQuota", "SetXattr", "Space", "Stat", "StatMany", "Symlink", "Target"]
+__all__ += ["Truncate", "Window", "XattrFlag", "XattrValue"]
 
 MAX_CALLS: Final = 64
 """Of one `Calls`."""
@@ -126,16 +126,16 @@ class Access(msgspec.Struct, frozen=True, array_like=True, tag=5):
     follow: bool = True
 
 
-class GetValue(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """An extended attribute, named with its namespace: b"user.colour". Answered by `Value`; ENODATA."""
+class GetXattr(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """An extended attribute, named with its namespace: b"user.colour". Answered by `XattrValue`; ENODATA."""
 
     place: PathRef
     name: _ValueName
     follow: bool = True
 
 
-class ListValues(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Answered by `Names`."""
+class ListXattrs(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Answered by `XattrNames`."""
 
     place: PathRef
     follow: bool = True
@@ -353,23 +353,23 @@ class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=34):
     report: Report | None = None
 
 
-class ValueFlag(enum.IntEnum):
+class XattrFlag(enum.IntEnum):
     ANY = 0
     CREATE = 1
     REPLACE = 2
 
 
-class SetValue(msgspec.Struct, frozen=True, array_like=True, tag=35):
+class SetXattr(msgspec.Struct, frozen=True, array_like=True, tag=35):
     """Answered by `Done`."""
 
     place: PathRef
     name: _ValueName
     value: _Value
-    flag: ValueFlag = ValueFlag.ANY
+    flag: XattrFlag = XattrFlag.ANY
     follow: bool = True
 
 
-class RemoveValue(msgspec.Struct, frozen=True, array_like=True, tag=36):
+class RemoveXattr(msgspec.Struct, frozen=True, array_like=True, tag=36):
     place: PathRef
     name: _ValueName
     follow: bool = True
@@ -476,11 +476,11 @@ class Target(msgspec.Struct, frozen=True, array_like=True, tag=6):
     path: bytes
 
 
-class Value(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class XattrValue(msgspec.Struct, frozen=True, array_like=True, tag=7):
     value: _Value
 
 
-class Names(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class XattrNames(msgspec.Struct, frozen=True, array_like=True, tag=8):
     names: tuple[bytes, ...]
 
 
@@ -545,8 +545,8 @@ Changing: TypeAlias = (
     | RemoveTree
     | Rename
     | SetAttributes
-    | SetValue
-    | RemoveValue
+    | SetXattr
+    | RemoveXattr
     | Lock
     | Beat
     | SetQuota
@@ -554,7 +554,7 @@ Changing: TypeAlias = (
 )
 """These are numbered, and `Open` where it changes anything."""
 Reading: TypeAlias = (
-    Stat | StatMany | ListDirectory | ReadLink | Access | GetValue | ListValues | GetSpace | GetLock | GetQuota | Renew
+    Stat | StatMany | ListDirectory | ReadLink | Access | GetXattr | ListXattrs | GetSpace | GetLock | GetQuota | Renew
 )
 Request: TypeAlias = Reading | Open | Changing
 Answer: TypeAlias = (
@@ -564,8 +564,8 @@ Answer: TypeAlias = (
     | FoundMany
     | Listing
     | Target
-    | Value
-    | Names
+    | XattrValue
+    | XattrNames
     | Space
     | Opened
     | Reserved

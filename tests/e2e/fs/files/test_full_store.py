@@ -13,7 +13,7 @@ import pytest
 from tests.support.fs.clusters.meta_service import MetaRig, expect
 
 from fireflyer.fs.schema.inodes import ROOT
-from fireflyer.fs.schema.meta import Beat, Done, Found, MakeDirectory, PathRef, Refused, RemoveDirectory, SetValue
+from fireflyer.fs.schema.meta import Beat, Done, Found, MakeDirectory, PathRef, Refused, RemoveDirectory, SetXattr
 from fireflyer.kvstore.embedded import EmbeddedEngine
 
 FILE_BYTES = 14 << 20
@@ -44,7 +44,7 @@ async def _story(path: str) -> None:
         await _collected(rig)
         for number in range(20):
             expect(await rig.ask(5, MakeDirectory(_place(number))), Found)
-            assert await rig.ask(5, SetValue(_place(number), b"user.big", bytes(60_000))) == Done()
+            assert await rig.ask(5, SetXattr(_place(number), b"user.big", bytes(60_000))) == Done()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
@@ -62,7 +62,7 @@ async def _fill(rig: MetaRig) -> int:
             return number
         expect(made, Found)
         if sizes:
-            put = await rig.ask(5, SetValue(_place(number), b"user.big", bytes(sizes[0])))
+            put = await rig.ask(5, SetXattr(_place(number), b"user.big", bytes(sizes[0])))
             if put != Done():
                 assert expect(put, Refused).errno == errno.ENOSPC
                 del sizes[0]

@@ -282,7 +282,7 @@ def attributes_are_charged_again_with_each_change(patch: Patch) -> None:
     original = xattrs._charge
 
     async def charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
-        await original(context, msgspec.structs.replace(inode, value_bytes=0), kept)
+        await original(context, msgspec.structs.replace(inode, xattr_bytes=0), kept)
 
     patch.setattr(xattrs, "_charge", charge)
 

@@ -46,7 +46,7 @@ from fireflyer.fs.schema.meta import (
     Refused,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
     Report,
@@ -54,7 +54,7 @@ from fireflyer.fs.schema.meta import (
     Reserve,
     Reserved,
     SetAttributes,
-    SetValue,
+    SetXattr,
     Stat,
     Symlink,
     Truncate,
@@ -527,10 +527,10 @@ class MetaClient:
 
     async def _set_value(self) -> None:
         name = self.values.choice((b"user.a", b"user.bb"))
-        await self.ask(SetValue(self._valued(), name, bytes(self.values.randrange(3 * CELL_BYTES))))
+        await self.ask(SetXattr(self._valued(), name, bytes(self.values.randrange(3 * CELL_BYTES))))
 
     async def _remove_value(self) -> None:
-        await self.ask(RemoveValue(self._valued(), b"user.a"))
+        await self.ask(RemoveXattr(self._valued(), b"user.a"))
 
     async def _symlinks(self) -> None:
         place = PathRef(ROOT, self.values.choice((b"q/s", b"d/s")))

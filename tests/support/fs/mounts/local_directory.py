@@ -194,13 +194,13 @@ class LocalFiles:
 
     # --- extended attributes
 
-    async def get_value(self, caller: Caller, inode: int, name: bytes) -> bytes:
+    async def get_xattr(self, caller: Caller, inode: int, name: bytes) -> bytes:
         return os.getxattr(self._path(inode), name)
 
     async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
         os.setxattr(self._path(inode), name, value, flags)
 
-    async def list_values(self, caller: Caller, inode: int) -> list[bytes]:
+    async def list_xattrs(self, caller: Caller, inode: int) -> list[bytes]:
         return [os.fsencode(name) for name in os.listxattr(self._path(inode))]
 
     async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:

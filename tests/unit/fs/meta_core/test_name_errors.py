@@ -21,11 +21,11 @@ from fireflyer.fs.schema.meta import (
     FoundMany,
     GetQuota,
     GetSpace,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     Lock,
     LockKind,
     MakeDirectory,
@@ -38,7 +38,7 @@ from fireflyer.fs.schema.meta import (
     Remove,
     RemoveDirectory,
     RemoveTree,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
     Renew,
@@ -46,13 +46,13 @@ from fireflyer.fs.schema.meta import (
     SetAttributes,
     SetDefaults,
     SetQuota,
-    SetValue,
+    SetXattr,
     Stat,
     StatMany,
     Symlink,
     Truncate,
-    ValueFlag,
     Window,
+    XattrFlag,
 )
 
 ALICE, BOB, CAROL = user(1001, 1001, 500), user(1002, 1002, 500), user(1003)
@@ -93,7 +93,7 @@ def names() -> Iterator[Names]:
             MakeDirectory(at("open/searched"), 0o711),
             Open(at("open/group"), EXCLUSIVE | READ, 0, 0o070),
             Open(at("open/program"), EXCLUSIVE | READ, 0, 0o710),
-            SetValue(at("tmp/file"), b"user.there", b"1"),
+            SetXattr(at("tmp/file"), b"user.there", b"1"),
             asker=ALICE,
         )
         names.do(SetAttributes(at("open/group"), gid=500), asker=ALICE)
@@ -140,10 +140,10 @@ def test_a_path_that_leads_nowhere(names: Names, path: bytes, expected: int) -> 
         Access(place, 0),
         Open(place, READ | FOLLOW),
         SetAttributes(place, mode=0o600),
-        GetValue(place, b"user.x"),
-        SetValue(place, b"user.x", b""),
-        RemoveValue(place, b"user.x"),
-        ListValues(place),
+        GetXattr(place, b"user.x"),
+        SetXattr(place, b"user.x", b""),
+        RemoveXattr(place, b"user.x"),
+        ListXattrs(place),
         Link(place, at("new"), follow=True),
         Truncate(place, 0),
         GetQuota(place),
@@ -316,18 +316,18 @@ AS_ROOT: list[tuple[Request, int]] = [
     (SetQuota(at("f"), 1), errno.ENOTDIR),
     (SetQuota(at("d")), errno.ENODATA),
     # extended attributes
-    (GetValue(at("f"), b"user.nothing"), errno.ENODATA),
-    (GetValue(at("f"), b""), errno.ERANGE),
-    (GetValue(at("f"), b"user." + b"n" * 251), errno.ERANGE),
-    (GetValue(at("f"), b"user."), errno.EINVAL),
-    (GetValue(at("f"), b"system.posix_acl_access"), errno.EOPNOTSUPP),
-    (SetValue(at("f"), b"colour", b"x"), errno.EOPNOTSUPP),
-    (SetValue(at("f"), b"user.x", b"x", ValueFlag.REPLACE), errno.ENODATA),
-    (SetValue(at("tmp/file"), b"user.there", b"x", ValueFlag.CREATE), errno.EEXIST),
-    (SetValue(at("to_f"), b"user.x", b"x", follow=False), errno.EPERM),
-    (GetValue(at("to_f"), b"user.x", follow=False), errno.ENODATA),
-    (SetValue(at("fifo"), b"user.x", b"x"), errno.EPERM),
-    (RemoveValue(at("f"), b"user.nothing"), errno.ENODATA),
+    (GetXattr(at("f"), b"user.nothing"), errno.ENODATA),
+    (GetXattr(at("f"), b""), errno.ERANGE),
+    (GetXattr(at("f"), b"user." + b"n" * 251), errno.ERANGE),
+    (GetXattr(at("f"), b"user."), errno.EINVAL),
+    (GetXattr(at("f"), b"system.posix_acl_access"), errno.EOPNOTSUPP),
+    (SetXattr(at("f"), b"colour", b"x"), errno.EOPNOTSUPP),
+    (SetXattr(at("f"), b"user.x", b"x", XattrFlag.REPLACE), errno.ENODATA),
+    (SetXattr(at("tmp/file"), b"user.there", b"x", XattrFlag.CREATE), errno.EEXIST),
+    (SetXattr(at("to_f"), b"user.x", b"x", follow=False), errno.EPERM),
+    (GetXattr(at("to_f"), b"user.x", follow=False), errno.ENODATA),
+    (SetXattr(at("fifo"), b"user.x", b"x"), errno.EPERM),
+    (RemoveXattr(at("f"), b"user.nothing"), errno.ENODATA),
 ]
 
 
@@ -406,14 +406,14 @@ AS_USERS: list[tuple[Requester, Request, int]] = [
     (BOB, SetDefaults(at("open/private"), Defaults()), errno.EPERM),
     (ALICE, SetQuota(at("open/private"), 1), errno.EPERM),
     # extended attributes
-    (BOB, SetValue(at("tmp/file"), b"user.x", b""), errno.EACCES),
-    (BOB, GetValue(at("open/group"), b"user.x"), errno.ENODATA),
-    (CAROL, GetValue(at("open/group"), b"user.x"), errno.EACCES),
-    (BOB, SetValue(at("tmp"), b"user.x", b""), errno.EPERM),
-    (ALICE, SetValue(at("tmp/file"), b"trusted.x", b""), errno.EPERM),
-    (ALICE, GetValue(at("tmp/file"), b"trusted.x"), errno.ENODATA),
-    (ALICE, SetValue(at("tmp/file"), b"security.x", b""), errno.EPERM),
-    (ALICE, GetValue(at("tmp/file"), b"security.x"), errno.ENODATA),
+    (BOB, SetXattr(at("tmp/file"), b"user.x", b""), errno.EACCES),
+    (BOB, GetXattr(at("open/group"), b"user.x"), errno.ENODATA),
+    (CAROL, GetXattr(at("open/group"), b"user.x"), errno.EACCES),
+    (BOB, SetXattr(at("tmp"), b"user.x", b""), errno.EPERM),
+    (ALICE, SetXattr(at("tmp/file"), b"trusted.x", b""), errno.EPERM),
+    (ALICE, GetXattr(at("tmp/file"), b"trusted.x"), errno.ENODATA),
+    (ALICE, SetXattr(at("tmp/file"), b"security.x", b""), errno.EPERM),
+    (ALICE, GetXattr(at("tmp/file"), b"security.x"), errno.ENODATA),
 ]
 
 
@@ -486,9 +486,9 @@ def test_a_file_has_only_so_many_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_extended_attributes_of_an_inode_have_an_end() -> None:
     with Names() as names:
-        names.do(MakeNode(at("f"), Kind.FILE), SetValue(at("f"), b"user.a", b"x" * 65536))
-        assert names.errno(SetValue(at("f"), b"user.b", b"x" * 65536)) == errno.ENOSPC
-        names.do(SetValue(at("f"), b"user.a", b"x"), SetValue(at("f"), b"user.b", b"x" * 65536))
+        names.do(MakeNode(at("f"), Kind.FILE), SetXattr(at("f"), b"user.a", b"x" * 65536))
+        assert names.errno(SetXattr(at("f"), b"user.b", b"x" * 65536)) == errno.ENOSPC
+        names.do(SetXattr(at("f"), b"user.a", b"x"), SetXattr(at("f"), b"user.b", b"x" * 65536))
 
 
 def test_rows_that_cannot_be_are_told_apart_from_refusals() -> None:
@@ -552,7 +552,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
             Rename(at("f", directory), at("stolen")),
             Rename(at("ada"), at("new", directory)),
             Link(at("f", directory), at("stolen")),
-            SetValue(at("f", directory), b"user.x", b""),
+            SetXattr(at("f", directory), b"user.x", b""),
         ]
         for path in ("ada/file", "ada/in/f", "ada/in/moved", "ada/in/linked"):
             place = PathRef(names.stat(path).id)
@@ -561,7 +561,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
                 Open(place, READ),
                 Open(place, WRITE, 1),
                 Access(place, 4),
-                GetValue(place, b"user.x"),
+                GetXattr(place, b"user.x"),
             ]
             asked += [Truncate(place, 0), Link(place, at("stolen")), lock(place.base)]
             with pytest.raises(PermissionError):

@@ -15,11 +15,11 @@ from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryDetails, FileDet
 from fireflyer.fs.schema.meta import (
     Found,
     FoundMany,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     MakeDirectory,
     MakeNode,
     Now,
@@ -30,20 +30,20 @@ from fireflyer.fs.schema.meta import (
     ReadLink,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
     Request,
     SetAttributes,
     SetDefaults,
-    SetValue,
+    SetXattr,
     Stat,
     StatMany,
     Symlink,
     Target,
-    Value,
+    XattrValue,
 )
-from fireflyer.fs.schema.meta import Names as ValueNames
+from fireflyer.fs.schema.meta import XattrNames as ValueNames
 
 ALICE, BOB = user(1001, 1001, 500), user(1002)
 
@@ -75,7 +75,7 @@ TIMES: list[tuple[Request, str, str]] = [
     (SetAttributes(at("d/f"), now=Now.ATIME), "", "d/f"),
     (SetAttributes(at("d/l"), follow=False, uid=5), "", "d/l"),
     (SetAttributes(at("d/l"), uid=5), "", "d/f"),
-    (SetValue(at("d/f"), b"user.x", b"1"), "", "d/f"),
+    (SetXattr(at("d/f"), b"user.x", b"1"), "", "d/f"),
     (SetDefaults(at("d"), Defaults(stripe=1)), "", "d"),
     (Stat(at("d/f")), "", ""),
     (ReadLink(at("d/l")), "", ""),
@@ -338,19 +338,19 @@ def test_extended_attributes() -> None:
         begin(names)
         names.do(SetAttributes(at("d/f"), mode=0o644))
         for name in (b"user.b", b"trusted.a", b"security.c", b"user.a"):
-            names.do(SetValue(at("d/f"), name, b"<" + name + b">"))
-        names.do(SetValue(at("d"), b"user.d", b""))
-        assert names.ask(GetValue(at("d/l"), b"user.b"), Value, BOB).value == b"<user.b>"
-        assert names.ask(GetValue(at("d/f"), b"security.c"), Value, BOB).value == b"<security.c>"
-        assert names.ask(GetValue(at("d/f"), b"trusted.a"), Value).value == b"<trusted.a>"
-        assert set(names.ask(ListValues(at("d/f")), ValueNames).names) == {
+            names.do(SetXattr(at("d/f"), name, b"<" + name + b">"))
+        names.do(SetXattr(at("d"), b"user.d", b""))
+        assert names.ask(GetXattr(at("d/l"), b"user.b"), XattrValue, BOB).value == b"<user.b>"
+        assert names.ask(GetXattr(at("d/f"), b"security.c"), XattrValue, BOB).value == b"<security.c>"
+        assert names.ask(GetXattr(at("d/f"), b"trusted.a"), XattrValue).value == b"<trusted.a>"
+        assert set(names.ask(ListXattrs(at("d/f")), ValueNames).names) == {
             b"user.a", b"user.b", b"trusted.a", b"security.c"
         }  # fmt: skip
-        assert set(names.ask(ListValues(at("d/f")), ValueNames, BOB).names) == {b"user.a", b"user.b", b"security.c"}
-        assert names.ask(ListValues(at("d/l"), follow=False), ValueNames).names == ()
-        names.do(RemoveValue(at("d/f"), b"user.b"))
-        assert names.errno(GetValue(at("d/f"), b"user.b")) == errno.ENODATA
-        assert names.ask(GetValue(at("d"), b"user.d"), Value).value == b""
+        assert set(names.ask(ListXattrs(at("d/f")), ValueNames, BOB).names) == {b"user.a", b"user.b", b"security.c"}
+        assert names.ask(ListXattrs(at("d/l"), follow=False), ValueNames).names == ()
+        names.do(RemoveXattr(at("d/f"), b"user.b"))
+        assert names.errno(GetXattr(at("d/f"), b"user.b")) == errno.ENODATA
+        assert names.ask(GetXattr(at("d"), b"user.d"), XattrValue).value == b""
         names.check()
 
 

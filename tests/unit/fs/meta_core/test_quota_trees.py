@@ -24,10 +24,10 @@ from fireflyer.fs.schema.meta import (
     QuotaTree,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     SetQuota,
-    SetValue,
+    SetXattr,
     Space,
     Symlink,
 )
@@ -105,21 +105,21 @@ def test_attributes_and_targets_count_as_bytes_do() -> None:
     with Names() as names:
         names.do(MakeDirectory(at("a")), SetQuota(at("a"), 1000), MakeDirectory(at("a/b")), SetQuota(at("a/b"), 2000))
         make_file(names, "a/b/f", 100)
-        names.do(SetValue(at("a/b/f"), b"user.x", bytes(94)), SetValue(at("a/b"), b"user.x", bytes(4)))
+        names.do(SetXattr(at("a/b/f"), b"user.x", bytes(94)), SetXattr(at("a/b"), b"user.x", bytes(4)))
         names.do(Symlink(at("a/b/l"), b"t" * 90))
         assert use(names, "a/b") == use(names, "a/b") == (300, 3)
         assert use(names, "a") == (300, 4)
-        for refused in (SetValue(at("a/b/f"), b"user.y", bytes(695)), Symlink(at("a/b/m"), b"t" * 701)):
+        for refused in (SetXattr(at("a/b/f"), b"user.y", bytes(695)), Symlink(at("a/b/m"), b"t" * 701)):
             assert names.errno(refused) == errno.EDQUOT
-        names.do(SetValue(at("a/b/f"), b"user.x", bytes(794)))
+        names.do(SetXattr(at("a/b/f"), b"user.x", bytes(794)))
         assert use(names, "a") == (1000, 4)
         names.do(SetQuota(at("a"), 10))
-        names.do(SetValue(at("a/b/f"), b"user.x", b""))
+        names.do(SetXattr(at("a/b/f"), b"user.x", b""))
         assert use(names, "a") == (206, 4)
-        names.do(RemoveValue(at("a/b/f"), b"user.x"), RemoveValue(at("a/b"), b"user.x"))
-        assert names.errno(RemoveValue(at("a/b"), b"user.x")) == errno.ENODATA
+        names.do(RemoveXattr(at("a/b/f"), b"user.x"), RemoveXattr(at("a/b"), b"user.x"))
+        assert names.errno(RemoveXattr(at("a/b"), b"user.x")) == errno.ENODATA
         assert use(names, "a/b") == (190, 3)
-        names.do(SetQuota(at("a")), MakeDirectory(at("a/c")), SetValue(at("a/c"), b"user.z", bytes(4)))
+        names.do(SetQuota(at("a")), MakeDirectory(at("a/c")), SetXattr(at("a/c"), b"user.z", bytes(4)))
         names.do(SetQuota(at("a"), 900))
         assert use(names, "a") == (200, 5)
 
@@ -129,9 +129,9 @@ def test_attributes_of_what_is_open_without_a_name_count_until_it_is_collected()
         names.do(MakeDirectory(at("a")), SetQuota(at("a"), 1000))
         make_file(names, "a/f", 100)
         inode = names.stat("a/f")
-        names.do(SetValue(at("a/f"), b"user.x", bytes(4)), Remove(at("a/f")))
+        names.do(SetXattr(at("a/f"), b"user.x", bytes(4)), Remove(at("a/f")))
         (key,) = [key for key, _ in names.rows() if key[:2] == tables.UNLINKED]
-        names.do(SetValue(PathRef(inode.id), b"user.x", bytes(40)))
+        names.do(SetXattr(PathRef(inode.id), b"user.x", bytes(40)))
         assert use(names, "a") == (146, 2)
         names.run(
             lambda context: garbage_collection._clear(context, key, inode)
@@ -142,16 +142,16 @@ def test_attributes_of_what_is_open_without_a_name_count_until_it_is_collected()
 def test_what_was_stored_before_attributes_counted_is_counted_when_it_changes() -> None:
     with Names() as names:
         names.do(MakeDirectory(at("a")), SetQuota(at("a"), 1000), MakeNode(at("a/f"), Kind.FILE))
-        names.do(SetValue(at("a/f"), b"user.x", bytes(4)))
+        names.do(SetXattr(at("a/f"), b"user.x", bytes(4)))
         inode = names.stat("a/f")
 
         async def as_before(context: Context) -> None:
-            context.put(msgspec.structs.replace(inode, value_bytes=0))
-            await quota_trees.charge(context, inode.quota_tree, -inode.value_bytes, 0)
+            context.put(msgspec.structs.replace(inode, xattr_bytes=0))
+            await quota_trees.charge(context, inode.quota_tree, -inode.xattr_bytes, 0)
 
         names.run(as_before)
         assert [one.kind for one in problems(names)] == [ProblemKind.VALUES]
-        names.do(RemoveValue(at("a/f"), b"user.x"))
+        names.do(RemoveXattr(at("a/f"), b"user.x"))
         assert use(names, "a") == (0, 2)
         assert problems(names) == []
 

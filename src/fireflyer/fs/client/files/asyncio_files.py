@@ -39,14 +39,13 @@ from fireflyer.fs.schema.meta import (
     FoundMany,
     GetQuota,
     GetSpace,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     MakeDirectory,
     MakeNode,
-    Names,
     Now,
     PathRef,
     QuotaTree,
@@ -55,21 +54,22 @@ from fireflyer.fs.schema.meta import (
     Removed,
     RemoveDirectory,
     RemoveTree,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     Request,
     SetAttributes,
     SetDefaults,
     SetQuota,
-    SetValue,
+    SetXattr,
     Space,
     Stat,
     StatMany,
     Symlink,
     Target,
     Truncate,
-    Value,
-    ValueFlag,
+    XattrFlag,
+    XattrNames,
+    XattrValue,
 )
 
 __all__ = ["Files", "Path"]
@@ -333,19 +333,19 @@ class Files:
     # --- extended attributes, areas, defaults ---
 
     async def getxattr(self, path: Path, name: str | bytes, follow: bool = True) -> bytes:
-        return _as(Value, await self._call(GetValue(_place(path), _value_name(name), follow), path)).value
+        return _as(XattrValue, await self._call(GetXattr(_place(path), _xattr_name(name), follow), path)).value
 
     async def setxattr(
-        self, path: Path, name: str | bytes, value: bytes, flag: ValueFlag = ValueFlag.ANY, follow: bool = True
+        self, path: Path, name: str | bytes, value: bytes, flag: XattrFlag = XattrFlag.ANY, follow: bool = True
     ) -> None:
-        await self._call(SetValue(_place(path), _value_name(name), bytes(value), flag, follow), path)
+        await self._call(SetXattr(_place(path), _xattr_name(name), bytes(value), flag, follow), path)
 
     async def listxattr(self, path: Path, follow: bool = True) -> list[str]:
-        names = _as(Names, await self._call(ListValues(_place(path), follow), path)).names
+        names = _as(XattrNames, await self._call(ListXattrs(_place(path), follow), path)).names
         return [text_of(one) for one in names]
 
     async def removexattr(self, path: Path, name: str | bytes, follow: bool = True) -> None:
-        await self._call(RemoveValue(_place(path), _value_name(name), follow), path)
+        await self._call(RemoveXattr(_place(path), _xattr_name(name), follow), path)
 
     async def get_quota(self, path: Path) -> QuotaTree:
         """Use and limits of the quota area of which this directory is the head. ENODATA if it is none."""
@@ -445,7 +445,7 @@ def _mode(permissions: int) -> int:
     return permissions & 0o7777
 
 
-def _value_name(name: str | bytes) -> bytes:
+def _xattr_name(name: str | bytes) -> bytes:
     return path_bytes(name)[:MAX_VALUE_NAME_BYTES]
 
 

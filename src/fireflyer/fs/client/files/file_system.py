@@ -31,7 +31,7 @@ from fireflyer.fs.client.files.records import read_rows, read_together
 from fireflyer.fs.client.fork_safety import refuse_pickling
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
-from fireflyer.fs.schema.meta import PathRef, QuotaTree, ValueFlag
+from fireflyer.fs.schema.meta import PathRef, QuotaTree, XattrFlag
 
 __all__ = ["FileSystem"]
 
@@ -153,7 +153,7 @@ class FileSystem:
         return self.run(self.files.getxattr(path, name, follow))
 
     def setxattr(
-        self, path: Path, name: str | bytes, value: bytes, flag: ValueFlag = ValueFlag.ANY, follow: bool = True
+        self, path: Path, name: str | bytes, value: bytes, flag: XattrFlag = XattrFlag.ANY, follow: bool = True
     ) -> None:
         self.run(self.files.setxattr(path, name, value, flag, follow))
 

@@ -13,9 +13,9 @@ from fireflyer.fs.schema.meta import (
     GetLock,
     GetQuota,
     GetSpace,
-    GetValue,
+    GetXattr,
     ListDirectory,
-    ListValues,
+    ListXattrs,
     Lock,
     Open,
     OpenFlag,
@@ -27,7 +27,7 @@ from fireflyer.fs.schema.meta import (
     Request,
     Reserve,
     SetAttributes,
-    SetValue,
+    SetXattr,
     Stat,
     StatMany,
     Truncate,
@@ -49,7 +49,7 @@ MAX_TOGETHER_BYTES: Final = 1 << 20
 MAX_LISTED_TOGETHER: Final = 16384
 """Entries and places that one `Calls` may ask for."""
 _READING: Final = (
-    Stat, StatMany, ListDirectory, ReadLink, Access, GetValue, ListValues, GetSpace, GetLock, GetQuota, Renew,
+    Stat, StatMany, ListDirectory, ReadLink, Access, GetXattr, ListXattrs, GetSpace, GetLock, GetQuota, Renew,
 )  # fmt: skip
 _WRITES: Final = OpenFlag.CREATE | OpenFlag.TRUNCATE | OpenFlag.WRITE
 
@@ -89,7 +89,7 @@ def cost_of(request: Request) -> tuple[int, int]:
         return sum(len(one.path) + 16 for one in request.places), len(request.places)
     if isinstance(request, ListDirectory):
         return 300, request.limit
-    if isinstance(request, SetValue):
+    if isinstance(request, SetXattr):
         return len(request.value) + 300, 0
     return 300, 0
 

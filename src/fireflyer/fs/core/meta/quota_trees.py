@@ -1,7 +1,7 @@
 """Quota areas: limits and exact use of everything below a directory.
 
 Bytes are the lengths of files, extended attributes with their names, and targets of symbolic links; what an inode has
-of the last two, it says itself (`Inode.value_bytes`), and what it says is what was charged.
+of the last two, it says itself (`Inode.xattr_bytes`), and what it says is what was charged.
 
 Areas lie in each other: a row names the area outside it, and what is charged to one is charged to all outside it, in
 the transaction that makes the use. An inode says which area it is in; names never lead from one area into another

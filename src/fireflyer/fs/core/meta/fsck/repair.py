@@ -71,9 +71,9 @@ def _changed(inode: Inode, to: SetInode) -> Inode:
         (inode.quota_tree if to.quota_tree is None else to.quota_tree),
     )
     home = inode.home if to.parent is None else to.parent
-    value_bytes = inode.value_bytes if to.value_bytes is None else to.value_bytes
+    xattr_bytes = inode.xattr_bytes if to.xattr_bytes is None else to.xattr_bytes
     return msgspec.structs.replace(
-        inode, links=links, quota_tree=quota_tree, body=body, home=home, value_bytes=value_bytes
+        inode, links=links, quota_tree=quota_tree, body=body, home=home, xattr_bytes=xattr_bytes
     )
 
 

@@ -76,7 +76,7 @@ class SetInode(msgspec.Struct, frozen=True):
     subdirectories: int | None = None
     parent: InodeId | None = None
     quota_tree: int | None = None
-    value_bytes: int | None = None
+    xattr_bytes: int | None = None
 
 
 class SetUse(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class _Seen:
     links: int
     quota_tree: int
     length: int
-    value_bytes: int
+    xattr_bytes: int
     found_value_bytes: int
     """Without what rows of attributes hold, which are counted when all rows were given."""
     parent: InodeId = 0
@@ -160,7 +160,7 @@ class Checker:
             body = inode.body
             length = body.length if isinstance(body, FileDetails) else 0
             target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
-            seen = _Seen(inode.kind, inode.links, inode.quota_tree, length, inode.value_bytes, target_bytes)
+            seen = _Seen(inode.kind, inode.links, inode.quota_tree, length, inode.xattr_bytes, target_bytes)
             if isinstance(body, DirectoryDetails):
                 seen.parent, seen.entries, seen.subdirectories = body.parent, body.entries, body.subdirectories
             self._inodes[inode.id] = seen
@@ -303,9 +303,9 @@ class Checker:
     def _wrong_values(self) -> Iterator[Problem]:
         for inode_id, seen in self._inodes.items():
             found = seen.found_value_bytes + self._value_bytes.get(inode_id, 0)
-            if seen.value_bytes != found:
-                text = f"inode {inode_id} has {found} bytes of attributes and target, and counts {seen.value_bytes}"
-                yield Problem(ProblemKind.VALUES, text, SetInode(inode_id, value_bytes=found))
+            if seen.xattr_bytes != found:
+                text = f"inode {inode_id} has {found} bytes of attributes and target, and counts {seen.xattr_bytes}"
+                yield Problem(ProblemKind.VALUES, text, SetInode(inode_id, xattr_bytes=found))
 
     def _wrong_use(self) -> Iterator[Problem]:
         """By what inodes say: where that is wrong, it is mended first."""
@@ -318,7 +318,7 @@ class Checker:
                 yield Problem(ProblemKind.AREA, text, SetInode(inode_id, quota_tree=0))
             while quota_tree in used and steps <= len(used):
                 in_bytes, inodes = used[quota_tree]
-                used[quota_tree] = (in_bytes + seen.length + seen.value_bytes, inodes + 1)
+                used[quota_tree] = (in_bytes + seen.length + seen.xattr_bytes, inodes + 1)
                 quota_tree, steps = outers[quota_tree], steps + 1
         for head, area_row in self._areas.items():
             in_bytes, inodes = used[head]

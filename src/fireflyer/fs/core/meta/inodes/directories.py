@@ -92,5 +92,5 @@ def changed_directory(directory: Inode, now_ns: int, entries_more: int, subdirec
         directory.quota_tree,
         DirectoryDetails(body.parent, entries, subdirectories, body.defaults, body.depth),
         directory.home,
-        directory.value_bytes,
+        directory.xattr_bytes,
     )

@@ -25,16 +25,16 @@ from fireflyer.fs.schema.inodes import Inode, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     MAX_VALUE_BYTES,
     Done,
-    GetValue,
-    ListValues,
-    Names,
-    RemoveValue,
-    SetValue,
-    Value,
-    ValueFlag,
+    GetXattr,
+    ListXattrs,
+    RemoveXattr,
+    SetXattr,
+    XattrFlag,
+    XattrNames,
+    XattrValue,
 )
 
-__all__ = ["get_value", "list_values", "remove_value", "set_value"]
+__all__ = ["get_xattr", "list_xattrs", "remove_value", "set_value"]
 
 _MAX_VALUE_NAME_BYTES: Final = 255
 _MAX_ALL_BYTES: Final = 2 * MAX_VALUE_BYTES
@@ -45,7 +45,7 @@ _TRUSTED: Final = b"trusted."
 _SECURITY: Final = b"security."
 
 
-async def get_value(request: GetValue, context: Context) -> Value:
+async def get_xattr(request: GetXattr, context: Context) -> XattrValue:
     _check_name(request.name)
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, request.name, READ)
@@ -53,25 +53,25 @@ async def get_value(request: GetValue, context: Context) -> Value:
     value = await context.rows.get(_key(inode, request.name))
     if value is None:
         raise file_error(errno.ENODATA)
-    return Value(value)
+    return XattrValue(value)
 
 
-async def list_values(request: ListValues, context: Context) -> Names:
+async def list_xattrs(request: ListXattrs, context: Context) -> XattrNames:
     inode = await find(context, request.place, follow=request.follow)
     names = [name for name, _ in await _all(context, inode)]
-    return Names(tuple(name for name in names if context.asker.unrestricted or not name.startswith(_TRUSTED)))
+    return XattrNames(tuple(name for name in names if context.asker.unrestricted or not name.startswith(_TRUSTED)))
 
 
-async def set_value(request: SetValue, context: Context) -> Done:
+async def set_value(request: SetXattr, context: Context) -> Done:
     name = request.name
     _check_name(name)
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, name, WRITE)
     _check_namespace(name)
     kept = dict(await _all(context, inode))
-    if request.flag is ValueFlag.CREATE and name in kept:
+    if request.flag is XattrFlag.CREATE and name in kept:
         raise file_error(errno.EEXIST)
-    if request.flag is ValueFlag.REPLACE and name not in kept:
+    if request.flag is XattrFlag.REPLACE and name not in kept:
         raise file_error(errno.ENODATA)
     kept[name] = len(request.value)
     if sum(len(each) + size for each, size in kept.items()) > _MAX_ALL_BYTES or len(kept) > _MAX_VALUES:
@@ -81,7 +81,7 @@ async def set_value(request: SetValue, context: Context) -> Done:
     return Done()
 
 
-async def remove_value(request: RemoveValue, context: Context) -> Done:
+async def remove_value(request: RemoveXattr, context: Context) -> Done:
     _check_name(request.name)
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, request.name, WRITE)
@@ -97,10 +97,10 @@ async def remove_value(request: RemoveValue, context: Context) -> Done:
 async def _charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
     """For what it has from now on: names and sizes. Raises EDQUOT, and then has written nothing."""
     target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkDetails) else 0
-    value_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
-    if value_bytes != inode.value_bytes:
-        await quota_trees.charge(context, inode.quota_tree, value_bytes - inode.value_bytes, 0)
-    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns, value_bytes=value_bytes))
+    xattr_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
+    if xattr_bytes != inode.xattr_bytes:
+        await quota_trees.charge(context, inode.quota_tree, xattr_bytes - inode.xattr_bytes, 0)
+    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns, xattr_bytes=xattr_bytes))
 
 
 def _check_name(name: bytes) -> None:
