@@ -166,7 +166,7 @@ FORMATS: Final = (
     Format("fs.meta.locks-row", "msgpack", open_rows.LocksRow),
     Format("fs.meta.wait-row", "msgpack", open_rows.WaitRow),
     Format("fs.meta.client-row", "msgpack", open_rows.ClientRow),
-    Format("fs.meta.cut-row", "msgpack", open_rows.CutRow),
+    Format("fs.meta.cut-row", "msgpack", open_rows.TruncationRow),
     Format("fs.meta.unlinked-row", "msgpack", open_rows.UnlinkedRow),
     Format("fs.meta.collector-row", "msgpack", open_rows.LeaseRow),
     Format("fs.meta.service-row", "msgpack", registry.ServiceRow),

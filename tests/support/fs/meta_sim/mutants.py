@@ -19,9 +19,9 @@ from fireflyer.fs.core.meta.inodes.layout import chain_of, pieces
 from fireflyer.fs.core.meta.namespace import xattrs
 from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, lock_table, locks, session_cleanup, truncate
 from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
-from fireflyer.fs.core.meta.open_files.lengths import Measured, file_of
+from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of
 from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
-from fireflyer.fs.core.meta.open_rows import CutRow, Held, WriterRow, pair_of
+from fireflyer.fs.core.meta.open_rows import Held, TruncationRow, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
@@ -39,9 +39,9 @@ Patch = pytest.MonkeyPatch
 def reports_of_another_cut_are_believed(patch: Patch) -> None:
     original = lengths._reported
 
-    async def reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
+    async def reported(request: Report | Close, context: Context, measured: ChunkEnd | None) -> tuple[Inode, WriterRow]:
         _, body = file_of(await context.inode(request.inode))
-        return await original(request, context, Measured(body.cut, request.end))
+        return await original(request, context, ChunkEnd(body.cut, request.end))
 
     patch.setattr(lengths, "_reported", reported)
     patch.setattr(lengths, "_end_of", lambda request, _inode, _measured: min(request.end, 40 * 16384))
@@ -50,9 +50,9 @@ def reports_of_another_cut_are_believed(patch: Patch) -> None:
 def reports_of_another_cut_are_ignored(patch: Patch) -> None:
     original = lengths._reported
 
-    async def reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
+    async def reported(request: Report | Close, context: Context, measured: ChunkEnd | None) -> tuple[Inode, WriterRow]:
         _, body = file_of(await context.inode(request.inode))
-        return await original(request, context, Measured(body.cut, 0) if measured is None else measured)
+        return await original(request, context, ChunkEnd(body.cut, 0) if measured is None else measured)
 
     patch.setattr(lengths, "_reported", reported)
 
@@ -80,7 +80,7 @@ def lazy_closes_end_what_was_opened_since(patch: Patch) -> None:
     """As if the client did not write the file any more: true when nothing can overtake its close."""
     original = lengths.close
 
-    async def close(request: Close, context: Context, measured: Measured | None = None) -> Found | Refused:
+    async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | Refused:
         answer = await original(request, context, measured)
         if request.lazy and isinstance(answer, Found):
             return Found(await lengths.drop_writer(context, answer.inode, context.asker.client, excess=False))
@@ -120,7 +120,7 @@ def keeps_no_answer_for_others(patch: Patch) -> None:
 
     original = truncate._end
 
-    async def end(context: Context, inode_id: int, row: CutRow) -> None:
+    async def end(context: Context, inode_id: int, row: TruncationRow) -> None:
         mine = (row.client, row.number) == (context.asker.client, context.number)
         with pytest.MonkeyPatch.context() as inner:
             if not mine:
@@ -159,7 +159,9 @@ def two_tasks_cut_at_once(patch: Patch) -> None:
 def holes_make_chunks_longer(patch: Patch) -> None:
     original = truncate._make_hole
 
-    async def make_hole(inode_id: int, body: FileDetails, order: Sequence[int], row: CutRow, ports: Ports) -> None:
+    async def make_hole(
+        inode_id: int, body: FileDetails, order: Sequence[int], row: TruncationRow, ports: Ports
+    ) -> None:
         await original(inode_id, body, order, row, ports)
         for piece in pieces(body.layout, row.start, row.end - row.start):
             if piece.size < body.layout.chunk_bytes:
@@ -175,9 +177,9 @@ def holes_make_chunks_longer(patch: Patch) -> None:
 
 
 def dead_writers_are_not_asked_for(patch: Patch) -> None:
-    async def measure(inode_id: int, ports: Ports, **_: Any) -> Measured:
-        async def look(context: Context) -> Measured:
-            return Measured(file_of(await context.inode(inode_id))[1].cut, 0)
+    async def measure(inode_id: int, ports: Ports, **_: Any) -> ChunkEnd:
+        async def look(context: Context) -> ChunkEnd:
+            return ChunkEnd(file_of(await context.inode(inode_id))[1].cut, 0)
 
         return await ports.transact(look)
 

@@ -11,7 +11,7 @@ from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.inodes.layout import max_bytes
 from fireflyer.fs.core.meta.open_files import lengths, truncate
-from fireflyer.fs.core.meta.open_files.lengths import Measured
+from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.inodes import FileDetails, Inode
@@ -56,10 +56,10 @@ def test_what_was_measured_under_another_cut_is_measured_again(names: Names) -> 
     report = Report(file.id, 1, 5000, 3)
 
     async def with_old(context: Context) -> object:
-        return await lengths.report(report, context, Measured(9, 4000))
+        return await lengths.report(report, context, ChunkEnd(9, 4000))
 
     async def with_new(context: Context) -> object:
-        return await lengths.report(report, context, Measured(0, 4000))
+        return await lengths.report(report, context, ChunkEnd(0, 4000))
 
     with pytest.raises(NotAtOnce):
         names.run(with_old, ANN)

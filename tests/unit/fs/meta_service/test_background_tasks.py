@@ -17,9 +17,9 @@ from fireflyer.fs.core.meta.background_tasks import LEASE_NS, Keeper
 from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
 from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, Collector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
-from fireflyer.fs.core.meta.open_files.lengths import start_cut
+from fireflyer.fs.core.meta.open_files.lengths import start_truncation
 from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
-from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, CutKind, CutRow
+from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, TruncationKind, TruncationRow
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.replies import SESSION_OVER, SESSION_STRUCK, STEP, forget_client, rows_of
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, UNLINKED, WRITERS, number_key, prefix_end
@@ -240,12 +240,12 @@ async def test_each_part_goes_on_while_another_waits(monkeypatch: pytest.MonkeyP
         door.set()
 
 
-async def begun(rig: MetaRig, inode: Inode, client: int, number: int, owner: int) -> CutRow:
+async def begun(rig: MetaRig, inode: Inode, client: int, number: int, owner: int) -> TruncationRow:
     """A truncation to nothing, of a request whose service has gone."""
-    row = CutRow(CutKind.TRUNCATE, 0, 0, 0, owner, client, number)
+    row = TruncationRow(TruncationKind.TRUNCATE, 0, 0, 0, owner, client, number)
 
     async def body(tx: Transaction) -> None:
-        start_cut(rig.service.service_context.context(tx), inode, row)
+        start_truncation(rig.service.service_context.context(tx), inode, row)
 
     await rig.engine.transact(body)
     return row

@@ -5,7 +5,7 @@
     FL + id (8)                                 all locks of an inode: `LocksRow`
     FQ + client (8) + owner (8) + number (8)    who waits for a lock: `WaitRow`
     FC + client (8)                             a client that has asked for anything: `ClientRow`
-    FK + id (8)                                 a cut that has begun: `CutRow`
+    FK + id (8)                                 a cut that has begun: `TruncationRow`
     FG                                          the generation of unlinking: see `open_files.garbage_collection`
     FU + generation (8) + id (8)                unlinked, to be collected: `UnlinkedRow`
     FXcollector                                 who collects: `LeaseRow`
@@ -28,7 +28,17 @@ from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.meta import LockKind, Window
 
 __all__ = ["CLIENTS", "CLIENT_ROWS", "CUTS", "CUT_ROWS", "GENERATION_KEY", "LEASE_KEY", "LEASE_ROWS", "LOCKS_ROWS"]
-__all__ += ["PAGE_ROWS", "UNLINKED_ROWS", "WAITS", "WAIT_ROWS", "WRITER_ROWS", "ClientRow", "CutKind", "CutRow", "Held"]
+__all__ += [
+    "PAGE_ROWS",
+    "UNLINKED_ROWS",
+    "WAITS",
+    "WAIT_ROWS",
+    "WRITER_ROWS",
+    "ClientRow",
+    "Held",
+    "TruncationKind",
+    "TruncationRow",
+]
 __all__ += [
     "LeaseRow",
     "LocksRow",
@@ -36,10 +46,10 @@ __all__ += [
     "WaitRow",
     "WriterRow",
     "any_in",
-    "cut_of",
     "holds_of",
     "is_doomed",
     "lives",
+    "truncation_of",
 ]
 __all__ += ["locks_of", "next_key", "pair_of", "waits_of", "writers_of"]
 
@@ -96,17 +106,17 @@ class ClientRow(msgspec.Struct, frozen=True, array_like=True):
     """It has not beaten for long, and is waited for no more: nothing is done for it until it has another session."""
 
 
-class CutKind(enum.IntEnum):
+class TruncationKind(enum.IntEnum):
     TRUNCATE = 1
     """The file is to end at `start`."""
     ZERO = 2
     """[start, end) is to be a hole."""
 
 
-class CutRow(msgspec.Struct, frozen=True, array_like=True):
+class TruncationRow(msgspec.Struct, frozen=True, array_like=True):
     """Chunks are being changed. There is at most one of a file."""
 
-    kind: CutKind
+    kind: TruncationKind
     start: _U63
     end: _U63
     least_length: _U63
@@ -135,7 +145,7 @@ WRITER_ROWS: Final = Coder(WriterRow)
 LOCKS_ROWS: Final = Coder(LocksRow)
 WAIT_ROWS: Final = Coder(WaitRow)
 CLIENT_ROWS: Final = Coder(ClientRow)
-CUT_ROWS: Final = Coder(CutRow)
+CUT_ROWS: Final = Coder(TruncationRow)
 UNLINKED_ROWS: Final = Coder(UnlinkedRow)
 LEASE_ROWS: Final = Coder(LeaseRow)
 
@@ -169,7 +179,7 @@ async def waits_of(context: Context, client: ClientId, owner: int) -> list[WaitR
     return [WAIT_ROWS.decode(key, value) for key, value in found]
 
 
-async def cut_of(context: Context, inode: InodeId) -> CutRow | None:
+async def truncation_of(context: Context, inode: InodeId) -> TruncationRow | None:
     key = number_key(CUTS, inode)
     value = await context.rows.get(key)
     return None if value is None else CUT_ROWS.decode(key, value)
@@ -183,7 +193,7 @@ async def is_doomed(context: Context, inode: Inode) -> bool:
     """Whether its chunks are being removed: who had it open has lost it."""
     if inode.links or not isinstance(inode.body, FileDetails) or inode.body.cutting is None:
         return False
-    return await cut_of(context, inode.id) is None
+    return await truncation_of(context, inode.id) is None
 
 
 def pair_of(key: bytes) -> tuple[int, int]:

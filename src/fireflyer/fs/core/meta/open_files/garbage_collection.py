@@ -36,10 +36,10 @@ from fireflyer.fs.core.meta.open_rows import (
     PAGE_ROWS,
     UNLINKED_ROWS,
     any_in,
-    cut_of,
     holds_of,
     next_key,
     pair_of,
+    truncation_of,
 )
 from fireflyer.fs.core.meta.ports import LASTING, Ports
 from fireflyer.fs.core.meta.tables import (
@@ -347,7 +347,7 @@ async def _doomed(context: Context, key: bytes) -> Inode | None:
     if inode is None or inode.links:
         raise corrupt(key, "names an inode that has links, or is not there")
     used = await any_in(context.rows, number_key(WRITERS, inode_id), number_key(WRITERS, inode_id + 1))
-    if used or await holds_of(context, inode_id) or await cut_of(context, inode_id) is not None:
+    if used or await holds_of(context, inode_id) or await truncation_of(context, inode_id) is not None:
         return None
     if isinstance(inode.body, FileDetails) and inode.body.cutting is None:
         inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(inode.body, cutting=0))
