@@ -149,7 +149,7 @@ class _Ports(Ports):
     def doubtful(self) -> Sequence[InodeId]:
         return ()
 
-    def doubts(self, inode: InodeId) -> dict[Any, Any]:  # nothing fails here
+    def in_doubt(self, inode: InodeId) -> dict[Any, Any]:  # nothing fails here
         return {}
 
 

@@ -50,7 +50,7 @@ class Unowned(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Doubt:
+class _Suspect:
     faults: list[Fault] = field(default_factory=list)
     chains: dict[ChainId, None] = field(default_factory=dict)
     unowned: int = 0
@@ -74,7 +74,7 @@ class ChunkCheck:
 
     def run(self) -> None:
         """Raises `FireflyerError` for what could not be looked at."""
-        doubts: dict[InodeId, _Doubt] = {}
+        doubts: dict[InodeId, _Suspect] = {}
         count = 0
         for batch in _batches(self._everything()):
             count += self._compare(batch, doubts)
@@ -100,7 +100,7 @@ class ChunkCheck:
 
     # --- comparing ---
 
-    def _compare(self, batch: _Batch, doubts: dict[InodeId, _Doubt]) -> int:
+    def _compare(self, batch: _Batch, doubts: dict[InodeId, _Suspect]) -> int:
         """How many more there are. The inodes are asked for behind the chunks: what has been removed since is gone."""
         count = 0
         for (inode, there), state in zip(batch.items(), self._files.stat_inodes(batch), strict=True):
@@ -108,7 +108,7 @@ class ChunkCheck:
             if isinstance(state, Attributes) and state.inode.links and isinstance(state.inode.body, FileDetails):
                 faults = wrong_chunks("", state.inode, self._chains(state.inode.body.layout.table), there)
             if faults or _no_file(state):
-                doubt = doubts.setdefault(inode, _Doubt())
+                doubt = doubts.setdefault(inode, _Suspect())
                 doubt.faults += faults
                 doubt.chains |= dict.fromkeys(there)
                 count += max(1, len(faults))
@@ -118,15 +118,15 @@ class ChunkCheck:
                     doubt.bytes += sum(one.held.length for one in every if one.held is not None)
         return count
 
-    def _look_again(self, doubts: dict[InodeId, _Doubt]) -> None:
+    def _look_again(self, doubts: dict[InodeId, _Suspect]) -> None:
         if not doubts:
             return
         threading.Event().wait(self._settle_s)
-        again: dict[InodeId, _Doubt] = {}
+        again: dict[InodeId, _Suspect] = {}
         for batch in _batches(self._listed((inode, chain) for inode, one in doubts.items() for chain in one.chains)):
             self._compare(batch, again)
         for inode, before in sorted(doubts.items()):
-            now = again.get(inode, _Doubt())
+            now = again.get(inode, _Suspect())
             self.faults += lasting(before.faults, now.faults)
             if before.unowned and now.unowned:
                 self.unowned.append(Unowned(inode, tuple(now.chains), now.unowned, now.bytes))

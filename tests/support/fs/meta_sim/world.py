@@ -189,7 +189,7 @@ class MetaService:
         self.exchanging = False
         """It has heard that its session is over, and has no other yet."""
         self.claimed: dict[int, None] = {}
-        self.doubts: dict[int, dict[Any, Any]] = {}
+        self.in_doubt: dict[int, dict[Any, Any]] = {}
         self.enrolled: dict[ClientId, None] = {}
         self.node = world.sim.node(name, self._boot)
 
@@ -233,7 +233,7 @@ class MetaService:
 
     def _boot(self, node: SimNode) -> None:
         self.session, self.exchanging = self.world.open_session(self.name), False
-        self.claimed, self.doubts, self.enrolled = {}, {}, {}
+        self.claimed, self.in_doubt, self.enrolled = {}, {}, {}
         self.chunks = ChunkClient(
             self.world.chunks, lambda: 0 if self.exchanging else self.session, exchanges=True
         )  # fmt: skip
@@ -388,11 +388,11 @@ class RequestPorts:
 
     def release(self, inode: int) -> None:
         self._service.claimed.pop(inode, None)
-        if not self._service.doubts.get(inode):
-            self._service.doubts.pop(inode, None)
+        if not self._service.in_doubt.get(inode):
+            self._service.in_doubt.pop(inode, None)
 
     def doubtful(self) -> Sequence[int]:
-        return list(self._service.doubts)
+        return list(self._service.in_doubt)
 
-    def doubts(self, inode: int) -> dict[Any, Any]:
-        return self._service.doubts.setdefault(inode, {})
+    def in_doubt(self, inode: int) -> dict[Any, Any]:
+        return self._service.in_doubt.setdefault(inode, {})

@@ -288,12 +288,12 @@ async def test_doubts_about_a_cut_that_another_process_has_ended_are_forgotten()
         ports, keeper, service_context = _Ports(rig), Keeper("k"), rig.service.service_context
         await rig.open_session(77)
         row = await begun(rig, under_way, 5, 9, 77)  # another's, who lives
-        service_context.doubts[ended.id] = {(row, 1, 0): None}
-        service_context.doubts[under_way.id] = {(row, 1, 0): None}
-        service_context.doubts[9999] = {(row, 1, 0): None}
+        service_context.in_doubt[ended.id] = {(row, 1, 0): None}
+        service_context.in_doubt[under_way.id] = {(row, 1, 0): None}
+        service_context.in_doubt[9999] = {(row, 1, 0): None}
         assert ports.claim(9999)
         await keeper.cut(ports)
-        assert list(service_context.doubts) == [under_way.id, 9999]
+        assert list(service_context.in_doubt) == [under_way.id, 9999]
 
 
 @on_loop

@@ -146,7 +146,7 @@ class Keeper:
             await ports.together(works[at : at + CUTS_AT_ONCE])
         if not self._cuts_after:
             for inode_id in ports.doubtful()[:PAGE_ROWS]:
-                await truncate.forget_doubts(inode_id, ports)
+                await truncate.forget_in_doubt(inode_id, ports)
         return bool(self._cuts_after)
 
     def _cutting(self, inode_id: InodeId, owner: ClientId, ports: Ports) -> Callable[[], Awaitable[None]]:

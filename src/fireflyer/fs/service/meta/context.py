@@ -61,7 +61,7 @@ class ServiceContext:
         self.cluster_view = cluster_view
         self.claimed: dict[InodeId, None] = {}
         """Inodes of which a procedure of this process changes chunks."""
-        self.doubts: dict[InodeId, dict[Any, Any]] = {}
+        self.in_doubt: dict[InodeId, dict[Any, Any]] = {}
         """Of `core.meta.open_files.truncate`: updates of chunks whose outcome is not known."""
         self._secret = secret
         self._key_ids: tuple[int, ...] = ()

@@ -325,14 +325,14 @@ class RequestPorts:
 
     def release(self, inode: InodeId) -> None:
         self._service_context.claimed.pop(inode, None)
-        if not self._service_context.doubts.get(inode):
-            self._service_context.doubts.pop(inode, None)
+        if not self._service_context.in_doubt.get(inode):
+            self._service_context.in_doubt.pop(inode, None)
 
     def doubtful(self) -> Sequence[InodeId]:
-        return list(self._service_context.doubts)
+        return list(self._service_context.in_doubt)
 
-    def doubts(self, inode: InodeId) -> dict[Any, Any]:
-        return self._service_context.doubts.setdefault(inode, {})
+    def in_doubt(self, inode: InodeId) -> dict[Any, Any]:
+        return self._service_context.in_doubt.setdefault(inode, {})
 
 
 async def carry_out_long(service_context: ServiceContext, asked: QueuedRequest) -> Answer:

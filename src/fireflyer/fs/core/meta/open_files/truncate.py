@@ -58,7 +58,7 @@ from fireflyer.fs.schema.ids import ChainId, ClientId
 from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Refused, Truncate
 
-__all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "forget_doubts", "go_on", "measure", "remove_all"]
+__all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "forget_in_doubt", "go_on", "measure", "remove_all"]
 __all__ += ["truncate"]
 
 REMOVED_AT_ONCE: Final = 256
@@ -204,7 +204,7 @@ async def go_on(inode_id: InodeId, ports: Ports, *, patient: bool = True, settle
             settled = row.owner
 
 
-async def forget_doubts(inode_id: InodeId, ports: Ports) -> None:
+async def forget_in_doubt(inode_id: InodeId, ports: Ports) -> None:
     """Of a cut that another process has ended: when nothing of this one could arrive any more."""
     if not ports.claim(inode_id):
         return
@@ -214,7 +214,7 @@ async def forget_doubts(inode_id: InodeId, ports: Ports) -> None:
             return await truncation_of(context, inode_id) is not None
 
         if not await ports.transact(look):
-            ports.doubts(inode_id).clear()
+            ports.in_doubt(inode_id).clear()
     finally:
         ports.release(inode_id)
 
@@ -254,20 +254,20 @@ async def _carry_through(inode_id: InodeId, row: TruncationRow, ports: Ports) ->
 
 async def _resolve(inode_id: InodeId, row: TruncationRow, ports: Ports) -> None:
     """Doubts of another cut count no more: it was ended by who took it over, when nothing of it could arrive."""
-    doubts = ports.doubts(inode_id)
-    for (of, chain, index), change in list(doubts.items()):
+    in_doubt = ports.in_doubt(inode_id)
+    for (of, chain, index), change in list(in_doubt.items()):
         if of == row:
             await _change(inode_id, row, [(chain, index)], change, ports)
         else:
-            del doubts[of, chain, index]
+            del in_doubt[of, chain, index]
 
 
 async def _change(
     inode_id: InodeId, row: TruncationRow, chunks: Sequence[tuple[ChainId, int]], change: _Change, ports: Ports
 ) -> None:  # fmt: skip
-    doubts = ports.doubts(inode_id)
+    in_doubt = ports.in_doubt(inode_id)
     keys = [(row, chain, index) for chain, index in chunks]
-    doubts.update(dict.fromkeys(keys, change))
+    in_doubt.update(dict.fromkeys(keys, change))
     if change is None:
         await ports.chunks.remove(inode_id, chunks, session=row.owner)
     else:
@@ -277,7 +277,7 @@ async def _change(
             else:
                 await ports.chunks.write_zeros(inode_id, chain, index, *change, session=row.owner)
     for key in keys:
-        doubts.pop(key, None)
+        in_doubt.pop(key, None)
 
 
 async def _cut_off(
