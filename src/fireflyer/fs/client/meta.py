@@ -58,13 +58,13 @@ from fireflyer.fs.schema.ids import ClientId, TableId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import MAX_CALLS, Actor, Answer, Answers, Call, Calls, Lock, Open, Refused, Request
 
-__all__ = ["SESSION_FORGOTTEN", "SESSION_OVER", "SESSION_STRUCK", "MetaClient", "Sends"]
+__all__ = ["SESSION_EVICTED", "SESSION_FORGOTTEN", "SESSION_OVER", "MetaClient", "Sends"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 SESSION_OVER: Final = "session_over"
 """Code of a `Refused`: not done, the session of the client is over."""
-SESSION_STRUCK: Final = "session_struck"
+SESSION_EVICTED: Final = "session_struck"
 """Not done either: the session lives, but nothing is done in it any more."""
 SESSION_FORGOTTEN: Final = "session_forgotten"
 """It is over for so long that what had been sent before may have been done."""
@@ -290,9 +290,9 @@ class MetaClient:
         """Raises what is the caller's; returns why it is to be sent again after a pause, or None: at once."""
         if answer.code == SESSION_FORGOTTEN and item.number and item.in_doubt:
             raise Timeout("the session of this client is over for long; the request may have been done before")
-        if answer.code == SESSION_STRUCK:
-            self._control.struck(item.client)
-        if answer.code in (SESSION_OVER, SESSION_STRUCK, SESSION_FORGOTTEN):
+        if answer.code == SESSION_EVICTED:
+            self._control.evicted(item.client)
+        if answer.code in (SESSION_OVER, SESSION_EVICTED, SESSION_FORGOTTEN):
             await self._elsewhere(item)
             return None
         if answer.errno and answer.code != Aborted.code:

@@ -169,7 +169,7 @@ class PlayedClient:
         """The manager says that the session is over."""
         self.spawn(self.exchange())
 
-    def struck(self, client: int) -> None:
+    def evicted(self, client: int) -> None:
         assert client == self.client
         self.spawn(self.exchange())
 

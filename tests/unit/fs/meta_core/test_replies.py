@@ -39,9 +39,9 @@ async def _end_session(kv: Engine, client: int) -> None:
     await kv.transact(body)
 
 
-async def _enrol(kv: Engine, client: int, user: str, *, struck: bool = False) -> None:
+async def _enrol(kv: Engine, client: int, user: str, *, evicted: bool = False) -> None:
     async def body(tx: Transaction) -> None:
-        tx.set(number_key(CLIENTS, client), CLIENT_ROWS.encode(ClientRow(0, user, struck=struck)))
+        tx.set(number_key(CLIENTS, client), CLIENT_ROWS.encode(ClientRow(0, user, evicted=evicted)))
 
     await kv.transact(body)
 
@@ -173,7 +173,7 @@ async def test_nothing_is_done_for_a_client_that_was_struck() -> None:
         await _open_session(kv, 7)
         await _enrol(kv, 7, "ada")
         await _ask(kv, 7, 1, Done())
-        await _enrol(kv, 7, "ada", struck=True)
+        await _enrol(kv, 7, "ada", evicted=True)
         assert await _ask(kv, 7, 1, Refused(1, "")) == (Done(), False)
         with pytest.raises(SessionEnded):
             await _ask(kv, 7, 2, Done())

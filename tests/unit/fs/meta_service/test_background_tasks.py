@@ -21,7 +21,7 @@ from fireflyer.fs.core.meta.open_files.lengths import start_truncation
 from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
 from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, TruncationKind, TruncationRow
 from fireflyer.fs.core.meta.ports import Ports
-from fireflyer.fs.core.meta.replies import SESSION_OVER, SESSION_STRUCK, STEP, forget_client, rows_of
+from fireflyer.fs.core.meta.replies import SESSION_EVICTED, SESSION_OVER, STEP, forget_client, rows_of
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, UNLINKED, WRITERS, number_key, prefix_end
 from fireflyer.fs.schema.inodes import Inode
 from fireflyer.fs.schema.meta import (
@@ -121,14 +121,14 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
         for _ in range(3):
             ports.clock_ns += SECOND
             await collector.step(ports)
-        assert collector.struck == 1
+        assert collector.evicted == 1
         assert not await rows(rig, UNLINKED)
         assert collector.trouble == ""
         for request in (MakeDirectory(at("e")), Beat(1), Open(at("d"), OpenFlag.READ)):
-            assert expect(await rig.ask(6, request), Refused).code == SESSION_STRUCK
+            assert expect(await rig.ask(6, request), Refused).code == SESSION_EVICTED
         expect(await rig.ask(5, MakeDirectory(at("e"))), Found)
         rig.service._enrolled.clear()  # as in a service that has just started
-        assert expect(await rig.ask(6, MakeDirectory(at("e"))), Refused).code == SESSION_STRUCK
+        assert expect(await rig.ask(6, MakeDirectory(at("e"))), Refused).code == SESSION_EVICTED
         await rig.end_session(6)
         assert expect(await rig.ask(6, Beat(1)), Refused).code == SESSION_OVER
 
@@ -143,7 +143,7 @@ async def test_nobody_is_struck_for_time_in_which_nobody_looked() -> None:
         for _ in range(3):
             await collector.step(ports)
             ports.clock_ns += 10 * STRIKE_NS
-        assert collector.struck == 0
+        assert collector.evicted == 0
         await beaten(rig, 5)
         await collector.step(ports)
         assert not await rows(rig, UNLINKED)

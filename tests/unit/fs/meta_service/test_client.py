@@ -14,7 +14,7 @@ from tests.support.fs.clusters.file_rig import FileRig, no_space
 
 from fireflyer.base.errors import Aborted, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.client.meta import SESSION_FORGOTTEN, SESSION_STRUCK
+from fireflyer.fs.client.meta import SESSION_EVICTED, SESSION_FORGOTTEN
 from fireflyer.fs.core.files.request_routing import service_for
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT
@@ -341,7 +341,7 @@ def test_who_was_struck_opens_another_session() -> None:
         async def sends(calls: Calls) -> Answers:
             if calls.client != client:
                 return await before(calls)
-            return Answers(tuple(Refused(errno.ESTALE, "silent", SESSION_STRUCK) for _ in calls.calls))
+            return Answers(tuple(Refused(errno.ESTALE, "silent", SESSION_EVICTED) for _ in calls.calls))
 
         rig.sends = sends
         played.want_routing = lambda: None  # type: ignore[method-assign]

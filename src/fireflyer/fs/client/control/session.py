@@ -79,7 +79,7 @@ class ManagerSession:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._answered = True
-        self._struck: ClientId = 0
+        self._evicted: ClientId = 0
         self.on_exchange: list[Callable[[], None]] = []
         """Called in the loop when there is another session, before anybody uses it."""
         self.rights = Renewals(self.capability, spawn=self.spawn, renewed=self._renewed, denied=self._denied)
@@ -176,13 +176,13 @@ class ManagerSession:
         if self._keeping is None:
             self._keeping = self.spawn(self._keep())
 
-    def struck(self, client: ClientId) -> None:
+    def evicted(self, client: ClientId) -> None:
         """A service does nothing for this session any more, though it lives: there is to be another one."""
         session = self._session
         if self._hears is None or session is None or session.client != client or self._exchange_lock.locked():
             return
-        if self._struck != client:
-            self._struck = client
+        if self._evicted != client:
+            self._evicted = client
             _log.warning("the session was silent for too long client=%d; another one is opened", client)
             self._hears.over(client)
 

@@ -102,7 +102,7 @@ class ClientRow(msgspec.Struct, frozen=True, array_like=True):
     """Whose session it was, which this row outlives. Empty: a service's."""
     holds: _U63 = 0
     """Of it there are so many rows."""
-    struck: bool = False
+    evicted: bool = False
     """It has not beaten for long, and is waited for no more: nothing is done for it until it has another session."""
 
 

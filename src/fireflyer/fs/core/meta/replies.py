@@ -42,13 +42,13 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import MAX_NUMBERS, Actor, Answer, Request
 
 __all__ = [
+    "SESSION_EVICTED",
     "SESSION_FORGOTTEN",
     "SESSION_OVER",
-    "SESSION_STRUCK",
     "STEP",
     "SessionEnded",
+    "SessionEvicted",
     "SessionForgotten",
-    "SessionStruck",
     "admit",
     "check_session",
     "forget_client",
@@ -62,8 +62,8 @@ STEP: Final = 64
 """Answers beyond those that the client may still want, before some are forgotten."""
 SESSION_OVER: Final = "session_over"
 """The code of `Refused` for `SessionEnded`: what has no answer was not done, nor will be."""
-SESSION_STRUCK: Final = "session_struck"
-"""For `SessionStruck`: not done either, and the session is to be exchanged for another."""
+SESSION_EVICTED: Final = "session_struck"
+"""For `SessionEvicted`: not done either, and the session is to be exchanged for another."""
 SESSION_FORGOTTEN: Final = "session_forgotten"
 """For `SessionForgotten`: of what had been sent before it is not known whether it was done."""
 SIGN_BYTES: Final = 8
@@ -90,7 +90,7 @@ class SessionEnded(FileError):
         super().__init__(errno.ESTALE, f"session {client} is over; open another one")
 
 
-class SessionStruck(SessionEnded):
+class SessionEvicted(SessionEnded):
     """It lives at the manager, but its client has not beaten for long, and needs another one."""
 
 
@@ -175,8 +175,8 @@ async def check_session(rows: Looks, client: ClientId, user: str, *, ended: bool
         raise PermissionDenied(f"session {client} is another user's; use your own")
     if not ended and row is None:
         raise SessionEnded(client)
-    if not ended and known is not None and known.struck:
-        raise SessionStruck(client)
+    if not ended and known is not None and known.evicted:
+        raise SessionEvicted(client)
 
 
 def forget_client(rows: Rows, client: ClientId) -> None:

@@ -31,12 +31,12 @@ from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.open_files.renew import renew
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce
 from fireflyer.fs.core.meta.replies import (
+    SESSION_EVICTED,
     SESSION_FORGOTTEN,
     SESSION_OVER,
-    SESSION_STRUCK,
     SessionEnded,
+    SessionEvicted,
     SessionForgotten,
-    SessionStruck,
     admit,
     check_session,
     sign_of,
@@ -143,8 +143,8 @@ def refusal(error: BaseException) -> Refused:
 def _code_of(error: FileError) -> str:
     if isinstance(error, SessionForgotten):
         return SESSION_FORGOTTEN
-    if isinstance(error, SessionStruck):
-        return SESSION_STRUCK
+    if isinstance(error, SessionEvicted):
+        return SESSION_EVICTED
     return SESSION_OVER if isinstance(error, SessionEnded) else ""
 
 

@@ -123,7 +123,7 @@ class Collector:
         """It was told to be called again at once."""
         self._silent: dict[ClientId, _Silence] = {}
         self._failed: dict[InodeId, _Failure] = {}
-        self.struck = 0
+        self.evicted = 0
         """Clients, by this process."""
 
     @property
@@ -178,13 +178,13 @@ class Collector:
                 return await _have_not_told(context, mark.waits_for)
 
             silent = await ports.transact(look)
-            await self._strike(silent, ports)
+            await self._evict(silent, ports)
             if silent:
                 mark.waits_for = {one: mark.waits_for[one] for one in silent}
                 return
             self._ripe = self._marks.popleft().generation
 
-    async def _strike(self, silent: dict[ClientId, int], ports: Ports) -> None:
+    async def _evict(self, silent: dict[ClientId, int], ports: Ports) -> None:
         """Those that have had no beat for too long, of these with as many beats."""
         now_ns = ports.now_ns()
         passed_ns, self._looked_ns = min(now_ns - self._looked_ns, MAX_LOOK_NS), now_ns
@@ -197,8 +197,8 @@ class Collector:
                 silence.ns += passed_ns
             self._silent[client] = silence
         for client in [one for one, silence in self._silent.items() if silence.ns >= STRIKE_NS]:
-            await ports.transact(_striking(client, silent[client]))
-            self.struck += 1
+            await ports.transact(_evicting(client, silent[client]))
+            self.evicted += 1
 
     # --- what ---
 
@@ -298,7 +298,7 @@ async def _beats_to_be(context: Context) -> dict[ClientId, int]:
         for key, value in page.items:
             client = int.from_bytes(key[2:], "big")
             row = CLIENT_ROWS.decode(key, value)
-            if not row.struck:
+            if not row.evicted:
                 wanted[client] = row.beats + BEATS_AFTER
         if not page.more:
             return wanted
@@ -315,18 +315,18 @@ async def _have_not_told(context: Context, waits_for: dict[ClientId, int]) -> di
         waiting: dict[ClientId, int] = {}
         for client, key, value in zip(some, keys, await context.rows.get_many(keys), strict=True):
             row = None if value is None else CLIENT_ROWS.decode(key, value)
-            if row is not None and row.beats < waits_for[client] and not row.struck:
+            if row is not None and row.beats < waits_for[client] and not row.evicted:
                 waiting[client] = row.beats
         sessions = await context.rows.get_many([SESSIONS.key(one) for one in waiting])
         silent.update(one for one, session in zip(waiting.items(), sessions, strict=True) if session is not None)
     return silent
 
 
-def _striking(client: ClientId, beats: int) -> Callable[[Context], Awaitable[None]]:
+def _evicting(client: ClientId, beats: int) -> Callable[[Context], Awaitable[None]]:
     async def body(context: Context) -> None:
         row = await client_row(context.rows, client)
         if row is not None and row.beats == beats:
-            put_client(context, client, msgspec.structs.replace(row, struck=True))
+            put_client(context, client, msgspec.structs.replace(row, evicted=True))
 
     return body
 
