@@ -1,7 +1,8 @@
 """Meta services over one store in the seeded world, with sessions that end and services that die between any two steps.
 
 A service is what `fs.service.meta.service` is, without lanes: each request a task, its answer stored in the same
-transaction; what cannot be done at once goes on as a procedure; `Keeper` does the service's own work. Requests come
+transaction; what cannot be done at once goes on as a procedure; `BackgroundTasks` does the service's own work.
+Requests come
 twice, late, and to another service. Lazy closes wait for nobody here, but by chance, so that all there is may overtake
 them.
 """
@@ -20,7 +21,7 @@ from tests.support.fs.meta_sim.steps import drive, sleep
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta import dispatch, procedures
-from fireflyer.fs.core.meta.background_tasks import Keeper
+from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester, Rows
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS
@@ -238,8 +239,8 @@ class MetaService:
             self.world.chunks, lambda: 0 if self.exchanging else self.session, exchanges=True
         )  # fmt: skip
         node.on_message(self._hear)
-        keeper = Keeper(f"{self.name}/{node.incarnation}")
-        drive(node, lambda: self._keep(keeper))
+        background_tasks = BackgroundTasks(f"{self.name}/{node.incarnation}")
+        drive(node, lambda: self._keep(background_tasks))
 
     def _hear(self, source: str, payload: bytes) -> None:
         asked = ASKED(payload)
@@ -282,11 +283,11 @@ class MetaService:
         except TransientError as error:
             return Refused(0, error.message, error.code)
 
-    async def _keep(self, keeper: Keeper) -> None:
+    async def _keep(self, background_tasks: BackgroundTasks) -> None:
         ports = RequestPorts(self)
         while True:
             try:
-                more = await keeper.step(ports)
+                more = await background_tasks.step(ports)
             except TransientError:
                 more = False
             await sleep(MS if more else KEEPING_NS)

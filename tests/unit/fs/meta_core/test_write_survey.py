@@ -11,7 +11,7 @@ from tests.support.loops import on_loop
 from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import LIFETIME_S
-from fireflyer.fs.core.meta.background_tasks import Keeper
+from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
@@ -150,9 +150,9 @@ async def test_what_was_written_over_the_quota_without_a_word_is_cut_off() -> No
         expect(await rig.ask(7, Close(file.id, 1, MIB, 0), EVE), Found)
         rig.write(file, 9)
         await rig.survey_later()
-        keeper = Keeper("k")
-        await keeper.lead(rig.ports)
-        await keeper.cut(rig.ports)
+        background_tasks = BackgroundTasks("k")
+        await background_tasks.lead(rig.ports)
+        await background_tasks.cut(rig.ports)
         assert [key[2] for key in rig.chunks.lengths] == [0]
         assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == MIB
 
@@ -172,9 +172,9 @@ async def test_a_file_that_is_never_closed_is_charged_now_and_then() -> None:
         rig.write(file, 20)
         await rig.survey_later()
         assert expect(await rig.ask(7, Close(file.id, 1, 0, 0), EVE), Found).inode.length == 7 * MIB
-        keeper = Keeper("k")
-        await keeper.lead(rig.ports)
-        await keeper.cut(rig.ports)
+        background_tasks = BackgroundTasks("k")
+        await background_tasks.lead(rig.ports)
+        await background_tasks.cut(rig.ports)
         assert sorted(key[2] for key in rig.chunks.lengths) == [3, 6]
 
 

@@ -13,7 +13,7 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta.background_tasks import LEASE_NS, Keeper
+from fireflyer.fs.core.meta.background_tasks import LEASE_NS, BackgroundTasks
 from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
 from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, Collector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
@@ -229,7 +229,7 @@ async def test_each_part_goes_on_while_another_waits(monkeypatch: pytest.MonkeyP
         return False
 
     monkeypatch.setattr(Reaper, "step", waits)
-    monkeypatch.setattr(Keeper, "cut", waits)
+    monkeypatch.setattr(BackgroundTasks, "cut", waits)
     monkeypatch.setattr("fireflyer.fs.service.meta.service.REST_S", 0.001)
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
@@ -261,11 +261,11 @@ async def test_an_answer_that_nobody_can_ask_for_is_not_kept() -> None:
             await rig.ask(5, Beat(1))
         numbers = (3, 3 * STEP)  # of the first it has said that it has the answer
         ports = _Ports(rig)
-        keeper = Keeper("k")
-        await keeper.lead(ports)
+        background_tasks = BackgroundTasks("k")
+        await background_tasks.lead(ports)
         for number in numbers:
             await begun(rig, opened[0].inode, 5, number, 0)
-            await keeper.cut(ports)
+            await background_tasks.cut(ports)
         await begun(rig, opened[1].inode, 6, 9, 0)
 
         async def forget(tx: Transaction) -> None:
@@ -273,7 +273,7 @@ async def test_an_answer_that_nobody_can_ask_for_is_not_kept() -> None:
             forget_client(tx, 6)
 
         await rig.engine.transact(forget)
-        await keeper.cut(ports)
+        await background_tasks.cut(ports)
         assert not await rows(rig, CUTS)
         kept = await rows(rig, b"FR")
         assert [rows_of(5, number)[1] in kept for number in numbers] == [False, True]
@@ -285,21 +285,21 @@ async def test_doubts_about_a_cut_that_another_process_has_ended_are_forgotten()
     async with _Rig(MemoryEngine()) as rig:
         await rig.open_session(5)
         ended, under_way = [(await made(rig, 5, name, 1)).inode for name in ("a", "b")]
-        ports, keeper, service_context = _Ports(rig), Keeper("k"), rig.service.service_context
+        ports, background_tasks, service_context = _Ports(rig), BackgroundTasks("k"), rig.service.service_context
         await rig.open_session(77)
         row = await begun(rig, under_way, 5, 9, 77)  # another's, who lives
         service_context.in_doubt[ended.id] = {(row, 1, 0): None}
         service_context.in_doubt[under_way.id] = {(row, 1, 0): None}
         service_context.in_doubt[9999] = {(row, 1, 0): None}
         assert ports.claim(9999)
-        await keeper.cut(ports)
+        await background_tasks.cut(ports)
         assert list(service_context.in_doubt) == [under_way.id, 9999]
 
 
 @on_loop
 async def test_trouble_of_one_who_leads_no_more_is_not_told() -> None:
     async with _Rig(MemoryEngine()) as rig:
-        ports, first, second = _Ports(rig), Keeper("first"), Keeper("second")
+        ports, first, second = _Ports(rig), BackgroundTasks("first"), BackgroundTasks("second")
         await first.lead(ports)
         first.reaper.trouble = "inode 7: chain 1 is away"
         assert "inode 7" in first.trouble

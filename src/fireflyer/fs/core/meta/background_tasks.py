@@ -27,7 +27,7 @@ from fireflyer.fs.core.meta.tables import prefix_end
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 
-__all__ = ["LEASE_NS", "RENEW_NS", "Keeper"]
+__all__ = ["LEASE_NS", "RENEW_NS", "BackgroundTasks"]
 
 RENEW_NS: Final = 1_000_000_000
 LEASE_NS: Final = 5_000_000_000
@@ -36,7 +36,7 @@ EXPIRED_AT_ONCE: Final = 256
 CUTS_AT_ONCE: Final = 16
 
 
-class Keeper:
+class BackgroundTasks:
     """Of one service process. `holder`: a name that no other process has, or had."""
 
     def __init__(self, holder: str) -> None:

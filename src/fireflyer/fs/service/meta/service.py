@@ -31,7 +31,7 @@ import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageError
 from fireflyer.fs.core.meta import dispatch
-from fireflyer.fs.core.meta.background_tasks import Keeper
+from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
 from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
@@ -189,7 +189,7 @@ class MetaService:
         self._asking: Counter[str] = Counter()
         self._enrolled: dict[ClientId, None] = {}
         self._figures = MetaMetrics()
-        self._keeper = Keeper(os.urandom(8).hex())
+        self._background_tasks = BackgroundTasks(os.urandom(8).hex())
         self._closed = False
 
     @property
@@ -205,7 +205,7 @@ class MetaService:
             "long_requests": ("Requests under way that take several transactions", len(self._long)),
             "lock_waits": ("Requests that wait for a lock", len(self._lock_waits)),
             "chunk_store_reached": ("Whether the chunk store can be used", service_context.has_chunks),
-            "collects": ("Whether this service collects what is unlinked", self._keeper.leads),
+            "collects": ("Whether this service collects what is unlinked", self._background_tasks.leads),
             "in_trouble": ("Whether collecting or reaping failed last", bool(self.trouble)),
         }
         return [
@@ -222,7 +222,7 @@ class MetaService:
     @property
     def trouble(self) -> str:
         """What could not be collected, reaped or cut last; empty where all is well, or another service does it."""
-        return self._keeper.trouble
+        return self._background_tasks.trouble
 
     # --- from start to end ---
 
@@ -258,8 +258,15 @@ class MetaService:
         await self._step(make_root)
         await self._service_context.look()
         self._spawn(self._look_again())
-        keeper = self._keeper
-        for part in (keeper.lead, keeper.cut, keeper.reap, keeper.collect, keeper.survey, keeper.expire):
+        background_tasks = self._background_tasks
+        for part in (
+            background_tasks.lead,
+            background_tasks.cut,
+            background_tasks.reap,
+            background_tasks.collect,
+            background_tasks.survey,
+            background_tasks.expire,
+        ):
             self._spawn(self._keep(part))
         self._started.set()
 
