@@ -20,7 +20,7 @@ from fireflyer.fs.core.meta.namespace import xattrs
 from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, lock_table, locks, session_cleanup, truncate
 from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
 from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of
-from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
+from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
 from fireflyer.fs.core.meta.open_rows import Held, TruncationRow, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
@@ -187,9 +187,9 @@ def dead_writers_are_not_asked_for(patch: Patch) -> None:
 
 
 def reaps_before_the_last_writes_arrive(patch: Patch) -> None:
-    original = Reaper.step
+    original = SessionCleaner.step
 
-    async def step(self: Reaper, ports: Ports) -> bool:
+    async def step(self: SessionCleaner, ports: Ports) -> bool:
         class Hasty:
             settle_ns = 0
 
@@ -198,7 +198,7 @@ def reaps_before_the_last_writes_arrive(patch: Patch) -> None:
 
         return await original(self, Hasty())
 
-    patch.setattr(Reaper, "step", step)
+    patch.setattr(SessionCleaner, "step", step)
 
 
 def locks_outlive_their_clients(patch: Patch) -> None:

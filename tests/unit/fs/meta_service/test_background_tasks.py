@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
 from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, Collector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
 from fireflyer.fs.core.meta.open_files.lengths import start_truncation
-from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
+from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
 from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, TruncationKind, TruncationRow
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.replies import SESSION_EVICTED, SESSION_OVER, STEP, forget_client, rows_of
@@ -204,7 +204,7 @@ async def test_what_a_dead_client_has_on_a_chain_that_is_away_does_not_keep_the_
         await damage(rig, locks[0])
         await rig.end_session(6)
         chunks.away = 1
-        ports, reaper = _Ports(rig), Reaper()
+        ports, reaper = _Ports(rig), SessionCleaner()
         await reaper.step(ports)
         ports.clock_ns += ports.settle_ns
         while await reaper.step(ports):
@@ -228,7 +228,7 @@ async def test_each_part_goes_on_while_another_waits(monkeypatch: pytest.MonkeyP
         await door.wait()
         return False
 
-    monkeypatch.setattr(Reaper, "step", waits)
+    monkeypatch.setattr(SessionCleaner, "step", waits)
     monkeypatch.setattr(BackgroundTasks, "cut", waits)
     monkeypatch.setattr("fireflyer.fs.service.meta.service.REST_S", 0.001)
     async with MetaRig(MemoryEngine()) as rig:

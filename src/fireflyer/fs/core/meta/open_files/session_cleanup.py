@@ -29,7 +29,7 @@ from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 
-__all__ = ["KEPT_NS", "Reaper", "end_writer"]
+__all__ = ["KEPT_NS", "SessionCleaner", "end_writer"]
 
 KEPT_NS: Final = 600_000_000_000
 """Answers of a client whose session is over: it may ask once more what became of its last requests."""
@@ -39,7 +39,7 @@ STEP_NS: Final = 10_000_000_000
 _TABLES: Final = (LOCKS, WAITS, HOLDS, WRITERS)
 
 
-class Reaper:
+class SessionCleaner:
     """What one process knows of sessions that are over. Another begins anew, which costs only time."""
 
     def __init__(self) -> None:
