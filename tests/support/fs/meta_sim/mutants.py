@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.inodes import attributes
 from fireflyer.fs.core.meta.inodes.layout import chain_of, pieces
 from fireflyer.fs.core.meta.namespace import xattrs
 from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, lock_table, locks, session_cleanup, truncate
-from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
+from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
 from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of
 from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
 from fireflyer.fs.core.meta.open_rows import Held, TruncationRow, WriterRow, pair_of
@@ -300,9 +300,9 @@ def chunks_are_forgotten(patch: Patch) -> None:
 
 
 def unlinked_files_are_forgotten(patch: Patch) -> None:
-    original = Collector._collect
+    original = GarbageCollector._collect
 
-    async def collect(self: Collector, ports: Ports) -> bool:
+    async def collect(self: GarbageCollector, ports: Ports) -> bool:
         async def drop(context: Context) -> None:
             page = await context.rows.get_range(UNLINKED, UNLINKED + b"\xff", limit=1)
             for key, _ in page.items:
@@ -312,7 +312,7 @@ def unlinked_files_are_forgotten(patch: Patch) -> None:
         await ports.transact(drop)
         return await original(self, ports)
 
-    patch.setattr(Collector, "_collect", collect)
+    patch.setattr(GarbageCollector, "_collect", collect)
 
 
 class Planted(NamedTuple):

@@ -13,7 +13,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import LIFETIME_S
 from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
-from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
+from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS, MINUTE_NS
 from fireflyer.fs.core.meta.open_files.write_survey import PUT_OFF_NS, Surveyor
@@ -210,7 +210,7 @@ async def test_chunks_written_to_a_file_that_was_collected_are_removed() -> None
         rig.write(file, 0)
         expect(await rig.ask(7, Close(file.id, 1, MIB, 0), EVE), Found)
         expect(await rig.ask(7, Remove(at("d/f")), EVE), Done)
-        collector = Collector()
+        collector = GarbageCollector()
         await collector.step(rig.ports)
         for client, caller in ((5, None), (7, EVE)):
             for _ in range(BEATS_AFTER):

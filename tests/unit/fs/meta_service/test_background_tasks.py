@@ -15,7 +15,7 @@ from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.background_tasks import LEASE_NS, BackgroundTasks
 from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
-from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, Collector
+from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, GarbageCollector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
 from fireflyer.fs.core.meta.open_files.lengths import start_truncation
 from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
@@ -110,7 +110,7 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
         await rig.ask(6, MakeDirectory(at("d")))
         await made(rig, 5, "f", 1)
         assert await rig.ask(5, Remove(at("f"))) == Done()
-        ports, collector = _Ports(rig), Collector()
+        ports, collector = _Ports(rig), GarbageCollector()
         await collector.step(ports)
         await beaten(rig, 5)
         for _ in range(STRIKE_NS // SECOND):
@@ -139,7 +139,7 @@ async def test_nobody_is_struck_for_time_in_which_nobody_looked() -> None:
         await rig.open_session(5)
         await made(rig, 5, "f", 1)
         await rig.ask(5, Remove(at("f")))
-        ports, collector = _Ports(rig), Collector()
+        ports, collector = _Ports(rig), GarbageCollector()
         for _ in range(3):
             await collector.step(ports)
             ports.clock_ns += 10 * STRIKE_NS
@@ -161,7 +161,7 @@ async def test_files_on_a_chain_that_is_away_and_damaged_ones_do_not_stop_collec
             await rig.ask(5, Remove(at(f"f{number}")))
         (damaged, *_) = await rows(rig, UNLINKED)
         await damage(rig, b"FI" + damaged[10:])
-        ports, collector = _Ports(rig), Collector()
+        ports, collector = _Ports(rig), GarbageCollector()
         await collector.step(ports)
         await beaten(rig, 5)
         chunks.away = 1

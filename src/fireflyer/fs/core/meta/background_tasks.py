@@ -18,7 +18,7 @@ from fireflyer.base.errors import DataCorruption, TransientError
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.namespace.trash_expiry import TrashClock
 from fireflyer.fs.core.meta.open_files import truncate
-from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
+from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
 from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
 from fireflyer.fs.core.meta.open_files.write_survey import Surveyor
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, LEASE_KEY, LEASE_ROWS, PAGE_ROWS, LeaseRow, lives, next_key
@@ -41,7 +41,7 @@ class BackgroundTasks:
 
     def __init__(self, holder: str) -> None:
         self._holder = holder
-        self.collector = Collector()
+        self.collector = GarbageCollector()
         self.reaper = SessionCleaner()
         self.surveyor = Surveyor()
         self._trash = TrashClock()

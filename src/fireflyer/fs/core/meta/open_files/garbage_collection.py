@@ -58,7 +58,7 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.manager import COUNTED
 
-__all__ = ["AT_ONCE", "BACKLOG_ROWS", "Backlog", "Collector", "backlog"]
+__all__ = ["AT_ONCE", "BACKLOG_ROWS", "Backlog", "GarbageCollector", "backlog"]
 
 AT_ONCE: Final = 64
 """Inodes of one step."""
@@ -108,7 +108,7 @@ class _Failure:
     reason: str
 
 
-class Collector:
+class GarbageCollector:
     """What one process knows. Another begins anew."""
 
     def __init__(self) -> None:
