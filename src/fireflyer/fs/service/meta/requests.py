@@ -39,7 +39,7 @@ from fireflyer.fs.core.meta.replies import (
     SessionForgotten,
     admit,
     check_session,
-    sign_of,
+    digest_of,
     store_answer,
 )
 from fireflyer.fs.schema.errors import FileError
@@ -173,7 +173,7 @@ class QueuedRequest(CommitItem):
         self.asker = asker
         self.user = user
         self.reply = reply
-        self.sign = sign_of(request, actor) if number else b""
+        self.sign = digest_of(request, actor) if number else b""
 
     async def carry_out(self, rows: Savepoint) -> Answer:
         service_context, request, asker, number = self._service_context, self.request, self.asker, self.number
