@@ -34,6 +34,7 @@ from fireflyer.fs.schema.meta import (
     Answer,
     Close,
     Done,
+    ErrorReply,
     Found,
     Lock,
     LockKind,
@@ -41,7 +42,6 @@ from fireflyer.fs.schema.meta import (
     Opened,
     OpenFlag,
     PathRef,
-    Refused,
     Remove,
     Report,
     Request,
@@ -289,7 +289,7 @@ def test_over_the_quota_a_report_is_refused_and_its_bytes_are_cut_off() -> None:
     answers = story.ask(
         Report(file.id, 1, 50 * CELL_BYTES, 0), Close(file.id, 1, 70 * CELL_BYTES, 0), Report(file.id, 1, 0, 0)
     )
-    assert [one.errno for one in answers if isinstance(one, Refused)] == [errno.EDQUOT, errno.EBADF]
+    assert [one.errno for one in answers if isinstance(one, ErrorReply)] == [errno.EDQUOT, errno.EBADF]
     story.world.sim.run(until_ns=story.world.sim.now_ns + 20 * SECOND)
     assert story.length(file) == 50
     assert sum(map(len, story.world.chunks.of(file.id).values())) == 50
@@ -311,7 +311,7 @@ def test_what_is_over_the_quota_is_cut_off_too_when_the_last_writer_closes_durin
     world.sim.run(until_ns=world.sim.now_ns + SECOND)
     assert [key for key, _ in world.items() if key[:2] == CUTS]
     (refused,) = story.ask(Close(file.id, 1, 70 * CELL_BYTES, 0))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ErrorReply)
     assert refused.errno == errno.EDQUOT
     world.sim.run(until_ns=world.sim.now_ns + 20 * SECOND)
     assert story.length(file) == 50
@@ -340,7 +340,7 @@ def test_a_lock_of_a_client_that_died_is_in_nobodys_way() -> None:
     story = Story()
     assert story.ask(locked(story, 0, 10)) == [Done()]
     (refused,) = story.ask(locked(story, 5, 6), by=1)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ErrorReply)
     assert refused.errno == errno.EAGAIN
     story.clients[0].crash()
     assert story.ask(locked(story, 5, 6, wait_ns=10 * SECOND), by=1) == [Done()]
@@ -363,7 +363,7 @@ def test_who_would_close_a_circle_of_waiting_owners_is_told_so() -> None:
         drive(story.clients[by].node, wait(by))
     story.world.sim.run(until_ns=story.world.sim.now_ns + SECOND)
     (refused,) = story.ask(locked(story, 0, 1, wait_ns=8 * SECOND), by=2)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ErrorReply)
     assert refused.errno == errno.EDEADLK
     assert story.ask(locked(story, 2, 3, LockKind.NONE), by=2) == [Done()]
     story.world.sim.run(until_ns=story.world.sim.now_ns + SECOND)

@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryDetails, FileDetails, Inode, Kind
-from fireflyer.fs.schema.meta import Answer, Call, Calls, OpenFlag, PathRef, Refused, Request
+from fireflyer.fs.schema.meta import Answer, Call, Calls, ErrorReply, OpenFlag, PathRef, Request
 from fireflyer.kvstore.memory import CommitFault
 from fireflyer.sim import SimCrash
 
@@ -167,7 +167,7 @@ class Play:
         answer: Answer | None = None
         for one in PREPARED:
             answer = await self.client.ask(one)
-            assert not isinstance(answer, Refused), answer
+            assert not isinstance(answer, ErrorReply), answer
         assert isinstance(answer, meta.Opened)
         body = answer.inode.body
         assert isinstance(body, FileDetails)
@@ -184,7 +184,7 @@ class Play:
         self.answers.append(await self.client.ask(self.request))
         for service in self.world.services:
             answer = None
-            while answer is None or (isinstance(answer, Refused) and answer.errno == 0):
+            while answer is None or (isinstance(answer, ErrorReply) and answer.errno == 0):
                 answer = await self.client.send_again(self.request, self.number, service.name).wait(SECOND)
             self.answers.append(answer)
 

@@ -235,7 +235,7 @@ class CorePlace:
             answer = _finished(self.transact(asker, partial(dispatch.carry_out, request), number=number))
         except NotAtOnce:
             answer = _finished(procedures.carry_out_long(request, _Ports(self, asker, number)))
-        if isinstance(answer, meta.Refused):
+        if isinstance(answer, meta.ErrorReply):
             raise file_error(answer.errno, answer.message)
         return answer
 

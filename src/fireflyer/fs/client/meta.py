@@ -56,14 +56,14 @@ from fireflyer.fs.core.files.request_routing import (
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId, TableId
 from fireflyer.fs.schema.inodes import InodeId
-from fireflyer.fs.schema.meta import MAX_CALLS, Actor, Answer, Answers, Call, Calls, Lock, Open, Refused, Request
+from fireflyer.fs.schema.meta import MAX_CALLS, Actor, Answer, Answers, Call, Calls, ErrorReply, Lock, Open, Request
 
 __all__ = ["SESSION_EVICTED", "SESSION_FORGOTTEN", "SESSION_OVER", "MetaClient", "Sends"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 SESSION_OVER: Final = "session_over"
-"""Code of a `Refused`: not done, the session of the client is over."""
+"""Code of a `ErrorReply`: not done, the session of the client is over."""
 SESSION_EVICTED: Final = "session_struck"
 """Not done either: the session lives, but nothing is done in it any more."""
 SESSION_FORGOTTEN: Final = "session_forgotten"
@@ -136,7 +136,7 @@ class MetaClient:
         return next(self._handles)
 
     async def call(self, request: Request, *, actor: Actor | None = None, timeout_ns: int | None = None) -> Answer:
-        """Its answer, never a `Refused`: raises `FileError`, or a `FireflyerError`. After `Timeout` a request that
+        """Its answer, never a `ErrorReply`: raises `FileError`, or a `FireflyerError`. After `Timeout` a request that
         changes something may have been done, or may be done yet."""
         return (await self.call_in_session(request, actor=actor, timeout_ns=timeout_ns))[0]
 
@@ -273,7 +273,7 @@ class MetaClient:
                 item.in_doubt = True
                 self._avoid(address)
             else:
-                if not isinstance(answer, Refused):
+                if not isinstance(answer, ErrorReply):
                     return answer
                 refused = await self._refused(item, answer)
                 if refused is None:
@@ -286,7 +286,7 @@ class MetaClient:
         what = type(item.request).__name__
         raise Timeout(f"{what} was not answered within {format_duration(limit_ns)}; {reason}")
 
-    async def _refused(self, item: _Item, answer: Refused) -> FireflyerError | None:
+    async def _refused(self, item: _Item, answer: ErrorReply) -> FireflyerError | None:
         """Raises what is the caller's; returns why it is to be sent again after a pause, or None: at once."""
         if answer.code == SESSION_FORGOTTEN and item.number and item.in_doubt:
             raise Timeout("the session of this client is over for long; the request may have been done before")

@@ -7,7 +7,7 @@ has a number of its client's: sent again, to whichever meta service, it is answe
 A *handle* is a number that the client chooses when it opens for writing, and never uses twice: while the handle is open
 the service knows that there may be bytes of which it has not heard. Opening for reading leaves nothing at the service.
 
-All errors are `Refused`, with an errno of POSIX. 0 as errno: `code` and `message` are an error of
+All errors are `ErrorReply`, with an errno of POSIX. 0 as errno: `code` and `message` are an error of
 `fireflyer.base.errors` (try again where that is transient).
 """
 
@@ -27,7 +27,7 @@ __all__ += ["AllocateMode", "Answer", "Answers", "Beat", "Call", "Calls", "Chang
 __all__ += ["Entry", "Found", "FoundMany", "GetLock", "GetQuota", "GetSpace", "GetXattr", "Link", "ListDirectory"]
 __all__ += ["ListXattrs"]
 __all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Now", "Open", "XattrNames"]
-__all__ += ["OpenFlag", "Opened", "PathRef", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
+__all__ += ["ErrorReply", "OpenFlag", "Opened", "PathRef", "ReadLink", "Remove", "RemoveDirectory", "RemoveTree"]
 __all__ += ["RemoveXattr", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
 __all__ += ["SetAttributes", "SetDefaults", "SetQuota", "SetXattr", "Space", "Stat", "StatMany", "Symlink", "Target"]
 __all__ += ["Truncate", "Window", "XattrFlag", "XattrValue"]
@@ -443,7 +443,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
     pass
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag=2):
     errno: Annotated[int, msgspec.Meta(ge=0, le=4095)]
     message: Annotated[str, msgspec.Meta(max_length=4096)]
     code: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -559,7 +559,7 @@ Reading: TypeAlias = (
 Request: TypeAlias = Reading | Open | Changing
 Answer: TypeAlias = (
     Done
-    | Refused
+    | ErrorReply
     | Found
     | FoundMany
     | Listing

@@ -42,7 +42,7 @@ from fireflyer.fs.schema.chunks import Change, Found, Operation, Query, QueryKin
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.inodes import ROOT, Defaults, FileDetails
-from fireflyer.fs.schema.meta import Actor, Opened, OpenFlag, PathRef, Refused
+from fireflyer.fs.schema.meta import Actor, ErrorReply, Opened, OpenFlag, PathRef
 from fireflyer.fs.schema.sessions import GetCapability
 from fireflyer.identity import NodeCredential
 from fireflyer.identity.handshake import Credential, UserCredential
@@ -327,11 +327,11 @@ async def _raw_requests(scene: Scene) -> None:
         ]
         for request in attempts:
             answer = await eve.ask(request)
-            assert isinstance(answer, Refused), request
+            assert isinstance(answer, ErrorReply), request
             more = (errno.EINVAL,) if isinstance(request, meta.RemoveTree) else ()
             assert answer.errno in (*denied, *more), (request, answer)
         neither = await eve.ask(meta.Open(itself, OpenFlag(0)))
-        assert isinstance(neither, Refused) or (isinstance(neither, Opened) and not neither.capability), neither
+        assert isinstance(neither, ErrorReply) or (isinstance(neither, Opened) and not neither.capability), neither
         for actor in (Actor(0, 0), Actor(ADA, ADA), Actor(EVE, EVE, (ADA,))):
             await _refused(eve, meta.Stat(within), actor=actor)
         await _as_somebody_elses_client(scene, ada, eve)
@@ -362,7 +362,7 @@ async def _refused(
         answer = await client.ask(request, actor=actor, number=number)
     except PermissionDenied:
         return
-    assert isinstance(answer, Refused), answer
+    assert isinstance(answer, ErrorReply), answer
     assert answer.errno in (*REFUSALS, errno.ESTALE, errno.EIO), answer
 
 
@@ -455,8 +455,8 @@ async def _with_the_right_to_read(connection: DataConnection, chunk: Chunk, eve:
     itself = PathRef(chunk.id.file)
     opened = await eve.ask(meta.Open(itself, OpenFlag.READ | OpenFlag.FOLLOW))
     assert isinstance(opened, Opened)
-    assert isinstance(await eve.ask(meta.Open(itself, OpenFlag.WRITE, 9)), Refused)
-    assert isinstance(await eve.ask(meta.Renew(chunk.id.file, int(Rights.READ | Rights.WRITE), 0)), Refused)
+    assert isinstance(await eve.ask(meta.Open(itself, OpenFlag.WRITE, 9)), ErrorReply)
+    assert isinstance(await eve.ask(meta.Renew(chunk.id.file, int(Rights.READ | Rights.WRITE), 0)), ErrorReply)
     assert isinstance(await connection.ask(data.Present(opened.capability)), data.Granted)
     read, update, removal, *_ = await chunk.attempts(connection, eve.client)
     assert (read, update, removal) == (True, False, False)

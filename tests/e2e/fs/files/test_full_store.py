@@ -13,7 +13,7 @@ import pytest
 from tests.support.fs.clusters.meta_service import MetaRig, expect
 
 from fireflyer.fs.schema.inodes import ROOT
-from fireflyer.fs.schema.meta import Beat, Done, Found, MakeDirectory, PathRef, Refused, RemoveDirectory, SetXattr
+from fireflyer.fs.schema.meta import Beat, Done, ErrorReply, Found, MakeDirectory, PathRef, RemoveDirectory, SetXattr
 from fireflyer.kvstore.embedded import EmbeddedEngine
 
 FILE_BYTES = 14 << 20
@@ -57,14 +57,14 @@ async def _fill(rig: MetaRig) -> int:
     sizes = [60_000, 1000]  # many pages side by side, which are not to be had first; then a part of a page
     for number in range(5000):
         made = await rig.ask(5, MakeDirectory(_place(number)))
-        if isinstance(made, Refused):
+        if isinstance(made, ErrorReply):
             assert made.errno == errno.ENOSPC
             return number
         expect(made, Found)
         if sizes:
             put = await rig.ask(5, SetXattr(_place(number), b"user.big", bytes(sizes[0])))
             if put != Done():
-                assert expect(put, Refused).errno == errno.ENOSPC
+                assert expect(put, ErrorReply).errno == errno.ENOSPC
                 del sizes[0]
     raise AssertionError("it is never full")
 

@@ -10,7 +10,7 @@ from typing import Self
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import META, ManagerClient
-from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Actor, Answer, Call, Calls, Refused, Request
+from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Actor, Answer, Call, Calls, ErrorReply, Request
 from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session
 from fireflyer.fs.service.meta.requests import is_changing
 from fireflyer.identity import Credential
@@ -80,7 +80,7 @@ class RawClient:
             reason: object
             try:
                 answer = await self._once(self._addresses[turn % len(self._addresses)], call)
-                if not isinstance(answer, Refused) or answer.errno:
+                if not isinstance(answer, ErrorReply) or answer.errno:
                     return answer
                 reason = answer
             except TransientError as error:

@@ -26,7 +26,7 @@ from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
 from fireflyer.fs.schema.inodes import FileDetails, Inode
-from fireflyer.fs.schema.meta import Close, Found, LockKind, Refused, Report, Reserve, Reserved, SetAttributes
+from fireflyer.fs.schema.meta import Close, ErrorReply, Found, LockKind, Report, Reserve, Reserved, SetAttributes
 
 __all__ = ["PLANTED", "Planted"]
 
@@ -80,7 +80,7 @@ def lazy_closes_end_what_was_opened_since(patch: Patch) -> None:
     """As if the client did not write the file any more: true when nothing can overtake its close."""
     original = lengths.close
 
-    async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | Refused:
+    async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | ErrorReply:
         answer = await original(request, context, measured)
         if request.lazy and isinstance(answer, Found):
             return Found(await lengths.drop_writer(context, answer.inode, context.asker.client, excess=False))

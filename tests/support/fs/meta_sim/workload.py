@@ -33,6 +33,7 @@ from fireflyer.fs.schema.meta import (
     Calls,
     Close,
     Done,
+    ErrorReply,
     Found,
     Link,
     Lock,
@@ -43,7 +44,6 @@ from fireflyer.fs.schema.meta import (
     Opened,
     OpenFlag,
     PathRef,
-    Refused,
     Remove,
     RemoveDirectory,
     RemoveXattr,
@@ -181,7 +181,7 @@ class MetaClient:
             gate.open(told.answers.answers[0])
 
     async def ask(self, request: Request, *, numbered: bool = True) -> Answer:
-        """The answer, also `Refused`. Sent again until there is one."""
+        """The answer, also `ErrorReply`. Sent again until there is one."""
         number = 0
         if numbered:
             self._number += 1
@@ -196,9 +196,9 @@ class MetaClient:
             service = self.rng.choice(self.world.services)
             self.world.net.send(self.name, service.name, ENCODE(Asked(message, calls)))
             answer = await gate.wait(ASK_AGAIN_NS)
-            if isinstance(answer, Refused) and answer.code == SESSION_OVER:
+            if isinstance(answer, ErrorReply) and answer.code == SESSION_OVER:
                 raise _SessionOver
-            if answer is not None and not (isinstance(answer, Refused) and answer.errno == 0):
+            if answer is not None and not (isinstance(answer, ErrorReply) and answer.errno == 0):
                 break
             if answer is not None:
                 gate = self._answers[message] = Gate[Answer]()
@@ -208,7 +208,7 @@ class MetaClient:
         self._asked.pop(number, None)
         del self._answers[message]
         name = type(request).__name__
-        self.done[name] = self.done.get(name, 0) + (not isinstance(answer, Refused))
+        self.done[name] = self.done.get(name, 0) + (not isinstance(answer, ErrorReply))
         return answer
 
     def send_again(self, request: Request, number: int, service: str) -> Gate[Answer]:
@@ -379,12 +379,12 @@ class MetaClient:
 
     def _reported(self, file: _File, writes: list[Event], answer: Answer | None) -> None:
         for event in writes:
-            if isinstance(answer, Refused):
+            if isinstance(answer, ErrorReply):
                 event.done_ns = event.known_ns = NEVER
             else:
                 event.known_ns = self.world.sim.now_ns
         file.writes, file.end = [], 0
-        if isinstance(answer, Refused):
+        if isinstance(answer, ErrorReply):
             assert answer.errno == errno.EDQUOT, answer
         elif answer is not None:
             assert isinstance(answer, Found)
@@ -558,7 +558,7 @@ class MetaClient:
         if isinstance(answer, Done) and self.world.lives(self.client):
             self.world.locks.got(lock.inode, window, self.client, owner, kind, start, end)
             self._locked.append(lock)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, ErrorReply):
             assert answer.errno in (errno.EAGAIN, errno.EDEADLK), answer
 
     async def _unlock_some(self) -> None:

@@ -30,7 +30,7 @@ from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, ch
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Close, Open, Refused, Request
+from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Close, ErrorReply, Open, Request
 from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming, Transaction
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING
@@ -251,7 +251,7 @@ class MetaService:
             try:
                 await self._enrol(asked.calls)
             except TransientError as error:
-                answers: list[Answer] = [Refused(0, error.message, error.code) for _ in asked.calls.calls]
+                answers: list[Answer] = [ErrorReply(0, error.message, error.code) for _ in asked.calls.calls]
             else:
                 answers = [await self._answer(asked.calls, call) for call in asked.calls.calls]
             self.world.net.send(self.name, source, ENCODE(Told(asked.number, Answers(tuple(answers)))))
@@ -277,11 +277,11 @@ class MetaService:
         try:
             return await ports.answer()
         except SessionEnded as error:
-            return Refused(error.errno or 0, error.message, SESSION_OVER)
+            return ErrorReply(error.errno or 0, error.message, SESSION_OVER)
         except FileError as error:
-            return Refused(error.errno or 0, error.message)
+            return ErrorReply(error.errno or 0, error.message)
         except TransientError as error:
-            return Refused(0, error.message, error.code)
+            return ErrorReply(0, error.message, error.code)
 
     async def _keep(self, background_tasks: BackgroundTasks) -> None:
         ports = RequestPorts(self)
@@ -351,7 +351,7 @@ class RequestPorts:
         except FileError as error:
             if not self.number:
                 raise
-            refused = Refused(error.errno or 0, error.message)
+            refused = ErrorReply(error.errno or 0, error.message)
         await self._transact(lambda context: self._store(context, refused))
         raise Answered(refused)
 

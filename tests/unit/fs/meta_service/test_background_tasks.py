@@ -28,6 +28,7 @@ from fireflyer.fs.schema.meta import (
     Beat,
     Close,
     Done,
+    ErrorReply,
     Found,
     Lock,
     LockKind,
@@ -35,7 +36,6 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Refused,
     Remove,
     Window,
 )
@@ -125,12 +125,12 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
         assert not await rows(rig, UNLINKED)
         assert collector.trouble == ""
         for request in (MakeDirectory(at("e")), Beat(1), Open(at("d"), OpenFlag.READ)):
-            assert expect(await rig.ask(6, request), Refused).code == SESSION_EVICTED
+            assert expect(await rig.ask(6, request), ErrorReply).code == SESSION_EVICTED
         expect(await rig.ask(5, MakeDirectory(at("e"))), Found)
         rig.service._enrolled.clear()  # as in a service that has just started
-        assert expect(await rig.ask(6, MakeDirectory(at("e"))), Refused).code == SESSION_EVICTED
+        assert expect(await rig.ask(6, MakeDirectory(at("e"))), ErrorReply).code == SESSION_EVICTED
         await rig.end_session(6)
-        assert expect(await rig.ask(6, Beat(1)), Refused).code == SESSION_OVER
+        assert expect(await rig.ask(6, Beat(1)), ErrorReply).code == SESSION_OVER
 
 
 @on_loop

@@ -23,13 +23,13 @@ from fireflyer.fs.schema.meta import (
     Answers,
     Calls,
     Close,
+    ErrorReply,
     Lock,
     LockKind,
     MakeDirectory,
     Open,
     OpenFlag,
     PathRef,
-    Refused,
     Report,
     Stat,
     Truncate,
@@ -142,7 +142,9 @@ def test_not_now_is_asked_again_and_never_in_time_is_a_timeout() -> None:
             nonlocal left
             left -= 1
             return (
-                await before(calls) if left < 0 else Answers(tuple(Refused(0, "not now", "busy") for _ in calls.calls))
+                await before(calls)
+                if left < 0
+                else Answers(tuple(ErrorReply(0, "not now", "busy") for _ in calls.calls))
             )
 
         rig.sends = busy
@@ -166,7 +168,9 @@ def test_a_service_that_ends_is_no_end() -> None:
                 raise Aborted("the manager ends; ask another one")
             answers = await before(calls)
             return (
-                answers if left < 0 else Answers(tuple(Refused(errno.EIO, "it ends", "aborted") for _ in calls.calls))
+                answers
+                if left < 0
+                else Answers(tuple(ErrorReply(errno.EIO, "it ends", "aborted") for _ in calls.calls))
             )
 
         rig.sends = ends
@@ -341,7 +345,7 @@ def test_who_was_struck_opens_another_session() -> None:
         async def sends(calls: Calls) -> Answers:
             if calls.client != client:
                 return await before(calls)
-            return Answers(tuple(Refused(errno.ESTALE, "silent", SESSION_EVICTED) for _ in calls.calls))
+            return Answers(tuple(ErrorReply(errno.ESTALE, "silent", SESSION_EVICTED) for _ in calls.calls))
 
         rig.sends = sends
         played.want_routing = lambda: None  # type: ignore[method-assign]
@@ -355,7 +359,7 @@ def test_who_was_struck_opens_another_session() -> None:
 def test_of_a_session_that_nobody_knows_what_was_sent_is_in_doubt() -> None:
     async def test(rig: FileRig) -> None:
         files, _ = await rig.client()
-        forgotten = Refused(errno.ESTALE, "session 1 is over", SESSION_FORGOTTEN)
+        forgotten = ErrorReply(errno.ESTALE, "session 1 is over", SESSION_FORGOTTEN)
         answers: list[Answers | Unreachable] = [Unreachable("lost"), Answers((forgotten,))]
 
         async def sends(calls: Calls) -> Answers:

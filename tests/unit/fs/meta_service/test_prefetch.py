@@ -17,6 +17,7 @@ from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import (
     Answer,
     Close,
+    ErrorReply,
     Found,
     FoundMany,
     MakeDirectory,
@@ -24,7 +25,6 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Refused,
     Remove,
     Rename,
     Report,
@@ -111,7 +111,7 @@ async def test_a_damaged_name_is_told_to_who_reads_it_and_to_nobody_else() -> No
 
         await rig.engine.transact(damage)
         answers = await rig.ask_all(5, [Stat(at("a")), Stat(at("b"))])
-        assert isinstance(answers[0], Refused)
+        assert isinstance(answers[0], ErrorReply)
         assert answers[0].code == "data_corruption"
         expect(answers[1], Found)
 
@@ -147,7 +147,7 @@ def _request(rng: random.Random, paths: list[str]) -> Request:
 
 def _seen(answer: Answer) -> object:
     """Without times and numbers of inodes."""
-    if isinstance(answer, Refused):
+    if isinstance(answer, ErrorReply):
         return answer.errno
     if isinstance(answer, Found):
         return answer.inode.kind, answer.inode.links

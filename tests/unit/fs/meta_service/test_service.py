@@ -40,6 +40,7 @@ from fireflyer.fs.schema.meta import (
     Calls,
     Close,
     Done,
+    ErrorReply,
     Found,
     FoundMany,
     ListDirectory,
@@ -52,7 +53,6 @@ from fireflyer.fs.schema.meta import (
     Opened,
     OpenFlag,
     PathRef,
-    Refused,
     Remove,
     Rename,
     Renew,
@@ -91,7 +91,7 @@ async def test_a_request_that_comes_again_is_done_once_also_at_another_service_a
         made = await one.ask(5, MakeDirectory(at("d")), number=1)
         expect(made, Found)
         refused = await one.ask(5, MakeDirectory(at("d")), number=2)
-        assert expect(refused, Refused).errno == errno.EEXIST
+        assert expect(refused, ErrorReply).errno == errno.EEXIST
         assert await one.ask(5, Rename(at("d"), at("e")), number=3) == Done()
         for rig in (one, other):
             assert await rig.ask(5, MakeDirectory(at("d")), number=1) == made
@@ -135,8 +135,8 @@ async def test_numbers_outside_the_window_are_refused() -> None:
         for number, done_below in ((0, 0), (4, 5), (5 + MAX_NUMBERS, 5)):
             calls = Calls(5, done_below, (Call(MakeDirectory(at("d")), number),))
             (answer,) = (await rig.service.serve(calls, SERVICE)).answers
-            assert expect(answer, Refused).errno == errno.EINVAL
-        assert expect(await rig.ask(5, Stat(at("d"))), Refused).errno == errno.ENOENT
+            assert expect(answer, ErrorReply).errno == errno.EINVAL
+        assert expect(await rig.ask(5, Stat(at("d"))), ErrorReply).errno == errno.ENOENT
 
 
 @on_loop
@@ -147,9 +147,9 @@ async def test_nothing_is_done_for_a_session_that_is_over_and_each_answer_says_s
         await rig.end_session(5)
         assert await rig.ask(5, MakeDirectory(at("d")), number=1) == made
         for request in (MakeDirectory(at("e")), Open(at("d"), OpenFlag.READ), Renew(2, 1), Beat(1)):
-            answer = expect(await rig.ask(5, request, number=2), Refused)
+            answer = expect(await rig.ask(5, request, number=2), ErrorReply)
             assert (answer.errno, answer.code) == (errno.ESTALE, SESSION_OVER)
-        assert expect(await rig.ask(99, Open(at("d"), OpenFlag.READ)), Refused).code == SESSION_FORGOTTEN
+        assert expect(await rig.ask(99, Open(at("d"), OpenFlag.READ)), ErrorReply).code == SESSION_FORGOTTEN
 
 
 @on_loop
@@ -160,9 +160,9 @@ async def test_after_the_end_of_a_session_its_user_hears_what_he_had_done_and_no
         await rig.end_session(7)
         assert await rig.ask(7, Rename(at("a/f"), at("a/g")), user("ada"), number=70) == Done()
         told = await rig.ask(7, Rename(at("a/f"), at("a/g")), user("eve"), number=70)
-        assert expect(told, Refused).errno == errno.EPERM
+        assert expect(told, ErrorReply).errno == errno.EPERM
         told = await rig.ask(7, Rename(at("a/g"), at("a/h")), user("ada"), number=71)
-        assert expect(told, Refused).code == SESSION_OVER
+        assert expect(told, ErrorReply).code == SESSION_OVER
 
 
 @on_loop
@@ -171,7 +171,7 @@ async def test_of_many_requests_at_once_each_gets_its_own_answer() -> None:
         await rig.open_session(5)
         requests: list[Request] = [MakeDirectory(at(name)) for name in ("a", "b", "a", "c/d", "c")]
         answers = await rig.ask_all(5, [*requests, Stat(PathRef(ROOT)), Stat(at("nothing"))])
-        assert [one.errno if isinstance(one, Refused) else 0 for one in answers] == [
+        assert [one.errno if isinstance(one, ErrorReply) else 0 for one in answers] == [
             0, 0, errno.EEXIST, errno.ENOENT, 0, 0, errno.ENOENT,
         ]  # fmt: skip
         root = expect(await rig.ask(5, Stat(PathRef(ROOT))), Found).inode
@@ -188,7 +188,7 @@ async def test_no_file_is_made_before_there_is_a_chain_table() -> None:
     async with MetaRig(MemoryEngine(store), MetaSettings(trusted_root=True, table=2)) as rig:
         await rig.open_session(5)
         for request in (Open(at("f"), CREATE, 1), MakeNode(at("f"), Kind.FILE)):
-            answer = expect(await rig.ask(5, request), Refused)
+            answer = expect(await rig.ask(5, request), ErrorReply)
             assert (answer.errno, answer.code) == (0, "busy")
         expect(await rig.ask(5, MakeDirectory(at("d"))), Found)
 
@@ -220,7 +220,7 @@ async def test_links_lead_over_a_bounded_number_of_names_and_others_go_on_meanwh
             if link == "long":
                 await rig.ask(5, Symlink(at("long"), b"./" * 1200 + b"l0"))
             answer = await rig.ask(5, Stat(at(link)))
-            assert (answer.errno if isinstance(answer, Refused) else 0) == answered, link
+            assert (answer.errno if isinstance(answer, ErrorReply) else 0) == answered, link
         turns = 0
         asked = asyncio.ensure_future(rig.ask(5, StatMany((at("l0"),) * 500)))
         while not asked.done():
@@ -245,10 +245,10 @@ async def test_another_request_under_a_number_that_was_used_does_not_get_the_ans
             (MakeDirectory(at("d")), None),
             (Open(at("d"), OpenFlag.WRITE, 1), Actor(12, 13)),
         ):
-            told = expect(await rig.ask(5, request, number=90, actor=actor), Refused)
+            told = expect(await rig.ask(5, request, number=90, actor=actor), ErrorReply)
             assert (told.errno, "another request" in told.message) == (errno.EINVAL, True)
         assert await rig.ask(5, MakeDirectory(at("d")), number=90, actor=Actor(12, 13)) == made
-        assert expect(await rig.ask(5, Stat(at("e"))), Refused).errno == errno.ENOENT
+        assert expect(await rig.ask(5, Stat(at("e"))), ErrorReply).errno == errno.ENOENT
 
 
 # --- what takes several transactions ---
@@ -277,7 +277,7 @@ async def test_who_waits_for_a_lock_writes_that_once_and_leaves_room_for_others(
                 for one in range(3)
             ]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            told = expect(done.pop().result(), Refused)  # a quarter of all is Ada's
+            told = expect(done.pop().result(), ErrorReply)  # a quarter of all is Ada's
             assert told.code == "busy"
             while len(committed) < 30:
                 expect(await rig.ask(5, Stat(PathRef(ROOT))), Found)
@@ -307,7 +307,7 @@ async def test_a_file_that_is_being_collected_is_lost_to_who_had_it_open() -> No
 
         await rig.engine.transact(doom)
         for request in (Stat(PathRef(file.id)), Renew(file.id, Rights.READ)):
-            assert expect(await rig.ask(5, request), Refused).errno == errno.ESTALE
+            assert expect(await rig.ask(5, request), ErrorReply).errno == errno.ESTALE
 
 
 @on_loop

@@ -21,6 +21,7 @@ from fireflyer.fs.schema.meta import (
     Beat,
     Close,
     Done,
+    ErrorReply,
     Found,
     ListDirectory,
     MakeDirectory,
@@ -28,7 +29,6 @@ from fireflyer.fs.schema.meta import (
     Opened,
     OpenFlag,
     PathRef,
-    Refused,
     Remove,
     Rename,
     Renew,
@@ -51,7 +51,7 @@ async def test_users_act_as_themselves_and_may_not_say_otherwise() -> None:
         assert (made.uid, made.gid) == (ADA.uid, ADA.gid)
         for actor in (Actor(0, 0), Actor(ADA.uid, ADA.gid), Actor(EVE.uid, EVE.gid)):
             for request in (Stat(at("a/f")), MakeDirectory(at("e")), Remove(at("a/f"))):
-                answer = expect(await rig.ask(8, request, user("eve"), actor=actor), Refused)
+                answer = expect(await rig.ask(8, request, user("eve"), actor=actor), ErrorReply)
                 assert answer.errno == errno.EPERM
         with pytest.raises(PermissionDenied, match="not known any more"):
             await rig.ask(7, Stat(at("a")), user("nobody"))
@@ -80,7 +80,7 @@ async def test_a_user_reaches_nothing_of_another_one() -> None:
             Renew(file.id, Rights.READ),
         ]
         for request in attempts:
-            answer = expect(await rig.ask(8, request, user("eve")), Refused)
+            answer = expect(await rig.ask(8, request, user("eve")), ErrorReply)
             assert answer.errno in (errno.EACCES, errno.EPERM), (request, answer)
         assert expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode == file
 
@@ -97,7 +97,7 @@ async def test_handles_of_others_are_of_no_use() -> None:
             Truncate(PathRef(file.id), 0, 1),
             Renew(file.id, Rights.WRITE, 1),
         ):
-            answer = expect(await rig.ask(8, request, user("eve")), Refused)
+            answer = expect(await rig.ask(8, request, user("eve")), ErrorReply)
             # By number she gets at nothing that lies where she may not go.
             expected = errno.EACCES if isinstance(request, Truncate) else errno.EBADF
             assert answer.errno == expected, (request, answer)
@@ -145,10 +145,10 @@ async def test_the_session_of_another_user_is_of_no_use() -> None:
             Report(file.id, 1, 100, 0),
             Beat(1, closed=(file.id,)),
         ):
-            answer = expect(await rig.ask(7, request, user("eve"), number=51), Refused)
+            answer = expect(await rig.ask(7, request, user("eve"), number=51), ErrorReply)
             assert answer.errno == errno.EPERM, (request, answer)
         replayed = await rig.ask(7, MakeDirectory(at("a/d")), user("eve"), number=50)
-        assert expect(replayed, Refused).errno == errno.EPERM
+        assert expect(replayed, ErrorReply).errno == errno.EPERM
         assert await rig.ask(7, MakeDirectory(at("a/d")), user("ada"), number=50) == answered
 
 
@@ -168,7 +168,7 @@ async def test_a_mount_speaks_for_its_users_and_for_root_only_where_that_is_said
         assert (expect(made, Found).inode.uid, expect(made, Found).inode.gid) == (NOBODY, NOBODY)
         made = await careful.ask(6, MakeDirectory(at("t")))
         assert expect(made, Found).inode.uid == NOBODY
-        assert expect(await careful.ask(6, SetAttributes(at("u"), mode=0)), Refused).errno == errno.EPERM
+        assert expect(await careful.ask(6, SetAttributes(at("u"), mode=0)), ErrorReply).errno == errno.EPERM
         made = await careful.ask(6, SetAttributes(at("u"), mode=0o700), actor=Actor(12, 13))
         assert expect(made, Found).inode.mode == 0o700
 
@@ -221,7 +221,7 @@ async def test_opening_gives_users_the_right_to_what_they_opened_and_nothing_els
             assert (found.client, found.first_file, found.last_file, found.rights) == (7, file.id, file.id, rights)
         again = right(await rig.ask(7, Renew(file.id, Rights.READ | Rights.WRITE, 3), user("ada")))
         assert again.rights == Rights.READ | Rights.WRITE
-        assert expect(await rig.ask(7, Renew(file.id, Rights.WRITE, 4), user("ada")), Refused).errno == errno.EBADF
+        assert expect(await rig.ask(7, Renew(file.id, Rights.WRITE, 4), user("ada")), ErrorReply).errno == errno.EBADF
         directory = expect(await rig.ask(7, Open(at("a"), OpenFlag.READ), user("ada")), Opened)
         assert not directory.capability
         by_service = expect(await rig.ask(5, Open(at("a/f"), OpenFlag.READ)), Opened)
@@ -247,8 +247,8 @@ async def test_under_the_number_of_another_request_nobody_gets_more_than_that_on
         await two_users(rig)
         closed = expect(await rig.ask(7, Open(at("closed"), CREATE, 2, 0o600), user("ada")), Opened).inode
         theirs = Open(PathRef(closed.id), OpenFlag.READ | OpenFlag.WRITE, 3)
-        assert expect(await rig.ask(8, theirs, user("eve")), Refused).errno == errno.EACCES
+        assert expect(await rig.ask(8, theirs, user("eve")), ErrorReply).errno == errno.EACCES
         for number, request in ((40, theirs), (41, Open(at("closed"), OpenFlag.READ | OpenFlag.WRITE, 3))):
             nothing = expect(await rig.ask(8, Open(at("closed"), OpenFlag.CREATE), user("eve"), number=number), Opened)
             assert not nothing.rights
-            assert expect(await rig.ask(8, request, user("eve"), number=number), Refused).errno == errno.EINVAL
+            assert expect(await rig.ask(8, request, user("eve"), number=number), ErrorReply).errno == errno.EINVAL

@@ -51,12 +51,12 @@ from fireflyer.fs.schema.meta import (
     Answer,
     Beat,
     Close,
+    ErrorReply,
     Lock,
     MakeNode,
     Open,
     OpenFlag,
     Reading,
-    Refused,
     Remove,
     RemoveDirectory,
     RemoveTree,
@@ -122,22 +122,22 @@ def commit_queue_key(request: Request, client: ClientId) -> Hashable:
     return place.base if cut < 0 else (place.base, place.path[:cut])
 
 
-def refusal(error: BaseException) -> Refused:
+def refusal(error: BaseException) -> ErrorReply:
     """What the client is told."""
     if isinstance(error, FileError):
-        return Refused(error.errno or errno.EIO, error.message[:MAX_MESSAGE_CHARS], _code_of(error))
+        return ErrorReply(error.errno or errno.EIO, error.message[:MAX_MESSAGE_CHARS], _code_of(error))
     if isinstance(error, NoSpace):
-        return Refused(errno.ENOSPC, error.message[:MAX_MESSAGE_CHARS], NoSpace.code)
+        return ErrorReply(errno.ENOSPC, error.message[:MAX_MESSAGE_CHARS], NoSpace.code)
     if isinstance(error, PermissionDenied):
-        return Refused(errno.EPERM, error.message[:MAX_MESSAGE_CHARS], PermissionDenied.code)
+        return ErrorReply(errno.EPERM, error.message[:MAX_MESSAGE_CHARS], PermissionDenied.code)
     code, message = error_to_wire(error)
     if isinstance(error, TransientError):
-        return Refused(0, message[:MAX_MESSAGE_CHARS], code)
+        return ErrorReply(0, message[:MAX_MESSAGE_CHARS], code)
     if isinstance(error, FireflyerError):
         _log.error("a request failed code=%s reason=%s", code, message)
     else:
         _log.error("a request failed unexpectedly", exc_info=error)
-    return Refused(errno.EIO, message[:MAX_MESSAGE_CHARS], code)
+    return ErrorReply(errno.EIO, message[:MAX_MESSAGE_CHARS], code)
 
 
 def _code_of(error: FileError) -> str:

@@ -47,7 +47,7 @@ from fireflyer.fs.core.meta.tables import WRITERS, number_key, pair_key
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
-from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved, SetAttributes
+from fireflyer.fs.schema.meta import Close, ErrorReply, Found, Open, OpenFlag, Report, Reserve, Reserved, SetAttributes
 
 __all__ = ["MAX_HANDLES", "ChunkEnd", "close", "drop_writer", "file_of", "grown", "opened", "report"]
 __all__ += [
@@ -128,7 +128,7 @@ def start_truncation(context: Context, inode: Inode, row: TruncationRow) -> Inod
     return inode
 
 
-async def report(request: Report, context: Context, measured: ChunkEnd | None = None) -> Found | Refused:
+async def report(request: Report, context: Context, measured: ChunkEnd | None = None) -> Found | ErrorReply:
     inode, row = await _reported(request, context, measured)
     inode, refused = await grown(context, inode, _end_of(request, inode, measured))
     if refused is not None:
@@ -139,7 +139,7 @@ async def report(request: Report, context: Context, measured: ChunkEnd | None = 
 
 async def set_attributes_of_written(
     request: SetAttributes, context: Context, measured: ChunkEnd | None = None
-) -> Found | Refused:
+) -> Found | ErrorReply:
     """And before that its report. Raises `FileError`: then neither is done."""
     told = request.report
     if told is not None:
@@ -147,13 +147,13 @@ async def set_attributes_of_written(
         if inode.id != told.inode:
             raise file_error(errno.EINVAL, f"the report is of inode {told.inode}, and this is {inode.id}")
         answer = await report(told, context, measured)
-        if isinstance(answer, Refused):
+        if isinstance(answer, ErrorReply):
             return answer
     return await set_attributes(request, context)
 
 
-async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | Refused:
-    refused: Refused | None = None
+async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | ErrorReply:
+    refused: ErrorReply | None = None
     if request.lazy:
         inode, _ = file_of(await context.inode(request.inode))
         row = await writer_of(context, inode.id, request.handle)
@@ -226,7 +226,7 @@ async def reserve(request: Reserve, context: Context) -> Reserved:
     return Reserved(body.length, inode)
 
 
-async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, Refused | None]:
+async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, ErrorReply | None]:
     """The inode with at least this length, charged but not put; or as it was, with EDQUOT as the answer."""
     inode, body = file_of(inode)
     if end <= body.length:
@@ -236,7 +236,7 @@ async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, Refuse
     except FileError as error:
         if error.errno != errno.EDQUOT:
             raise
-        return inode, Refused(errno.EDQUOT, error.message)
+        return inode, ErrorReply(errno.EDQUOT, error.message)
     return msgspec.structs.replace(inode, body=msgspec.structs.replace(body, length=end)), None
 
 

@@ -39,7 +39,7 @@ from fireflyer.fs.core.meta.tables import LOCKS, number_key, pair_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
-from fireflyer.fs.schema.meta import END_OF_FILE, Answer, Done, GetLock, Lock, LockKind, LockState, Refused, Window
+from fireflyer.fs.schema.meta import END_OF_FILE, Answer, Done, ErrorReply, GetLock, Lock, LockKind, LockState, Window
 
 __all__ = ["LOCK_PAUSE_NS", "MAX_LOCKS", "get_lock", "lock", "release_all", "wait_and_lock"]
 
@@ -54,7 +54,7 @@ WAIT_MARGIN_NS: Final = 1_000_000_000
 """Clocks of services differ by less."""
 
 
-async def lock(request: Lock, context: Context) -> Done | Refused:
+async def lock(request: Lock, context: Context) -> Done | ErrorReply:
     """Raises `NotAtOnce` where it has to be waited for, ENOLCK, EINVAL, ESTALE, EACCES."""
     wanted = await _checked(request, context)
     held = await _living(context, request.inode, wanted)
@@ -62,7 +62,7 @@ async def lock(request: Lock, context: Context) -> Done | Refused:
         if request.wait_ns:
             raise NotAtOnce(request.inode, "a lock is in the way")
         _let_go_first(context, request.inode, held, wanted)
-        return Refused(errno.EAGAIN, "a lock of another owner is in the way")
+        return ErrorReply(errno.EAGAIN, "a lock of another owner is in the way")
     _take(context, request.inode, held, wanted)
     return Done()
 
@@ -107,7 +107,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     blockers = lock_table.in_the_way(held, wanted)
     answer: Answer = Done()
     if blockers and request.window is Window.RANGE and await _closes_cycle(context, wanted, blockers):
-        answer = Refused(errno.EDEADLK, "an owner in the way waits for this one")
+        answer = ErrorReply(errno.EDEADLK, "an owner in the way waits for this one")
     elif blockers and left_ns:
         if request.window is Window.RANGE:
             until_ns = context.now_ns + left_ns + WAIT_MARGIN_NS
@@ -117,7 +117,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
         return None
     elif blockers:
         _let_go_first(context, request.inode, held, wanted)
-        answer = Refused(errno.EAGAIN, "a lock of another owner is still in the way")
+        answer = ErrorReply(errno.EAGAIN, "a lock of another owner is still in the way")
     else:
         _take(context, request.inode, held, wanted)
     context.rows.clear(key)

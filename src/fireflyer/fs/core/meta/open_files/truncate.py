@@ -56,7 +56,7 @@ from fireflyer.fs.core.meta.tables import number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ChainId, ClientId
 from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId, Kind
-from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Refused, Truncate
+from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, ErrorReply, Found, Truncate
 
 __all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "forget_in_doubt", "go_on", "measure", "remove_all"]
 __all__ += ["truncate"]
@@ -364,7 +364,7 @@ async def _end(context: Context, inode_id: InodeId, row: TruncationRow) -> None:
     inode, body = file_of(await context.inode(inode_id))
     context.rows.clear(number_key(CUTS, inode_id))
     length = row.start if row.kind is TruncationKind.TRUNCATE else max(body.length, row.least_length)
-    refused: Refused | None = None
+    refused: ErrorReply | None = None
     if length > body.length:
         inode, refused = await grown(context, inode, length)
     elif length < body.length:
