@@ -89,7 +89,7 @@ KINDS: Final[dict[str, Asks]] = {
     "set value": lambda _: meta.SetXattr(at("d/file"), b"user.b", b"2", meta.XattrFlag.CREATE),
     "remove value": lambda _: meta.RemoveXattr(at("d/file"), b"user.a"),
     "lock": lambda inode: meta.Lock(inode, meta.Window.RANGE, 1, meta.LockKind.WRITE, 5, 50),
-    "beat": lambda inode: meta.Beat(1000, (inode,)),
+    "beat": lambda inode: meta.ClientHeartbeat(1000, (inode,)),
     "set area": lambda _: meta.SetQuota(at("d/full"), bytes=1 << 30, inodes=3),
     "set defaults": lambda _: meta.SetDefaults(at("d"), Defaults(chunk_bytes=CHUNK_BYTES, stripe=1)),
     "refused": lambda _: meta.MakeDirectory(at("d/file")),

@@ -23,7 +23,18 @@ from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_PATH_
 
 __all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_NUMBERS"]
 __all__ += ["MAX_UNDER_WAY", "MAX_VALUE_BYTES", "MAX_VALUE_NAME_BYTES", "UNKNOWN_CUT", "Access", "Actor", "Allocate"]
-__all__ += ["AllocateMode", "Answer", "Answers", "Beat", "Call", "Calls", "Changing", "Close", "Done", "QuotaTree"]
+__all__ += [
+    "AllocateMode",
+    "Answer",
+    "Answers",
+    "Call",
+    "Calls",
+    "Changing",
+    "ClientHeartbeat",
+    "Close",
+    "Done",
+    "QuotaTree",
+]
 __all__ += ["Entry", "Found", "FoundMany", "GetLock", "GetQuota", "GetSpace", "GetXattr", "Link", "ListDirectory"]
 __all__ += ["ListXattrs"]
 __all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Now", "Open", "XattrNames"]
@@ -408,7 +419,7 @@ class Lock(msgspec.Struct, frozen=True, array_like=True, tag=37):
     """For `GetLock`: the process that owns it on its machine."""
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag=38):
+class ClientHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=38):
     """Every few seconds, the `count`-th from 1: files which this client has had open since before its last beat, those
     that it has not named before (`held`) and those of them that it has closed (`closed`). Not more than `MAX_HELD` at
     once; `whole` is False while there are more of them to come. Answered by `Done`."""
@@ -548,7 +559,7 @@ Changing: TypeAlias = (
     | SetXattr
     | RemoveXattr
     | Lock
-    | Beat
+    | ClientHeartbeat
     | SetQuota
     | SetDefaults
 )

@@ -13,7 +13,16 @@ import pytest
 from tests.support.fs.clusters.meta_service import MetaRig, expect
 
 from fireflyer.fs.schema.inodes import ROOT
-from fireflyer.fs.schema.meta import Beat, Done, ErrorReply, Found, MakeDirectory, PathRef, RemoveDirectory, SetXattr
+from fireflyer.fs.schema.meta import (
+    ClientHeartbeat,
+    Done,
+    ErrorReply,
+    Found,
+    MakeDirectory,
+    PathRef,
+    RemoveDirectory,
+    SetXattr,
+)
 from fireflyer.kvstore.embedded import EmbeddedEngine
 
 FILE_BYTES = 14 << 20
@@ -71,7 +80,7 @@ async def _fill(rig: MetaRig) -> int:
 
 async def _collected(rig: MetaRig) -> None:
     for beat in range(300):
-        assert await rig.ask(5, Beat(beat + 1)) == Done()
+        assert await rig.ask(5, ClientHeartbeat(beat + 1)) == Done()
         page = await rig.engine.read(lambda reader: reader.get_range(b"FV", b"FW", limit=1))
         if not page.items:
             return

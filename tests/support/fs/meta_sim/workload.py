@@ -28,9 +28,9 @@ from fireflyer.fs.schema.meta import (
     Allocate,
     AllocateMode,
     Answer,
-    Beat,
     Call,
     Calls,
+    ClientHeartbeat,
     Close,
     Done,
     ErrorReply,
@@ -233,7 +233,7 @@ class MetaClient:
             self._beats += 1
             self._held = {one: None for one in (*self._held, *held) if one in now}
             before = now
-            await self.ask(Beat(self._beats, tuple(held), tuple(closed)))
+            await self.ask(ClientHeartbeat(self._beats, tuple(held), tuple(closed)))
 
     # --- what it does ---
 

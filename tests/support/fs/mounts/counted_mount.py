@@ -25,7 +25,7 @@ from tests.support.later import PlayedTimers
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
 from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.serving import Serving
-from fireflyer.fs.schema.meta import Beat
+from fireflyer.fs.schema.meta import ClientHeartbeat
 from fireflyer.fs.service.meta.group_commit import CommitItem
 from fireflyer.fs.service.meta.requests import QueuedRequest
 
@@ -59,7 +59,7 @@ class _Counting:
 
     async def transact(self, batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
         requests = [work.request for work in batch if isinstance(work, QueuedRequest)]
-        own = [one for one in requests if not isinstance(one, Beat)]
+        own = [one for one in requests if not isinstance(one, ClientHeartbeat)]
         self.changes.update(type(one).__name__ for one in own)
         self.transactions += len(own) == len(batch)
         return await self._transact(batch, again=again)

@@ -18,7 +18,19 @@ from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.open_inode import file_of
 from fireflyer.fs.core.meta.tables import HOLDS, WRITERS
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.meta import Answers, Beat, Calls, Close, Found, Open, OpenFlag, PathRef, Report, Request, Stat
+from fireflyer.fs.schema.meta import (
+    Answers,
+    Calls,
+    ClientHeartbeat,
+    Close,
+    Found,
+    Open,
+    OpenFlag,
+    PathRef,
+    Report,
+    Request,
+    Stat,
+)
 from fireflyer.fs.schema.routing import Routing
 
 
@@ -358,7 +370,7 @@ def test_files_that_are_open_are_held_before_they_are_looked_for_in_another_sess
             await read.pread(0, 4)
         assert caught.value.errno == errno.ESTALE
         beat, stat = asked
-        assert isinstance(beat, Beat)
+        assert isinstance(beat, ClientHeartbeat)
         assert beat.held == (read.inode_id,)
         assert beat.whole
         assert isinstance(stat, Stat)
@@ -378,7 +390,7 @@ def test_what_was_closed_while_a_beat_waited_for_another_session_is_not_held_the
         kept = await files.open("/a", "r+b")
         await kept.close()
         await files.meta.beat()
-        silent = Silent(rig, Beat, done=False)
+        silent = Silent(rig, ClientHeartbeat, done=False)
         beat = asyncio.create_task(files.meta.beat())
         await turns()
         await read.close()

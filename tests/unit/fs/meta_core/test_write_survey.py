@@ -20,7 +20,7 @@ from fireflyer.fs.core.meta.open_files.write_survey import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end
 from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode
 from fireflyer.fs.schema.meta import (
-    Beat,
+    ClientHeartbeat,
     Close,
     Done,
     Found,
@@ -214,7 +214,11 @@ async def test_chunks_written_to_a_file_that_was_collected_are_removed() -> None
         await collector.step(rig.ports)
         for client, caller in ((5, None), (7, EVE)):
             for _ in range(BEATS_AFTER):
-                await (rig.ask(client, Beat(1)) if caller is None else rig.ask(client, Beat(1), caller))
+                await (
+                    rig.ask(client, ClientHeartbeat(1))
+                    if caller is None
+                    else rig.ask(client, ClientHeartbeat(1), caller)
+                )
         await collector.step(rig.ports)
         assert not rig.chunks.lengths
         rig.write(file, 0)

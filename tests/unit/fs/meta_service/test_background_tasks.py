@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta.replies import SESSION_EVICTED, SESSION_OVER, STEP, 
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, UNLINKED, WRITERS, number_key, prefix_end
 from fireflyer.fs.schema.inodes import Inode
 from fireflyer.fs.schema.meta import (
-    Beat,
+    ClientHeartbeat,
     Close,
     Done,
     ErrorReply,
@@ -92,7 +92,7 @@ async def damage(rig: MetaRig, key: bytes) -> None:
 
 async def beaten(rig: MetaRig, client: int) -> None:
     for _ in range(BEATS_AFTER):
-        assert await rig.ask(client, Beat(1)) == Done()
+        assert await rig.ask(client, ClientHeartbeat(1)) == Done()
 
 
 async def made(rig: MetaRig, client: int, name: str, handle: int, *, close: bool = True) -> Opened:
@@ -124,13 +124,13 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
         assert collector.evicted == 1
         assert not await rows(rig, UNLINKED)
         assert collector.trouble == ""
-        for request in (MakeDirectory(at("e")), Beat(1), Open(at("d"), OpenFlag.READ)):
+        for request in (MakeDirectory(at("e")), ClientHeartbeat(1), Open(at("d"), OpenFlag.READ)):
             assert expect(await rig.ask(6, request), ErrorReply).code == SESSION_EVICTED
         expect(await rig.ask(5, MakeDirectory(at("e"))), Found)
         rig.service._enrolled.clear()  # as in a service that has just started
         assert expect(await rig.ask(6, MakeDirectory(at("e"))), ErrorReply).code == SESSION_EVICTED
         await rig.end_session(6)
-        assert expect(await rig.ask(6, Beat(1)), ErrorReply).code == SESSION_OVER
+        assert expect(await rig.ask(6, ClientHeartbeat(1)), ErrorReply).code == SESSION_OVER
 
 
 @on_loop
@@ -199,7 +199,7 @@ async def test_what_a_dead_client_has_on_a_chain_that_is_away_does_not_keep_the_
             opened = await made(rig, 6, f"b{number}", number + 1, close=False)
             whole = Lock(opened.inode.id, Window.RANGE, 1, LockKind.WRITE, 0, 10)
             assert await rig.ask(6, whole) == Done()
-            assert await rig.ask(6, Beat(1, held=(opened.inode.id,))) == Done()
+            assert await rig.ask(6, ClientHeartbeat(1, held=(opened.inode.id,))) == Done()
         locks = await rows(rig, LOCKS)
         await damage(rig, locks[0])
         await rig.end_session(6)
@@ -236,7 +236,7 @@ async def test_each_part_goes_on_while_another_waits(monkeypatch: pytest.MonkeyP
         await made(rig, 5, "f", 1)
         await rig.ask(5, Remove(at("f")))
         while await rows(rig, UNLINKED):
-            await rig.ask(5, Beat(1))
+            await rig.ask(5, ClientHeartbeat(1))
         door.set()
 
 
@@ -258,7 +258,7 @@ async def test_an_answer_that_nobody_can_ask_for_is_not_kept() -> None:
             await rig.open_session(client)
         opened = [await made(rig, client, f"f{client}", 1) for client in (5, 6)]
         for _ in range(2 * STEP):
-            await rig.ask(5, Beat(1))
+            await rig.ask(5, ClientHeartbeat(1))
         numbers = (3, 3 * STEP)  # of the first it has said that it has the answer
         ports = _Ports(rig)
         background_tasks = BackgroundTasks("k")

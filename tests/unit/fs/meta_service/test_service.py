@@ -35,9 +35,9 @@ from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
 from fireflyer.fs.schema.meta import (
     MAX_NUMBERS,
     Actor,
-    Beat,
     Call,
     Calls,
+    ClientHeartbeat,
     Close,
     Done,
     ErrorReply,
@@ -146,7 +146,7 @@ async def test_nothing_is_done_for_a_session_that_is_over_and_each_answer_says_s
         made = await rig.ask(5, MakeDirectory(at("d")), number=1)
         await rig.end_session(5)
         assert await rig.ask(5, MakeDirectory(at("d")), number=1) == made
-        for request in (MakeDirectory(at("e")), Open(at("d"), OpenFlag.READ), Renew(2, 1), Beat(1)):
+        for request in (MakeDirectory(at("e")), Open(at("d"), OpenFlag.READ), Renew(2, 1), ClientHeartbeat(1)):
             answer = expect(await rig.ask(5, request, number=2), ErrorReply)
             assert (answer.errno, answer.code) == (errno.ESTALE, SESSION_OVER)
         assert expect(await rig.ask(99, Open(at("d"), OpenFlag.READ)), ErrorReply).code == SESSION_FORGOTTEN

@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.tables import HOLDS, prefix_end
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import (
     Actor,
-    Beat,
+    ClientHeartbeat,
     Close,
     Done,
     ErrorReply,
@@ -120,15 +120,15 @@ async def test_a_user_holds_only_what_he_may_open_or_owns_and_so_many(monkeypatc
         public = expect(await rig.ask(7, Open(at("i"), CREATE, 4, 0o604), user("ada")), Opened).inode.id
         own = [expect(await rig.ask(8, Open(at(f"e{n}"), CREATE, n + 1, 0), user("eve")), Opened) for n in range(4)]
         owned = [one.inode.id for one in own]
-        assert await rig.ask(8, Beat(1, held=(hidden, closed, public, 10**6)), user("eve")) == Done()
+        assert await rig.ask(8, ClientHeartbeat(1, held=(hidden, closed, public, 10**6)), user("eve")) == Done()
         assert await held(8) == [public]
-        assert await rig.ask(8, Beat(2, held=(public, *owned)), user("eve")) == Done()
+        assert await rig.ask(8, ClientHeartbeat(2, held=(public, *owned)), user("eve")) == Done()
         assert await held(8) == [public, *owned[:2]]
-        assert await rig.ask(8, Beat(3, held=(owned[3],), closed=(public,)), user("eve")) == Done()
+        assert await rig.ask(8, ClientHeartbeat(3, held=(owned[3],), closed=(public,)), user("eve")) == Done()
         assert await held(8) == [owned[0], owned[1], owned[3]]
-        assert await rig.ask(7, Beat(1, held=(hidden, closed)), user("ada")) == Done()
+        assert await rig.ask(7, ClientHeartbeat(1, held=(hidden, closed)), user("ada")) == Done()
         assert await held(7) == [hidden, closed]
-        await rig.ask(5, Beat(1, held=(hidden, closed, public, *owned)))
+        await rig.ask(5, ClientHeartbeat(1, held=(hidden, closed, public, *owned)))
         assert len(await held(5)) == 7
 
 
@@ -143,7 +143,7 @@ async def test_the_session_of_another_user_is_of_no_use() -> None:
             Open(at("e"), CREATE, 9),
             Open(at("a"), OpenFlag.READ),
             Report(file.id, 1, 100, 0),
-            Beat(1, closed=(file.id,)),
+            ClientHeartbeat(1, closed=(file.id,)),
         ):
             answer = expect(await rig.ask(7, request, user("eve"), number=51), ErrorReply)
             assert answer.errno == errno.EPERM, (request, answer)

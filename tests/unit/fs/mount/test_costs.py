@@ -27,7 +27,7 @@ from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.operations import Caller, Changes, Set
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.meta import (
-    Beat,
+    ClientHeartbeat,
     Close,
     Open,
     Report,
@@ -113,7 +113,7 @@ def transactions(rig: FileRig) -> list[list[Request]]:
 
     async def transact(batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
         requests = [work.request for work in batch if isinstance(work, QueuedRequest)]
-        if len(requests) == len(batch) and not any(isinstance(one, Beat) for one in requests):
+        if len(requests) == len(batch) and not any(isinstance(one, ClientHeartbeat) for one in requests):
             seen.append(requests)
         return await before(batch, again=again)
 

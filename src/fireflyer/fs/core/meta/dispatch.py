@@ -86,7 +86,7 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.SetXattr: xattrs.set_value,
     messages.RemoveXattr: xattrs.remove_value,
     messages.Lock: locks.lock,
-    messages.Beat: holds.beat,
+    messages.ClientHeartbeat: holds.beat,
     messages.SetQuota: quota_trees.set_area,
     messages.SetDefaults: quota_trees.set_defaults,
 }

@@ -49,7 +49,7 @@ from fireflyer.fs.schema.meta import (
     Actor,
     Allocate,
     Answer,
-    Beat,
+    ClientHeartbeat,
     Close,
     ErrorReply,
     Lock,
@@ -92,8 +92,8 @@ MAX_MESSAGE_CHARS: Final = 1000
 
 _READING: Final = Reading.__args__
 _OPEN_CHANGES: Final = OpenFlag.WRITE | OpenFlag.CREATE | OpenFlag.TRUNCATE
-_MAKING_ROOM: Final = (Remove, RemoveDirectory, RemoveTree, Truncate, Close, Report, Beat)
-"""Without `Close`, `Report` and `Beat` nothing that is removed could be collected."""
+_MAKING_ROOM: Final = (Remove, RemoveDirectory, RemoveTree, Truncate, Close, Report, ClientHeartbeat)
+"""Without `Close`, `Report` and `ClientHeartbeat` nothing that is removed could be collected."""
 _OF_INODE: Final = (Report, Close, Reserve, Allocate, Lock)
 
 
@@ -115,7 +115,7 @@ def commit_queue_key(request: Request, client: ClientId) -> Hashable:
     kind = type(request)
     if kind in _OF_INODE:
         return request.inode  # type: ignore[union-attr]
-    if kind is Beat:
+    if kind is ClientHeartbeat:
         return -client
     place = request.source if kind is Rename else request.place  # type: ignore[union-attr]
     cut = place.path.rfind(b"/")
@@ -199,7 +199,7 @@ class QueuedRequest(CommitItem):
     @property
     def frees_space(self) -> bool:
         request = self.request
-        if type(request) is Beat and request.held and self.asker.by_path:
+        if type(request) is ClientHeartbeat and request.held and self.asker.by_path:
             return False
         return type(request) in _MAKING_ROOM
 

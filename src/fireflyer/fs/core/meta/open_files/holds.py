@@ -34,7 +34,7 @@ from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
-from fireflyer.fs.schema.meta import Beat, Done
+from fireflyer.fs.schema.meta import ClientHeartbeat, Done
 
 __all__ = [
     "BEATS_AFTER",
@@ -65,7 +65,7 @@ async def enrol(context: Context) -> None:
         put_client(context, client, ClientRow(user=user))
 
 
-async def beat(request: Beat, context: Context) -> Done:
+async def beat(request: ClientHeartbeat, context: Context) -> Done:
     client, rows = context.asker.client, context.rows
     before = await client_row(rows, client) or ClientRow()
     holds = before.holds
