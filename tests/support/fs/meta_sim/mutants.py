@@ -21,7 +21,7 @@ from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, lock_
 from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
 from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of
 from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
-from fireflyer.fs.core.meta.open_rows import Held, TruncationRow, WriterRow, pair_of
+from fireflyer.fs.core.meta.open_rows import HeldLock, TruncationRow, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
@@ -211,7 +211,7 @@ def locks_outlive_their_clients(patch: Patch) -> None:
 def an_unlock_takes_the_whole_lock(patch: Patch) -> None:
     """The wrong half: what remains on the right side of a change is forgotten, and of others' what it overlaps."""
 
-    def changed(held: tuple[Held, ...], wanted: Held) -> tuple[Held, ...]:
+    def changed(held: tuple[HeldLock, ...], wanted: HeldLock) -> tuple[HeldLock, ...]:
         others = tuple(one for one in held if one.start < wanted.start or one.window is not wanted.window)
         return original(others, wanted)
 
@@ -222,7 +222,7 @@ def an_unlock_takes_the_whole_lock(patch: Patch) -> None:
 def readers_do_not_stop_writers(patch: Patch) -> None:
     original = lock_table.in_the_way
 
-    def in_the_way(held: tuple[Held, ...], wanted: Held) -> list[Held]:
+    def in_the_way(held: tuple[HeldLock, ...], wanted: HeldLock) -> list[HeldLock]:
         return [one for one in original(held, wanted) if one.kind is LockKind.WRITE]
 
     patch.setattr(lock_table, "in_the_way", in_the_way)

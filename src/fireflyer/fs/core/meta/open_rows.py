@@ -35,7 +35,7 @@ __all__ += [
     "WAIT_ROWS",
     "WRITER_ROWS",
     "ClientRow",
-    "Held",
+    "HeldLock",
     "TruncationKind",
     "TruncationRow",
 ]
@@ -71,7 +71,7 @@ class WriterRow(msgspec.Struct, frozen=True, array_like=True):
     """It has written behind the end what the quota did not allow: to be cut off when nobody writes any more."""
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldLock(msgspec.Struct, frozen=True, array_like=True):
     """A lock."""
 
     window: Window
@@ -84,13 +84,13 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LocksRow(msgspec.Struct, frozen=True, array_like=True):
-    held: tuple[Held, ...]
+    held: tuple[HeldLock, ...]
     """By window and start."""
 
 
 class WaitRow(msgspec.Struct, frozen=True, array_like=True):
     inode: InodeId
-    wanted: Held
+    wanted: HeldLock
     until_ns: int
     """Unix time. It counts no longer, should nobody have cleared it."""
 
@@ -167,7 +167,7 @@ async def holds_of(context: Context, inode: InodeId) -> bool:
     return await any_in(context.rows, number_key(HOLDS, inode), number_key(HOLDS, inode + 1))
 
 
-async def locks_of(context: Context, inode: InodeId) -> tuple[Held, ...]:
+async def locks_of(context: Context, inode: InodeId) -> tuple[HeldLock, ...]:
     key = number_key(LOCKS, inode)
     value = await context.rows.get(key)
     return () if value is None else LOCKS_ROWS.decode(key, value).held
