@@ -28,7 +28,7 @@ from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import MAX_INDEX, ChainId
 from fireflyer.fs.schema.inodes import FileDetails, InodeId
 
-__all__ = ["ChunkCheck", "Unowned"]
+__all__ = ["ChunkCheck", "OrphanChunks"]
 
 FILES_TOGETHER: Final = 1024
 LISTED_TOGETHER: Final = 1 << 15
@@ -40,7 +40,7 @@ _Take: TypeAlias = Callable[[tuple[ChunkEntry, ...]], object]
 _Batch: TypeAlias = dict[InodeId, dict[ChainId, list[ChunkEntry]]]
 
 
-class Unowned(msgspec.Struct, frozen=True):
+class OrphanChunks(msgspec.Struct, frozen=True):
     """Chunks of what is no file."""
 
     inode: InodeId
@@ -70,7 +70,7 @@ class ChunkCheck:
         self.chunks = 0
         self.faults: list[Fault] = []
         """Without paths."""
-        self.unowned: list[Unowned] = []
+        self.unowned: list[OrphanChunks] = []
 
     def run(self) -> None:
         """Raises `FireflyerError` for what could not be looked at."""
@@ -87,7 +87,7 @@ class ChunkCheck:
                 doubts, count = kept, 0
         self._look_again(doubts)
 
-    def remove(self, unowned: Iterable[Unowned], progress: Callable[[int], None]) -> int:
+    def remove(self, unowned: Iterable[OrphanChunks], progress: Callable[[int], None]) -> int:
         """What is there of them now, and still is no file: how many chunks."""
         removed = 0
         for batch in _batches(self._listed((one.inode, chain) for one in unowned for chain in one.chains)):
@@ -129,7 +129,7 @@ class ChunkCheck:
             now = again.get(inode, _Suspect())
             self.faults += lasting(before.faults, now.faults)
             if before.unowned and now.unowned:
-                self.unowned.append(Unowned(inode, tuple(now.chains), now.unowned, now.bytes))
+                self.unowned.append(OrphanChunks(inode, tuple(now.chains), now.unowned, now.bytes))
                 text = f"{counted(now.unowned, 'chunk')} with {format_bytes(now.bytes)} that no file owns"
                 self.faults.append(Fault(FaultKind.UNOWNED, inode, "", text))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, Name, Names, lasting, wrong_chunks
+from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, Name, NamespaceCheck, lasting, wrong_chunks
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion
 from fireflyer.fs.schema.ids import ChunkId, ContentId
@@ -30,14 +30,14 @@ def held(length: int) -> ChunkVersion:
     return ChunkVersion(ContentId(1, 1), length, 0)
 
 
-def kinds(names: Names) -> list[FaultKind]:
+def kinds(names: NamespaceCheck) -> list[FaultKind]:
     return [fault.kind for fault in names.faults()]
 
 
 def test_a_tree_with_several_names_of_a_file_is_right() -> None:
     root, below = directory(ROOT, ROOT, 3, 1), directory(2, ROOT, 1, quota_tree=2)
     twice = file(4, links=2)
-    names = Names(root)
+    names = NamespaceCheck(root)
     within = names.directory("/", root, [Name("a", file(3)), Name("b", below), Name("c", twice)])
     assert within == [Name("b", below)]
     assert names.directory("/b", below, [Name("d", msgspec.structs.replace(twice, quota_tree=2))]) == []
@@ -45,7 +45,7 @@ def test_a_tree_with_several_names_of_a_file_is_right() -> None:
 
 
 def test_counts_of_a_directory() -> None:
-    names = Names(directory(ROOT, ROOT, 2, 1))
+    names = NamespaceCheck(directory(ROOT, ROOT, 2, 1))
     names.directory("/", directory(ROOT, ROOT, 2, 1), [Name("a", file(3))])
     (fault,) = names.faults()
     assert (fault.kind, fault.path, fault.text) == (
@@ -56,7 +56,7 @@ def test_counts_of_a_directory() -> None:
 
 
 def test_a_directory_that_changed_meanwhile_proves_nothing() -> None:
-    names = Names(directory(ROOT, ROOT, 2, 1))
+    names = NamespaceCheck(directory(ROOT, ROOT, 2, 1))
     names.directory("/", directory(ROOT, ROOT, 2, 1), [Name("a", file(3)), Name("b", file(3))], steady=False)
     assert names.faults() == []
 
@@ -64,14 +64,14 @@ def test_a_directory_that_changed_meanwhile_proves_nothing() -> None:
 @pytest.mark.parametrize(("links", "found"), [(1, 2), (3, 2), (0, 1), (2, 1)])
 def test_links_that_are_not_as_many_as_names(links: int, found: int) -> None:
     root = directory(ROOT, ROOT, found)
-    names = Names(root)
+    names = NamespaceCheck(root)
     names.directory("/", root, [Name(str(number), file(5, links)) for number in range(found)])
     assert kinds(names) == [FaultKind.LINKS]
 
 
 def test_a_directory_that_is_in_two_or_says_that_it_is_elsewhere() -> None:
     root = directory(ROOT, ROOT, 3, 3)
-    names = Names(root)
+    names = NamespaceCheck(root)
     entries = [Name("a", directory(2, ROOT, 0)), Name("b", directory(2, ROOT, 0)), Name("c", directory(3, 2, 0))]
     assert [one.name for one in names.directory("/", root, entries)] == ["a", "c"]
     assert [(fault.kind, fault.path) for fault in names.faults()] == [(FaultKind.TREE, "/b"), (FaultKind.TREE, "/c")]
@@ -79,7 +79,7 @@ def test_a_directory_that_is_in_two_or_says_that_it_is_elsewhere() -> None:
 
 def test_a_quota_area_that_its_directory_is_not_in() -> None:
     root = directory(ROOT, ROOT, 2)
-    names = Names(root)
+    names = NamespaceCheck(root)
     names.directory("/", root, [Name("a", file(5, quota_tree=5)), Name("b", file(6, quota_tree=2))])
     assert kinds(names) == [FaultKind.AREA, FaultKind.AREA]
 

@@ -27,7 +27,7 @@ from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import DirectoryDetails, FileDetails, Inode, InodeId, Kind
 
-__all__ = ["Fault", "FaultKind", "Name", "Names", "lasting", "wrong_chunks"]
+__all__ = ["Fault", "FaultKind", "Name", "NamespaceCheck", "lasting", "wrong_chunks"]
 
 
 class FaultKind(enum.StrEnum):
@@ -58,7 +58,7 @@ class Name(msgspec.Struct, frozen=True):
     inode: Inode
 
 
-class Names:
+class NamespaceCheck:
     """`directory` once for each, the root first, a directory before those in it; then `faults`."""
 
     def __init__(self, root: Inode) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.fsck.rows import Adopt, ClearRow, Problem, Repair, SetInode, SetUse, Unlink
+from fireflyer.fs.core.meta.fsck.rows import ClearRow, Problem, ReconnectOrphan, Repair, SetInode, SetUse, Unlink
 from fireflyer.fs.core.meta.inodes.directories import changed_directory
 from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.open_files import holds
@@ -77,7 +77,7 @@ def _changed(inode: Inode, to: SetInode) -> Inode:
     )
 
 
-async def _adopt(each: Adopt, inode: Inode, context: Context) -> None:
+async def _adopt(each: ReconnectOrphan, inode: Inode, context: Context) -> None:
     """What counts its old and its new directory have then is for the next check."""
     if each.key:
         context.rows.clear(each.key)

@@ -42,7 +42,7 @@ from fireflyer.fs.schema.inodes import (
     SymlinkDetails,
 )
 
-__all__ = ["Adopt", "Checker", "ClearRow", "Problem", "ProblemKind", "Repair", "SetInode", "SetUse", "Unlink"]
+__all__ = ["Checker", "ClearRow", "Problem", "ProblemKind", "ReconnectOrphan", "Repair", "SetInode", "SetUse", "Unlink"]
 
 _PAIR_KEY_BYTES: Final = 18
 
@@ -92,7 +92,7 @@ class Unlink(msgspec.Struct, frozen=True):
     id: InodeId
 
 
-class Adopt(msgspec.Struct, frozen=True):
+class ReconnectOrphan(msgspec.Struct, frozen=True):
     """Into `/lost+found`, out of where it is."""
 
     id: InodeId
@@ -100,7 +100,7 @@ class Adopt(msgspec.Struct, frozen=True):
     """Of its name; empty: it has none."""
 
 
-Repair: TypeAlias = ClearRow | SetInode | SetUse | Unlink | Adopt
+Repair: TypeAlias = ClearRow | SetInode | SetUse | Unlink | ReconnectOrphan
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -252,10 +252,10 @@ class Checker:
         for inode_id, seen in self._inodes.items():
             if not seen.names and (seen.links or seen.found_entries):
                 text = f"inode {inode_id} counts {seen.links} links, has {seen.found_entries} entries and no name"
-                yield Problem(ProblemKind.LOST, text, Adopt(inode_id, b""))
+                yield Problem(ProblemKind.LOST, text, ReconnectOrphan(inode_id, b""))
             elif seen.kind is Kind.DIRECTORY and seen.names and not seen.reached and self._starts_cycle(inode_id):
                 text = f"directory {inode_id} lies in itself"
-                yield Problem(ProblemKind.LOST, text, Adopt(inode_id, seen.key))
+                yield Problem(ProblemKind.LOST, text, ReconnectOrphan(inode_id, seen.key))
 
     def _names_outside(self) -> Iterator[Problem]:
         """Of the names of one file, those in another area than the last of them."""
