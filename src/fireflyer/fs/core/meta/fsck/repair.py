@@ -25,11 +25,11 @@ async def repair(problems: Sequence[Problem], context: Context) -> int:
     """Mends those that can be mended; how many."""
     repairs = [problem.repair for problem in problems if problem.repair is not None]
     for each in repairs:
-        await _mend(each, context)
+        await _repair_one(each, context)
     return len(repairs)
 
 
-async def _mend(each: Repair, context: Context) -> None:
+async def _repair_one(each: Repair, context: Context) -> None:
     if isinstance(each, ClearRow):
         context.rows.clear(each.key)
     elif isinstance(each, SetUse):

@@ -146,7 +146,7 @@ class GarbageCollector:
         """True: there is more to do at once."""
         await self._mark(ports)
         if not self._busy or ports.now_ns() - self._looked_ns >= MARK_EVERY_NS:  # it reads two rows of each client
-            await self._ripen(ports)
+            await self._advance_marks(ports)
         self._busy = self._ripe >= 0 and await self._collect(ports)
         return self._busy
 
@@ -170,7 +170,7 @@ class GarbageCollector:
         set_generation(context.rows, number + 1)
         return number
 
-    async def _ripen(self, ports: Ports) -> None:
+    async def _advance_marks(self, ports: Ports) -> None:
         while self._marks:
             mark = self._marks[0]
 
