@@ -47,7 +47,7 @@ __all__ += [
     "WriterRow",
     "any_in",
     "holds_of",
-    "is_doomed",
+    "is_being_collected",
     "lives",
     "truncation_of",
 ]
@@ -189,7 +189,7 @@ async def any_in(rows: Rows, begin: bytes, end: bytes) -> bool:
     return bool((await rows.get_range(begin, end, limit=1)).items)
 
 
-async def is_doomed(context: Context, inode: Inode) -> bool:
+async def is_being_collected(context: Context, inode: Inode) -> bool:
     """Whether its chunks are being removed: who had it open has lost it."""
     if inode.links or not isinstance(inode.body, FileDetails) or inode.body.cutting is None:
         return False

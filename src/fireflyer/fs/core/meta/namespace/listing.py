@@ -8,7 +8,7 @@ from fireflyer.fs.core.meta.context import REST_MASK, Context
 from fireflyer.fs.core.meta.inodes.directories import directory_details, require_reach
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, READ, permits, require
-from fireflyer.fs.core.meta.open_rows import is_doomed
+from fireflyer.fs.core.meta.open_rows import is_being_collected
 from fireflyer.fs.core.meta.tables import (
     ENTRY_PREFIX_BYTES,
     decode_entry,
@@ -41,7 +41,7 @@ _DOTS = (b".", b"..")
 
 async def stat(request: Stat, context: Context) -> Found:
     inode = await find(context, request.place, follow=request.follow)
-    if not inode.links and await is_doomed(context, inode):
+    if not inode.links and await is_being_collected(context, inode):
         raise file_error(errno.ESTALE, "the file was removed, and is not open any more")
     return Found(inode)
 

@@ -46,7 +46,7 @@ from fireflyer.fs.core.meta.open_rows import (
     CUTS,
     TruncationKind,
     TruncationRow,
-    is_doomed,
+    is_being_collected,
     lives,
     truncation_of,
     writers_of,
@@ -163,7 +163,7 @@ async def measure(inode_id: InodeId, ports: Ports, *, patient: bool = True) -> C
 
         async def look(context: Context) -> FileDetails:
             inode, body = file_of(await context.inode(inode_id))
-            if await is_doomed(context, inode):
+            if await is_being_collected(context, inode):
                 raise file_error(errno.ESTALE, "it was removed")
             return body
 

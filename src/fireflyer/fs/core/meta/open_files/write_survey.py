@@ -21,7 +21,7 @@ from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.open_files import truncate
 from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of, found_excess, grown
 from fireflyer.fs.core.meta.open_files.write_grants import GRANT_ROWS, GRANTS, due_end, put_grant, put_off
-from fireflyer.fs.core.meta.open_rows import is_doomed, next_key, pair_of, truncation_of, writers_of
+from fireflyer.fs.core.meta.open_rows import is_being_collected, next_key, pair_of, truncation_of, writers_of
 from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports
 from fireflyer.fs.schema.inodes import FileDetails, InodeId, Layout
 
@@ -103,7 +103,11 @@ async def _survey(key: bytes, layout: Layout, ports: Ports) -> None:
     async def look(context: Context) -> bool | None:
         """Whether it is to be measured; None: it is gone."""
         inode = await context.inode(inode_id)
-        return None if inode is None else isinstance(inode.body, FileDetails) and not await is_doomed(context, inode)
+        return (
+            None
+            if inode is None
+            else isinstance(inode.body, FileDetails) and not await is_being_collected(context, inode)
+        )
 
     measurable = await ports.transact(look)
     if measurable is None:
@@ -129,7 +133,7 @@ async def _survey(key: bytes, layout: Layout, ports: Ports) -> None:
 async def _compare(context: Context, inode_id: InodeId, measured: ChunkEnd | None) -> None:
     """Nothing where it has been collected meanwhile: that was after all that could be written to it."""
     inode = await context.inode(inode_id)
-    if inode is None or await is_doomed(context, inode):
+    if inode is None or await is_being_collected(context, inode):
         return
     before, body = file_of(inode)
     if (
