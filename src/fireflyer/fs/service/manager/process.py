@@ -66,7 +66,7 @@ from fireflyer.fs.service.manager.file_counts import Counter
 from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.fs.service.meta.cluster_view import OpenChunks
-from fireflyer.fs.service.meta.registry import Heard
+from fireflyer.fs.service.meta.registry import LiveServices
 from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
@@ -162,7 +162,7 @@ class _Service:
         self._secret = secret
         self._engine = engine
         self._address = address
-        self._heard = Heard(engine)
+        self._heard = LiveServices(engine)
         self._counter = Counter(engine)
         self._files = files
         settings = Settings(
