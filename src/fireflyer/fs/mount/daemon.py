@@ -26,7 +26,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fireflyer.base.errors import Busy, NotFound, PermanentError, PermissionDenied, UsageError
-from fireflyer.fs.mount.metrics import Held
+from fireflyer.fs.mount.metrics import MountUsage
 from fireflyer.fs.mount.mount_table import SUBTYPE, MountEntry, is_mounted, mounted_on
 from fireflyer.fs.mount.operations import Operations
 from fireflyer.fs.mount.serving import PROCESS_VALUE, Serving, process_name
@@ -52,7 +52,7 @@ _STORED_S: Final = 300.0
 
 class Mounted(Operations, Protocol):
     @property
-    def held(self) -> Held: ...
+    def held(self) -> MountUsage: ...
 
     async def finish(self) -> None:
         """Everything that was written is sent on, and everything open is closed. Called once, at the end."""

@@ -47,7 +47,7 @@ from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.unlock_retrier import UnlockRetrier
 from fireflyer.fs.mount.flock_closes import Releases
-from fireflyer.fs.mount.metrics import Held
+from fireflyer.fs.mount.metrics import MountUsage
 from fireflyer.fs.mount.operations import (
     Attributes,
     Caller,
@@ -164,8 +164,8 @@ class MountedFiles:
         self._released = Releases()
 
     @property
-    def held(self) -> Held:
-        return Held(len(self._inodes), len(self._handles), self._files.open_files.dirty_bytes)
+    def held(self) -> MountUsage:
+        return MountUsage(len(self._inodes), len(self._handles), self._files.open_files.dirty_bytes)
 
     async def finish(self) -> None:
         """Raises nothing that only says that bytes are lost."""

@@ -20,7 +20,7 @@ import sys
 from typing import Final
 
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
-from fireflyer.fs.mount.metrics import Held
+from fireflyer.fs.mount.metrics import MountUsage
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Listing, Opened, RangeLock, Set, Space, Written
 
 __all__ = ["LocalFiles"]
@@ -236,8 +236,8 @@ class LocalFiles:
 
 class Finishing(LocalFiles):
     @property
-    def held(self) -> Held:
-        return Held(0, 0, 0)
+    def held(self) -> MountUsage:
+        return MountUsage(0, 0, 0)
 
     async def finish(self) -> None:
         print("finished", flush=True)
