@@ -46,7 +46,7 @@ from fireflyer.base.units import MS
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.unlock_retrier import UnlockRetrier
-from fireflyer.fs.mount.flock_closes import Releases
+from fireflyer.fs.mount.flock_closes import FlockCloses
 from fireflyer.fs.mount.metrics import MountUsage
 from fireflyer.fs.mount.operations import (
     Attributes,
@@ -161,7 +161,7 @@ class MountedFiles:
         self._next = 1
         self._kept: collections.OrderedDict[int, _State] = collections.OrderedDict()
         self._unlock_retrier = UnlockRetrier(files.meta)
-        self._released = Releases()
+        self._released = FlockCloses()
 
     @property
     def held(self) -> MountUsage:
