@@ -49,7 +49,7 @@ def connect(
             ring.close()
 
         files = Files(engine, chosen, _nothing)
-        engine.start(files.open_files.look_after)
+        engine.start(files.open_files.maintain)
     except BaseException:
         ring.close()
         raise

@@ -236,7 +236,7 @@ def test_an_open_that_was_given_up_leaves_no_writer(done: bool) -> None:
         silent.over = True
         await came.wait()  # the answer, when nobody waits for it
         assert await handles_of(rig, files, "/a") == 1
-        await files.open_files.look_after()
+        await files.open_files.maintain()
         assert await handles_of(rig, files, "/a") == 0
         assert await content(files, "/a") == b"kept"
 
@@ -259,7 +259,7 @@ def test_an_open_that_was_not_answered_in_time_leaves_no_writer() -> None:
             await files.open("/a", "r+b")
         silent.over = True
         assert await handles_of(rig, files, "/a") == 1
-        await files.open_files.look_after()
+        await files.open_files.maintain()
         assert await handles_of(rig, files, "/a") == 0
         assert not len(files.open_files.orphaned)
 
@@ -293,7 +293,7 @@ def test_a_close_that_was_not_answered_is_said_again(cancelled: bool) -> None:
         assert (await other.stat("/a")).st_size == 0
         silent.over = True
         while len(files.open_files.orphaned):
-            await files.open_files.look_after()
+            await files.open_files.maintain()
             await asyncio.sleep(0)
         assert (await other.stat("/a")).st_size == 100
         assert await handles_of(rig, files, "/a") == 0
@@ -469,7 +469,7 @@ def test_what_ends_all_files_waits_for_all_of_them_at_once() -> None:
             return await before(calls)
 
         rig.sends = sends
-        await files.open_files.look_after()
+        await files.open_files.maintain()
         assert asked == [20]
         for file in opened:
             await file.pwrite(b"y", 0)
@@ -496,7 +496,7 @@ def test_chains_that_a_service_knows_first_are_asked_for() -> None:
         with pytest.raises(NotFound):
             await other.open("/a", "r+b")
         assert await handles_of(rig, files, "/a") == 1
-        await other.open_files.look_after()
+        await other.open_files.maintain()
         assert await handles_of(rig, files, "/a") == 0
 
     run(test)

@@ -210,7 +210,7 @@ def test_a_lazy_close_that_is_not_answered_is_asked_again() -> None:
             await turns(1)
         answered()
         assert await writers(rig) == 1
-        await files.open_files.look_after()
+        await files.open_files.maintain()
         assert await writers(rig) == 0
 
     run(test)

@@ -16,7 +16,7 @@ from fireflyer.fs.core.chain.node_membership import Measured
 from fireflyer.fs.core.chain.storage_node import TargetScoped
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage.target_directory import TargetDirectory, make_target
-from fireflyer.fs.service.storage.targets import OpenTarget, close_targets, look_after, open_targets
+from fireflyer.fs.service.storage.targets import OpenTarget, close_targets, maintain, open_targets
 from fireflyer.native import ChunkNode
 
 
@@ -55,7 +55,7 @@ def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is
         heard: asyncio.Queue[Measured | TargetScoped] = asyncio.Queue()
         news = asyncio.Event()
         looking = asyncio.create_task(
-            look_after(target, news, config=config, is_sure=lambda: True, post=heard.put_nowait)
+            maintain(target, news, config=config, is_sure=lambda: True, post=heard.put_nowait)
         )
         news.set()
         assert isinstance(await heard.get(), Measured)

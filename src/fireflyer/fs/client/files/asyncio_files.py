@@ -99,12 +99,12 @@ class Files:
 
     def start(self) -> None:
         """Begins to look after what has been written, in this event loop."""
-        self._looking = asyncio.get_running_loop().create_task(self._look_after())
+        self._looking = asyncio.get_running_loop().create_task(self._maintain())
 
-    async def _look_after(self) -> None:
+    async def _maintain(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self.open_files.look_after()
+            await self.open_files.maintain()
 
     def answered_ns(self, chain: ChainId) -> int:
         """When it has last answered a read of this client, by `time.monotonic_ns`; 0: never."""

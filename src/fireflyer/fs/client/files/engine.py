@@ -99,11 +99,11 @@ class ThreadPort(Port):
             with self._mutex:
                 self._owner = me
                 try:
-                    self._work_off()
+                    self._retry_all()
                     try:
                         return self._run(work)
                     finally:
-                        self._work_off()
+                        self._retry_all()
                 finally:
                     self._owner = 0
         finally:
@@ -128,7 +128,7 @@ class ThreadPort(Port):
         while self._later:
             self._later.popleft().close()
 
-    def _work_off(self) -> None:
+    def _retry_all(self) -> None:
         while self._later:
             try:
                 self._run(self._later.popleft())
@@ -209,7 +209,7 @@ class ThreadPort(Port):
                 return
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + LOOK_S
-                self._look_after()
+                self._maintain()
             elif time.monotonic() - self._last_s < _IDLE_S or self._leading:
                 time.sleep(_IDLE_S)
             else:
@@ -232,7 +232,7 @@ class ThreadPort(Port):
             finally:
                 self._owner = 0
 
-    def _look_after(self) -> None:
+    def _maintain(self) -> None:
         try:
             if self._look is not None:
                 self.run(self._look())

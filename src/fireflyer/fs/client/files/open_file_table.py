@@ -222,19 +222,19 @@ class OpenFileTable(ProcessBound):
 
     # --- now and then ---
 
-    async def look_after(self) -> None:
+    async def maintain(self) -> None:
         """Sends what has waited, and reports lengths; an error stays for the program's next call."""
         bodies = [body for body in self.bodies.values() if body.oldest_cut is not None and body.writer is not None]
         for body in bodies:
             body.begin(everything=True)
-        await self.port.together([*(self._report(body) for body in bodies if body.durable_end), self._work_off()])
+        await self.port.together([*(self._report(body) for body in bodies if body.durable_end), self._retry_all()])
 
     async def _report(self, body: OpenInode) -> None:
         if (writer := body.writer) is not None:
             await body.report(writer.handle, actor=writer.actor)  # what fails, fsync and close say again
 
-    async def _work_off(self) -> None:
-        for body in await self.orphaned.work_off():
+    async def _retry_all(self) -> None:
+        for body in await self.orphaned.retry_all():
             self._leave(body)
 
     async def close(self) -> None:

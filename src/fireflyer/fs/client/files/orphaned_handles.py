@@ -65,7 +65,7 @@ class OrphanedHandles:
         """The session is over, and with it all handles."""
         self._waiting.clear()
 
-    async def work_off(self) -> list[OpenInode]:
+    async def retry_all(self) -> list[OpenInode]:
         """Bodies that nothing waits for any more. Whatever gets no answer comes last the next time."""
         over: list[OpenInode] = []
         for one in list(self._waiting):

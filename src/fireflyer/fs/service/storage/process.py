@@ -66,7 +66,7 @@ from fireflyer.fs.service.storage.targets import (
     OpenTarget,
     boot_id,
     close_targets,
-    look_after,
+    maintain,
     note_failure,
     open_targets,
 )
@@ -171,7 +171,7 @@ class _Storage:
         running = self._loop.create_task(driver.run())
         self._loop.add_reader(self._native.event_fd, self._take_events)
         try:
-            for work in (self._tick(), self._sweep(), *(self._look_after(one) for one in self._targets.values())):
+            for work in (self._tick(), self._sweep(), *(self._maintain(one) for one in self._targets.values())):
                 driver.spawn(work)
             async with serving_metrics(self._config.metrics_listen, self._metrics):
                 on_ready(address)
@@ -435,9 +435,9 @@ class _Storage:
                     after = (clients[-1], _LAST_CHANNEL)
                     await asyncio.sleep(0)
 
-    def _look_after(self, target: OpenTarget) -> Coroutine[Any, Any, None]:
+    def _maintain(self, target: OpenTarget) -> Coroutine[Any, Any, None]:
         number = target.config.id
-        return look_after(
+        return maintain(
             target,
             self._news[number],
             config=self._config,

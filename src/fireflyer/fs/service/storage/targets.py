@@ -23,7 +23,7 @@ from fireflyer.fs.service.storage.target_directory import TargetDirectory
 from fireflyer.fs.service.storage.target_engine import TargetEngine
 from fireflyer.native import ChunkError, ChunkNode, ChunkTarget
 
-__all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "note_failure", "open_targets"]
+__all__ = ["OpenTarget", "boot_id", "close_targets", "maintain", "note_failure", "open_targets"]
 
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
@@ -108,7 +108,7 @@ def _open_chunks(
         raise kind_of(f"open {directory.chunks}: {message}") from error
 
 
-async def look_after(
+async def maintain(
     target: OpenTarget,
     news: asyncio.Event,
     *,
