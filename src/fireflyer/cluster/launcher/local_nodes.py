@@ -61,7 +61,7 @@ class LocalNodes:
         guarded = self._guards.get((node, incarnation))
         if guarded is not None:
             guarded.kill()
-            task = asyncio.get_running_loop().create_task(self._insist(guarded))
+            task = asyncio.get_running_loop().create_task(self._retry(guarded))
             self._watchers.add(task)
             task.add_done_callback(self._watchers.discard)
 
@@ -85,7 +85,7 @@ class LocalNodes:
         if clean:
             self._feed(AgentGone(node, incarnation, f"its agent ended; its log is {path}"))
 
-    async def _insist(self, guarded: Guarded) -> None:
+    async def _retry(self, guarded: Guarded) -> None:
         await guarded.wait_gone(_GUARD_ANSWER_S)
 
 

@@ -128,7 +128,7 @@ class _SendsAgain(Requests):
 class _EndsNothing(ExchangingClient):
     def exchange(self, client: ClientId) -> None:
         self.exchanges += 1
-        self._insist(OpenSession(f"client {self._number} {self.exchanges}"))
+        self._retry(OpenSession(f"client {self._number} {self.exchanges}"))
 
 
 class Bug(NamedTuple):

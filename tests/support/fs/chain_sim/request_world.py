@@ -128,7 +128,7 @@ class RequestClient:
         if number != self.exchanges or self._insists is None:
             return
         if isinstance(self._insists, EndSession) and isinstance(answer, manager.Done):
-            self._insist(OpenSession(f"client {self._number} {self.exchanges}"))
+            self._retry(OpenSession(f"client {self._number} {self.exchanges}"))
         elif isinstance(self._insists, OpenSession) and isinstance(answer, Session):
             self._insists, self.client = None, answer.client
             self._feed(SessionOpened(answer.client))
@@ -138,9 +138,9 @@ class RequestClient:
 
     def exchange(self, client: ClientId) -> None:
         self.exchanges += 1
-        self._insist(EndSession(client))
+        self._retry(EndSession(client))
 
-    def _insist(self, request: msgspec.Struct) -> None:
+    def _retry(self, request: msgspec.Struct) -> None:
         self._insists = request
         self._ask_again(request)
 

@@ -221,11 +221,11 @@ class Store:
         channel = self._idle_channels.pop() if self._idle_channels else len(self._sequences)
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
         try:
-            return await self._insist(channel, chunk, change, data)
+            return await self._retry(channel, chunk, change, data)
         finally:
             self._idle_channels.append(channel)
 
-    async def _insist(self, channel: int, chunk: ChunkId, change: Change, data: bytes) -> Done:
+    async def _retry(self, channel: int, chunk: ChunkId, change: Change, data: bytes) -> Done:
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 reply = await self._attempt(channel, chunk, change, data)

@@ -60,7 +60,7 @@ class RawClient:
     async def ask(self, request: Request, *, actor: Actor | None = None, number: int | None = None) -> Answer:
         """Its answer, which is no transient error. `number`: not the next one, but this."""
         if number is not None or not is_changing(request):
-            return await self._insist(Call(request, number or 0, actor))
+            return await self._retry(Call(request, number or 0, actor))
         self._number += 1
         mine = self._number
         self._open[mine] = None
@@ -68,12 +68,12 @@ class RawClient:
             self._moved.clear()
             await self._moved.wait()
         try:
-            return await self._insist(Call(request, mine, actor))
+            return await self._retry(Call(request, mine, actor))
         finally:
             del self._open[mine]
             self._moved.set()
 
-    async def _insist(self, call: Call) -> Answer:
+    async def _retry(self, call: Call) -> Answer:
         until_s = time.monotonic() + LIMIT_S
         turn = call.number
         while True:

@@ -149,8 +149,8 @@ class ManagerSession:
         """And its rights. Nobody keeps it before that, so it may be over by then; then there is another one."""
         while True:
             # In this order, and each only when the one before is committed: see `core.requests.channels`.
-            await self._insist(EndSession(client))
-            answer = await self._insist(self._opening())
+            await self._retry(EndSession(client))
+            answer = await self._retry(self._opening())
             if not isinstance(answer, Session):
                 raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
             self._session = answer
@@ -160,7 +160,7 @@ class ManagerSession:
                 _log.warning("the next session is exchanged as well reason=%s", error)
                 client = answer.client
 
-    async def _insist(self, request: Request) -> Answer:
+    async def _retry(self, request: Request) -> Answer:
         while True:
             try:
                 return await self._managers.ask(request)
