@@ -30,7 +30,7 @@ from fireflyer.identity.handshake import (
     LENGTH_BYTES,
     NONCE_BYTES,
     Accepts,
-    Refusal,
+    HandshakeRefused,
     ServerHandshake,
     message_length,
     pack_message,
@@ -113,7 +113,7 @@ class _PendingHandshake:
                 self._say(verdict)
                 return session.peer
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HandshakeRefused) -> None:
         try:
             self._say(refusal.reply)
         except (OSError, PermissionDenied):
@@ -276,7 +276,7 @@ class PeerListener:
         pending = self._pending[fd]
         try:
             name = pending.advance()
-        except Refusal as refusal:
+        except HandshakeRefused as refusal:
             pending.refuse(refusal)
             return self._turn_away(fd, poll)
         except (FireflyerError, OSError):
