@@ -138,10 +138,10 @@ def test_a_process_without_descriptors_keeps_its_targets(tmp_path: Path) -> None
         await node.start(NOFILE=90)
         await store.until_serving(1)
         address = Address.parse(store.routing.nodes[0].address)
-        crowd = [socket.create_connection(address) for _ in range(150)]
+        workload = [socket.create_connection(address) for _ in range(150)]
         await store.until(lambda: _says(node, "too many open files"))
         await asyncio.sleep(2 * LOOK_S)  # so that its directory was looked at meanwhile
-        for one in crowd:
+        for one in workload:
             one.close()
         assert "given up" not in node.log()
         await store.write(SECOND, 0, b"after it")

@@ -61,17 +61,17 @@ def chaos(seed: int, *, clients: int = 3, plan: str = "", with_tokens: bool = Fa
     world.paths = (
         PATHS[:1] if world.plan in ("cuts", "sessions", "holds") else world.rng.choice([PATHS, PATHS[:1], PATHS[::2]])
     )
-    people = [MetaClient(world, f"c{at}") for at in range(clients)]
-    _faults(world, people)
+    workload = [MetaClient(world, f"c{at}") for at in range(clients)]
+    _faults(world, workload)
     world.sim.run(until_ns=FAULTS_NS)
     heal(world)
     world.sim.run(until_ns=FAULTS_NS + AFTER_NS)
-    for one in people:
+    for one in workload:
         one.busy = False
-    quiet(world, people)
+    quiet(world, workload)
     for file, body in check_store(world).items():
         _check_file(world, file, body)
-    world.done = {name: sum(one.done.get(name, 0) for one in people) for one in people for name in one.done}
+    world.done = {name: sum(one.done.get(name, 0) for one in workload) for one in workload for name in one.done}
     return world
 
 
@@ -87,7 +87,7 @@ def begin(world: MetaWorld) -> None:
     world.lock_inode = locked.inode.id
 
 
-def _faults(world: MetaWorld, people: list[MetaClient]) -> None:
+def _faults(world: MetaWorld, workload: list[MetaClient]) -> None:
     rng = world.rng
     plan = world.plan
     if plan == "none":
@@ -104,8 +104,8 @@ def _faults(world: MetaWorld, people: list[MetaClient]) -> None:
         world.chunks.late = 0.5
     for _ in range(rng.randrange(6, 30) if plan == "deaths" else rng.randrange(1, 6)):
         at_ns = rng.randrange(FAULTS_NS)
-        kinds = [lambda: rng.choice(people).crash(), lambda: rng.choice(world.services).crash()]
-        kinds += [lambda: _stop_chain(world), lambda: world.end_session(rng.choice(people).client)]
+        kinds = [lambda: rng.choice(workload).crash(), lambda: rng.choice(world.services).crash()]
+        kinds += [lambda: _stop_chain(world), lambda: world.end_session(rng.choice(workload).client)]
         pick = {
             "services": kinds[1:2],
             "clients": [kinds[0], kinds[3]],
@@ -137,10 +137,10 @@ def heal(world: MetaWorld) -> None:
     world.chunks.down_until_ns = dict.fromkeys(CHAINS, 0)
 
 
-def quiet(world: MetaWorld, people: list[MetaClient]) -> None:
+def quiet(world: MetaWorld, workload: list[MetaClient]) -> None:
     """Until nothing is left to be done."""
     until_ns = world.sim.now_ns + QUIET_NS
-    while left := [*[one.name for one in people if not one.idle], *_left(world)]:
+    while left := [*[one.name for one in workload if not one.idle], *_left(world)]:
         assert world.sim.now_ns < until_ns, f"there are still {left}"
         world.sim.run(until_ns=world.sim.now_ns + SECOND)
 
