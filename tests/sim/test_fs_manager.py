@@ -14,7 +14,7 @@ import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs.manager_sim.chaos import Cluster, chaos
-from tests.support.fs.manager_sim.mutants import PLANTED, who_is_overwritten_is_complete
+from tests.support.fs.manager_sim.mutants import MUTANTS, who_is_overwritten_is_complete
 from tests.support.fs.manager_sim.oracle import TORN
 
 from fireflyer.base.units import MS, SECOND
@@ -36,7 +36,7 @@ from fireflyer.fs.schema.manager import (
 from fireflyer.fs.schema.routing import TargetState
 
 SEEDS = range(100)
-PLANTED_SEEDS = 1500
+MUTANT_SEEDS = 1500
 """In which each planted bug must be found."""
 
 
@@ -60,10 +60,10 @@ def attempt(seed: int) -> str | None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED[name](monkeypatch)
-    print(name, *search("managers", name, PLANTED_SEEDS, attempt))
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    print(name, *search("managers", name, MUTANT_SEEDS, attempt))
 
 
 def history(seed: int) -> str:

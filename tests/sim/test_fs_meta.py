@@ -17,7 +17,7 @@ from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs.meta_sim.chaos import begin, chaos, check_store, quiet
 from tests.support.fs.meta_sim.chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
-from tests.support.fs.meta_sim.mutants import PLANTED
+from tests.support.fs.meta_sim.mutants import MUTANTS
 from tests.support.fs.meta_sim.steps import drive
 from tests.support.fs.meta_sim.workload import MetaClient
 from tests.support.fs.meta_sim.world import MetaWorld
@@ -83,10 +83,10 @@ def test_files_that_are_surveyed_while_they_are_used_are_the_same(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED[name].plant(monkeypatch)
-    print(name, *search("files", name, PLANTED[name].within, PLANTED[name].attempt))
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name].plant(monkeypatch)
+    print(name, *search("files", name, MUTANTS[name].within, MUTANTS[name].attempt))
 
 
 def history(seed: int) -> str:

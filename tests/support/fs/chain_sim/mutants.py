@@ -44,19 +44,19 @@ from fireflyer.fs.schema.ids import ChunkId, TargetId
 __all__ = ["BUGS", "BeginsWithWorkUnderWay", "KeepsRowsFromBefore", "ShowsTheOldVersionAfterDone"]
 __all__ += ["TakesAnswersOfAnyVersion", "plant"]
 
-Planted = Callable[[int], ReplicaWorld]
+Mutant = Callable[[int], ReplicaWorld]
 
 
-def _machine(kind: type[Replica]) -> Planted:
+def _machine(kind: type[Replica]) -> Mutant:
     return lambda seed: ReplicaWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
 
 
-def _told_to_clients(kind: type[Replica]) -> Planted:
+def _told_to_clients(kind: type[Replica]) -> Mutant:
     """Before the machine of real clients, which believes what refusals say."""
     return lambda seed: RequestWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
 
 
-def _reading(decide: Deciding) -> Planted:
+def _reading(decide: Deciding) -> Mutant:
     def make(seed: int) -> ReplicaWorld:
         world = ReplicaWorld(seed)
         world.decide = decide
@@ -307,7 +307,7 @@ def _reads_pending(now_ns: int, table: TableEntry | None, index: ChunkIndex, loo
     return reads.decide(now_ns, table, _PendingShown(index), look)  # type: ignore[arg-type]
 
 
-def _with_session(kind: type[SyncSource]) -> Planted:
+def _with_session(kind: type[SyncSource]) -> Mutant:
     class Syncing(Replica):
         def _drive_session(self) -> None:
             super()._drive_session()
@@ -320,7 +320,7 @@ def _with_session(kind: type[SyncSource]) -> Planted:
 class Bug(NamedTuple):
     """`within`: so many seeds find it, from the first; about five times as many as it took."""
 
-    world: Planted
+    world: Mutant
     within: int
 
 

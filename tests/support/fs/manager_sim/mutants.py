@@ -24,7 +24,7 @@ from fireflyer.fs.schema.manager import Answer, Condition, Done, Drain, Heartbea
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
 
-__all__ = ["PLANTED", "another_chains_versions_count", "who_is_overwritten_is_complete"]
+__all__ = ["MUTANTS", "another_chains_versions_count", "who_is_overwritten_is_complete"]
 
 Patch = pytest.MonkeyPatch
 
@@ -346,7 +346,7 @@ def another_chains_versions_count(patch: Patch) -> None:
     patch.setattr(NodeMembership, "_take_routing", take_routing)
 
 
-PLANTED: dict[str, Callable[[Patch], None]] = {
+MUTANTS: dict[str, Callable[[Patch], None]] = {
     planted.__name__: planted
     for planted in (
         no_fence,

@@ -28,7 +28,7 @@ from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
 from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import Close, ErrorReply, Found, LockKind, Report, Reserve, Reserved, SetAttributes
 
-__all__ = ["PLANTED", "Planted"]
+__all__ = ["MUTANTS", "Mutant"]
 
 Patch = pytest.MonkeyPatch
 
@@ -315,7 +315,7 @@ def unlinked_files_are_forgotten(patch: Patch) -> None:
     patch.setattr(GarbageCollector, "_collect", collect)
 
 
-class Planted(NamedTuple):
+class Mutant(NamedTuple):
     """`within`: so many seeds find it, from the first; several times as many as it took."""
 
     plant: Callable[[Patch], None]
@@ -332,7 +332,7 @@ class Planted(NamedTuple):
         return None
 
 
-PLANTED: dict[str, Planted] = {}
+MUTANTS: dict[str, Mutant] = {}
 for _plant, _within, _plan in [
     (reports_of_another_cut_are_believed, 50, "cuts"),
     (reports_of_another_cut_are_ignored, 50, "cuts"),
@@ -366,4 +366,4 @@ for _plant, _within, _plan in [
     (chunks_are_forgotten, 50, ""),
     (unlinked_files_are_forgotten, 50, ""),
 ]:  # fmt: skip
-    PLANTED[_plant.__name__.replace("_", " ")] = Planted(_plant, _within, _plan)
+    MUTANTS[_plant.__name__.replace("_", " ")] = Mutant(_plant, _within, _plan)
