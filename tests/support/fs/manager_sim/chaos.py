@@ -11,7 +11,7 @@ from tests.support.fs.manager_sim.cluster import (
     StorageHost,
     played_client,
 )
-from tests.support.fs.manager_sim.oracle import Truth
+from tests.support.fs.manager_sim.oracle import ClusterOracle
 from tests.support.fs.manager_sim.store import SimStore, StoreFaults
 
 from fireflyer.base.units import MS, SECOND
@@ -54,13 +54,13 @@ class Cluster:
         self.world = World(seed)
         self.rng = self.world.fork_random("chaos")
         self.net = SimNet(self.world, default=CALM)
-        self.truth = Truth(self.world, [f"m{number}" for number in range(managers)])
-        self.store = SimStore(self.world, self.truth.committed)
+        self.oracle = ClusterOracle(self.world, [f"m{number}" for number in range(managers)])
+        self.store = SimStore(self.world, self.oracle.committed)
         self.managers = [
-            ManagerHost(self.world, self.net, self.store, self.truth, name, self._drift())
-            for name in self.truth.manager_names
+            ManagerHost(self.world, self.net, self.store, self.oracle, name, self._drift())
+            for name in self.oracle.manager_names
         ]
-        self.truth.managers.extend(self.managers)
+        self.oracle.managers.extend(self.managers)
         self.targets: dict[int, list[int]] = {node: [] for node in range(1, nodes + 1)}
         self.new_chains = []
         for chain in range(1, chains + 1):
@@ -74,15 +74,15 @@ class Cluster:
         self._failed: dict[str, bool] = {}
         """Hosts on which a disk has failed since."""
         self._faults: list[tuple[Callable[[], None], int]] = []
-        self.admin = Administrator(self.world, self.net, self.truth)
-        self.clients = [played_client(self.world, self.net, self.truth, f"c{number}") for number in range(3)]
+        self.admin = Administrator(self.world, self.net, self.oracle)
+        self.clients = [played_client(self.world, self.net, self.oracle, f"c{number}") for number in range(3)]
 
     def _drift(self) -> int:
         return self.world.random.choice([-MAX_DRIFT_PPM, 0, MAX_DRIFT_PPM, self.world.random.randint(-9000, 9000)])
 
     def _host(self, node: int, name: str) -> StorageHost:
-        host = StorageHost(self.world, self.net, self.truth, node, self.targets[node], name, self._drift())
-        self.truth.hosts.append(host)
+        host = StorageHost(self.world, self.net, self.oracle, node, self.targets[node], name, self._drift())
+        self.oracle.hosts.append(host)
         return host
 
     # --- running ---
@@ -92,8 +92,8 @@ class Cluster:
         end_ns = self.world.now_ns + duration_ns
         while self.world.now_ns < end_ns:
             self.world.run(until_ns=self.world.now_ns + self.rng.randrange(SLICE_NS // 2, SLICE_NS))
-            for chain in self.truth.chains:
-                self.truth.write(chain, flush=self.rng.random() < 0.8)
+            for chain in self.oracle.chains:
+                self.oracle.write(chain, flush=self.rng.random() < 0.8)
             if stop():
                 return True
         return False
@@ -109,9 +109,9 @@ class Cluster:
 
     def all_serve(self) -> bool:
         """Every target of every chain, by its own fence and knowledge."""
-        if len(self.truth.chains) < len(self.new_chains):
+        if len(self.oracle.chains) < len(self.new_chains):
             return False
-        for chain in self.truth.chains.values():
+        for chain in self.oracle.chains.values():
             for member in chain.members:
                 processes = [one.process for one in self.hosts if one.node_id == member.node and one.process]
                 if not any(one.serves(member.target) for one in processes):
@@ -121,7 +121,7 @@ class Cluster:
     def describe(self) -> str:
         states = [
             f"{chain.id}v{chain.version}: " + " ".join(f"{one.target}={one.state}" for one in chain.members)
-            for chain in self.truth.chains.values()
+            for chain in self.oracle.chains.values()
         ]
         return f"seed {self.world.seed} at {self.world.now_ns / SECOND:.1f} s: " + "; ".join(states)
 
@@ -226,7 +226,7 @@ class Cluster:
         """What an administrator does to empty a node."""
         node = self.rng.choice(list(self.targets))
         self.admin.ask(Drain(node=node, drain=self.rng.random() < 0.8, at_once=False))
-        for chain in self.truth.chains.values():
+        for chain in self.oracle.chains.values():
             others = [other for other in self.targets if all(member.node != other for member in chain.members)]
             for member in chain.members:
                 if member.node == node and others:
@@ -237,7 +237,7 @@ class Cluster:
 
     def _move_chain(self) -> None:
         """To a node that has none of its targets, if there is one."""
-        chain = self.rng.choice(list(self.truth.chains.values()))
+        chain = self.rng.choice(list(self.oracle.chains.values()))
         source = self.rng.choice(chain.members).target
         others = [node for node in self.targets if all(member.node != node for member in chain.members)]
         if others:
@@ -272,15 +272,15 @@ class Cluster:
                 f"not all serve {(HEAL_NS + MOVE_NS) // SECOND} s after the last fault: {self.describe()}"
             )
         if not self.run_for(10 * SECOND, self._all_know_who_lives):
-            raise AssertionError(f"not all have heard which sessions live, or keys: {self.truth.sessions.living}")
+            raise AssertionError(f"not all have heard which sessions live, or keys: {self.oracle.sessions.living}")
 
     def _all_know_who_lives(self) -> bool:
         """Of each node, the process that has registered last."""
-        last = self.truth.incarnations
+        last = self.oracle.incarnations
         processes = [one.process for one in self.hosts if one.process and one.process.incarnation == last[one.node_id]]
         acting = [one.key_ids for one in self.managers if one.acts()]
         return all(
-            dict(one.sessions.clients) == self.truth.sessions.living and [one.key_ids] == acting for one in processes
+            dict(one.sessions.clients) == self.oracle.sessions.living and [one.key_ids] == acting for one in processes
         )
 
     def _reports_unsure(self, member: Member) -> bool:
@@ -293,7 +293,7 @@ class Cluster:
             if not host.node.alive and not host.name.endswith("'"):
                 host.node.restart()
         if self.admin.idle:
-            for chain in self.truth.chains.values():
+            for chain in self.oracle.chains.values():
                 last = [one for one in chain.members if one.state is TargetState.LASTSRV]
                 if len(last) == 1 and self._reports_unsure(last[0]):
                     self.admin.ask(Override(chain.id, last[0].target))

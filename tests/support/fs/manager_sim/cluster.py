@@ -2,7 +2,7 @@
 
 Managers and storage processes (registration, heartbeats, fence) are the real machines. Their replicas are played: they
 stop when they are told to, and their data is one number per target: how many acknowledged updates of its chain it has.
-`Truth` knows how many there are.
+`ClusterOracle` knows how many there are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 import msgspec
-from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS, Truth
+from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS, ClusterOracle
 from tests.support.fs.manager_sim.sessions import SESSION_NS, PlayedClient
 from tests.support.fs.manager_sim.store import SimStore
 
@@ -77,11 +77,13 @@ _TOLD = msgspec.msgpack.Decoder(_Told).decode
 class ManagerHost:
     """A process with one manager, restarted with nothing."""
 
-    def __init__(self, world: World, net: SimNet, store: SimStore, truth: Truth, name: str, drift_ppm: int) -> None:
+    def __init__(
+        self, world: World, net: SimNet, store: SimStore, oracle: ClusterOracle, name: str, drift_ppm: int
+    ) -> None:
         self.name = name
         self.notes: list[str] = []
         self.manager: Manager | None = None
-        self._world, self._net, self._store, self._truth = world, net, store, truth
+        self._world, self._net, self._store, self._oracle = world, net, store, oracle
         self._askers: dict[int, tuple[str, int]] = {}
         self._asked = 0
         self._leave: Callable[[], None] | None = None
@@ -115,11 +117,11 @@ class ManagerHost:
             self._asked += 1
             self._askers[self._asked] = (source, ask.number)
             driver.submit(RequestReceived(self._asked, ask.request))
-            self._truth.check_primaries()
+            self._oracle.check_primaries()
 
         def tick() -> None:
             driver.submit(Tick())
-            self._truth.check_primaries()
+            self._oracle.check_primaries()
             node.after(TICK_NS, tick)
 
         self._leave = lambda: driver.submit(Leave())
@@ -181,15 +183,15 @@ class StorageHost:
         self,
         world: World,
         net: SimNet,
-        truth: Truth,
+        oracle: ClusterOracle,
         node_id: NodeId,
         targets: list[TargetId],
         name: str,
         drift_ppm: int,
     ) -> None:
-        self.world, self.net, self.truth = world, net, truth
+        self.world, self.net, self.oracle = world, net, oracle
         self.node_id, self.targets, self.name = node_id, targets, name
-        self.managers = truth.manager_names
+        self.managers = oracle.manager_names
         self.process: StorageProcess | None = None
         self.boots = 0
         self.broken_to: dict[NodeId, bool] = {}
@@ -202,10 +204,10 @@ class StorageHost:
 
     def power_cut(self) -> None:
         """The machine goes down, and what was not flushed is lost, if it is the one that has the disks."""
-        if self.process is not None and self.process.incarnation == self.truth.incarnations.get(self.node_id):
+        if self.process is not None and self.process.incarnation == self.oracle.incarnations.get(self.node_id):
             for target in self.targets:
-                self.truth.lose_unflushed(target)
-            for other in self.truth.hosts:
+                self.oracle.lose_unflushed(target)
+            for other in self.oracle.hosts:
                 if other is not self and other.node_id == self.node_id and other.node.alive:
                     other.node.restart()  # it waits for these disks: what they lack, it sees when it has them
         self.boots += 1
@@ -234,7 +236,7 @@ class _Played:
             case fx.ChainChanged(chain):
                 self._chain_version = chain.version
             case fx.GiveUp(chain_version, reason):
-                self._process.host.truth.check_give_up(self._target, reason)
+                self._process.host.oracle.check_give_up(self._target, reason)
                 self._process.soon(self._target, fx.ReportGone(chain_version, reason))
             case fx.DiskFailed(message):
                 return [fx.ReportGone(self._chain_version, message, failed=True)]
@@ -250,7 +252,7 @@ class StorageProcess:
         self._first = node.incarnation << 32
         nonce = f"{host.name}/{node.incarnation}"
         identity = ProcessIdentity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
-        sure = {target: host.truth.sure(target) for target in host.targets}
+        sure = {target: host.oracle.sure(target) for target in host.targets}
         self.membership = NodeMembership(identity, sure, host.managers)
         self.core = storage_node.StorageCore(
             self.membership, host.targets, lambda _, target: _Played(self, target), unreachable_report_ns=NODE_TICK_NS
@@ -310,10 +312,10 @@ class StorageProcess:
                 case SendToManager(number, manager, request):
                     self.host.net.send(self.host.name, manager, _ENCODE(_Ask(self._first + number, request)))
                 case TakeSessions(sessions):
-                    self.host.truth.sessions.learn(self.host.targets, sessions)
+                    self.host.oracle.sessions.learn(self.host.targets, sessions)
                 case End():
                     self.node.crash()
-        self.host.truth.check_process(self)
+        self.host.oracle.check_process(self)
 
     def _says(self, target: TargetId, effect: fx.Effect) -> None:
         self.feed(storage_node.TargetScoped(target, _Says(effect)))  # type: ignore[arg-type]
@@ -344,26 +346,26 @@ class StorageProcess:
                     continue
                 if self._synced.get(target) == version or not self.membership.active(target, version):
                     continue
-                if self.host.world.random.random() < SYNC_PROBABILITY and self.host.truth.sync(target, chain):
+                if self.host.world.random.random() < SYNC_PROBABILITY and self.host.oracle.sync(target, chain):
                     self._synced[target] = version
                     self._says(target, fx.UpToDate(version))
 
 
-def played_client(world: World, net: SimNet, truth: Truth, name: str) -> PlayedClient:
+def played_client(world: World, net: SimNet, oracle: ClusterOracle, name: str) -> PlayedClient:
     def connect(
         node: SimNode, managers: list[str]
     ) -> tuple[Callable[[Request], int], Callable[[bytes], tuple[int, Answer] | None]]:
         asker = _Asker(net, node, managers)
         return asker.ask, asker.told
 
-    return PlayedClient(world, name, truth.sessions, truth.manager_names, connect)
+    return PlayedClient(world, name, oracle.sessions, oracle.manager_names, connect)
 
 
 class Administrator:
     """Asks one thing after the other, again and again until it is done. Warnings are confirmed."""
 
-    def __init__(self, world: World, net: SimNet, truth: Truth) -> None:
-        self._truth = truth
+    def __init__(self, world: World, net: SimNet, oracle: ClusterOracle) -> None:
+        self._oracle = oracle
         self.answers: list[tuple[Request, Answer]] = []
         self._requests: deque[Request] = deque()
         self._net = net
@@ -376,11 +378,11 @@ class Administrator:
     def ask(self, *requests: Request) -> None:
         for request in requests:
             if isinstance(request, Drain) and request.drain and request.at_once:
-                self._truth.may_drain[request.node] = True
+                self._oracle.may_drain[request.node] = True
         self._requests.extend(requests)
 
     def _boot(self, node: SimNode) -> None:
-        asker = _Asker(self._net, node, self._truth.manager_names)
+        asker = _Asker(self._net, node, self._oracle.manager_names)
         asked = 0
 
         def turn() -> None:
@@ -398,7 +400,7 @@ class Administrator:
                 return
             request = self._requests.popleft()
             if isinstance(answer, OverrideWarning) and isinstance(request, Override):
-                self._truth.overridden[request.chain] = answer.confirm
+                self._oracle.overridden[request.chain] = answer.confirm
                 self._requests.appendleft(msgspec.structs.replace(request, confirm=answer.confirm))
             self.answers.append((request, answer))
 
