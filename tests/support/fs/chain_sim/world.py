@@ -18,7 +18,7 @@ import msgspec
 from tests.support.fs.chain_sim.clients import Client, Histories
 from tests.support.fs.chain_sim.engine_model import Disk, Engine
 from tests.support.fs.chain_sim.faults import FAULTS_NS, MANAGER, Faults
-from tests.support.fs.chain_sim.reliable_manager import Beat, BeatAnswer, Oracle
+from tests.support.fs.chain_sim.reliable_manager import Beat, BeatAnswer, ReliableManager
 
 from fireflyer.base.units import MS, SECOND, US
 from fireflyer.fs.core.chain import effects as fx
@@ -334,7 +334,7 @@ class ReplicaWorld:
     def start(self, targets: range) -> None:
         """Managers and nodes, until they serve. Other worlds have other managers."""
         started = Chain(1, 1, tuple(Member(one, one, TargetState.SERVING) for one in targets))
-        self.oracle = self.decider = Oracle(started, SILENCE_NS)
+        self.oracle = self.decider = ReliableManager(started, SILENCE_NS)
         self.manager = self.sim.node(MANAGER, self._boot_manager)
         self.nodes += [StorageNode(self, target) for target in targets]
 
