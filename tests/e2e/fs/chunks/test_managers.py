@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.fs.clusters.managers import ManagerProcess, PlayedNode, Site, seconds_since
+from tests.support.fs.clusters.managers import FakeNode, ManagerProcess, Site, seconds_since
 from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied
@@ -104,7 +104,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
             addresses = [one.address for one in managers]
             async with ManagerClient(addresses, site.service) as client:
                 await asked(client, *SETTING_UP)
-                nodes = [PlayedNode(1, (11,), addresses, site), PlayedNode(2, (21,), addresses, site)]
+                nodes = [FakeNode(1, (11,), addresses, site), FakeNode(2, (21,), addresses, site)]
                 await nodes[0].wait(lambda: all(one.membership.incarnation for one in nodes))
                 await asked(client, CHAIN)
                 await nodes[0].wait(lambda: nodes[0].serves(11))

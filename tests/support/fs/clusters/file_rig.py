@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.support.fs.clusters.meta_service import CHAINS, SERVICE, MetaRig, PlayedChunks
+from tests.support.fs.clusters.meta_service import CHAINS, SERVICE, FakeChunks, MetaRig
 
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.client.files.asyncio_files import Files
@@ -28,12 +28,12 @@ from fireflyer.fs.schema.routing import ChainTable, Routing
 from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.kvstore import MemoryEngine
 
-__all__ = ["FileRig", "PlayedClient", "Store", "no_space"]
+__all__ = ["FakeClient", "FileRig", "Store", "no_space"]
 
 CONTENT = ContentId(1, 1)
 
 
-class Store(PlayedChunks):
+class Store(FakeChunks):
     """The bytes of all chunks, for clients and for the meta service."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Store(PlayedChunks):
         self.put((file, chain, index), offset, bytes(size))
 
 
-class PlayedClient:
+class FakeClient:
     """As `Chunks` and its `Control`, of one session."""
 
     def __init__(self, rig: FileRig, client: int) -> None:
@@ -193,7 +193,7 @@ class FileRig:
         self.sends: Callable[[Calls], Coroutine[Any, Any, Answers]] = self._serve
         """A test may put something between."""
         self._sessions = 1
-        self._clients: list[tuple[Files, PlayedClient]] = []
+        self._clients: list[tuple[Files, FakeClient]] = []
 
     def next_session(self) -> int:
         self._sessions += 1
@@ -204,8 +204,8 @@ class FileRig:
 
     async def client(
         self, options: FileOptions | None = None, *, timeout_ns: int = DEFAULT_TIMEOUT_NS
-    ) -> tuple[Files, PlayedClient]:
-        played: Any = PlayedClient(self, await self.rig.open_session(self.next_session()))
+    ) -> tuple[Files, FakeClient]:
+        played: Any = FakeClient(self, await self.rig.open_session(self.next_session()))
 
         async def sends(_: str, calls: Calls, __: int) -> Answers:
             return await self.sends(calls)

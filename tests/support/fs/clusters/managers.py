@@ -32,7 +32,7 @@ from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.identity import NodeCredential, Secret, TokenStore, UserCredential, new_secret, save_secret
 
-__all__ = ["ManagerProcess", "PlayedNode", "Site", "seconds_since"]
+__all__ = ["FakeNode", "ManagerProcess", "Site", "seconds_since"]
 
 LIMIT_S = 60.0
 
@@ -137,7 +137,7 @@ class ManagerProcess:
         return process
 
 
-class PlayedNode:
+class FakeNode:
     """Registers and keeps its fence open, as a storage process does; it has no data."""
 
     def __init__(self, node: int, targets: tuple[int, ...], managers: list[str], site: Site) -> None:

@@ -9,7 +9,7 @@ from tests.support.fs.manager_sim.cluster import (
     Administrator,
     ManagerHost,
     StorageHost,
-    played_client,
+    fake_client,
 )
 from tests.support.fs.manager_sim.oracle import ClusterOracle
 from tests.support.fs.manager_sim.store import SimStore, StoreFaults
@@ -75,7 +75,7 @@ class Cluster:
         """Hosts on which a disk has failed since."""
         self._faults: list[tuple[Callable[[], None], int]] = []
         self.admin = Administrator(self.world, self.net, self.oracle)
-        self.clients = [played_client(self.world, self.net, self.oracle, f"c{number}") for number in range(3)]
+        self.clients = [fake_client(self.world, self.net, self.oracle, f"c{number}") for number in range(3)]
 
     def _drift(self) -> int:
         return self.world.random.choice([-MAX_DRIFT_PPM, 0, MAX_DRIFT_PPM, self.world.random.randint(-9000, 9000)])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 
 import msgspec
 from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS, ClusterOracle
-from tests.support.fs.manager_sim.sessions import SESSION_NS, PlayedClient
+from tests.support.fs.manager_sim.sessions import SESSION_NS, FakeClient
 from tests.support.fs.manager_sim.store import SimStore
 
 from fireflyer.base.units import MS, SECOND
@@ -46,7 +46,7 @@ from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import MachineDriver, SimClock, SimNet, SimNode, World
 
 __all__ = ["FAILURE_TIMEOUT_NS", "LEASE_NS", "Administrator", "ManagerHost", "StorageHost", "StorageProcess"]
-__all__ += ["played_client"]
+__all__ += ["fake_client"]
 
 FAILURE_TIMEOUT_NS = 6 * SECOND
 LEASE_NS = 2 * SECOND
@@ -220,7 +220,7 @@ class _Says(msgspec.Struct, frozen=True):
     effect: fx.Effect
 
 
-class _Played:
+class _FakeReplica:
     """A replica as far as the manager hears of it. It takes its time to stop."""
 
     busy = False
@@ -255,7 +255,10 @@ class StorageProcess:
         sure = {target: host.oracle.sure(target) for target in host.targets}
         self.membership = NodeMembership(identity, sure, host.managers)
         self.core = storage_node.StorageCore(
-            self.membership, host.targets, lambda _, target: _Played(self, target), unreachable_report_ns=NODE_TICK_NS
+            self.membership,
+            host.targets,
+            lambda _, target: _FakeReplica(self, target),
+            unreachable_report_ns=NODE_TICK_NS,
         )
         self._synced: dict[TargetId, int] = {}
         node.on_message(self._hear)
@@ -351,14 +354,14 @@ class StorageProcess:
                     self._says(target, fx.UpToDate(version))
 
 
-def played_client(world: World, net: SimNet, oracle: ClusterOracle, name: str) -> PlayedClient:
+def fake_client(world: World, net: SimNet, oracle: ClusterOracle, name: str) -> FakeClient:
     def connect(
         node: SimNode, managers: list[str]
     ) -> tuple[Callable[[Request], int], Callable[[bytes], tuple[int, Answer] | None]]:
         asker = _Asker(net, node, managers)
         return asker.ask, asker.told
 
-    return PlayedClient(world, name, oracle.sessions, oracle.manager_names, connect)
+    return FakeClient(world, name, oracle.sessions, oracle.manager_names, connect)
 
 
 class Administrator:

@@ -17,7 +17,7 @@ from fireflyer.fs.schema.manager import Answer, Request
 from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession, Session, SessionKept, SessionOver
 from fireflyer.sim import SimNode, World
 
-__all__ = ["SESSION_NS", "Connect", "PlayedClient", "SessionOracle"]
+__all__ = ["SESSION_NS", "Connect", "FakeClient", "SessionOracle"]
 
 SESSION_NS = Settings("", "").session_ns // 10
 BEAT_NS = 700 * MS
@@ -102,7 +102,7 @@ class SessionOracle:
             assert client in rows or not sessions.admits(client), f"{who} has forgotten client {client}, and admits it"
 
 
-class PlayedClient:
+class FakeClient:
     """Opens a session and keeps it; now and then it falls silent, ends it, or is started again."""
 
     def __init__(self, world: World, name: str, oracle: SessionOracle, managers: list[str], connect: Connect) -> None:

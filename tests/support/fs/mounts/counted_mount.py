@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from tests.support.fs.clusters.file_rig import FileRig
 from tests.support.fs.mounts.mounting import Mount, mounted
-from tests.support.later import PlayedTimers
+from tests.support.later import FakeTimers
 
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
 from fireflyer.fs.mount.files import MountedFiles
@@ -74,7 +74,7 @@ class _Counting:
 
 
 async def _main(place: str) -> None:
-    rig = FileRig(later=PlayedTimers().later)
+    rig = FileRig(later=FakeTimers().later)
     async with rig:
         files, _ = await rig.client()
         counting = _Counting(rig)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from tests.support.fs.clusters.meta_service import CHAINS, MetaRig, PlayedChunks, expect, user
+from tests.support.fs.clusters.meta_service import CHAINS, FakeChunks, MetaRig, expect, user
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Unreachable
@@ -46,7 +46,7 @@ EVE = user("eve")
 MIB = 1 << 20
 
 
-class _AwayChunks(PlayedChunks):
+class _AwayChunks(FakeChunks):
     away = False
 
     async def last(self, file: int, chains: Sequence[int]) -> Sequence[tuple[int, int] | None]:
@@ -55,7 +55,7 @@ class _AwayChunks(PlayedChunks):
         return await super().last(file, chains)
 
 
-class _MeanwhileChunks(PlayedChunks):
+class _MeanwhileChunks(FakeChunks):
     """When it has been asked for last chunks, and before that is told, something else happens: once."""
 
     meanwhile: Callable[[], Awaitable[None]] | None = None
@@ -80,7 +80,7 @@ class _Ports(RequestPorts):
 class _Rig(MetaRig):
     """With a user, client 7, and a directory of hers. What the service does by itself is done by the test."""
 
-    def __init__(self, chunks: PlayedChunks | None = None) -> None:
+    def __init__(self, chunks: FakeChunks | None = None) -> None:
         super().__init__(MemoryEngine(), accounts=(Account("eve", 1001, 1001, ()),), chunks=chunks)
 
         async def nothing(part: object) -> None: ...

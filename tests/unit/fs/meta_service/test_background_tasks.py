@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import pytest
-from tests.support.fs.clusters.meta_service import MetaRig, PlayedChunks, expect
+from tests.support.fs.clusters.meta_service import FakeChunks, MetaRig, expect
 from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
@@ -56,7 +56,7 @@ class _Ports(RequestPorts):
         return self.clock_ns
 
 
-class _AwayChunks(PlayedChunks):
+class _AwayChunks(FakeChunks):
     """One chain is away."""
 
     away = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.kvstore.engines import values
-from tests.support.later import PlayedTimers
+from tests.support.later import FakeTimers
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy, DataCorruption, NotFound, UsageError
@@ -166,7 +166,7 @@ async def turns() -> None:
 @on_loop
 async def test_lazy_works_go_in_their_order_with_the_next_transaction() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
         lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = [_Count(b"a", lazy=True) for _ in range(5)]
@@ -187,7 +187,7 @@ async def test_lazy_works_go_in_their_order_with_the_next_transaction() -> None:
 @on_loop
 async def test_lazy_works_that_nothing_follows_have_their_own_transaction_when_the_time_has_come() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
         lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         for turn in range(2):
@@ -203,7 +203,7 @@ async def test_lazy_works_that_nothing_follows_have_their_own_transaction_when_t
 @on_loop
 async def test_lazy_works_that_come_during_a_transaction_wait_for_the_next_one() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
         lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = _Count(b"a", lazy=True)
@@ -228,7 +228,7 @@ async def test_lazy_works_that_come_during_a_transaction_wait_for_the_next_one()
 @on_loop
 async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
         lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a", lazy=True) for _ in range(MAX_LAZY)]
@@ -246,7 +246,7 @@ async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None
 
 @on_loop
 async def test_a_batch_that_is_too_long_takes_the_lazy_ones_behind_it_along() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine() as kv:
         lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a") for _ in range(MAX_BATCH)]

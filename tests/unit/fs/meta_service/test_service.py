@@ -13,8 +13,8 @@ from tests.support.fs.clusters.meta_service import (
     CREATE,
     EVE,
     SERVICE,
+    FakeChunks,
     MetaRig,
-    PlayedChunks,
     expect,
     two_users,
     user,
@@ -347,13 +347,13 @@ async def test_a_truncation_removes_the_chunks_behind_and_is_answered_again_alik
 async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_next_session() -> None:
     engine, reached, goes_on = MemoryEngine(), asyncio.Event(), asyncio.Event()
 
-    class SlowChunks(PlayedChunks):
+    class SlowChunks(FakeChunks):
         async def remove(self, file: int, chunks: Sequence[tuple[int, int]], *, session: int) -> None:
             reached.set()
             await goes_on.wait()
             await super().remove(file, chunks, session=session)
 
-    slow, quick = SlowChunks(1000), PlayedChunks(2000)
+    slow, quick = SlowChunks(1000), FakeChunks(2000)
     quick.lengths = slow.lengths
     async with (
         MetaRig(engine, accounts=(ADA,), chunks=slow) as first,
@@ -387,7 +387,7 @@ async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_nex
 async def test_a_small_file_is_emptied_without_asking_one_chain_after_the_other() -> None:
     asked: list[str] = []
 
-    class Counted(PlayedChunks):
+    class Counted(FakeChunks):
         async def last(self, file: int, chains: Sequence[int]) -> Sequence[tuple[int, int] | None]:
             asked.append("last")
             return await super().last(file, chains)

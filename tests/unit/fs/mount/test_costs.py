@@ -20,7 +20,7 @@ from tests.support.fs.mounts.mounted_rig import (
     unanswered,
     write,
 )
-from tests.support.later import PlayedTimers
+from tests.support.later import FakeTimers
 
 from fireflyer.fs.core.meta.tables import WRITERS
 from fireflyer.fs.mount.files import MountedFiles
@@ -135,7 +135,7 @@ async def make(mounted: MountedFiles, name: bytes) -> int:
 
 
 def test_a_new_file_costs_two_commits() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
@@ -155,7 +155,7 @@ def test_a_new_file_costs_two_commits() -> None:
 
 
 def test_who_has_something_to_tell_or_to_unlock_does_not_close_lazily() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
@@ -176,7 +176,7 @@ def test_who_has_something_to_tell_or_to_unlock_does_not_close_lazily() -> None:
 
 def test_a_lazy_close_comes_before_what_its_client_does_next() -> None:
     """Or its truncations had to ask the chains, as they do beside another writer."""
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
@@ -217,7 +217,7 @@ def test_a_lazy_close_that_is_not_answered_is_asked_again() -> None:
 
 
 def test_at_the_end_lazy_closes_wait_for_nothing() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
