@@ -279,7 +279,7 @@ async def write_and_read(store: Store, number: int, stop: asyncio.Event) -> int:
 def test_whatever_happens_to_processes_every_client_reads_what_it_wrote(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
 
-    async def strike(store: Store) -> None:
+    async def inject(store: Store) -> None:
         victims = rng.sample(list(store.nodes.values()), rng.choice([1, 1, 1, 2, 3]))
         how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
         for victim in victims:
@@ -300,7 +300,7 @@ def test_whatever_happens_to_processes_every_client_reads_what_it_wrote(tmp_path
         stop = asyncio.Event()
         clients = [asyncio.get_running_loop().create_task(write_and_read(store, one, stop)) for one in range(4)]
         for _ in range(8):
-            await strike(store)
+            await inject(store)
             await store.until_serving(3)
         stop.set()
         assert min(await asyncio.gather(*clients)) > 0

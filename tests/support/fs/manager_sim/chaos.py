@@ -31,7 +31,7 @@ from fireflyer.fs.schema.manager import (
 from fireflyer.fs.schema.routing import Member, TargetState
 from fireflyer.sim import Link, SimNet, World
 
-__all__ = ["Cluster", "chaos", "some_cluster", "suffer"]
+__all__ = ["Cluster", "chaos", "inject_faults", "some_cluster"]
 
 MAX_DRIFT_PPM = 9_900
 """Just under the bound that the fence is made for, either way."""
@@ -305,7 +305,7 @@ def some_cluster(seed: int) -> Cluster:
     return Cluster(seed, managers=3 if seed % 4 == 0 else 2, replicas=3 if seed % 3 == 0 else 2)
 
 
-def suffer(cluster: Cluster) -> None:
+def inject_faults(cluster: Cluster) -> None:
     """Faults every second or so, then peace until all serve."""
     cluster.begin()
     cluster.roughen()
@@ -317,5 +317,5 @@ def suffer(cluster: Cluster) -> None:
 
 def chaos(seed: int) -> Cluster:
     cluster = some_cluster(seed)
-    suffer(cluster)
+    inject_faults(cluster)
     return cluster
