@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.fs.clusters.processes import CHAIN, Insisting, Running, running
+from tests.support.fs.clusters.processes import CHAIN, RetryingWriter, Running, running
 from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, UsageError
@@ -320,7 +320,7 @@ def test_nothing_acknowledged_is_lost_while_nodes_and_the_manager_are_killed(tmp
     async def main() -> None:
         async with running(tmp_path, nodes=3, replicas=3) as run, await run.connect(QUICK) as chunks:
             until = asyncio.Event()
-            workers = [Insisting(chunks, 10 + number, number) for number in range(6)]
+            workers = [RetryingWriter(chunks, 10 + number, number) for number in range(6)]
             async with asyncio.TaskGroup() as group:
                 for worker in workers:
                     group.create_task(worker.work(until))

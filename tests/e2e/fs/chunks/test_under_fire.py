@@ -64,12 +64,12 @@ async def move_to_and_fro(local: LocalCluster, stop: asyncio.Event) -> int:
     """Empties one node and fills it again. How often."""
     times = 0
     while not stop.is_set() or not times:
-        await asyncio.to_thread(local.insist, "admin", "drain" if times % 2 == 0 else "undrain", "--node", "1")
-        await asyncio.to_thread(local.insist, "admin", "rebalance")
+        await asyncio.to_thread(local.retry_until, "admin", "drain" if times % 2 == 0 else "undrain", "--node", "1")
+        await asyncio.to_thread(local.retry_until, "admin", "rebalance")
         await asyncio.to_thread(local.wait, lambda status: not status["moves"], MOVES_S)
         times += 1
     if times % 2:
-        await asyncio.to_thread(local.insist, "admin", "undrain", "--node", "1")
+        await asyncio.to_thread(local.retry_until, "admin", "undrain", "--node", "1")
     return times
 
 

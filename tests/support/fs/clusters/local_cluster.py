@@ -42,7 +42,7 @@ class LocalCluster:
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr, self.logs())
         return done.stderr if code else done.stdout
 
-    def insist(self, *arguments: str) -> str:
+    def retry_until(self, *arguments: str) -> str:
         """What it printed when it succeeded: until then whoever is asked may have been killed."""
         until_s = time.monotonic() + LIMIT_S
         while True:
