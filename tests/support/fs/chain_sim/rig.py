@@ -33,7 +33,18 @@ from fireflyer.fs.schema.ids import ChunkId, TargetId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 from fireflyer.native import crc32c
 
-__all__ = ["CHUNK", "FAR_NS", "LASTSRV", "OFFLINE", "REMOVE", "SERVING", "SYNCING", "Letter", "Machine", "Rig"]
+__all__ = [
+    "CHUNK",
+    "FAR_NS",
+    "LASTSRV",
+    "OFFLINE",
+    "REMOVE",
+    "SERVING",
+    "SYNCING",
+    "Machine",
+    "MessageInTransit",
+    "Rig",
+]
 __all__ += ["is_answer", "is_done", "is_put", "refusal", "write"]
 
 CHUNK = ChunkId(1, 0)
@@ -47,7 +58,7 @@ def write(data: bytes, offset: int = 0) -> Change:
 
 
 @dataclass(frozen=True)
-class Letter:
+class MessageInTransit:
     source: TargetId
     target: TargetId
     message: PeerMessage
@@ -84,7 +95,7 @@ class Machine:
                     data = self.handles[handle] if handle else b""
                     if content is not None:
                         data = self.engine.load(message.body.chunk, content) or b""  # type: ignore[union-attr]
-                    self.rig.letters.append(Letter(self.target, peer, message, data))
+                    self.rig.letters.append(MessageInTransit(self.target, peer, message, data))
                 case fx.Release(handle):
                     del self.handles[handle]
                 case fx.Reply(waiter, reply):
@@ -113,7 +124,7 @@ class Rig:
     def __init__(self, *states: str, limits: Limits | None = None, kind: type[Replica] = Replica) -> None:
         self.now_ns = 0
         self.version = 0
-        self.letters: deque[Letter] = deque()
+        self.letters: deque[MessageInTransit] = deque()
         self.replies: dict[int, UpdateReply] = {}
         self.effects: list[tuple[TargetId, fx.Effect]] = []
         self.machines = {
@@ -158,13 +169,15 @@ class Rig:
         record = self[target].engine.index.records.get(chunk)
         return record.block.data if record is not None and record.block is not None else None
 
-    def deliver(self, letter: Letter) -> None:
+    def deliver(self, letter: MessageInTransit) -> None:
         machine = self[letter.target]
         machine.feed(fx.MessageFromPeer(letter.source, letter.message, machine.keep(letter.data)))
 
-    def run(self, *, drop: Callable[[Letter], bool] = lambda _: False, idle: tuple[TargetId, ...] = ()) -> list[Letter]:
+    def run(
+        self, *, drop: Callable[[MessageInTransit], bool] = lambda _: False, idle: tuple[TargetId, ...] = ()
+    ) -> list[MessageInTransit]:
         """Until nothing moves. Returns the letters that were dropped; the engines in `idle` do nothing."""
-        dropped: list[Letter] = []
+        dropped: list[MessageInTransit] = []
         while True:
             busy = [one for one in self.machines.values() if one.working and one.target not in idle]
             if self.letters:
@@ -190,13 +203,13 @@ def refusal(rig: Rig, waiter: int) -> RefusalReason:
     return reply.refusal
 
 
-def is_put(letter: Letter) -> bool:
+def is_put(letter: MessageInTransit) -> bool:
     return isinstance(letter.message, Request) and isinstance(letter.message.body, Put)
 
 
-def is_answer(letter: Letter) -> bool:
+def is_answer(letter: MessageInTransit) -> bool:
     return isinstance(letter.message, Answer)
 
 
-def is_done(letter: Letter) -> bool:
+def is_done(letter: MessageInTransit) -> bool:
     return isinstance(letter.message, Request) and isinstance(letter.message.body, SyncDone)

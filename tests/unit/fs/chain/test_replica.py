@@ -10,7 +10,7 @@ from tests.support.fs.chain_sim.rig import (
     REMOVE,
     SERVING,
     SYNCING,
-    Letter,
+    MessageInTransit,
     Rig,
     is_answer,
     is_put,
@@ -393,7 +393,7 @@ def test_who_waits_for_another_is_not_taken_for_the_one_that_is_cut_off(hangs: s
     waiter = rig.update(1, write(b"one"), b"one")
     idle = {"path": (), "disk of 3": (3,), "disk of 2": (2,), "disk of 1": (1,)}[hangs]
 
-    def lost(letter: Letter) -> bool:
+    def lost(letter: MessageInTransit) -> bool:
         return hangs == "path" and 3 in (letter.source, letter.target)
 
     def blamed() -> set[tuple[int, fx.Effect]]:

@@ -18,7 +18,7 @@ from tests.support.fs.chain_sim.rig import (
     REMOVE,
     SERVING,
     SYNCING,
-    Letter,
+    MessageInTransit,
     Rig,
     is_done,
     is_put,
@@ -69,7 +69,7 @@ def grants_done(kind: type[Replica]) -> None:
     for target, effect in rig.effects:
         if target == 1 and isinstance(effect, fx.Publish):
             kinds.append("old" if effect.entry.answers_committed else "none")
-        elif target == 1 and isinstance(effect, fx.Send) and is_done(Letter(1, 2, effect.message, b"")):
+        elif target == 1 and isinstance(effect, fx.Send) and is_done(MessageInTransit(1, 2, effect.message, b"")):
             kinds.append("done")
     assert kinds[-2:] == ["none", "done"]
     rig.tick(SECOND)
