@@ -14,7 +14,7 @@ All errors are `ErrorReply`, with an errno of POSIX. 0 as errno: `code` and `mes
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -140,6 +140,8 @@ class Access(msgspec.Struct, frozen=True, array_like=True, tag=5):
 class GetXattr(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """An extended attribute, named with its namespace: b"user.colour". Answered by `XattrValue`; ENODATA."""
 
+    label: ClassVar[str] = "GetValue"
+
     place: PathRef
     name: _ValueName
     follow: bool = True
@@ -147,6 +149,8 @@ class GetXattr(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 class ListXattrs(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Answered by `XattrNames`."""
+
+    label: ClassVar[str] = "ListValues"
 
     place: PathRef
     follow: bool = True
@@ -166,6 +170,8 @@ class GetLock(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 class GetQuota(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Answered by `QuotaTree`; ENODATA where the directory is not the head of one."""
+
+    label: ClassVar[str] = "GetArea"
 
     place: PathRef
 
@@ -373,6 +379,8 @@ class XattrFlag(enum.IntEnum):
 class SetXattr(msgspec.Struct, frozen=True, array_like=True, tag=35):
     """Answered by `Done`."""
 
+    label: ClassVar[str] = "SetValue"
+
     place: PathRef
     name: _ValueName
     value: _Value
@@ -381,6 +389,8 @@ class SetXattr(msgspec.Struct, frozen=True, array_like=True, tag=35):
 
 
 class RemoveXattr(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    label: ClassVar[str] = "RemoveValue"
+
     place: PathRef
     name: _ValueName
     follow: bool = True
@@ -424,6 +434,8 @@ class ClientHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=38):
     that it has not named before (`held`) and those of them that it has closed (`closed`). Not more than `MAX_HELD` at
     once; `whole` is False while there are more of them to come. Answered by `Done`."""
 
+    label: ClassVar[str] = "Beat"
+
     count: _U63
     held: Annotated[tuple[InodeId, ...], msgspec.Meta(max_length=MAX_HELD)] = ()
     closed: Annotated[tuple[InodeId, ...], msgspec.Meta(max_length=MAX_HELD)] = ()
@@ -434,6 +446,8 @@ class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag=39):
     """Makes a directory the head of a quota area, or changes its limits; both None: it is none any more. By
     administrators (uid 0). A directory with entries can become one while it is small enough to be counted in one
     transaction: else EFBIG, with how to do it. Answered by `QuotaTree`."""
+
+    label: ClassVar[str] = "SetArea"
 
     place: PathRef
     bytes: _U63 | None = None
