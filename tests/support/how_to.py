@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.support.jobs.leash import cleaned_up_at_exit
+from tests.support.jobs.cleanup import cleaned_up_at_exit
 
 __all__ = ["Shell"]
 

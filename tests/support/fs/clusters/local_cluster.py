@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.jobs.leash import clean_up_at_exit
+from tests.support.jobs.cleanup import clean_up_at_exit
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cli.fs.connect import local
