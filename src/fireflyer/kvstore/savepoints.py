@@ -1,8 +1,8 @@
 """Work of several callers in one transaction, each with writes of its own on top.
 
-    trunk = Trunk(transaction)
+    batch = TransactionBatch(transaction)
     for work in waiting:
-        part = trunk.part()
+        part = batch.part()
         try:
             await work(part)              sees what earlier parts kept, and its own writes
         except RefusedByTheWork:

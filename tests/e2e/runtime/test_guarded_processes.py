@@ -209,8 +209,8 @@ def test_a_leashed_process_dies_with_its_parent(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"""
 import sys, time
-from fireflyer.runtime.processes.guarded import child_environment, start_leashed
-start_leashed([sys.executable, {write_orphan(tmp_path)!r}, {str(pids)!r}],
+from fireflyer.runtime.processes.guarded import child_environment, start_with_parent_death_signal
+start_with_parent_death_signal([sys.executable, {write_orphan(tmp_path)!r}, {str(pids)!r}],
               environment=child_environment({{}}), stdout=1, stderr=2)
 time.sleep(1000)
 """

@@ -211,12 +211,12 @@ class _Rendezvous:
         )
 
     def join_window(
-        self, peer_listener: ListenAddress, leader: int, ranks: int, own: LocalPeerInfo, stack: ExitStack
+        self, address: ListenAddress, leader: int, ranks: int, own: LocalPeerInfo, stack: ExitStack
     ) -> tuple[int, int, int, list[LocalPeer]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             sock.settimeout(self.left_ns() / SECOND)
-            sock.connect(f"\0{peer_listener.unix}")
+            sock.connect(f"\0{address.unix}")
         except OSError as error:
             raise UsageError(
                 f"rank {self.rank} cannot reach rank {leader} by a Unix socket ({error.strerror or error}); ranks of "
@@ -246,11 +246,11 @@ class _Rendezvous:
         while len(made) < len(wanted):
             lacking = min(link.node for link in wanted if link not in made)
             sock, identity = self._welcome(acceptor, f"rank {plan.leader_of(lacking)}")
-            next_peer = expected.get(identity)
-            if next_peer is None or next_peer in made:
+            arrived = expected.get(identity)
+            if arrived is None or arrived in made:
                 sock.close()
                 continue
-            made[next_peer] = stack.enter_context(sock)
+            made[arrived] = stack.enter_context(sock)
         for link, sock in made.items():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if link.channel == CONTROL:  # data may wait for a rank that is busy; heartbeats never do
@@ -267,25 +267,23 @@ class _Rendezvous:
     def _dial(self, plan: Plan, node: int, link: Link) -> socket.socket:
         other = link.node
         leader = plan.leader_of(other)
-        peer_listener = self.peer_listener(other, leader)
+        address = self.listen_address_of(other, leader)
         try:
-            sock = socket.create_connection((peer_listener.host, peer_listener.port), timeout=self.left_ns() / SECOND)
+            sock = socket.create_connection((address.host, address.port), timeout=self.left_ns() / SECOND)
         except OSError as error:
             raise Unreachable(
-                f"rank {self.rank} cannot connect to rank {leader} at {peer_listener.host}:{peer_listener.port}: {error}"
+                f"rank {self.rank} cannot connect to rank {leader} at {address.host}:{address.port}: {error}"
             ) from error
         try:
             peer = authenticate_client(sock, self.secret, _name(link, node), f"{self.prefix}/link", self.left_ns())
             if peer != f"node {other}":
-                raise PermissionDenied(
-                    f"expected node {other} at {peer_listener.host}:{peer_listener.port}, found {peer!r}"
-                )
+                raise PermissionDenied(f"expected node {other} at {address.host}:{address.port}, found {peer!r}")
         except FireflyerError:
             sock.close()
             raise
         return sock
 
-    def peer_listener(self, node: int, leader: int) -> ListenAddress:
+    def listen_address_of(self, node: int, leader: int) -> ListenAddress:
         try:
             return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=ListenAddress)
         except Timeout:
@@ -353,10 +351,8 @@ def _met(
     labels = tuple(f"rank {r} (node {plan.node_of_rank[r]}, host {h})" for r, h in enumerate(roster.hosts))
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
-        peer_listener = meeting.peer_listener(node, locals_[0])
-        window_fd, doorbell_fd, leader_fd, peers = meeting.join_window(
-            peer_listener, locals_[0], len(locals_), own, stack
-        )
+        address = meeting.listen_address_of(node, locals_[0])
+        window_fd, doorbell_fd, leader_fd, peers = meeting.join_window(address, locals_[0], len(locals_), own, stack)
         return GroupResources(
             plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(peers), roster.choice
         )
@@ -368,10 +364,10 @@ def _met(
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, peer_listener = listen(meeting.host, stack, backlog=_BACKLOG)
+        unix, tcp, address = listen(meeting.host, stack, backlog=_BACKLOG)
         inside = listening.enter_context(meeting.acceptor(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(meeting.acceptor(tcp, "link", f"node {node}"))
-        store.set(f"{prefix}/node/{node}", msgspec.json.encode(peer_listener))
+        store.set(f"{prefix}/node/{node}", msgspec.json.encode(address))
         local_fds, peers = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, fabric, stack)
     found = tuple(local_fds), tuple(connections), tuple(peers)

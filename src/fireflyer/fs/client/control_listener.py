@@ -14,7 +14,7 @@ __all__ = ["ControlListener"]
 
 
 class ControlListener:
-    """`fireflyer.fs.client.control.session.Hears`, of the machine of one client."""
+    """`fireflyer.fs.client.control.session.ControlEvents`, of the machine of one client."""
 
     def __init__(self, client: ClientId, dispatch: Dispatch) -> None:
         self.client = client

@@ -3,7 +3,7 @@
 Real engines are given `fireflyer.kvstore.timing.LoopTiming`. In the simulation `SteppedTiming` hands every pause and
 every sleep to whoever drives the coroutine, so the same bodies run there without asyncio:
 
-    engine = MemoryEngine(store, waits=SteppedWaits(node.clock.now_ns, random.randrange))
+    engine = MemoryEngine(store, waits=SteppedTiming(node.clock.now_ns, random.randrange))
     node.spawn(steps(work))        work() is a coroutine; a step yields a delay in nanoseconds, or None for a short one
 """
 

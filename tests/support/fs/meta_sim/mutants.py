@@ -132,7 +132,7 @@ def keeps_no_answer_for_others(patch: Patch) -> None:
 
 def forgets_what_was_given_up(patch: Patch) -> None:
     """That a chunk is not there is taken to mean that nothing is on its way to it."""
-    patch.setattr(RequestPorts, "doubts", lambda *_: {})
+    patch.setattr(RequestPorts, "in_doubt", lambda *_: {})
 
 
 def takes_over_from_the_living(patch: Patch) -> None:

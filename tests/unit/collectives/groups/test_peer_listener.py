@@ -104,7 +104,7 @@ def test_strangers_keep_nobody_waiting(noise: bytes) -> None:
 
 
 def test_only_so_many_strangers_at_once_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "MAX_GUESTS", 3)
+    monkeypatch.setattr(doors_module, "MAX_PENDING_HANDSHAKES", 3)
     with two_ranks() as (host, guest, visitors):
         strangers = [socket.create_connection((host.own.host, host.own.port)) for _ in range(4)]
         strangers[0].settimeout(20)
@@ -116,7 +116,7 @@ def test_only_so_many_strangers_at_once_and_the_oldest_goes(monkeypatch: pytest.
 
 
 def test_silent_strangers_are_turned_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "GUEST_TIMEOUT_NS", SECOND // 20)
+    monkeypatch.setattr(doors_module, "PENDING_HANDSHAKE_TIMEOUT_NS", SECOND // 20)
     with two_ranks() as (host, _, _), socket.create_connection((host.own.host, host.own.port)) as stranger:
         stranger.settimeout(20)
         assert stranger.recv(1) == b""

@@ -20,8 +20,10 @@ class Stored:
     """Answers as `Chunks` does, from a dict of chunks; removals are counted while they are under way."""
 
     def __init__(self, lengths: dict[int, int | None]) -> None:
-        self.listed = [ChunkEntry(ChunkId(FILE, index), None if size is None else ChunkVersion(ContentId(1, 1), size, 0))
-                       for index, size in lengths.items()]  # fmt: skip
+        self.listed = [
+            ChunkEntry(ChunkId(FILE, index), None if size is None else ChunkVersion(ContentId(1, 1), size, 0))
+            for index, size in lengths.items()
+        ]
         self.under_way = self.most = 0
         self.removed: list[int] = []
         self.failing: int | None = None

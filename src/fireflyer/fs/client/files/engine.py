@@ -49,7 +49,7 @@ _STOP_S: Final = 5.0
 class Records:
     """Counts of a batch of plain reads: bytes that there were, or `ring.MISSING`."""
 
-    __slots__ = ("counts", "error", "first", "left", "future")
+    __slots__ = ("counts", "error", "first", "future", "left")
 
     def __init__(self, first: int, count: int, future: ClientFuture[Any]) -> None:
         self.first = first

@@ -1,5 +1,5 @@
 """What open files need of the world: chunks, the meta service, and to be told of both. Two of them: `LoopPort` for an
-event loop, `client.files.engine.Engine` for threads."""
+event loop, `client.files.engine.ThreadPort` for threads."""
 
 from __future__ import annotations
 

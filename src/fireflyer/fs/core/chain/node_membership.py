@@ -1,11 +1,11 @@
 """The storage process's side of the manager: registration, heartbeats, the fence, and what its targets may do.
 
-    Tick             ──> Ask(Register) ... Ask(Heartbeat) ──> Told(answer)
-    Told(answer)     ──> TakeSessions, TakeRouting, then OpenFence    a manager that was primary has answered
-                     ──> StopTarget                        the target shall give its role up
-                     ──> End                               a later process has this node: nothing may be done any more
-    TargetStopped, TargetFailed, TargetSynced, Measured, PathsBroken: the data path reports
-    RoutingWanted    ──> Ask(Heartbeat)                    the data path met a version that it does not know
+    Tick                  ──> SendToManager(Register) ... SendToManager(Heartbeat) ──> ManagerReply(answer)
+    ManagerReply(answer)  ──> TakeSessions, TakeRouting, then OpenFence    a manager that was primary has answered
+                          ──> StopTarget                  the target shall give its role up
+                          ──> End                         a later process has this node: nothing may be done any more
+    TargetStopped, TargetFailed, TargetSynced, Measured, PeersUnreachable: the data path reports
+    RoutingWanted         ──> SendToManager(Heartbeat)    the data path met a version that it does not know
 
 The effects are performed in their order, each before the next: routing is taken over before the fence opens further, so
 an open fence always belongs to what the manager last said. The data path asks nothing: it obeys the routing it was

@@ -1,16 +1,17 @@
 """A storage process as one machine: the node before the manager, and the replicas of its targets.
 
-    Tick, Told, Measured      ──> attendance ──> TakeSessions ──> each replica: ClientEnded, for those that are over
-                                             ──> TakeRouting ──> each replica: ChainChanged
-                                             ──> StopTarget  ──> its replica: GiveUp
-                                             ──> OpenFence   ──> each replica: FenceExtended
-                                             ──> Ask, End                                            ──> the shell
-    PeerWrote, ClientAsked, Of, NodeLost     ──> a replica   ──> ReportGone  ──> attendance: TargetStopped, TargetFailed
-                                                             ──> UpToDate    ──> attendance: TargetSynced
-                                                             ──> ReportUnreachable ──> attendance: PathsBroken
-                                                             ──> AskRouting  ──> attendance: RoutingWanted
-                                                             ──> all of these and the others, as `TargetScoped`  ──>
-                                                             the shell
+    Tick, ManagerReply, Measured ──> membership
+        ──> TakeSessions   ──> each replica: ClientEnded, for those that are over
+        ──> TakeRouting    ──> each replica: ChainChanged
+        ──> StopTarget     ──> its replica: GiveUp
+        ──> OpenFence      ──> each replica: FenceExtended
+        ──> SendToManager, End  ──> the shell
+    PeerMessageReceived, ClientUpdateReceived, TargetScoped, NodeLost ──> a replica
+        ──> ReportGone         ──> membership: TargetStopped, TargetFailed
+        ──> UpToDate           ──> membership: TargetSynced
+        ──> ReportUnreachable  ──> membership: PeersUnreachable
+        ──> AskRouting         ──> membership: RoutingWanted
+        ──> all of these and the others, as `TargetScoped`  ──> the shell
 
 What attendance and replicas say to each other waits in one queue: nobody is entered while the effects of its last event
 are not through, and what was said first is heard first. So routing is with all replicas before any of them hears that

@@ -1,7 +1,7 @@
 """The cluster manager: who may serve which chain. A pure machine; a shell performs its effects.
 
-    Asked(request)  ──────────────────────────────> Reply
-    Tick            ──> Transact ──> Committed | Refused | Failed | Unknown ──> Reply, Note
+    RequestReceived(request)  ──> Reply
+    Tick  ──> Transact  ──> Committed | PreconditionFailed | Failed | OutcomeUnknown  ──> Reply, LogDecision
 
 Several run over one key-value store. `lease` says which is primary; only that one answers, the others name it.
 

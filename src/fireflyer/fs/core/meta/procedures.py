@@ -24,9 +24,8 @@ __all__ = ["carry_out_long"]
 
 async def carry_out_long(request: Request, ports: Ports) -> Answer:
     """For what `carry_out` has raised `NotAtOnce` for. May take long where a chain is not available: whoever calls it
-    sets the bound and cancels it, and what it has begun is finished by `background_tasks.BackgroundTasks`. Raises `FileError`,
-    errors of
-    the chunk store and of the key-value store."""
+    sets the bound and cancels it, and what it has begun is finished by `background_tasks.BackgroundTasks`. Raises
+    `FileError`, errors of the chunk store and of the key-value store."""
     try:
         if isinstance(request, Lock):
             return await locks.wait_and_lock(request, ports)

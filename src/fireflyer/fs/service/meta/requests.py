@@ -226,7 +226,7 @@ async def prefetch_all(transaction_batch: TransactionBatch, works: Sequence[Comm
 class Step(CommitItem, Generic[T]):
     """One transaction of a procedure, or of the service's own."""
 
-    __slots__ = ("_asked", "_body", "_service_context", "_owner", "outcome")
+    __slots__ = ("_asked", "_body", "_owner", "_service_context", "outcome")
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Truncation, holes and ranges of zeros: what changes chunks for a file.
 
     carry_out ──nothing to cut──> done in one transaction
-        └── NotAtOnce ──> begin: CutRow with its owner ──> chunks ──> end: length, answer; CutRow cleared
+        └── NotAtOnce ──> begin: TruncationRow with its owner ──> chunks ──> end: length, answer; row cleared
 
 *Between begin and end* the file is as long as before, and nobody extends it, or old bytes would come back. What is read
 behind the cut may be zeros already; the truncation happens at its end.
