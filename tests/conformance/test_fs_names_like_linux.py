@@ -17,16 +17,16 @@ import pytest
 from tests.support.fs.clusters.names import Names, at
 from tests.support.posix import linux_names
 
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, Inode, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, Inode, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     Found,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     MakeDirectory,
     MakeNode,
     Now,
@@ -35,18 +35,18 @@ from fireflyer.fs.schema.meta import (
     ReadLink,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     Request,
     SetAttributes,
-    SetValue,
+    SetXattr,
     Stat,
     Symlink,
     Target,
-    Value,
-    ValueFlag,
+    XattrFlag,
+    XattrValue,
 )
-from fireflyer.fs.schema.meta import Names as ValueNames
+from fireflyer.fs.schema.meta import XattrNames as ValueNames
 
 OPERATIONS = 300
 USERS = [(0, [0]), (1001, [1001, 500]), (1002, [1002, 500]), (1003, [500])]
@@ -145,35 +145,35 @@ class Chance:
 
     def setxattr(self) -> list[Any]:
         pick = self._random.choice
-        return [self.path(), self._value_name(), pick(["", "x", "y" * 50]), pick([0, 0, 1, 2])]
+        return [self.path(), self._xattr_name(), pick(["", "x", "y" * 50]), pick([0, 0, 1, 2])]
 
     def getxattr(self) -> list[Any]:
-        return [self.path(), self._value_name()]
+        return [self.path(), self._xattr_name()]
 
     removexattr = getxattr
 
-    def _value_name(self) -> str:
+    def _xattr_name(self) -> str:
         pick = self._random.choice
         return str(pick([*["user.x", "user.y", "trusted.x"] * 2, "user.", "other.x", "user." + "n" * 251, "x"]))
 
 
 class Ours:
-    """The same operations on `Names`, with answers as `linux_names` gives them."""
+    """The same operations on `XattrNames`, with answers as `linux_names` gives them."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
 
     def carry_out(self, uid: int, groups: list[int], name: str, *arguments: Any) -> list[Any]:
-        asker = Asker(1, uid, groups[0], tuple(groups[1:]), unrestricted=uid == 0)
+        asker = Requester(1, uid, groups[0], tuple(groups[1:]), unrestricted=uid == 0)
         try:
             return [0, getattr(self, name)(asker, *arguments)]
         except FileError as error:
             return [error.errno, None]
 
-    def _ask(self, request: Request, asker: Asker) -> Any:
+    def _ask(self, request: Request, asker: Requester) -> Any:
         return self._names.ask(request, object, asker)
 
-    def open(self, asker: Asker, path: str, flags: int, mode: int) -> None:
+    def open(self, asker: Requester, path: str, flags: int, mode: int) -> None:
         wanted = 0 if flags & os.O_NOFOLLOW else OpenFlag.FOLLOW
         access = flags & os.O_ACCMODE
         wanted |= OpenFlag.READ if access in (os.O_RDONLY, os.O_RDWR) else 0
@@ -188,64 +188,64 @@ class Ours:
             if error.errno != errno.ENXIO:
                 raise
 
-    def mkdir(self, asker: Asker, path: str, mode: int) -> None:
+    def mkdir(self, asker: Requester, path: str, mode: int) -> None:
         self._ask(MakeDirectory(at(path), mode), asker)
 
-    def mknod(self, asker: Asker, path: str, mode: int) -> None:
+    def mknod(self, asker: Requester, path: str, mode: int) -> None:
         self._ask(MakeNode(at(path), OF_MODE[stat.S_IFMT(mode)], stat.S_IMODE(mode)), asker)
 
-    def symlink(self, asker: Asker, target: str, path: str) -> None:
+    def symlink(self, asker: Requester, target: str, path: str) -> None:
         self._ask(Symlink(at(path), target.encode()), asker)
 
-    def link(self, asker: Asker, existing: str, path: str, follow: bool) -> int:
+    def link(self, asker: Requester, existing: str, path: str, follow: bool) -> int:
         self._ask(Link(at(existing), at(path), follow), asker)
         return 0
 
-    def unlink(self, asker: Asker, path: str) -> None:
+    def unlink(self, asker: Requester, path: str) -> None:
         self._ask(Remove(at(path)), asker)
 
-    def rmdir(self, asker: Asker, path: str) -> None:
+    def rmdir(self, asker: Requester, path: str) -> None:
         self._ask(RemoveDirectory(at(path)), asker)
 
-    def rename(self, asker: Asker, source: str, target: str, flags: int) -> None:
+    def rename(self, asker: Requester, source: str, target: str, flags: int) -> None:
         self._ask(Rename(at(source), at(target), flags), asker)
 
-    def chmod(self, asker: Asker, path: str, mode: int) -> None:
+    def chmod(self, asker: Requester, path: str, mode: int) -> None:
         self._ask(SetAttributes(at(path), mode=mode), asker)
 
-    def chown(self, asker: Asker, path: str, uid: int, gid: int, follow: bool) -> None:
+    def chown(self, asker: Requester, path: str, uid: int, gid: int, follow: bool) -> None:
         ids = [None if each < 0 else each for each in (uid, gid)]
         self._ask(SetAttributes(at(path), follow, uid=ids[0], gid=ids[1]), asker)
 
-    def utime(self, asker: Asker, path: str, now: bool, follow: bool) -> None:
+    def utime(self, asker: Requester, path: str, now: bool, follow: bool) -> None:
         times = {"now": Now.ATIME | Now.MTIME} if now else {"atime_ns": 1, "mtime_ns": 2}
         self._ask(SetAttributes(at(path), follow, **times), asker)
 
-    def stat(self, asker: Asker, path: str, follow: bool) -> list[Any]:
+    def stat(self, asker: Requester, path: str, follow: bool) -> list[Any]:
         return _shown(self._ask(Stat(at(path), follow), asker).inode)
 
-    def listdir(self, asker: Asker, path: str) -> list[str]:
+    def listdir(self, asker: Requester, path: str) -> list[str]:
         inode = self._ask(Stat(at(path)), asker).inode
         return [entry.name.decode() for entry in self._ask(ListDirectory(inode.id), asker).entries]
 
-    def readlink(self, asker: Asker, path: str) -> str:
+    def readlink(self, asker: Requester, path: str) -> str:
         answer = self._ask(ReadLink(at(path)), asker)
         assert isinstance(answer, Target)
         return answer.path.decode()
 
-    def setxattr(self, asker: Asker, path: str, name: str, value: str, flags: int) -> None:
-        self._ask(SetValue(at(path), name.encode(), value.encode(), ValueFlag(flags), follow=False), asker)
+    def setxattr(self, asker: Requester, path: str, name: str, value: str, flags: int) -> None:
+        self._ask(SetXattr(at(path), name.encode(), value.encode(), XattrFlag(flags), follow=False), asker)
 
-    def getxattr(self, asker: Asker, path: str, name: str) -> str:
-        answer = self._ask(GetValue(at(path), name.encode(), follow=False), asker)
-        assert isinstance(answer, Value)
+    def getxattr(self, asker: Requester, path: str, name: str) -> str:
+        answer = self._ask(GetXattr(at(path), name.encode(), follow=False), asker)
+        assert isinstance(answer, XattrValue)
         return answer.value.decode()
 
-    def removexattr(self, asker: Asker, path: str, name: str) -> None:
-        self._ask(RemoveValue(at(path), name.encode(), follow=False), asker)
+    def removexattr(self, asker: Requester, path: str, name: str) -> None:
+        self._ask(RemoveXattr(at(path), name.encode(), follow=False), asker)
 
-    def listxattr(self, asker: Asker, path: str) -> list[str]:
-        answer = self._ask(ListValues(at(path), follow=False), asker)
+    def listxattr(self, asker: Requester, path: str) -> list[str]:
+        answer = self._ask(ListXattrs(at(path), follow=False), asker)
         assert isinstance(answer, ValueNames)
         return sorted(name.decode() for name in answer.names)
 
@@ -256,7 +256,7 @@ class Ours:
             path = f"{top}/{entry.name.decode()}"
             inode = entry.inode
             assert inode is not None
-            found[path] = [*_shown(inode), inode.body.target.decode() if isinstance(inode.body, SymlinkBody) else ""]
+            found[path] = [*_shown(inode), inode.body.target.decode() if isinstance(inode.body, SymlinkDetails) else ""]
             if inode.kind is Kind.DIRECTORY:
                 found.update(self.tree(path))
         return found
@@ -264,8 +264,8 @@ class Ours:
 
 def _shown(inode: Inode) -> list[Any]:
     body = inode.body
-    links = 2 + body.subdirectories if isinstance(body, DirectoryBody) else inode.links
-    device = body.device if isinstance(body, DeviceBody) else 0
+    links = 2 + body.subdirectories if isinstance(body, DirectoryDetails) else inode.links
+    device = body.device if isinstance(body, DeviceDetails) else 0
     return [KINDS[inode.kind], inode.mode, inode.uid, inode.gid, links, device]
 
 
@@ -299,8 +299,8 @@ def need_ext4_as_root(directory: Path) -> None:
 
 def compare(seed: int, tmp_path: Path) -> None:
     need_ext4_as_root(tmp_path)
-    chance = Chance(seed)
-    operations = [chance.operation() for _ in range(OPERATIONS)]
+    rng = Chance(seed)
+    operations = [rng.operation() for _ in range(OPERATIONS)]
     place = tmp_path / "root"
     place.mkdir()
     place.chmod(0o777)

@@ -10,7 +10,16 @@ from tests.support.kvstore.engines import KINDS, Place, place_of, values
 from tests.support.loops import on_loop
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.manager.transact import PAGE_ROWS, Committed, Failed, Held, Outcome, Refused, Transact, Unknown
+from fireflyer.fs.core.manager.transact import (
+    PAGE_ROWS,
+    Committed,
+    Failed,
+    LeaseCondition,
+    Outcome,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Transact,
+)
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, encode_row
 from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.kvstore import CommitFault, Engine, MemoryEngine
@@ -31,15 +40,17 @@ async def run(engine: Engine, order: Transact) -> Outcome:
 async def test_nothing_is_written_unless_the_lease_is_held_and_all_is_as_expected(place: Place) -> None:
     async with await place.open() as kv:
         write = ((b"a", b"1"),)
-        assert await run(kv, Transact(1, held=Held("a", 3), write=write)) == Refused(1, None)
+        assert await run(kv, Transact(1, held=LeaseCondition("a", 3), write=write)) == PreconditionFailed(1, None)
         assert await run(kv, Transact(2, write=((LEASE_KEY, LEASE),))) == Committed(2, None)
-        for held in (Held("a", 2), Held("b", 3)):
-            assert await run(kv, Transact(3, held=held, write=write)) == Refused(3, LEASE)
+        for held in (LeaseCondition("a", 2), LeaseCondition("b", 3)):
+            assert await run(kv, Transact(3, held=held, write=write)) == PreconditionFailed(3, LEASE)
         expect = ((b"a", None), (b"b", b"0"))
         found = ((b"a", None), (b"b", None))
-        assert await run(kv, Transact(4, Held("a", 3), expect, write=write)) == Refused(4, LEASE, found)
+        assert await run(kv, Transact(4, LeaseCondition("a", 3), expect, write=write)) == PreconditionFailed(
+            4, LEASE, found
+        )
         assert await values(kv) == {LEASE_KEY: LEASE}
-        assert await run(kv, Transact(5, Held("a", 3), found, write=write)) == Committed(5, LEASE)
+        assert await run(kv, Transact(5, LeaseCondition("a", 3), found, write=write)) == Committed(5, LEASE)
         assert await run(kv, Transact(6, expect=write, write=((b"a", None),))) == Committed(6, LEASE)
         assert await values(kv) == {LEASE_KEY: LEASE}
 
@@ -69,7 +80,7 @@ async def test_errors_of_the_store_are_outcomes() -> None:
     kv = MemoryEngine(faults=lambda: faults.pop(0))
     order = Transact(7, write=((b"a", b"1"),))
     unknown = await run(kv, order)
-    assert isinstance(unknown, Unknown)
+    assert isinstance(unknown, OutcomeUnknown)
     assert await values(kv) == {}, "it is not repeated here"
     assert isinstance(await run(kv, order), Committed)
     faults.extend([CommitFault.DISCONNECTED] * 100)

@@ -22,7 +22,7 @@ from fireflyer.kvstore import (
     Conflict,
     Reader,
     Transaction,
-    Trunk,
+    TransactionBatch,
     key_after,
     prefix_range,
     transact_once,
@@ -372,7 +372,7 @@ async def test_many_keys_are_read_as_one_by_one(place: Place) -> None:
             assert await tx.snapshot.get_many(keys) == [None, None, b"3", None, b"2"]
             with pytest.raises(UsageError, match="at most"):
                 await tx.get_many([b"a"] * (MAX_PAGE_ITEMS + 1))
-            part = Trunk(tx, tx).part()
+            part = TransactionBatch(tx, tx).part()
             part.set(b"b", b"5")
             part.clear(b"c")
             assert await part.get_many(keys) == [None, None, None, None, b"5"]

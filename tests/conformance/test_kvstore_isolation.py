@@ -218,10 +218,10 @@ async def test_money_is_neither_made_nor_lost(place: Place) -> None:
             return sum(int(value) for _, value in (await tx.get_range(b"account/", b"account0")).items)
 
         async def work(seed: int) -> None:
-            chance = random.Random(seed)
+            rng = random.Random(seed)
             for _ in range(transfers):
-                source, target = (b"account/%d" % chance.randrange(accounts + 2) for _ in range(2))
-                amount = chance.choice([1, 50, 100])
+                source, target = (b"account/%d" % rng.randrange(accounts + 2) for _ in range(2))
+                amount = rng.choice([1, 50, 100])
                 await kv.transact(functools.partial(move, source, target, amount), timeout_ns=30 * SECOND)
                 seen.append(await kv.read(add_up, timeout_ns=30 * SECOND))
 
@@ -247,9 +247,9 @@ async def _histories(place: Place, seeds: range, transactions: int) -> None:
     refused = 0
     async with await place.open() as kv:
         for seed in seeds:
-            chance = random.Random(seed)
+            rng = random.Random(seed)
             before = await values(kv)
-            ran = await run_interleaved(kv, random_plans(chance, transactions=transactions), chance)
+            ran = await run_interleaved(kv, random_plans(rng, transactions=transactions), rng)
             assert explained(ran, before, await values(kv)), f"seed {seed}: {ran}"
             refused += sum(not record.committed for record in ran)
     assert refused > len(seeds) // 10, "too few conflicts to mean anything"

@@ -152,9 +152,9 @@ def test_account_of_an_honest_log_is_the_truth(script: JobScript) -> None:
 @settings(max_examples=100)
 def test_order_and_repetition_of_entries_do_not_matter(script: JobScript, seed: int) -> None:
     log, _ = make_log(script)
-    chance = random.Random(seed)
-    shuffled = log + chance.sample(log, k=len(log) // 3)
-    chance.shuffle(shuffled)
+    rng = random.Random(seed)
+    shuffled = log + rng.sample(log, k=len(log) // 3)
+    rng.shuffle(shuffled)
     assert account(shuffled) == account(log)
 
 
@@ -173,12 +173,12 @@ def test_a_log_that_a_kill_cut_short_still_sums_and_never_shrinks(script: JobScr
 @given(job_scripts(), st.integers(0, 2**32))
 @settings(max_examples=100)
 def test_lost_step_reports_never_hide_a_step_that_a_later_report_proves(script: JobScript, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     log, _ = make_log(script)
     kept = [
         entry
         for entry in log
-        if not isinstance(entry.event, StepReport) or entry.event.step == script.steps or chance.random() < 0.8
+        if not isinstance(entry.event, StepReport) or entry.event.step == script.steps or rng.random() < 0.8
     ]
     result = account(kept)
     check_invariants(result)

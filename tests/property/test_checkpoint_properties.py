@@ -109,11 +109,11 @@ def test_views_and_transposed_tensors_are_stored_as_they_look() -> None:
 @relaxed
 @given(specs, st.integers(1, 6), st.randoms())
 def test_every_shared_tensor_has_one_writer_and_the_loads_are_even(
-    shared: list[TensorSpec], world_size: int, chance: random.Random
+    shared: list[TensorSpec], world_size: int, rng: random.Random
 ) -> None:
     owners = assign(shared, world_size)
     mixed = list(shared)
-    chance.shuffle(mixed)
+    rng.shuffle(mixed)
     assert assign(mixed, world_size) == owners, "the same on every rank, whatever the order"
     stored = [spec for rank in range(world_size) for spec in share_of(rank, shared, [], world_size)]
     assert sorted(stored, key=lambda spec: spec.name) == sorted(shared, key=lambda spec: spec.name)

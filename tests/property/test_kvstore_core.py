@@ -11,7 +11,7 @@ from tests.support.kvstore.engines import values
 from tests.support.kvstore.histories import explained, random_plans, run_interleaved
 
 from fireflyer.kvstore import Attempted, Conflict, KeyRange, MemoryEngine, MemoryStore, key_after, prefix_range
-from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
+from fireflyer.kvstore.core.conflicts import Conflicts, ConflictSetBuilder
 from fireflyer.kvstore.core.keys import EVERYTHING
 from fireflyer.kvstore.core.overlay import Mutations, Overlay
 from fireflyer.kvstore.core.resolver import Resolver
@@ -25,7 +25,7 @@ touched = st.lists(keys | ranges, max_size=6)
 
 
 def gathered(parts: list[bytes | KeyRange]) -> Conflicts:
-    gathering = Gathering()
+    gathering = ConflictSetBuilder()
     for part in parts:
         if isinstance(part, KeyRange):
             gathering.add_range(part)
@@ -58,9 +58,9 @@ def test_conflicts_hold_what_was_gathered_and_meet_what_overlaps(
 
 
 @given(touched, st.randoms(use_true_random=False))
-def test_the_same_conflicts_in_another_order_are_equal(parts: list[bytes | KeyRange], chance: random.Random) -> None:
+def test_the_same_conflicts_in_another_order_are_equal(parts: list[bytes | KeyRange], rng: random.Random) -> None:
     shuffled = list(parts)
-    chance.shuffle(shuffled)
+    rng.shuffle(shuffled)
     assert gathered(shuffled + parts) == gathered(parts)
 
 
@@ -133,11 +133,11 @@ def test_histories_are_serial_in_the_order_of_versions_whatever_the_window(seed:
 
 
 async def _history(seed: int, window: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     attempts: list[Attempted] = []
     store = MemoryStore(window_entries=window, attempts=attempts.append)
     async with MemoryEngine(store) as kv:
-        ran = await run_interleaved(kv, random_plans(chance, transactions=6, operations=5), chance)
+        ran = await run_interleaved(kv, random_plans(rng, transactions=6, operations=5), rng)
         assert explained(ran, {}, await values(kv))
     replayed = MemoryStore()
     for attempt in attempts:

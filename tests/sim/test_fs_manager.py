@@ -14,7 +14,7 @@ import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs.manager_sim.chaos import Cluster, chaos
-from tests.support.fs.manager_sim.mutants import PLANTED, who_is_overwritten_is_complete
+from tests.support.fs.manager_sim.mutants import MUTANTS, who_is_overwritten_is_complete
 from tests.support.fs.manager_sim.oracle import TORN
 
 from fireflyer.base.units import MS, SECOND
@@ -26,17 +26,17 @@ from fireflyer.fs.schema.manager import (
     Done,
     Drain,
     GetStatus,
+    ManagerError,
     NewMove,
     Override,
     OverrideWarning,
-    Refusal,
     RotateKeys,
     Status,
 )
 from fireflyer.fs.schema.routing import TargetState
 
 SEEDS = range(100)
-PLANTED_SEEDS = 1500
+MUTANT_SEEDS = 1500
 """In which each planted bug must be found."""
 
 
@@ -45,7 +45,7 @@ def test_any_faults_leave_roles_with_those_who_may_have_them_and_end_with_all_se
     taken = 0
     for seed in seeds:
         try:
-            taken += chaos(seed).truth.roles_taken
+            taken += chaos(seed).oracle.roles_taken
         except AssertionError as error:
             raise AssertionError(f"chaos({seed}) of tests.support.fs.manager_sim.chaos: {error}") from error
     assert taken > len(seeds), "the faults are too mild to show anything"
@@ -60,10 +60,10 @@ def attempt(seed: int) -> str | None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED[name](monkeypatch)
-    print(name, *search("managers", name, PLANTED_SEEDS, attempt))
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    print(name, *search("managers", name, MUTANT_SEEDS, attempt))
 
 
 def history(seed: int) -> str:
@@ -84,7 +84,7 @@ def test_a_seed_has_one_history_whatever_the_hashes_of_python() -> None:
 
 
 def serving(cluster: Cluster, chain: int = 1) -> list[int]:
-    return [one.target for one in cluster.truth.chains[chain].members if one.state is TargetState.SERVING]
+    return [one.target for one in cluster.oracle.chains[chain].members if one.state is TargetState.SERVING]
 
 
 def begun(seed: int = 1, **settings: int) -> Cluster:
@@ -107,23 +107,23 @@ def test_a_node_that_is_silent_loses_its_roles_after_the_timeout_and_gets_them_b
 
 def test_a_process_that_starts_again_at_once_is_dead_all_the_same() -> None:
     cluster = begun()
-    version = cluster.truth.chains[1].version
+    version = cluster.oracle.chains[1].version
     cluster.hosts[0].node.restart()
     assert cluster.run_for(3 * SECOND, lambda: serving(cluster) == [102])
     assert cluster.run_for(20 * SECOND, cluster.all_serve)
-    assert cluster.truth.chains[1].version == version + 3  # offline, syncing, serving
-    assert cluster.truth.incarnations[1] == 2
+    assert cluster.oracle.chains[1].version == version + 3  # offline, syncing, serving
+    assert cluster.oracle.incarnations[1] == 2
 
 
 def test_when_the_primary_dies_the_next_one_leaves_all_roles_where_they_are() -> None:
     cluster = begun(managers=3)
-    version = cluster.truth.chains[1].version
+    version = cluster.oracle.chains[1].version
     primary = next(one for one in cluster.managers if one.acts())
     primary.node.crash()
     assert cluster.run_for(6 * SECOND, lambda: any(one.acts() for one in cluster.managers))
     cluster.run_for(20 * SECOND)
     assert cluster.all_serve()
-    assert cluster.truth.chains[1].version == version
+    assert cluster.oracle.chains[1].version == version
 
 
 def test_without_any_manager_everything_is_fenced_and_nothing_changes() -> None:
@@ -147,10 +147,10 @@ def test_a_drained_node_gives_its_roles_up_one_after_the_other() -> None:
     cluster.admin.ask(Drain(node=1))
     assert cluster.run_for(10 * SECOND, lambda: serving(cluster) == [102] and cluster.admin.idle)
     cluster.admin.ask(ChangeMembers(1, remove=101))
-    assert cluster.run_for(10 * SECOND, lambda: len(cluster.truth.chains[1].members) == 1)
+    assert cluster.run_for(10 * SECOND, lambda: len(cluster.oracle.chains[1].members) == 1)
     cluster.admin.ask(ChangeMembers(1, add=101), Drain(node=1, drain=False), ChangeMembers(1, add=101))
     assert cluster.run_for(20 * SECOND, lambda: len(serving(cluster)) == 2)
-    refused = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, Refusal)]
+    refused = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, ManagerError)]
     assert refused == ["target 101 is drained; end that first"]
 
 
@@ -160,7 +160,7 @@ def test_a_node_that_is_emptied_serves_until_others_have_taken_its_places() -> N
 
     def moved() -> bool:
         assert len(serving(cluster)) >= 2, "a replica less"
-        return 903 in serving(cluster) and 101 not in [one.target for one in cluster.truth.chains[1].members]
+        return 903 in serving(cluster) and 101 not in [one.target for one in cluster.oracle.chains[1].members]
 
     assert cluster.run_for(30 * SECOND, moved)
     cluster.admin.ask(AddMoves((NewMove(1, 102, 1),)), CancelMoves())
@@ -204,10 +204,10 @@ def test_a_broken_path_costs_one_target_its_role() -> None:
     cluster = begun()
     cluster.hosts[0].broken_to[2] = True
     assert cluster.run_for(10 * SECOND, lambda: serving(cluster) == [101])
-    acknowledged = cluster.truth.acknowledged[1]
+    acknowledged = cluster.oracle.acknowledged[1]
     cluster.run_for(10 * SECOND)
     assert serving(cluster) == [101]
-    assert cluster.truth.acknowledged[1] > acknowledged
+    assert cluster.oracle.acknowledged[1] > acknowledged
     cluster.hosts[0].broken_to.clear()
     assert cluster.run_for(50 * SECOND, cluster.all_serve)
 
@@ -217,7 +217,7 @@ def test_who_is_not_sure_comes_back_only_when_an_administrator_has_read_what_may
     first, second = cluster.hosts
     first.node.crash()
     assert cluster.run_for(10 * SECOND, lambda: serving(cluster) == [102])
-    assert cluster.run_for(5 * SECOND, lambda: cluster.truth.write(1, flush=False))
+    assert cluster.run_for(5 * SECOND, lambda: cluster.oracle.write(1, flush=False))
     second.power_cut()
     second.node.restart()
     cluster.run_for(20 * SECOND)
@@ -225,7 +225,7 @@ def test_who_is_not_sure_comes_back_only_when_an_administrator_has_read_what_may
     cluster.admin.ask(Override(1, 101), Override(1, 102))
     assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [102])
     warnings = [answer.warning for _, answer in cluster.admin.answers if isinstance(answer, OverrideWarning)]
-    refusals = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, Refusal)]
+    refusals = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, ManagerError)]
     assert refusals == ["target 101 on node 1 does not report that it is online; start its node first"]
     assert len(warnings) == 1
     assert (
@@ -249,11 +249,11 @@ def test_after_a_power_cut_of_all_a_chain_does_not_wait_for_the_machine_that_sta
 
 def test_after_the_end_of_all_a_disk_that_was_lost_is_not_waited_for_because_it_came_up_last() -> None:
     cluster = begun(chains=1)
-    cluster.run_for(5 * SECOND, lambda: cluster.truth.write(1, flush=True))
+    cluster.run_for(5 * SECOND, lambda: cluster.oracle.write(1, flush=True))
     for node in [*(one.node for one in cluster.managers), *(one.node for one in cluster.hosts)]:
         node.crash()
-    cluster.truth.content[101] = cluster.truth.flushed[101] = 0
-    cluster.truth._unsure[101] = True
+    cluster.oracle.content[101] = cluster.oracle.flushed[101] = 0
+    cluster.oracle._unsure[101] = True
     cluster.managers[0].node.restart()
     cluster.hosts[1].node.restart()
     cluster.run_for(3 * SECOND)
@@ -267,7 +267,7 @@ def overwritten_while_a_node_is_cut_off() -> Cluster:
     cluster.net.partition(["m0", "m1"], ["n2"])
     cluster.hosts[0].node.restart()
     began_ns = cluster.world.now_ns
-    while cluster.truth.content.get(101) != TORN:
+    while cluster.oracle.content.get(101) != TORN:
         cluster.world.run(until_ns=cluster.world.now_ns + 10 * MS)
         assert cluster.world.now_ns < began_ns + 5 * SECOND, "it is not synced"
     for host in cluster.hosts[1:]:
@@ -293,7 +293,7 @@ def test_who_left_while_the_others_went_on_is_not_asked_for_what_it_missed() -> 
     cluster = begun(replicas=3, chains=1)
     cluster.hosts[0].node.crash()
     assert cluster.run_for(20 * SECOND, lambda: len(serving(cluster)) == 2)
-    assert cluster.run_for(5 * SECOND, lambda: cluster.truth.write(1, flush=True))
+    assert cluster.run_for(5 * SECOND, lambda: cluster.oracle.write(1, flush=True))
     for one in cluster.hosts[1:]:
         one.node.crash()
     cluster.hosts[0].node.restart()

@@ -17,7 +17,7 @@ from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs.meta_sim.chaos import begin, chaos, check_store, quiet
 from tests.support.fs.meta_sim.chunks import CELL_BYTES, CHAINS, CHUNK_BYTES
-from tests.support.fs.meta_sim.mutants import PLANTED
+from tests.support.fs.meta_sim.mutants import MUTANTS
 from tests.support.fs.meta_sim.steps import drive
 from tests.support.fs.meta_sim.workload import MetaClient
 from tests.support.fs.meta_sim.world import MetaWorld
@@ -26,7 +26,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files import write_grants, write_survey
 from fireflyer.fs.core.meta.open_rows import CUTS
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode
 from fireflyer.fs.schema.meta import (
     UNKNOWN_CUT,
     Allocate,
@@ -34,14 +34,14 @@ from fireflyer.fs.schema.meta import (
     Answer,
     Close,
     Done,
+    ErrorReply,
     Found,
     Lock,
     LockKind,
     Open,
     Opened,
     OpenFlag,
-    Place,
-    Refused,
+    PathRef,
     Remove,
     Report,
     Request,
@@ -54,7 +54,7 @@ from fireflyer.fs.schema.meta import (
 
 SEEDS = range(8)
 WRITING = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
-PATH = Place(ROOT, b"d/a")
+PATH = PathRef(ROOT, b"d/a")
 
 
 @pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(8, 88, blocks=4, wide=2000, seed_s=0.2)])
@@ -83,10 +83,10 @@ def test_files_that_are_surveyed_while_they_are_used_are_the_same(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED[name].plant(monkeypatch)
-    print(name, *search("files", name, PLANTED[name].within, PLANTED[name].attempt))
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name].plant(monkeypatch)
+    print(name, *search("files", name, MUTANTS[name].within, MUTANTS[name].attempt))
 
 
 def history(seed: int) -> str:
@@ -136,7 +136,7 @@ class Story:
         self.run(work, by, limit_ns=limit_ns)
         return answers
 
-    def open(self, handle: int, *, by: int = 0, flags: int = WRITING, place: Place = PATH) -> Inode:
+    def open(self, handle: int, *, by: int = 0, flags: int = WRITING, place: PathRef = PATH) -> Inode:
         (answer,) = self.ask(Open(place, flags, handle), by=by)
         assert isinstance(answer, Opened), answer
         return answer.inode
@@ -151,7 +151,7 @@ class Story:
         self.run(work, by)
 
     def length(self, inode: Inode, *, by: int = 0) -> int:
-        (answer,) = self.ask(Stat(Place(inode.id)), by=by)
+        (answer,) = self.ask(Stat(PathRef(inode.id)), by=by)
         assert isinstance(answer, Found), answer
         assert body_of(answer.inode).length % CELL_BYTES == 0
         return body_of(answer.inode).length // CELL_BYTES
@@ -164,8 +164,8 @@ class Story:
         check_store(self.world)
 
 
-def body_of(inode: Inode) -> FileBody:
-    assert isinstance(inode.body, FileBody)
+def body_of(inode: Inode) -> FileDetails:
+    assert isinstance(inode.body, FileDetails)
     return inode.body
 
 
@@ -283,13 +283,13 @@ def test_allocation(mode: AllocateMode, cells: list[int], length: int) -> None:
 
 def test_over_the_quota_a_report_is_refused_and_its_bytes_are_cut_off() -> None:
     story = Story()
-    place = Place(ROOT, b"q/a")
+    place = PathRef(ROOT, b"q/a")
     file = story.open(1, place=place)
     story.write(file, 0, [1] * 70)
     answers = story.ask(
         Report(file.id, 1, 50 * CELL_BYTES, 0), Close(file.id, 1, 70 * CELL_BYTES, 0), Report(file.id, 1, 0, 0)
     )
-    assert [one.errno for one in answers if isinstance(one, Refused)] == [errno.EDQUOT, errno.EBADF]
+    assert [one.errno for one in answers if isinstance(one, ErrorReply)] == [errno.EDQUOT, errno.EBADF]
     story.world.sim.run(until_ns=story.world.sim.now_ns + 20 * SECOND)
     assert story.length(file) == 50
     assert sum(map(len, story.world.chunks.of(file.id).values())) == 50
@@ -299,7 +299,7 @@ def test_over_the_quota_a_report_is_refused_and_its_bytes_are_cut_off() -> None:
 def test_what_is_over_the_quota_is_cut_off_too_when_the_last_writer_closes_during_a_hole() -> None:
     story = Story()
     world = story.world
-    file = story.open(1, place=Place(ROOT, b"q/a"))
+    file = story.open(1, place=PathRef(ROOT, b"q/a"))
     story.write(file, 0, [1] * 70)
     story.ask(Report(file.id, 1, 50 * CELL_BYTES, 0))
     world.chunks.down_until_ns = dict.fromkeys(CHAINS, world.sim.now_ns + 5 * SECOND)
@@ -311,7 +311,7 @@ def test_what_is_over_the_quota_is_cut_off_too_when_the_last_writer_closes_durin
     world.sim.run(until_ns=world.sim.now_ns + SECOND)
     assert [key for key, _ in world.items() if key[:2] == CUTS]
     (refused,) = story.ask(Close(file.id, 1, 70 * CELL_BYTES, 0))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ErrorReply)
     assert refused.errno == errno.EDQUOT
     world.sim.run(until_ns=world.sim.now_ns + 20 * SECOND)
     assert story.length(file) == 50
@@ -340,7 +340,7 @@ def test_a_lock_of_a_client_that_died_is_in_nobodys_way() -> None:
     story = Story()
     assert story.ask(locked(story, 0, 10)) == [Done()]
     (refused,) = story.ask(locked(story, 5, 6), by=1)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ErrorReply)
     assert refused.errno == errno.EAGAIN
     story.clients[0].crash()
     assert story.ask(locked(story, 5, 6, wait_ns=10 * SECOND), by=1) == [Done()]
@@ -363,7 +363,7 @@ def test_who_would_close_a_circle_of_waiting_owners_is_told_so() -> None:
         drive(story.clients[by].node, wait(by))
     story.world.sim.run(until_ns=story.world.sim.now_ns + SECOND)
     (refused,) = story.ask(locked(story, 0, 1, wait_ns=8 * SECOND), by=2)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ErrorReply)
     assert refused.errno == errno.EDEADLK
     assert story.ask(locked(story, 2, 3, LockKind.NONE), by=2) == [Done()]
     story.world.sim.run(until_ns=story.world.sim.now_ns + SECOND)

@@ -24,8 +24,8 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.schema import meta
-from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryBody, FileBody, Inode, Kind
-from fireflyer.fs.schema.meta import Answer, Call, Calls, OpenFlag, Place, Refused, Request
+from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryDetails, FileDetails, Inode, Kind
+from fireflyer.fs.schema.meta import Answer, Call, Calls, ErrorReply, OpenFlag, PathRef, Request
 from fireflyer.kvstore.memory import CommitFault
 from fireflyer.sim import SimCrash
 
@@ -37,8 +37,8 @@ STEPS: Final = 40
 """More than any request has."""
 
 
-def at(path: str) -> Place:
-    return Place(ROOT, path.encode())
+def at(path: str) -> PathRef:
+    return PathRef(ROOT, path.encode())
 
 
 PREPARED: Final[tuple[Request, ...]] = (
@@ -51,7 +51,7 @@ PREPARED: Final[tuple[Request, ...]] = (
     meta.MakeNode(at("d/kept/file"), Kind.FILE),
     meta.MakeNode(at("d/file"), Kind.FILE),
     meta.MakeNode(at("q/file"), Kind.FILE),
-    meta.SetValue(at("d/file"), b"user.a", b"1"),
+    meta.SetXattr(at("d/file"), b"user.a", b"1"),
     meta.Open(at("d/open"), WRITING, MINE),
 )
 
@@ -65,9 +65,9 @@ KINDS: Final[dict[str, Asks]] = {
     "close": lambda inode: meta.Close(inode, MINE, CELLS * CELL_BYTES, 0),
     "close after a cut": lambda inode: meta.Close(inode, MINE, 0, 7),
     "reserve": lambda inode: meta.Reserve(inode, MINE, 3 * CELL_BYTES),
-    "truncate": lambda inode: meta.Truncate(Place(inode), 2 * CELL_BYTES, MINE),
+    "truncate": lambda inode: meta.Truncate(PathRef(inode), 2 * CELL_BYTES, MINE),
     "truncate by name": lambda _: meta.Truncate(at("d/open"), 0),
-    "make longer": lambda inode: meta.Truncate(Place(inode), 50 * CELL_BYTES, MINE),
+    "make longer": lambda inode: meta.Truncate(PathRef(inode), 50 * CELL_BYTES, MINE),
     "allocate": lambda inode: meta.Allocate(inode, MINE, meta.AllocateMode.DEFAULT, 0, 20 * CELL_BYTES),
     "punch": lambda inode: meta.Allocate(inode, MINE, meta.AllocateMode.PUNCH_HOLE, CELL_BYTES, 6 * CELL_BYTES),
     "zero": lambda inode: meta.Allocate(inode, MINE, meta.AllocateMode.ZERO_RANGE, CELL_BYTES, 12 * CELL_BYTES),
@@ -86,11 +86,11 @@ KINDS: Final[dict[str, Asks]] = {
     "rename over what is open": lambda _: meta.Rename(at("d/file"), at("d/open")),
     "exchange": lambda _: meta.Rename(at("d/full"), at("d/file"), meta.RenameFlag.EXCHANGE),
     "set attributes": lambda _: meta.SetAttributes(at("d/file"), mode=0o4711, uid=5, mtime_ns=77),
-    "set value": lambda _: meta.SetValue(at("d/file"), b"user.b", b"2", meta.ValueFlag.CREATE),
-    "remove value": lambda _: meta.RemoveValue(at("d/file"), b"user.a"),
+    "set value": lambda _: meta.SetXattr(at("d/file"), b"user.b", b"2", meta.XattrFlag.CREATE),
+    "remove value": lambda _: meta.RemoveXattr(at("d/file"), b"user.a"),
     "lock": lambda inode: meta.Lock(inode, meta.Window.RANGE, 1, meta.LockKind.WRITE, 5, 50),
-    "beat": lambda inode: meta.Beat(1000, (inode,)),
-    "set area": lambda _: meta.SetArea(at("d/full"), bytes=1 << 30, inodes=3),
+    "beat": lambda inode: meta.ClientHeartbeat(1000, (inode,)),
+    "set area": lambda _: meta.SetQuota(at("d/full"), bytes=1 << 30, inodes=3),
     "set defaults": lambda _: meta.SetDefaults(at("d"), Defaults(chunk_bytes=CHUNK_BYTES, stripe=1)),
     "refused": lambda _: meta.MakeDirectory(at("d/file")),
     "refused after long": lambda _: meta.Truncate(at("q/file"), 1000 * CELL_BYTES),
@@ -167,10 +167,10 @@ class Play:
         answer: Answer | None = None
         for one in PREPARED:
             answer = await self.client.ask(one)
-            assert not isinstance(answer, Refused), answer
+            assert not isinstance(answer, ErrorReply), answer
         assert isinstance(answer, meta.Opened)
         body = answer.inode.body
-        assert isinstance(body, FileBody)
+        assert isinstance(body, FileDetails)
         for index in range(-(-CELLS * CELL_BYTES // CHUNK_BYTES)):
             cells = min(CELLS - index * CHUNK_BYTES // CELL_BYTES, CHUNK_BYTES // CELL_BYTES)
             chain = chain_of(order_of(body.layout, CHAINS), index)
@@ -184,7 +184,7 @@ class Play:
         self.answers.append(await self.client.ask(self.request))
         for service in self.world.services:
             answer = None
-            while answer is None or (isinstance(answer, Refused) and answer.errno == 0):
+            while answer is None or (isinstance(answer, ErrorReply) and answer.errno == 0):
                 answer = await self.client.send_again(self.request, self.number, service.name).wait(SECOND)
             self.answers.append(answer)
 
@@ -220,7 +220,7 @@ class Play:
         for key in sorted(key for key in rows if key.startswith(tables.ENTRIES + directory.to_bytes(8, "big"))):
             name = key[tables.ENTRY_PREFIX_BYTES :].decode()
             child = tables.decode_entry(key, rows[key]).id
-            if isinstance(by_id[child].body, DirectoryBody):
+            if isinstance(by_id[child].body, DirectoryDetails):
                 yield from self._walk(rows, by_id, child, f"{path}/{name}")
             else:
                 yield f"{path}/{name}", by_id[child]
@@ -228,10 +228,10 @@ class Play:
     def _shown(self, inode: Inode) -> tuple[Any, ...]:
         body = inode.body
         content: tuple[Any, ...] | None = None
-        if isinstance(body, FileBody):
+        if isinstance(body, FileDetails):
             content = body.length, body.layout.chunk_bytes, body.layout.stripe, self.world.chunks.of(inode.id)
-        elif isinstance(body, DirectoryBody):
-            content = body.entries, body.subdirectories, body.defaults, bool(inode.area)
+        elif isinstance(body, DirectoryDetails):
+            content = body.entries, body.subdirectories, body.defaults, bool(inode.quota_tree)
         return inode.kind, inode.mode, inode.uid, inode.gid, inode.links, content
 
     def _area(self, key: bytes, value: bytes) -> tuple[Any, ...]:

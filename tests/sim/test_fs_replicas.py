@@ -92,6 +92,6 @@ def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str) -> None:
+def test_a_mutant_is_found(bug: str) -> None:
     """Some are too rare for chance; those are played by hand in `test_replica_sessions`."""
     print(bug, *search("replicas", bug, BUGS[bug].within, lambda seed: plant(bug, seed)))

@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str) -> None:
+def test_a_mutant_is_found(bug: str) -> None:
     print(bug, *search("requests", bug, BUGS[bug].within, lambda seed: plant(bug, seed)))
 
 

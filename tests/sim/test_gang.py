@@ -27,8 +27,8 @@ from fireflyer.base.events import (
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.gang import MAX_PORT_RETRIES, TICK_NS, Gang
 from fireflyer.cluster.core.messages import (
-    AgentBeat,
     AgentGone,
+    AgentHeartbeat,
     AgentLost,
     AgentUp,
     AttemptPrepared,
@@ -48,8 +48,8 @@ from fireflyer.cluster.core.messages import (
     ShutDownAgent,
     StartAgent,
     StartRanks,
-    StopAsked,
     StopRanks,
+    StopRequested,
     Tick,
 )
 from fireflyer.cluster.schema.job import Fault, JobSpec
@@ -119,14 +119,14 @@ class Cluster:
     def run(self) -> None:
         self._feed(Begin(0.0))
         self._tick()
-        if self._chance(self.chaos.stopped):
+        if self._rng(self.chaos.stopped):
             for _ in range(self.world.random.randint(1, 3)):
-                self.world.call_after(self._upto(8 * SECOND), lambda: self._feed(StopAsked(2)))
+                self.world.call_after(self._upto(8 * SECOND), lambda: self._feed(StopRequested(2)))
         self.world.run(until_ns=HORIZON_NS, stop=lambda: self.finish is not None)
 
     # -- chance --------------------------------------------------------------------------------------------------------
 
-    def _chance(self, probability: float) -> bool:
+    def _rng(self, probability: float) -> bool:
         return self.world.random.random() < probability
 
     def _upto(self, limit_ns: int) -> int:
@@ -140,7 +140,7 @@ class Cluster:
             self.world.call_after(TICK_NS, self._tick)
 
     def _feed(self, event: Event) -> None:
-        if not isinstance(event, Tick | AgentBeat):
+        if not isinstance(event, Tick | AgentHeartbeat):
             self.world.record("event", type(event).__name__, repr(event))
         for effect in self.gang.handle(self.world.now_ns, event):
             assert self.finish is None, "an effect after the last one"
@@ -149,7 +149,7 @@ class Cluster:
 
     def _say(self, event: Event) -> None:
         """Late, perhaps twice, perhaps out of order."""
-        for _ in range(2 if self._chance(self.chaos.doubled) else 1):
+        for _ in range(2 if self._rng(self.chaos.doubled) else 1):
             self.world.call_after(self._upto(self.chaos.max_delay_ns), lambda: self._feed(event))
 
     def _perform(self, effect: Effect) -> None:
@@ -163,7 +163,7 @@ class Cluster:
                 assert not [one for one in self.incarnations if one.node == node and (one.alive or one.living())]
                 self._start_agent(node, number)
             case PrepareAttempt(attempt):
-                failed = self._chance(self.chaos.prepare_fails)
+                failed = self._rng(self.chaos.prepare_fails)
                 self._say(PrepareFailed(attempt, "port taken") if failed else AttemptPrepared(attempt))
             case StartRanks(node, number, attempt):
                 later(lambda: self._start_ranks(self._find(node, number), attempt))
@@ -188,22 +188,22 @@ class Cluster:
     def _start_agent(self, node: int, number: int) -> None:
         one = Incarnation(node, number)
         self.incarnations.append(one)
-        if self._chance(self.chaos.agent_fails):
+        if self._rng(self.chaos.agent_fails):
             one.alive = False
             self._say(AgentGone(node, number, "did not start"))
             return
         self._say(AgentUp(node, number))
         self._beat(one)
-        if self._chance(self.chaos.agent_dies):
+        if self._rng(self.chaos.agent_dies):
             self.world.call_after(self._upto(6 * SECOND), lambda: self._die(one))
-        if self._chance(self.chaos.agent_hangs):
+        if self._rng(self.chaos.agent_hangs):
             self.world.call_after(self._upto(6 * SECOND), lambda: setattr(one, "hung", True))
 
     def _beat(self, one: Incarnation) -> None:
         if one.alive and self.finish is None:
             if not one.hung:
                 self.world.call_after(
-                    self._upto(self.chaos.max_delay_ns), lambda: self._feed(AgentBeat(one.node, one.number))
+                    self._upto(self.chaos.max_delay_ns), lambda: self._feed(AgentHeartbeat(one.node, one.number))
                 )
             self.world.call_after(self.spec.timeouts.heartbeat_ns, lambda: self._beat(one))
 
@@ -215,8 +215,8 @@ class Cluster:
             self._say(AgentLost(one.node, one.number, "died"))
 
     def _kill(self, one: Incarnation) -> None:
-        if not self._chance(self.chaos.undead):
-            slow = self._chance(self.chaos.slow_kill)
+        if not self._rng(self.chaos.undead):
+            slow = self._rng(self.chaos.slow_kill)
             delay_ns = self._upto(2 * self.spec.timeouts.kill_ns if slow else 50 * MS)
             self.world.call_after(delay_ns, lambda: self._destroy(one))
 
@@ -236,7 +236,7 @@ class Cluster:
         one.ranks = dict.fromkeys(range(first, first + self.spec.ranks_per_node), True)
         one.ends = {}
         for rank in one.ranks:
-            crash = self._chance(self.chaos.rank_crashes)
+            crash = self._rng(self.chaos.rank_crashes)
             code = 7 if crash else 0
             delay_ns = self._upto(self.lives_ns) if crash else self.lives_ns + self._upto(SECOND)
             self.world.call_after(delay_ns, partial(self._end, one, attempt, rank, code))
@@ -246,9 +246,9 @@ class Cluster:
         self._say(RankReported(StepReport(rank, attempt, step, 1, 1, None, 1)))
 
     def _stop_ranks(self, one: Incarnation, attempt: int, settle_ns: int, grace_ns: int) -> None:
-        if one.alive and not one.hung and one.attempt == attempt and not self._chance(self.chaos.deaf):
+        if one.alive and not one.hung and one.attempt == attempt and not self._rng(self.chaos.deaf):
             for rank in one.living():
-                if settle_ns and self._chance(0.3):  # it notices that another one broke
+                if settle_ns and self._rng(0.3):  # it notices that another one broke
                     delay_ns = self._upto(settle_ns)
                     self.world.call_after(delay_ns, partial(self._end, one, attempt, rank, 1, of_another=True))
             self.world.call_after(settle_ns, lambda: self._end_ranks(one, attempt, grace_ns))
@@ -257,7 +257,7 @@ class Cluster:
         if one.alive and not one.hung and one.attempt == attempt:
             one.told = True
             for rank in one.living():
-                delay_ns = grace_ns if self._chance(0.2) else self._upto(grace_ns)
+                delay_ns = grace_ns if self._rng(0.2) else self._upto(grace_ns)
                 self.world.call_after(
                     delay_ns, partial(self._end, one, attempt, rank, self.world.random.choice([143, 137]))
                 )
@@ -272,11 +272,11 @@ class Cluster:
             self.deadly.append((one.node, rank))
         end = one.ends[rank] = RankEnd(rank, code, one.told)
         if one.alive and not one.hung:
-            forgotten = not one.living() and self._chance(self.chaos.forgetful)
+            forgotten = not one.living() and self._rng(self.chaos.forgetful)
             if not forgotten:
                 self._say(RankExited(one.node, one.number, attempt, end))
             if not one.living():
-                taken = one.node == 0 and code != 0 and self._chance(self.chaos.port_taken)
+                taken = one.node == 0 and code != 0 and self._rng(self.chaos.port_taken)
                 ends = tuple(one.ends.values())[: -1 if forgotten else None]
                 self._say(RanksGone(one.node, one.number, attempt, ends, port_taken=taken))
 

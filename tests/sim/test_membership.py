@@ -9,18 +9,18 @@ from tests.support.collectives.reform_world import GRACE_NS, POLICY, ReformWorld
 from fireflyer.base.errors import Timeout, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.bootstrap.membership import (
-    Arrival,
-    Arrive,
-    Arrived,
-    Found,
-    Look,
+    AnnounceAndWait,
+    Generation,
+    GenerationOpened,
+    GenerationRead,
+    JoinRequest,
+    JoinRequestWritten,
     Membership,
-    Opened,
+    MemberSlot,
     Policy,
-    Refused,
-    Seat,
-    Seats,
-    Wait,
+    ReadGeneration,
+    Rejected,
+    WriteJoinRequest,
 )
 from fireflyer.collectives.planning.plan import make_plan
 
@@ -67,12 +67,12 @@ def test_a_newcomer_that_dies_at_any_step_is_left_out() -> None:
 
 def chaos(seed: int, *, pause: float) -> ReformWorld:
     world = ReformWorld(seed, NODES, pause=pause)
-    chance = world.world.fork_random("faults")
+    rng = world.world.fork_random("faults")
     for name in ("p0", "p1", "p2", "n0"):
-        if chance.random() < 0.4:
-            world.die_at[name] = chance.randrange(120)
-    for number in range(chance.randrange(3)):
-        world.start(f"n{number}", chance.randrange(3), delay_ns=chance.randrange(2 * SECOND))
+        if rng.random() < 0.4:
+            world.die_at[name] = rng.randrange(120)
+    for number in range(rng.randrange(3)):
+        world.start(f"n{number}", rng.randrange(3), delay_ns=rng.randrange(2 * SECOND))
     world.run()
     return world
 
@@ -127,15 +127,15 @@ def test_a_late_member_is_told_to_join_and_comes_back_as_a_newcomer() -> None:
 
 
 def test_a_newcomer_that_missed_a_generation_waits_for_the_one_after() -> None:
-    me = Arrival("me", -1, 7, 0)
+    me = JoinRequest("me", -1, 7, 0)
     machine = Membership(me, generation=3, world_size=0, policy=POLICY, plan_of=make_plan, deadline_ns=SECOND)
-    assert machine.begin(0) == Wait(3, 7, SECOND)
-    assert machine.handle(0, Opened(True)) == Arrive(3, me)
-    assert machine.handle(0, Arrived(me)) == Look(3, SECOND, False)
-    seats = Seats(3, (Seat("other", 0, -1, 0),), make_plan([0]), "")
-    assert machine.handle(1, Found(seats)) == Wait(4, 7, SECOND - 1)
-    late = machine.handle(SECOND, Opened(False))
-    assert isinstance(late, Refused)
+    assert machine.begin(0) == AnnounceAndWait(3, 7, SECOND)
+    assert machine.handle(0, GenerationOpened(True)) == WriteJoinRequest(3, me)
+    assert machine.handle(0, JoinRequestWritten(me)) == ReadGeneration(3, SECOND, False)
+    seats = Generation(3, (MemberSlot("other", 0, -1, 0),), make_plan([0]), "")
+    assert machine.handle(1, GenerationRead(seats)) == AnnounceAndWait(4, 7, SECOND - 1)
+    late = machine.handle(SECOND, GenerationOpened(False))
+    assert isinstance(late, Rejected)
     assert "did not take this process in within 1.0 s" in str(late.error)
 
 

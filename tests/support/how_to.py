@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.support.jobs.leash import leashed
+from tests.support.jobs.cleanup import cleaned_up_at_exit
 
 __all__ = ["Shell"]
 
@@ -43,7 +43,7 @@ class Shell:
         """It runs in the block, as `text` says."""
         assert "`ff fs up --dir fs -d`" in text
         place = ("--dir", str(self.directory / "fs"))
-        with leashed((sys.executable, "-P", "-m", "fireflyer", "fs", "down", "--force", *place)):
+        with cleaned_up_at_exit((sys.executable, "-P", "-m", "fireflyer", "fs", "down", "--force", *place)):
             self.run("ff", "fs", "up", "--dir", "fs", "-d")
             try:
                 yield

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["PlayedTimers"]
+__all__ = ["FakeTimers"]
 
 
-class PlayedTimers:
+class FakeTimers:
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[int, Callable[[], None]]] = {}
         self._last = 0

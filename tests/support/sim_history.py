@@ -12,13 +12,13 @@ __all__ = ["history"]
 
 
 def history(seed: int) -> bytes:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     disk = SimDisk()
-    disk.faults = [Fault(kind=FaultKind.CRASH_AFTER, index=chance.randrange(20, 60))]
+    disk.faults = [Fault(kind=FaultKind.CRASH_AFTER, index=rng.randrange(20, 60))]
     first = Job(disk, 3, [10, 20], seed=seed)
     first.run()
     disk.faults = []
-    disk.crash(choose_outcome(disk.pending(), chance))
+    disk.crash(choose_outcome(disk.pending(), rng))
     second = Job(disk, 2, [30, 40], attempt=1, seed=seed + 1)
     second.run()
     return first.world.trace.to_bytes() + second.world.trace.to_bytes() + _chatter(seed) + disk.digest()

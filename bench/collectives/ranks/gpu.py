@@ -17,7 +17,7 @@ from bench.collectives.ranks.orders import join_ours, obey
 from bench.collectives.spans import covered
 from fireflyer.collectives.devices.copies import HostMemory
 from fireflyer.collectives.devices.pieces import Move
-from fireflyer.collectives.torch.cuda import CudaCopies
+from fireflyer.collectives.torch.cuda import CudaCopyEngine
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -54,7 +54,7 @@ class GpuRank:
         self.world_size: int = arguments["world_size"]
         self.device = torch.device("cuda", self.rank % torch.cuda.device_count())
         torch.cuda.set_device(self.device)
-        self.copies = CudaCopies(self.device, timed=True)
+        self.copies = CudaCopyEngine(self.device, timed=True)
         self.watch = Watch()
         self.comm = DeviceCommunicator.of(join_ours(arguments))
         self.comm.watch = self.watch.see

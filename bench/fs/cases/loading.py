@@ -267,13 +267,13 @@ class _Records:
         self._fs = fs
         self._local = directory / "shards"
         self._bytes = SHARD_BYTES[options.scale]
-        self._chance = np.random.default_rng(3)
+        self._rng = np.random.default_rng(3)
 
     def all(self) -> list[Result]:
         self._local.mkdir()
         self._fs.mkdir("/shards")
         for shard in range(SHARDS):
-            data = self._chance.bytes(self._bytes)
+            data = self._rng.bytes(self._bytes)
             (self._local / str(shard)).write_bytes(data)
             with self._fs.open(f"/shards/{shard}", "wb", buffering=0) as file:
                 file.write(data)
@@ -290,8 +290,8 @@ class _Records:
     def _measured(self, size: int, mine: list[Any], theirs: list[int]) -> Result:
         count = BATCHES[self._options.scale]
         into, other = np.ones((RECORDS, size), dtype=np.uint8), [bytearray(size) for _ in range(RECORDS)]
-        shards = self._chance.integers(0, SHARDS, (count, RECORDS)).tolist()
-        places = (self._chance.integers(0, self._bytes // size, (count, RECORDS)) * size).tolist()
+        shards = self._rng.integers(0, SHARDS, (count, RECORDS)).tolist()
+        places = (self._rng.integers(0, self._bytes // size, (count, RECORDS)) * size).tolist()
 
         def ours() -> None:
             for of, at in zip(shards, places, strict=True):

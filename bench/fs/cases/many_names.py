@@ -19,7 +19,7 @@ from bench.report import Figure, Options, Result, figure
 from fireflyer.fs.client.connecting import connect_async
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.schema.inodes import ROOT, InodeId, Kind
-from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, Place, Stat
+from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, PathRef, Stat
 
 __all__ = ["run"]
 
@@ -81,7 +81,7 @@ class _Growth:
     async def _make(self, count: int) -> None:
         while self._count < count:
             if self._count % IN_DIRECTORY == 0:
-                made = await self._files.meta.call(MakeDirectory(Place(ROOT, b"d%d" % len(self._directories))))
+                made = await self._files.meta.call(MakeDirectory(PathRef(ROOT, b"d%d" % len(self._directories))))
                 assert isinstance(made, Found)
                 self._directories.append(made.inode.id)
             end = min(count, len(self._directories) * IN_DIRECTORY)
@@ -95,8 +95,8 @@ class _Growth:
             await asyncio.gather(*(one() for _ in range(DEPTH)))
             self._count = end
 
-    def _place(self, number: int) -> Place:
-        return Place(self._directories[number // IN_DIRECTORY], b"file-%08d" % number)
+    def _place(self, number: int) -> PathRef:
+        return PathRef(self._directories[number // IN_DIRECTORY], b"file-%08d" % number)
 
     async def _stats(self) -> float:
         """Seconds for each."""

@@ -29,7 +29,7 @@ from fireflyer.fs.schema.meta import (
     Listing,
     MakeDirectory,
     MakeNode,
-    Place,
+    PathRef,
     Removed,
     RemoveTree,
     Request,
@@ -89,7 +89,7 @@ class _Names:
         return await self._files.meta.call(request)
 
     async def all(self) -> list[Result]:
-        made = await self._ask(MakeDirectory(Place(ROOT, b"d")))
+        made = await self._ask(MakeDirectory(PathRef(ROOT, b"d")))
         assert isinstance(made, Found)
         self._directory = made.inode.id
         before_bytes = self._stored_bytes()
@@ -123,8 +123,8 @@ class _Names:
 
         return create
 
-    def _place(self, number: int) -> Place:
-        return Place(self._directory, b"file-%08d" % number)
+    def _place(self, number: int) -> PathRef:
+        return PathRef(self._directory, b"file-%08d" % number)
 
     async def _stat(self) -> None:
         numbers = iter(range(STATS[self._options.scale]))
@@ -165,7 +165,7 @@ class _Names:
     async def _remove_tree(self) -> None:
         more = True
         while more:
-            answer = await self._ask(RemoveTree(Place(ROOT, b"d")))
+            answer = await self._ask(RemoveTree(PathRef(ROOT, b"d")))
             assert isinstance(answer, Removed)
             more = answer.more
 

@@ -100,9 +100,9 @@ class _Streams:
         )  # fmt: skip
 
     def records(self, size_bytes: int) -> Result:
-        chance, count = np.random.default_rng(2), BATCHES[self._options.scale]
+        rng, count = np.random.default_rng(2), BATCHES[self._options.scale]
         into = np.ones((RECORDS, size_bytes), dtype=np.uint8)
-        places = chance.integers(0, self._count * MIB // size_bytes, (count, RECORDS)) * size_bytes
+        places = rng.integers(0, self._count * MIB // size_bytes, (count, RECORDS)) * size_bytes
         ours, theirs = [], []
         with self._fs.open_file("/stream") as file:
             for turn in range(self._options.rounds + 1):

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fireflyer.analytics.timeline import AttemptReading, JobReading, StepTimes, read_log
-from fireflyer.base.events import Logged, PassedOver
+from fireflyer.base.events import Logged, SkippedCheckpoint
 
 __all__ = ["Block", "Checkpoint", "Failure", "JobAccount", "LossPoint", "Parts", "account"]
 
@@ -99,7 +99,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     resumed_step: int | None
     """Steps already done when training went on, in the next attempt that got so far; None when none did."""
     resumed_checkpoint: str | None
-    passed_over: tuple[PassedOver, ...]
+    passed_over: tuple[SkippedCheckpoint, ...]
     """Checkpoints that the restart refused, with the reasons."""
     lost_steps: int
     """Completed steps of this attempt that were thrown away."""

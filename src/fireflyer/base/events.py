@@ -25,11 +25,11 @@ __all__ = [
     "JobStarted",
     "Logged",
     "NodeLost",
-    "PassedOver",
     "PeerFailureReport",
     "RankExited",
     "Report",
     "ResumeReport",
+    "SkippedCheckpoint",
     "StepReport",
     "decode_log",
     "encode_log_line",
@@ -57,7 +57,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
     """Time during which at least one allreduce of this rank was in flight."""
 
 
-class PassedOver(msgspec.Struct, frozen=True):
+class SkippedCheckpoint(msgspec.Struct, frozen=True):
     name: str
     reason: str
 
@@ -70,7 +70,7 @@ class ResumeReport(msgspec.Struct, frozen=True, tag="resume"):
     step: int
     """Steps already done: 0 for a fresh start."""
     checkpoint: str | None
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
     load_ns: int = 0
 
 

@@ -19,7 +19,7 @@ from fireflyer.checkpoint.core.effects import (
     Failed,
     Finish,
     Forget,
-    Heard,
+    KeyReceived,
     Publish,
     TakeSnapshot,
 )
@@ -152,7 +152,7 @@ class BackgroundSave:
                     self._the_store().set(key, payload)
                     return Done()
                 case Await(key, timeout_ns):
-                    return Heard(self._await(key, timeout_ns))
+                    return KeyReceived(self._await(key, timeout_ns))
                 case Forget(prefix):
                     self._the_store().delete_prefix(prefix)
                     return Done()

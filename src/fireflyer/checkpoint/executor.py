@@ -52,7 +52,7 @@ from fireflyer.checkpoint.core.manifest import (
 )
 from fireflyer.checkpoint.core.names import JOB_FILE, MANIFEST_FILE, Candidate, candidates, final_name, trash_name
 from fireflyer.checkpoint.core.retention import leftovers
-from fireflyer.checkpoint.core.safetensors import Placed, build_header
+from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header
 from fireflyer.native import crc32c
 
 __all__ = [
@@ -96,7 +96,7 @@ class Share(msgspec.Struct, frozen=True):
     rank: int
     step: int
     layout: int
-    placed: Sequence[Placed]
+    placed: Sequence[PlacedTensor]
     data: memoryview
 
 

@@ -37,7 +37,7 @@ from fireflyer.base.errors import (
     error_from_wire,
     error_to_wire,
 )
-from fireflyer.base.events import CheckpointReport, PassedOver
+from fireflyer.base.events import CheckpointReport, SkippedCheckpoint
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint.background import BackgroundSave, SaveHandle
@@ -73,7 +73,7 @@ class Restored:
         manifest: Manifest,
         shared: dict[str, torch.Tensor],
         own: dict[str, torch.Tensor] | None,
-        passed_over: tuple[PassedOver, ...],
+        passed_over: tuple[SkippedCheckpoint, ...],
     ) -> None:
         self.name = name
         self.step = manifest.step
@@ -94,7 +94,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
     error: tuple[str, str] | None = None
     candidate: Candidate | None = None
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 
 class _Collector:
@@ -343,7 +343,7 @@ class CheckpointManager:
             self._schedule.began(restored.step, self._clock.now_ns())
         return restored
 
-    def _restore_first(self) -> tuple[Restored | None, tuple[PassedOver, ...]]:
+    def _restore_first(self) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         collectors: list[_Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
@@ -369,7 +369,7 @@ class CheckpointManager:
         if self.world_size > 1:
             self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
 
-    def _restore_same(self) -> tuple[Restored | None, tuple[PassedOver, ...]]:
+    def _restore_same(self) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         choice = msgspec.json.decode(self._agree(f"restore/{self._times_restored}", b""), type=_Choice)
         if choice.error is not None:
             raise error_from_wire(choice.error[0], f"rank 0 could not restore: {choice.error[1]}")
@@ -382,7 +382,7 @@ class CheckpointManager:
 
 
 def _restored(
-    candidate: Candidate, manifest: Manifest, collector: _Collector, passed_over: tuple[PassedOver, ...]
+    candidate: Candidate, manifest: Manifest, collector: _Collector, passed_over: tuple[SkippedCheckpoint, ...]
 ) -> Restored:
     return Restored(
         name=candidate.name,

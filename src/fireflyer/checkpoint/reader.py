@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, TransientError
-from fireflyer.base.events import PassedOver
+from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk, DiskFile
 from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.names import Candidate, candidates
@@ -75,10 +75,10 @@ def _read_tensor(file: DiskFile, path: str, tensor: TensorRecord, place: memoryv
 
 def choose(
     disk: Disk, root: str, make_sink: Callable[[Manifest], Sink]
-) -> tuple[tuple[Candidate, Manifest] | None, tuple[PassedOver, ...]]:
+) -> tuple[tuple[Candidate, Manifest] | None, tuple[SkippedCheckpoint, ...]]:
     """Loads the newest valid checkpoint through the sink that `make_sink` makes for it. What is newer and was not
     valid comes with the reason, newest first. Raises `TransientError`."""
-    passed_over: list[PassedOver] = []
+    passed_over: list[SkippedCheckpoint] = []
     for candidate in candidates(disk.list(root)) if disk.is_dir(root) else []:
         try:
             manifest = read_manifest(disk, root, candidate)
@@ -86,7 +86,7 @@ def choose(
         except TransientError:
             raise
         except FireflyerError as error:
-            passed_over.append(PassedOver(candidate.name, error.message))
+            passed_over.append(SkippedCheckpoint(candidate.name, error.message))
         else:
             return (candidate, manifest), tuple(passed_over)
     return None, tuple(passed_over)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from fireflyer.base.errors import UsageError
-from fireflyer.checkpoint.core.safetensors import Placed, TensorSpec, place
+from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, place
 from fireflyer.checkpoint.core.shares import layout_digest, own_name, share_of
 from fireflyer.checkpoint.executor import Share
 
@@ -63,7 +63,7 @@ class Snapshot(NamedTuple):
 
     rank: int
     layout: int
-    placed: list[Placed]
+    placed: list[PlacedTensor]
     sources: dict[str, torch.Tensor]
     size_bytes: int
 

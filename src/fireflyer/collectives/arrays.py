@@ -20,11 +20,11 @@ __all__ = [
     "DTYPES",
     "DTypeLike",
     "FlatArray",
-    "carrier_of",
     "check_apart",
     "check_rank",
     "dtype_named",
     "flatten",
+    "storage_dtype_of",
     "whole_number",
 ]
 
@@ -81,7 +81,7 @@ class FlatArray(NamedTuple):
     address: int
     elements: int
     dtype: str
-    keeper: object
+    owner: object
     """Keeps the memory alive."""
 
 
@@ -102,7 +102,7 @@ def dtype_named(asked: object) -> str:
     return own
 
 
-def carrier_of(dtype: str) -> str:
+def storage_dtype_of(dtype: str) -> str:
     """The NumPy type that holds elements of `dtype`, one of `DTYPES`."""
     return _CARRIERS.get(dtype) or next(name for name, own in _OF_NUMPY.items() if own == dtype)
 
@@ -203,7 +203,7 @@ def _tensor(tensor: Any, dtype: str | None, sums: bool) -> FlatArray:
 
 
 def _describe(
-    address: int, count: int, size: int, name: str, own: str | None, asked: str | None, sums: bool, keeper: object
+    address: int, count: int, size: int, name: str, own: str | None, asked: str | None, sums: bool, owner: object
 ) -> FlatArray:
     if asked is not None and asked != own and _CARRIERS.get(asked) != name:
         wanted = _CARRIERS.get(asked, "its own type")
@@ -218,5 +218,5 @@ def _describe(
             f"cannot sum elements of type {name}; use one of {', '.join(_OF_TORCH)}, or uint16 and uint8 with dtype="
         )
     if found is None:
-        return FlatArray(address, count * size, _BYTES, keeper)
-    return FlatArray(address, count, found, keeper)
+        return FlatArray(address, count * size, _BYTES, owner)
+    return FlatArray(address, count, found, owner)

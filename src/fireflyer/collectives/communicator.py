@@ -29,23 +29,28 @@ from fireflyer.collectives.arrays import (
     DTYPES,
     DTypeLike,
     FlatArray,
-    carrier_of,
     check_apart,
     check_rank,
     dtype_named,
     flatten,
+    storage_dtype_of,
     whole_number,
 )
 from fireflyer.collectives.bootstrap.arena import OwnMemory
-from fireflyer.collectives.bootstrap.cpu_binding import Seat
-from fireflyer.collectives.bootstrap.group_setup import DEFAULT_JOIN_TIMEOUT_NS, DEFAULT_TIMEOUT_NS, Formed, Terms
+from fireflyer.collectives.bootstrap.cpu_binding import CpuBinding
+from fireflyer.collectives.bootstrap.group_setup import (
+    DEFAULT_JOIN_TIMEOUT_NS,
+    DEFAULT_TIMEOUT_NS,
+    GroupConfig,
+    GroupMember,
+)
 from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tuned
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage
-from fireflyer.collectives.bootstrap.rendezvous import Equipment
-from fireflyer.collectives.flight import FlightBox, Snapshot
+from fireflyer.collectives.bootstrap.rendezvous import GroupResources
+from fireflyer.collectives.flight import FlightRecorder, Snapshot
 from fireflyer.collectives.p2p.canonical import CanonicalSums
-from fireflyer.collectives.p2p.exchange import Flight, RankExchange
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.exchange import InFlightMessage, RankExchange
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import CANONICAL, CANONICAL_KINDS, Plan
 from fireflyer.collectives.planning.programs import native_programs, native_routes
 from fireflyer.collectives.work import Work
@@ -58,7 +63,7 @@ __all__ = ["Communicator", "Stats", "Work"]
 
 _PATIENCE_NS: Final = 100 * MS
 """How long a caller works itself on an operation that it waits for: it cannot be interrupted meanwhile."""
-_ANYWHERE: Final = Seat()
+_ANYWHERE: Final = CpuBinding()
 _PEER_FAILED: Final = 1
 """Of the native kinds of failure."""
 _EMPTY: Final = FlatArray(0, 0, "f8e4m3", None)
@@ -99,66 +104,66 @@ class Attached(Protocol):
     def abandon_after_fork(self) -> None: ...
 
 
-class Communicator(Formed):
+class Communicator(GroupMember):
     """Made by `create` or `from_environment`, by all ranks of the group at the same time. When ranks are lost, or
     others want to come in, `reform` makes the next one of it."""
 
     def __init__(
         self,
         rank: int,
-        equipment: Equipment,
-        doors: Doors | None,
+        resources: GroupResources,
+        peer_listener: PeerListener | None,
         memory: OwnMemory,
-        terms: Terms,
+        config: GroupConfig,
         lineage: Lineage,
-        seat: Seat = _ANYWHERE,
+        seat: CpuBinding = _ANYWHERE,
     ) -> None:
-        """Takes over the descriptors in `equipment`. Use `create` instead."""
-        plan = equipment.plan
+        """Takes over the descriptors in `resources`. Use `create` instead."""
+        plan = resources.plan
         self.rank = rank
         self.plan = plan
         self.world_size = plan.world_size
         self.node = plan.node_of_rank[rank]
         self.nodes = plan.nodes
-        self.hosts = equipment.hosts
-        self.transport = equipment.choice.transport
-        self.timeout_ns = timeout_ns = terms.timeout_ns
+        self.hosts = resources.hosts
+        self.transport = resources.choice.transport
+        self.timeout_ns = timeout_ns = config.timeout_ns
         self._memory = memory
-        self._terms = terms
+        self._config = config
         self._lineage = lineage
         self._suspects: set[int] = set()
         self._given_up = False
         self._native = Executor(
             rank=rank,
             node_of_rank=list(plan.node_of_rank),
-            labels=list(equipment.labels),
+            labels=list(resources.labels),
             trees=[list(tree) for tree in plan.trees],
             timeout_ns=timeout_ns,
-            window_fd=equipment.window_fd,
-            doorbell_fd=equipment.doorbell_fd,
-            leader_fd=equipment.leader_fd,
-            local_fds=list(equipment.local_fds),
-            connections=list(equipment.connections),
+            window_fd=resources.window_fd,
+            doorbell_fd=resources.doorbell_fd,
+            leader_fd=resources.leader_fd,
+            local_fds=list(resources.local_fds),
+            connections=list(resources.connections),
             routes=native_routes(plan),
-            programs=native_programs(plan, self.node) if equipment.leader_fd < 0 else [],
+            programs=native_programs(plan, self.node) if resources.leader_fd < 0 else [],
             arena=memory.arena,
-            neighbours=[one.native for one in equipment.neighbours],
+            neighbours=[one.native for one in resources.neighbours],
             cpus=list(seat.cpus),
             network_cpus=list(seat.network_cpus),
-            fabric=equipment.fabric,
+            fabric=resources.fabric,
         )
         self.seat = seat
-        self._box = FlightBox(
+        self._box = FlightRecorder(
             self._native.flight,
             group=lineage.here,
             plan=plan,
             rank=rank,
-            labels=equipment.labels,
+            labels=resources.labels,
             timeout_ns=timeout_ns,
             transport=self.transport,
-            directory=terms.dump_dir,
+            directory=config.dump_dir,
         )
-        self._exchange = RankExchange(rank, plan, self._native, doors, timeout_ns)
+        self._exchange = RankExchange(rank, plan, self._native, peer_listener, timeout_ns)
         # The ranks of one node are added in this order anyway.
         self._canonical = CanonicalSums(self._exchange) if plan.sums == CANONICAL and plan.nodes > 1 else None
         self._canonical_turn = threading.Lock()
@@ -339,7 +344,7 @@ class Communicator(Formed):
         try:
             if size_bytes > arena.bytes:  # it may be more than native code can count
                 raise MemoryError
-            return arena.allocate(size_bytes).view(carrier_of(own)).reshape(sizes)
+            return arena.allocate(size_bytes).view(storage_dtype_of(own)).reshape(sizes)
         except MemoryError:
             raise UsageError(
                 f"the arena has no {size_bytes} bytes left ({arena.used} of {arena.bytes} are used); drop arrays, or "
@@ -404,8 +409,8 @@ class Communicator(Formed):
         with self._lock:
             return bool(self._held) or self._exchange.busy() or any(not work.done() for work in self._pending)
 
-    def _fly(self, flight: Flight, async_op: bool) -> Work:
-        work = Work(flight.native, flight.name, flight.keeper, self._failed)
+    def _fly(self, flight: InFlightMessage, async_op: bool) -> Work:
+        work = Work(flight.native, flight.name, flight.owner, self._failed)
         if not async_op:
             work.wait()
         return work
@@ -453,26 +458,26 @@ class Communicator(Formed):
                 flight = self._canonical.start(kind, source, target, root, op)
             return self._fly(flight._replace(name=kind), async_op)
         what = (kind, source.address, target.address, count, source.dtype, root, op)
-        keeper = (source.keeper, target.keeper)
+        owner = (source.owner, target.owner)
         # Ctrl-C may end this thread's part anywhere; native threads go on with the arrays.
-        self._held[id(keeper)] = keeper
+        self._held[id(owner)] = owner
         try:
-            work = self._start(what, keeper, async_op)
+            work = self._start(what, owner, async_op)
         except FireflyerError:
-            del self._held[id(keeper)]
+            del self._held[id(owner)]
             raise
-        del self._held[id(keeper)]
+        del self._held[id(owner)]
         if not async_op:
             work.wait()
         return work
 
-    def _start(self, what: tuple[str, int, int, int, str, int, str], keeper: object, async_op: bool) -> Work:
+    def _start(self, what: tuple[str, int, int, int, str, int, str], owner: object, async_op: bool) -> Work:
         kind, _, _, count, dtype, _, _ = what
         try:
             if async_op:
                 with self._lock:
                     self._forget_finished()
-                    work = Work(self._native.submit(*what), kind, keeper, self._failed)
+                    work = Work(self._native.submit(*what), kind, owner, self._failed)
                     self._pending.append(work)
                 return work
             native = self._native.call(*what, _PATIENCE_NS)
@@ -484,7 +489,7 @@ class Communicator(Formed):
             raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
         if native is None:
             return _DONE
-        work = Work(native, kind, keeper, self._failed)
+        work = Work(native, kind, owner, self._failed)
         with self._lock:
             self._forget_finished()
             self._pending.append(work)

@@ -21,10 +21,10 @@ from typing import Any, Final
 import torch
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.collectives.arrays import DTYPES, DTypeLike, carrier_of, check_rank, dtype_named
+from fireflyer.collectives.arrays import DTYPES, DTypeLike, check_rank, dtype_named, storage_dtype_of
 from fireflyer.collectives.communicator import OPS, Communicator
-from fireflyer.collectives.devices.copies import Copies
-from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, Job, Running
+from fireflyer.collectives.devices.copies import CopyEngine
+from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, InFlightOperation, Job
 from fireflyer.collectives.devices.pieces import Piece, cut
 from fireflyer.collectives.torch.cuda import DEVICES, on_device
 from fireflyer.collectives.torch.pairs import PairedSums
@@ -56,7 +56,7 @@ class DeviceCommunicator:
         self._slot_bytes = slot_bytes
         self._slots = slots
         self._lock = threading.Lock()
-        self._places: dict[torch.device, Copies] = {}
+        self._places: dict[torch.device, CopyEngine] = {}
         self._engine: DeviceEngine | None = None
         self._dropper: weakref.finalize[..., DeviceCommunicator] | None = None
         self._blocks = Blocks(communicator)
@@ -76,7 +76,7 @@ class DeviceCommunicator:
 
     def allreduce(
         self, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, out: Any = None, async_op: bool = False
-    ) -> Running:
+    ) -> InFlightOperation:
         if not on_device(array):
             return self._host().allreduce(array, op=op, dtype=dtype, out=out, async_op=async_op)
         target = array if out is None else out
@@ -88,7 +88,7 @@ class DeviceCommunicator:
                 target.copy_(array)
             return self.pairs.allreduce(target, op=op, async_op=async_op)
 
-        def run(slot: Any, piece: Piece) -> Running:
+        def run(slot: Any, piece: Piece) -> InFlightOperation:
             part = _part(slot, piece.source, name)
             return self.communicator.allreduce(part, op=op, dtype=name, async_op=True)
 
@@ -103,7 +103,7 @@ class DeviceCommunicator:
         dtype: DTypeLike | None = None,
         out: Any = None,
         async_op: bool = False,
-    ) -> Running:
+    ) -> InFlightOperation:
         if not on_device(array):
             return self._host().reduce(array, root=root, op=op, dtype=dtype, out=out, async_op=async_op)
         target = array if out is None else out
@@ -111,18 +111,18 @@ class DeviceCommunicator:
         name = _check_op(array, dtype, op)
         root = check_rank("root", root, self.world_size)
 
-        def run(slot: Any, piece: Piece) -> Running:
+        def run(slot: Any, piece: Piece) -> InFlightOperation:
             part = _part(slot, piece.source, name)
             return self.communicator.reduce(part, root=root, op=op, dtype=name, async_op=True)
 
         return self._pieces("reduce", array, target, array.numel(), run, async_op, writes=root == self.rank)
 
-    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> Running:
+    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> InFlightOperation:
         if not on_device(array):
             return self._host().broadcast(array, root=root, async_op=async_op)
         root = check_rank("root", root, self.world_size)
 
-        def run(slot: Any, piece: Piece) -> Running:
+        def run(slot: Any, piece: Piece) -> InFlightOperation:
             return self.communicator.broadcast(_part(slot, piece.source), root=root, async_op=True)
 
         own = root == self.rank
@@ -130,24 +130,24 @@ class DeviceCommunicator:
 
     def reduce_scatter(
         self, out: Any, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, async_op: bool = False
-    ) -> Running:
+    ) -> InFlightOperation:
         if not on_device(array):
             return self._host().reduce_scatter(out, array, op=op, dtype=dtype, async_op=async_op)
         self._check_parts("array", array, "out", out)
         name = _check_op(array, dtype, op)
 
-        def run(slot: Any, piece: Piece) -> Running:
+        def run(slot: Any, piece: Piece) -> InFlightOperation:
             source, target = _part(slot, piece.source, name), _part(slot, piece.target, name)
             return self.communicator.reduce_scatter(target, source, op=op, dtype=name, async_op=True)
 
         return self._pieces("reduce_scatter", array, out, out.numel(), run, async_op)
 
-    def allgather(self, out: Any, array: Any, *, async_op: bool = False) -> Running:
+    def allgather(self, out: Any, array: Any, *, async_op: bool = False) -> InFlightOperation:
         if not on_device(array):
             return self._host().allgather(out, array, async_op=async_op)
         self._check_parts("out", out, "array", array)
 
-        def run(slot: Any, piece: Piece) -> Running:
+        def run(slot: Any, piece: Piece) -> InFlightOperation:
             return self.communicator.allgather(_part(slot, piece.target), _part(slot, piece.source), async_op=True)
 
         return self._pieces("allgather", array, out, array.numel(), run, async_op)
@@ -160,7 +160,7 @@ class DeviceCommunicator:
         out_splits: Sequence[int] | None = None,
         in_splits: Sequence[int] | None = None,
         async_op: bool = False,
-    ) -> Running:
+    ) -> InFlightOperation:
         if not on_device(array):
             return self._host().all_to_all(out, array, out_splits=out_splits, in_splits=in_splits, async_op=async_op)
         splits = {
@@ -168,48 +168,48 @@ class DeviceCommunicator:
             for name, counts in (("out_splits", out_splits), ("in_splits", in_splits))
         }
 
-        def run(source: Any, target: Any) -> Running:
+        def run(source: Any, target: Any) -> InFlightOperation:
             return self._host().all_to_all(target, source, async_op=True, **splits)
 
         return self._whole(array, out, run, async_op)
 
-    def gather(self, array: Any, *, root: int, out: Any = None, async_op: bool = False) -> Running:
+    def gather(self, array: Any, *, root: int, out: Any = None, async_op: bool = False) -> InFlightOperation:
         if not on_device(array):
             return self._host().gather(array, root=root, out=out, async_op=async_op)
 
-        def run(source: Any, target: Any) -> Running:
+        def run(source: Any, target: Any) -> InFlightOperation:
             return self._host().gather(source, root=root, out=target, async_op=True)
 
         return self._whole(array, out if root == self.rank else None, run, async_op)
 
-    def scatter(self, out: Any, *, root: int, array: Any = None, async_op: bool = False) -> Running:
+    def scatter(self, out: Any, *, root: int, array: Any = None, async_op: bool = False) -> InFlightOperation:
         if not on_device(out):
             return self._host().scatter(out, root=root, array=array, async_op=async_op)
 
-        def run(source: Any, target: Any) -> Running:
+        def run(source: Any, target: Any) -> InFlightOperation:
             return self._host().scatter(target, root=root, array=source, async_op=True)
 
         return self._whole(array if root == self.rank else None, out, run, async_op)
 
-    def send(self, array: Any, *, to: int, tag: int = 0, async_op: bool = False) -> Running:
+    def send(self, array: Any, *, to: int, tag: int = 0, async_op: bool = False) -> InFlightOperation:
         if not on_device(array):
             return self.communicator.send(array, to=to, tag=tag, async_op=async_op)
 
-        def run(source: Any, _: Any) -> Running:
+        def run(source: Any, _: Any) -> InFlightOperation:
             return self.communicator.send(source, to=to, tag=tag, async_op=True)
 
         return self._whole(array, None, run, async_op)
 
-    def recv(self, array: Any, *, source: int, tag: int = 0, async_op: bool = False) -> Running:
+    def recv(self, array: Any, *, source: int, tag: int = 0, async_op: bool = False) -> InFlightOperation:
         if not on_device(array):
             return self.communicator.recv(array, source=source, tag=tag, async_op=async_op)
 
-        def run(_: Any, target: Any) -> Running:
+        def run(_: Any, target: Any) -> InFlightOperation:
             return self.communicator.recv(target, source=source, tag=tag, async_op=True)
 
         return self._whole(None, array, run, async_op)
 
-    def barrier(self, *, async_op: bool = False) -> Running:
+    def barrier(self, *, async_op: bool = False) -> InFlightOperation:
         """Of the ranks' processes; what they gave to their devices may still be running."""
         return self._host().barrier(async_op=async_op)
 
@@ -221,12 +221,12 @@ class DeviceCommunicator:
     def registered(self, array: Any) -> bool:
         return not on_device(array) and self.communicator.registered(array)
 
-    def use(self, device: torch.device, copies: Copies) -> None:
+    def use(self, device: torch.device, copies: CopyEngine) -> None:
         """Copies from and to `device` are made by `copies`; before the first operation there."""
         with self._lock:
             self._places[device] = copies
 
-    def place(self, device: torch.device) -> Copies:
+    def place(self, device: torch.device) -> CopyEngine:
         """How this process copies from and to `device`."""
         with self._lock:
             if device not in self._places:
@@ -268,7 +268,7 @@ class DeviceCommunicator:
             self._engine.drain()
         return self.communicator
 
-    def _engine_on(self, place: Copies) -> DeviceEngine:
+    def _engine_on(self, place: CopyEngine) -> DeviceEngine:
         with self._lock:
             if self._closed:
                 raise UsageError("the communicator is closed; create a new one")
@@ -285,7 +285,7 @@ class DeviceCommunicator:
         source: torch.Tensor,
         target: torch.Tensor,
         elements: int,
-        run: Callable[[Any, Piece], Running],
+        run: Callable[[Any, Piece], InFlightOperation],
         async_op: bool,
         *,
         reads: bool = True,
@@ -310,7 +310,7 @@ class DeviceCommunicator:
         self,
         source: torch.Tensor | None,
         target: torch.Tensor | None,
-        run: Callable[[Any, Any], Running],
+        run: Callable[[Any, Any], InFlightOperation],
         async_op: bool,
     ) -> WholeWork:
         """Copies `source` down, starts the operation, and copies up to `target` when somebody waits."""
@@ -369,7 +369,7 @@ def _drop(engine: DeviceEngine, reference: weakref.ref[Communicator]) -> None:
 def _part(slot: Any, span: tuple[int, int], dtype: str | None = None) -> Any:
     begin, size = span
     part = slot[begin : begin + size]
-    return part if dtype is None else part.view(carrier_of(dtype))
+    return part if dtype is None else part.view(storage_dtype_of(dtype))
 
 
 def _check_alike(array: torch.Tensor, out: Any) -> None:

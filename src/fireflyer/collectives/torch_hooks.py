@@ -18,7 +18,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.compression import CompressedMean, Compression
-from fireflyer.collectives.torch.work import Completer, GroupWork, Pending, Promise
+from fireflyer.collectives.torch.work import Completer, GroupWork, InFlightOperation, Promise
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.work import when_there_is_room
 
@@ -85,7 +85,7 @@ class HookState:
             self._completer.add(work, partial(_keep, promise, work, flat))
 
     def _started(
-        self, start: Callable[[], list[Pending]], flat: torch.Tensor, finish: Callable[[], None] | None = None
+        self, start: Callable[[], list[InFlightOperation]], flat: torch.Tensor, finish: Callable[[], None] | None = None
     ) -> GroupWork:
         try:
             return GroupWork(self._completer, start(), flat, finish=finish)
@@ -93,7 +93,7 @@ class HookState:
             return GroupWork(self._completer, [], flat, error=error)
 
 
-def _second_step(mean: CompressedMean) -> list[Pending]:
+def _second_step(mean: CompressedMean) -> list[InFlightOperation]:
     return list(mean.advance())
 
 

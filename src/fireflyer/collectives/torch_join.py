@@ -19,7 +19,7 @@ from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.collectives.torch.bridges import find_pairs
-from fireflyer.collectives.torch.store import C10dStore, Places, agree_on_places, own_address
+from fireflyer.collectives.torch.store import C10dStore, WorldNodes, agree_on_world_nodes, own_address
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import pair_on_cuda
 from fireflyer.runtime.environment import read_environment
@@ -66,7 +66,7 @@ class HfreduceOptions:
 
 class Joined(NamedTuple):
     communicator: Communicator
-    places: Places
+    places: WorldNodes
     transport: str
     """As it was asked for; parts of the group ask for the same."""
 
@@ -79,7 +79,7 @@ def join(
     name: str,
     timeout: timedelta,
     options: HfreduceOptions,
-    places: Places | None = None,
+    places: WorldNodes | None = None,
     transport: str | None = None,
 ) -> Joined:
     """Collective over the ranks of `store`. `places`: what a larger group, of which this is a part, agreed on.
@@ -88,7 +88,9 @@ def join(
     ours = C10dStore(store)
     timeout_ns = max(MS, int(timeout / timedelta(microseconds=1)) * _MICROSECOND_NS)
     if places is None:
-        places = agree_on_places(ours, env, rank=rank, world_size=world_size, node=options.node, timeout_ns=timeout_ns)
+        places = agree_on_world_nodes(
+            ours, env, rank=rank, world_size=world_size, node=options.node, timeout_ns=timeout_ns
+        )
     asked = options.transport or transport or env.transport or "tcp"
     create = partial(
         Communicator.create,

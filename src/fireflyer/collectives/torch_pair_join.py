@@ -18,20 +18,20 @@ from torch.multiprocessing import reductions
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.devices.copies import Copies
+from fireflyer.collectives.devices.copies import CopyEngine
 from fireflyer.collectives.torch.bridges import gpu_name
-from fireflyer.collectives.torch.cuda import CudaCopies
-from fireflyer.collectives.torch.pairs import OUTBOX_BYTES, Circle, Outboxes, PairedSums
+from fireflyer.collectives.torch.cuda import CudaCopyEngine
+from fireflyer.collectives.torch.pairs import OUTBOX_BYTES, IpcBuffers, PairedSums, PairGroups
 from fireflyer.collectives.torch.store import number_nodes
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 
-__all__ = ["check_pairs", "cuda_outboxes", "join_pairs", "pair_on_cuda"]
+__all__ = ["check_pairs", "cuda_ipc_buffers", "join_pairs", "pair_on_cuda"]
 
 _CARD_BYTES: Final = 4096
 Create = Callable[..., Communicator]
 
 
-class _Card(msgspec.Struct, frozen=True):
+class _CudaIpcHandle(msgspec.Struct, frozen=True):
     """What is needed to map a tensor of another process; the fields of `torch.multiprocessing.reductions`."""
 
     device: str
@@ -60,8 +60,8 @@ def join_pairs(
     comm: DeviceCommunicator,
     pairs: Sequence[tuple[int, int]],
     create: Create,
-    show: Callable[[Communicator], Outboxes],
-    places: tuple[Copies, Copies, Copies],
+    show: Callable[[Communicator], IpcBuffers],
+    places: tuple[CopyEngine, CopyEngine, CopyEngine],
 ) -> None:
     """Makes allreduces of `comm` go by pairs. Collective over its ranks, which must all give the same `pairs`.
 
@@ -77,7 +77,7 @@ def join_pairs(
     lane = create(rank=number, world_size=len(pairs), node=lane_node, name=f"lane-{position}")
     of_pair = partial(create, rank=position, world_size=2, node=0, arena_bytes=0)
     before, after = of_pair(name=f"pair-{number}-before"), of_pair(name=f"pair-{number}-after")
-    circle = Circle(DeviceCommunicator.of(lane), lane_ranks, before, after, pair)
+    circle = PairGroups(DeviceCommunicator.of(lane), lane_ranks, before, after, pair)
     comm.pairs = PairedSums(circle, show(before), places, first=position == 0)
 
 
@@ -86,11 +86,11 @@ def pair_on_cuda(comm: DeviceCommunicator, pairs: Sequence[tuple[int, int]], cre
     if not torch.cuda.is_available():
         raise UsageError("pairs of GPUs were declared, but this process has no CUDA device; leave nvlink_pairs out")
     device = torch.device("cuda", torch.cuda.current_device())
-    places = (comm.place(device), CudaCopies(device), CudaCopies(device))
-    join_pairs(comm, pairs, create, partial(cuda_outboxes, device=device), places)
+    places = (comm.place(device), CudaCopyEngine(device), CudaCopyEngine(device))
+    join_pairs(comm, pairs, create, partial(cuda_ipc_buffers, device=device), places)
 
 
-def cuda_outboxes(pair: Communicator, *, device: torch.device, place_bytes: int = OUTBOX_BYTES) -> Outboxes:
+def cuda_ipc_buffers(pair: Communicator, *, device: torch.device, place_bytes: int = OUTBOX_BYTES) -> IpcBuffers:
     """Allocates one on `device`, and maps the partner's. Collective over the pair."""
     own = torch.empty(4 * place_bytes, dtype=torch.uint8, device=device)
     mine = np.zeros(_CARD_BYTES, np.uint8)
@@ -98,21 +98,21 @@ def cuda_outboxes(pair: Communicator, *, device: torch.device, place_bytes: int 
     mine[: len(card)] = np.frombuffer(card, np.uint8)
     both = np.zeros((2, _CARD_BYTES), np.uint8)
     pair.allgather(both, mine)
-    theirs = msgspec.json.decode(both[1 - pair.rank].tobytes().rstrip(b"\0"), type=_Card)
+    theirs = msgspec.json.decode(both[1 - pair.rank].tobytes().rstrip(b"\0"), type=_CudaIpcHandle)
     if theirs.elements != own.numel():
         raise UsageError(f"the partner has an outbox of {theirs.elements} bytes, this rank one of {own.numel()}")
     partners = _tensor_of(theirs)
     if partners.device != device and not torch.cuda.can_device_access_peer(device, partners.device):
         raise UsageError(f"{device} cannot reach {partners.device}; declare only GPUs as pairs that are bridged")
     pair.barrier()
-    return Outboxes(own, partners)
+    return IpcBuffers(own, partners)
 
 
-def _card_of(tensor: torch.Tensor) -> _Card:
+def _card_of(tensor: torch.Tensor) -> _CudaIpcHandle:
     _, fields = reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch lacks annotations
     _, _, _, tensor_offset, _, _, device, *rest, needs_event = fields
     handle, storage_bytes, storage_offset_bytes, _, counter, counter_offset, event = rest
-    return _Card(
+    return _CudaIpcHandle(
         device=gpu_name(device),
         elements=tensor.numel(),
         tensor_offset=tensor_offset,
@@ -126,7 +126,7 @@ def _card_of(tensor: torch.Tensor) -> _Card:
     )
 
 
-def _tensor_of(card: _Card) -> torch.Tensor:
+def _tensor_of(card: _CudaIpcHandle) -> torch.Tensor:
     found = [index for index in range(torch.cuda.device_count()) if gpu_name(index) == card.device]
     if not found:
         raise UsageError(

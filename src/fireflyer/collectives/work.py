@@ -38,14 +38,14 @@ class Work:
         self,
         native: NativeWork | None,
         name: str,
-        keeper: object,
+        owner: object,
         failed: Callable[[tuple[int, int, int, str]], str] | None = None,
     ) -> None:
         """`native` None: it is done, and well. `failed` is told of a failure before it is raised, and says how far
         the operation came, if that is known."""
         self._native = native
         self._name = name
-        self._keeper = keeper
+        self._owner = owner
         self._failed = failed
 
     def wait(self, timeout_ns: int | None = None) -> None:

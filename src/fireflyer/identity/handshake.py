@@ -49,8 +49,8 @@ __all__ = [
     "Accepts",
     "ClientHandshake",
     "Credential",
+    "HandshakeRefused",
     "NodeCredential",
-    "Refusal",
     "Role",
     "ServerHandshake",
     "Session",
@@ -159,7 +159,7 @@ class Session:
     key: bytes = field(repr=False)
 
 
-class Refusal(PermissionDenied):
+class HandshakeRefused(PermissionDenied):
     """The server turned the client away; `reply` are the bytes that tell it so, to be sent before closing."""
 
     def __init__(self, message: str, reply: bytes) -> None:
@@ -317,7 +317,7 @@ class ClientHandshake:
 
 class ServerHandshake:
     """The accepting side: `on_hello` (send what it returns), then `on_proof` (send the bytes, the session is open).
-    Raises `Refusal` (send its `reply`, close) or `PermissionDenied` (just close)."""
+    Raises `HandshakeRefused` (send its `reply`, close) or `PermissionDenied` (just close)."""
 
     def __init__(
         self, accepts: Accepts, *, identity: str, purpose: str, nonce: bytes, decoy_key: bytes | None = None
@@ -336,12 +336,16 @@ class ServerHandshake:
     def on_hello(self, data: bytes) -> bytes:
         version = _decode(_version_decoder, data, "the client's hello").version
         if version != HANDSHAKE_VERSION:
-            raise _refusal(_version_text(version))
+            raise _handshake_refused(_version_text(version))
         hello = _decode(_hello_decoder, data, "the client's hello")
         if len(hello.identity.encode()) > MAX_IDENTITY_BYTES or not hello.identity.isprintable():
-            raise _refusal(f"the client's identity is not printable text of at most {MAX_IDENTITY_BYTES} bytes")
+            raise _handshake_refused(
+                f"the client's identity is not printable text of at most {MAX_IDENTITY_BYTES} bytes"
+            )
         if hello.purpose != self._purpose:
-            raise _refusal(f"this port serves {self._purpose!r}, not {hello.purpose[:40]!r}; check the address")
+            raise _handshake_refused(
+                f"this port serves {self._purpose!r}, not {hello.purpose[:40]!r}; check the address"
+            )
         self._find_key(hello)
         self._transcript = _Transcript(
             hello.role, hello.identity, self._identity, self._purpose, hello.nonce, self._nonce
@@ -362,25 +366,27 @@ class ServerHandshake:
             raise UsageError("on_proof comes after on_hello")
         right = hmac.compare_digest(transcript.proof(self._key, _CLIENT_LABEL), message.proof)
         if not right or not self._known:
-            raise _refusal("the client does not hold the key that it claims to hold; check its secret file or token")
+            raise _handshake_refused(
+                "the client does not hold the key that it claims to hold; check its secret file or token"
+            )
         session = Session(transcript.role, self._peer, self._purpose, transcript.proof(self._key, _SESSION_LABEL))
         return session, _encoder.encode(_Verdict(transcript.proof(self._key, _VERDICT_LABEL)))
 
     def _find_key(self, hello: _Hello) -> None:
         if hello.role == "node":
             if self._accepts.secret is None:
-                raise _refusal("this service does not accept node secrets; use a user token")
+                raise _handshake_refused("this service does not accept node secrets; use a user token")
             self._key, self._peer, self._known = self._accepts.secret.reveal(), hello.identity, True
             return
         if self._accepts.find_user is None:
-            raise _refusal("this service does not accept user tokens; it is for nodes only")
+            raise _handshake_refused("this service does not accept user tokens; it is for nodes only")
         user = self._accepts.find_user(hello.identity)
         if user is not None:
             self._key, self._peer, self._known = user.key, user.user, True
         elif self._decoy_key is not None:
             self._key = self._decoy_key
         else:
-            raise _refusal("unknown or expired token; ask for a new one")
+            raise _handshake_refused("unknown or expired token; ask for a new one")
 
 
 def _version_text(version: int) -> str:
@@ -395,8 +401,8 @@ def refusal_message(error: FireflyerError) -> bytes:
     return _encoder.encode(_Refused(version=HANDSHAKE_VERSION, code=error.code, message=error.message[:400]))
 
 
-def _refusal(message: str) -> Refusal:
-    return Refusal(message, refusal_message(PermissionDenied(message)))
+def _handshake_refused(message: str) -> HandshakeRefused:
+    return HandshakeRefused(message, refusal_message(PermissionDenied(message)))
 
 
 def _refused(message: _Refused) -> FireflyerError:

@@ -18,13 +18,13 @@ from fireflyer.kvstore.core.keys import (
     prefix_range,
 )
 from fireflyer.kvstore.core.store import Attempted, MemoryStore
-from fireflyer.kvstore.core.timing import SteppedWaits, Waits, steps
+from fireflyer.kvstore.core.timing import SteppedTiming, Timing, steps
 from fireflyer.kvstore.engine import transact_once
 from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected, TransactionTimeout
 from fireflyer.kvstore.memory import CommitFault, MemoryEngine
 from fireflyer.kvstore.opening import open  # noqa: A004
-from fireflyer.kvstore.savepoints import Part, Trunk
-from fireflyer.kvstore.timing import LoopWaits
+from fireflyer.kvstore.savepoints import Savepoint, TransactionBatch
+from fireflyer.kvstore.timing import LoopTiming
 
 __all__ = [
     "DEFAULT_TIMEOUT_NS",
@@ -40,17 +40,17 @@ __all__ = [
     "Disconnected",
     "Engine",
     "KeyRange",
-    "LoopWaits",
+    "LoopTiming",
     "MemoryEngine",
     "MemoryStore",
     "Page",
-    "Part",
     "Reader",
-    "SteppedWaits",
+    "Savepoint",
+    "SteppedTiming",
+    "Timing",
     "Transaction",
+    "TransactionBatch",
     "TransactionTimeout",
-    "Trunk",
-    "Waits",
     "key_after",
     "open",
     "prefix_range",

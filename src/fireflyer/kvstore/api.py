@@ -60,7 +60,7 @@ class Transaction(Reader, Protocol):
     def clear_range(self, begin: bytes, end: bytes | None) -> None:
         """Clears all keys from `begin` up to but without `end` (None: to the last)."""
 
-    def makes_room(self) -> None:
+    def frees_space(self) -> None:
         """What it does makes room in the end, though it writes something first: where a disk is full it may use the
         room that is kept for clearing keys. For little, and nothing that goes on for ever without clearing."""
 

@@ -25,11 +25,11 @@ from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import KeyRange, Page
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.resolver import Resolver
-from fireflyer.kvstore.core.timing import Waits
+from fireflyer.kvstore.core.timing import Timing
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.errors import Conflict
 from fireflyer.kvstore.lmdb_file import MAP_BYTES, LmdbFile, LmdbSnapshot
-from fireflyer.kvstore.timing import LoopWaits
+from fireflyer.kvstore.timing import LoopTiming
 from fireflyer.kvstore.transaction import Source
 
 __all__ = ["EmbeddedEngine"]
@@ -53,8 +53,8 @@ class _Commit(NamedTuple):
 class EmbeddedEngine(AttemptingEngine):
     """Made in the loop in which it lives; opening blocks for some milliseconds. Errors: see `LmdbFile`."""
 
-    def __init__(self, path: str, *, waits: Waits | None = None, map_bytes: int = MAP_BYTES) -> None:
-        super().__init__(waits or LoopWaits())
+    def __init__(self, path: str, *, waits: Timing | None = None, map_bytes: int = MAP_BYTES) -> None:
+        super().__init__(waits or LoopTiming())
         self._loop = asyncio.get_running_loop()
         self._file = LmdbFile(path, map_bytes=map_bytes)
         self._writer = _Writer(self._file, self._answer)

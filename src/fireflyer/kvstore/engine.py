@@ -11,7 +11,7 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import format_duration
 from fireflyer.kvstore.api import DEFAULT_TIMEOUT_NS, Engine, Reader, Transaction
 from fireflyer.kvstore.core.keys import ATTEMPT_LIMIT_NS
-from fireflyer.kvstore.core.timing import MAX_CONFLICTS, DeadlinePassed, Waits, backoff_ns
+from fireflyer.kvstore.core.timing import MAX_CONFLICTS, DeadlinePassed, Timing, backoff_ns
 from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected, TransactionTimeout
 from fireflyer.kvstore.transaction import Attempt, Source
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AttemptingEngine(Engine, abc.ABC):
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: Timing) -> None:
         self._waits = waits
         self._closed = False
 

@@ -204,7 +204,7 @@ class LmdbFile:
     def _reserve(self, txn: lmdb.Transaction[bytes], batch: Sequence[Mutations]) -> None:
         """Room for `batch`, and `RESERVE_BYTES` more: to clear keys takes new pages first, and must go on on a full
         disk. So what adds nothing, or says that it makes room, needs no reserve."""
-        adding = [one for one in batch if not one.makes_room and any(value for _, value in one.writes)]
+        adding = [one for one in batch if not one.frees_space and any(value for _, value in one.writes)]
         if not adding:
             return
         wanted_bytes = 2 * sum(mutations.bytes_counted for mutations in adding) + RESERVE_BYTES

@@ -13,10 +13,10 @@ from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import KeyRange, Page
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.store import MemoryStore
-from fireflyer.kvstore.core.timing import Waits
+from fireflyer.kvstore.core.timing import Timing
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected
-from fireflyer.kvstore.timing import LoopWaits
+from fireflyer.kvstore.timing import LoopTiming
 from fireflyer.kvstore.transaction import Source
 
 __all__ = ["CommitFault", "MemoryEngine"]
@@ -37,10 +37,10 @@ class MemoryEngine(AttemptingEngine):
         self,
         store: MemoryStore | None = None,
         *,
-        waits: Waits | None = None,
+        waits: Timing | None = None,
         faults: Callable[[], CommitFault] = lambda: CommitFault.NONE,
     ) -> None:
-        super().__init__(waits or LoopWaits())
+        super().__init__(waits or LoopTiming())
         self.store = store or MemoryStore()
         self._faults = faults
 
@@ -53,7 +53,7 @@ class MemoryEngine(AttemptingEngine):
 
 
 class _MemorySource(Source):
-    def __init__(self, store: MemoryStore, waits: Waits, faults: Callable[[], CommitFault]) -> None:
+    def __init__(self, store: MemoryStore, waits: Timing, faults: Callable[[], CommitFault]) -> None:
         self._store = store
         self._waits = waits
         self._faults = faults

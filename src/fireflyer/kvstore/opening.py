@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from fireflyer.base.errors import PermanentError, UsageError
 from fireflyer.kvstore.api import Engine
-from fireflyer.kvstore.core.timing import Waits
+from fireflyer.kvstore.core.timing import Timing
 from fireflyer.kvstore.memory import MemoryEngine
 
 __all__ = ["open"]
@@ -15,7 +15,7 @@ __all__ = ["open"]
 _FORMS: Final = "memory:, embedded:/absolute/path or postgresql://user@host/database"
 
 
-async def open(url: str, *, waits: Waits | None = None) -> Engine:  # noqa: A001
+async def open(url: str, *, waits: Timing | None = None) -> Engine:  # noqa: A001
     """The engine that `url` names, in the running loop:
 
         memory:                                       empty, gone with the process
@@ -35,7 +35,7 @@ async def open(url: str, *, waits: Waits | None = None) -> Engine:  # noqa: A001
     raise UsageError(f"key-value store {_without_password(url)!r} is not understood; write {_FORMS}")
 
 
-async def _open_postgres(url: str, waits: Waits | None) -> Engine:
+async def _open_postgres(url: str, waits: Timing | None) -> Engine:
     try:
         from fireflyer.kvstore.postgres import DEFAULT_TABLE, PostgresEngine
     except ModuleNotFoundError as error:

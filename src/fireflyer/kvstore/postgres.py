@@ -29,11 +29,11 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import ATTEMPT_LIMIT_NS, MAX_PAGE_BYTES, Item, KeyRange, Page
 from fireflyer.kvstore.core.overlay import Mutations
-from fireflyer.kvstore.core.timing import Waits
+from fireflyer.kvstore.core.timing import Timing
 from fireflyer.kvstore.engine import AttemptingEngine
 from fireflyer.kvstore.errors import CommitUnknown, Conflict
 from fireflyer.kvstore.postgres_errors import translate
-from fireflyer.kvstore.timing import LoopWaits
+from fireflyer.kvstore.timing import LoopTiming
 from fireflyer.kvstore.transaction import Source
 
 __all__ = ["DEFAULT_TABLE", "MAX_CONNECTIONS", "PostgresEngine", "coarse_locks"]
@@ -102,7 +102,7 @@ class _Statements:
 class PostgresEngine(AttemptingEngine):
     """Made by `PostgresEngine.connect`."""
 
-    def __init__(self, pool: Any, statements: _Statements, waits: Waits) -> None:
+    def __init__(self, pool: Any, statements: _Statements, waits: Timing) -> None:
         super().__init__(waits)
         self._pool = pool
         self._statements = statements
@@ -114,7 +114,7 @@ class PostgresEngine(AttemptingEngine):
         *,
         table: str = DEFAULT_TABLE,
         max_connections: int = MAX_CONNECTIONS,
-        waits: Waits | None = None,
+        waits: Timing | None = None,
     ) -> PostgresEngine:
         """`url` as libpq understands it, also with several hosts. Creates the table if it is missing.
         Raises `Disconnected`, `PermissionDenied`, `NotFound` (no such database), `UsageError`."""
@@ -132,7 +132,7 @@ class PostgresEngine(AttemptingEngine):
             reset=_left_clean,
             server_settings=_SESSION,
         )
-        engine = cls(pool, statements, waits or LoopWaits())
+        engine = cls(pool, statements, waits or LoopTiming())
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_NS / SECOND):
                 await pool

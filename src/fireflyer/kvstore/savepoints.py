@@ -1,8 +1,8 @@
 """Work of several callers in one transaction, each with writes of its own on top.
 
-    trunk = Trunk(transaction)
+    batch = TransactionBatch(transaction)
     for work in waiting:
-        part = trunk.part()
+        part = batch.part()
         try:
             await work(part)              sees what earlier parts kept, and its own writes
         except RefusedByTheWork:
@@ -18,7 +18,7 @@ the other, and one that is dropped has only read. What a dropped part has read s
 caller is told something that follows from it.
 
 A key that was read once is not asked for again: all parts see one snapshot. Who knows what the parts will read asks for
-it before they begin (`Trunk.get_many`): with one question instead of one for each.
+it before they begin (`TransactionBatch.get_many`): with one question instead of one for each.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from fireflyer.kvstore.core.keys import (
 )
 from fireflyer.kvstore.core.overlay import Mutations, Overlay, read_through
 
-__all__ = ["Part", "Trunk"]
+__all__ = ["Savepoint", "TransactionBatch"]
 
 MAX_LOOKED_THROUGH: Final = 4
 """Ranges that one part has cleared: for each, all that is known is looked through."""
 
 
-class Below(Protocol):
+class BatchBase(Protocol):
     """What a trunk stands on: a `Transaction`, or a `Reader` whose parts write nothing."""
 
     async def get(self, key: bytes) -> bytes | None: ...
@@ -54,16 +54,16 @@ class Below(Protocol):
     async def get_range(self, begin: bytes, end: bytes | None, *, limit: int = ..., reverse: bool = ...) -> Page: ...
 
 
-class Writable(Below, Protocol):
+class Writable(BatchBase, Protocol):
     def apply(self, mutations: Mutations) -> None: ...
 
 
-class Trunk:
+class TransactionBatch:
     """See the module's text. One part at a time."""
 
     __slots__ = ("_below", "_known", "_writes", "kept_bytes", "kept_entries")
 
-    def __init__(self, below: Below, writes: Writable | None = None) -> None:
+    def __init__(self, below: BatchBase, writes: Writable | None = None) -> None:
         """`writes`: the same transaction, if parts may write."""
         self._below = below
         self._writes = writes
@@ -71,8 +71,8 @@ class Trunk:
         self.kept_entries = 0
         self.kept_bytes = 0
 
-    def part(self) -> Part:
-        return Part(self)
+    def part(self) -> Savepoint:
+        return Savepoint(self)
 
     @property
     def fullness(self) -> float:
@@ -123,13 +123,13 @@ class Trunk:
                 known[key] = None
 
 
-class Part:
+class Savepoint:
     """Reads and writes like a `Transaction`; raises `UsageError` over a limit, and what the transaction raises."""
 
-    __slots__ = ("_overlay", "_trunk")
+    __slots__ = ("_overlay", "_transaction_batch")
 
-    def __init__(self, trunk: Trunk) -> None:
-        self._trunk = trunk
+    def __init__(self, transaction_batch: TransactionBatch) -> None:
+        self._transaction_batch = transaction_batch
         self._overlay = Overlay()
 
     async def get(self, key: bytes) -> bytes | None:
@@ -137,27 +137,30 @@ class Part:
             known, value = self._overlay.find(key)
             if known:
                 return value
-        return await self._trunk.get(key)
+        return await self._transaction_batch.get(key)
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if not self._overlay.entries:
-            return await self._trunk.get_many(keys)
+            return await self._transaction_batch.get_many(keys)
         found = {key: self._overlay.find(key) for key in keys}
         asked = [key for key, (known, _) in found.items() if not known]
-        found.update((key, (True, value)) for key, value in zip(asked, await self._trunk.get_many(asked), strict=True))
+        found.update(
+            (key, (True, value))
+            for key, value in zip(asked, await self._transaction_batch.get_many(asked), strict=True)
+        )
         return [found[key][1] for key in keys]
 
     async def get_range(
         self, begin: bytes, end: bytes | None, *, limit: int = MAX_PAGE_ITEMS, reverse: bool = False
     ) -> Page:
         if not self._overlay.entries:
-            return await self._trunk.get_range(begin, end, limit=limit, reverse=reverse)
+            return await self._transaction_batch.get_range(begin, end, limit=limit, reverse=reverse)
         wanted = checked_range(begin, end)
         if wanted.empty:
             return Page([], False)
 
         async def scan(rest: KeyRange, ask: int) -> Page:
-            return await self._trunk.get_range(rest.begin, rest.end, limit=ask, reverse=reverse)
+            return await self._transaction_batch.get_range(rest.begin, rest.end, limit=ask, reverse=reverse)
 
         return await read_through(self._overlay, scan, wanted, limit, reverse=reverse)
 
@@ -178,5 +181,5 @@ class Part:
         """What was written is the transaction's. Raises `UsageError` when that becomes too large by it: then the
         transaction has failed."""
         if self._overlay.entries:
-            self._trunk.apply(self._overlay)
+            self._transaction_batch.apply(self._overlay)
             self._overlay = Overlay()

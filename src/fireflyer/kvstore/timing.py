@@ -9,22 +9,22 @@ from collections.abc import AsyncIterator
 
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND
-from fireflyer.kvstore.core.timing import DeadlinePassed, Waits
+from fireflyer.kvstore.core.timing import DeadlinePassed, Timing
 from fireflyer.runtime.clock import MonotonicClock
 
-__all__ = ["LoopWaits"]
+__all__ = ["LoopTiming"]
 
 
-class LoopWaits(Waits):
-    def __init__(self, *, clock: Clock | None = None, chance: random.Random | None = None) -> None:
+class LoopTiming(Timing):
+    def __init__(self, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         self._clock = clock or MonotonicClock()
-        self._chance = chance or random.Random()
+        self._rng = rng or random.Random()
 
     def now_ns(self) -> int:
         return self._clock.now_ns()
 
     def below(self, bound: int) -> int:
-        return self._chance.randrange(bound)
+        return self._rng.randrange(bound)
 
     async def sleep(self, delay_ns: int) -> None:
         await asyncio.sleep(delay_ns / SECOND)

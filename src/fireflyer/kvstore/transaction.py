@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from fireflyer.base.errors import Aborted, UsageError
 from fireflyer.base.units import format_bytes
 from fireflyer.kvstore.api import Reader, Transaction
-from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
+from fireflyer.kvstore.core.conflicts import Conflicts, ConflictSetBuilder
 from fireflyer.kvstore.core.keys import (
     ENTRY_OVERHEAD_BYTES,
     MAX_ENTRIES,
@@ -72,8 +72,8 @@ class Attempt(Transaction):
         self._deadline_ns = deadline_ns
         self._read_only = read_only
         self._overlay = Overlay()
-        self._reads = Gathering()
-        self._asked = Gathering()
+        self._reads = ConflictSetBuilder()
+        self._asked = ConflictSetBuilder()
         self._makes_room = False
         self._failure: Exception | None = None
         self._ended = False
@@ -111,7 +111,7 @@ class Attempt(Transaction):
         self._overlay.clear_range(checked_range(begin, end))
         self._check_size()
 
-    def makes_room(self) -> None:
+    def frees_space(self) -> None:
         self._writable()
         self._makes_room = True
 
@@ -135,7 +135,7 @@ class Attempt(Transaction):
         self._usable()
         mutations = self._overlay.mutations()
         if self._makes_room:
-            mutations = mutations._replace(makes_room=True)
+            mutations = mutations._replace(frees_space=True)
         try:
             if not mutations.empty and self._asked.entries:
                 await self._source.conflict_with(self._asked.normal())

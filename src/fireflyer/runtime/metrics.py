@@ -80,7 +80,7 @@ async def serving_metrics(listen: str, collect: Collect) -> AsyncIterator[Addres
         return
     exposition(())
     host, port = parse_listen(listen)
-    asked = _Asked(collect)
+    asked = _MetricsHandler(collect)
     try:
         server = await asyncio.start_server(asked.answer, host, port, limit=MAX_HEAD_BYTES)
     except OSError as error:
@@ -95,7 +95,7 @@ async def serving_metrics(listen: str, collect: Collect) -> AsyncIterator[Addres
         await server.wait_closed()
 
 
-class _Asked:
+class _MetricsHandler:
     def __init__(self, collect: Collect) -> None:
         self._collect = collect
         self._tasks: dict[asyncio.Task[None], None] = {}

@@ -25,7 +25,7 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.rpc import BlockingRpcClient, Method, NodeCredential
 
-__all__ = ["CLOSE_NS", "MAX_IMPORTANT", "MAX_STEPS_QUEUED", "REPORT", "Noted", "Reporter", "Reports"]
+__all__ = ["CLOSE_NS", "MAX_IMPORTANT", "MAX_STEPS_QUEUED", "REPORT", "Acknowledged", "Reporter", "Reports"]
 
 _log = logging.getLogger(__name__)
 MAX_STEPS_QUEUED = 4096
@@ -53,11 +53,11 @@ class Reports(msgspec.Struct, frozen=True):
     """Step reports that the rank gave up since it started."""
 
 
-class Noted(msgspec.Struct, frozen=True):
+class Acknowledged(msgspec.Struct, frozen=True):
     """The launcher has them."""
 
 
-REPORT = Method("cluster.report", Reports, Noted)
+REPORT = Method("cluster.report", Reports, Acknowledged)
 
 
 class Reporter:

@@ -23,8 +23,8 @@ from fireflyer.identity.handshake import (
     NONCE_BYTES,
     Accepts,
     ClientHandshake,
+    HandshakeRefused,
     NodeCredential,
-    Refusal,
     ServerHandshake,
     message_length,
     pack_message,
@@ -67,7 +67,7 @@ def authenticate_server(
         try:
             peer.send(handshake.on_hello(peer.receive(left)))
             session, verdict = handshake.on_proof(peer.receive(left))
-        except Refusal as refusal:
+        except HandshakeRefused as refusal:
             peer.send(refusal.reply)
             raise
         peer.send(verdict)

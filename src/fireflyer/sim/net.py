@@ -21,11 +21,12 @@ MAX_PAYLOAD_BYTES = 64 << 20
 
 
 class Link(msgspec.Struct, frozen=True):
-    """Delay uniform in [min, max] plus, with `slow_chance`, up to `slow_ns` more: a long tail. Chances are 0 to 1."""
+    """Delay uniform in [min, max] plus, with `slow_probability`, up to `slow_ns` more: a long tail. Chances are 0 to
+    1."""
 
     min_delay_ns: int = 50 * US
     max_delay_ns: int = 2 * MS
-    slow_chance: float = 0.0
+    slow_probability: float = 0.0
     slow_ns: int = 0
     loss: float = 0.0
     duplication: float = 0.0
@@ -79,7 +80,7 @@ class SimNet:
 
     def _schedule(self, source: str, target: str, payload: bytes, link: Link) -> None:
         delay_ns = self._random.randint(link.min_delay_ns, link.max_delay_ns)
-        if self._random.random() < link.slow_chance:
+        if self._random.random() < link.slow_probability:
             delay_ns += self._random.randint(0, link.slow_ns)
         arrival_ns = self._world.now_ns + delay_ns
         if link.ordered:

@@ -60,17 +60,17 @@ def _telling(fates: list[list[DataFate]], changes: int) -> Iterator[Outcome]:
 
 
 def _random(fates: list[list[DataFate]], changes: int, seed: int, limit: int) -> Iterator[Outcome]:
-    chance = random.Random(f"outcomes/{seed}")
+    rng = random.Random(f"outcomes/{seed}")
     for _ in range(4 * limit):
-        files = tuple(chance.choice(choice) for choice in fates)
-        yield Outcome(files, tuple(chance.random() < 0.5 for _ in range(changes)))
+        files = tuple(rng.choice(choice) for choice in fates)
+        yield Outcome(files, tuple(rng.random() < 0.5 for _ in range(changes)))
 
 
-def choose_outcome(pending: Pending, chance: random.Random) -> Outcome:
+def choose_outcome(pending: Pending, rng: random.Random) -> Outcome:
     """One outcome by chance; torn files are cut at any byte."""
     files: list[DataFate] = []
     for file in pending.files:
-        kind = chance.choice(list(FateKind))
-        cut = chance.randrange(max(1, file.unsynced_bytes)) if kind is FateKind.TORN else chance.randrange(1 << 16)
+        kind = rng.choice(list(FateKind))
+        cut = rng.randrange(max(1, file.unsynced_bytes)) if kind is FateKind.TORN else rng.randrange(1 << 16)
         files.append(DataFate(kind, cut))
-    return Outcome(tuple(files), tuple(chance.random() < 0.5 for _ in pending.changes))
+    return Outcome(tuple(files), tuple(rng.random() < 0.5 for _ in pending.changes))

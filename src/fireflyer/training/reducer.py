@@ -71,7 +71,7 @@ class ReducerStats:
         return self.in_flight_ns - self.blocked_ns
 
 
-class _Flight:
+class _InFlightTime:
     """How long at least one of the allreduces, which end in the order of their start, was under way."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class GradientReducer:
         self._buckets = _make_buckets(parameters, bucket_bytes, comm)
         self._active = False
         self._started = 0  # buckets whose allreduce was started in this pass
-        self._flight = _Flight()
+        self._flight = _InFlightTime()
         self._stats = ReducerStats()
         self.last_pass: Interval | None = None
         """From the begin of the last pass to its last gradient so far."""

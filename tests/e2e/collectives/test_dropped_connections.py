@@ -88,7 +88,7 @@ def test_a_connection_that_is_reset_or_closed_is_named_by_all_ranks(blow: Blow, 
     proxy = Proxy()
     with ranks_over({0: proxy}, tmp_path) as ranks:
         at = time.monotonic()
-        proxy.strike(blow, numbers)
+        proxy.inject(blow, numbers)
         for event in failures(ranks, at, NOTICED_S).values():
             assert "connection" in event["message"]
             assert ("Connection reset by peer" if blow == "reset" else "closed by the other end") in event["message"]
@@ -111,7 +111,7 @@ def test_a_connection_on_which_bytes_stop_is_named_by_all_ranks_and_by_the_dumps
     proxy = Proxy()
     with ranks_over({0: proxy}, tmp_path) as ranks:
         at = time.monotonic()
-        proxy.strike(blow, numbers, towards)
+        proxy.inject(blow, numbers, towards)
         failures(ranks, at, HANG_LIMIT_S)
         verdict = verdict_of(tmp_path)
     assert verdict.kind == "link", verdict
@@ -136,7 +136,7 @@ def test_a_dropped_connection_of_two_ranks_is_named_by_all(kind: str, blow: Blow
     with ranks_over(proxies, tmp_path, kind) as ranks:
         at = time.monotonic()
         for proxy in proxies.values():
-            proxy.strike(blow)
+            proxy.inject(blow)
         ends = blow in ("reset", "finish")
         limit_s = NOTICED_S if ends else HANG_LIMIT_S + TIMEOUT_NS / SECOND
         for event in ranks.wait_for("failed", limit_s=limit_s + 20).values():

@@ -4,7 +4,8 @@ What holds, and against whom:
 
 - A stranger (no secret) may connect to every door of every rank: TCP ports, and Unix sockets of the abstract namespace,
   which know no permissions. He learns that something listens. A silent one is turned away after 10 s
-  (`HANDSHAKE_TIMEOUT_NS`, `GUEST_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most 1 KiB.
+  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most
+  1 KiB.
   He delays nobody and is never read beyond the handshake.
 - A recorded handshake is of no use: both sides contribute 32 fresh bytes. One made for another door, group, attempt
   or rank is refused: its purpose and names are part of the proof.
@@ -40,7 +41,7 @@ from tests.support.ranks.processes import ranks_running
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator
-from fireflyer.collectives.p2p.peer_listener import Door
+from fireflyer.collectives.p2p.peer_listener import ListenAddress
 from fireflyer.identity.secrets import new_secret
 from fireflyer.native import Arena, create_window, sees
 from fireflyer.native import beacon as native_beacon
@@ -98,14 +99,14 @@ class Job:
         except FireflyerError as error:
             self.results[rank] = error
 
-    def door(self, rank: int) -> Door:
+    def door(self, rank: int) -> ListenAddress:
         return self._published(f"door/{rank}")
 
-    def leader_door(self, node: int) -> Door:
+    def leader_door(self, node: int) -> ListenAddress:
         return self._published(f"node/{node}")
 
-    def _published(self, key: str) -> Door:
-        return msgspec.json.decode(self.store.get(f"{PREFIX}/{key}", 30 * SECOND), type=Door)
+    def _published(self, key: str) -> ListenAddress:
+        return msgspec.json.decode(self.store.get(f"{PREFIX}/{key}", 30 * SECOND), type=ListenAddress)
 
     def finish(self) -> list[Any]:
         self.last_may_come.set()
@@ -130,7 +131,7 @@ def job(nodes: list[int], **options: Any) -> Iterator[Job]:
         group.finish()
 
 
-def knock(door: Door, *, local: bool) -> socket.socket:
+def knock(door: ListenAddress, *, local: bool) -> socket.socket:
     if not local:
         return socket.create_connection((door.host, door.port), timeout=20)
     sock = socket.socket(socket.AF_UNIX)
@@ -175,7 +176,7 @@ def test_another_secret_is_refused_at_every_door(local: bool) -> None:
         group.check()
 
 
-def refuses_a_wrong_secret(door: Door, kind: str, *, local: bool) -> None:
+def refuses_a_wrong_secret(door: ListenAddress, kind: str, *, local: bool) -> None:
     with knock(door, local=local) as sock, pytest.raises(PermissionDenied):
         authenticate_client(sock, new_secret(), "rank 1", f"{PREFIX}/{kind}", 10 * SECOND)
 
@@ -336,7 +337,7 @@ def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | No
         for fd in arenas:
             stack.callback(os.close, fd)
         local_peers.send_all(
-            theirs, window_fds, [local_peers.Resident(local_peers.Beacon(0, 0, 0), fd) for fd in arenas]
+            theirs, window_fds, [local_peers.LocalPeerInfo(local_peers.MemoryProbe(0, 0, 0), fd) for fd in arenas]
         )
         try:
             (window_fd, bell), everybody = local_peers.receive_all(ours, "rank 0", 2, stack)

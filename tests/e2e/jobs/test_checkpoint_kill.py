@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).parents[2] / "support" / "checkpoints" / "endless_saver
 
 @pytest.mark.processes
 def test_a_process_killed_while_saving_resumes_from_what_it_had_reported(tmp_path: Path) -> None:
-    chance = random.Random(5)
+    rng = random.Random(5)
     reported = 0
     for attempt in range(4):
         process = subprocess.Popen(
@@ -30,7 +30,7 @@ def test_a_process_killed_while_saving_resumes_from_what_it_had_reported(tmp_pat
                 word, number = lines.readline().split()
                 assert word == "restored"
                 assert int(number) in (reported, reported + 1), "the newest reported, or one whose report was cut off"
-                for _ in range(chance.randrange(1, 6)):
+                for _ in range(rng.randrange(1, 6)):
                     reported = int(lines.readline().split()[1])
             finally:
                 os.kill(process.pid, signal.SIGKILL)

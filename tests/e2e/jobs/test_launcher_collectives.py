@@ -115,7 +115,7 @@ with Communicator.from_environment(env) as comm:
     x = np.random.default_rng(env.rank).standard_normal(300_000).astype(np.float32)
     comm.allreduce(x)
     sums = x.view(np.uint32).astype(np.uint64).sum()
-    said = {"plan": msgspec.to_builtins(comm.plan), "sums": int(sums), "asked": comm._terms.transport}
+    said = {"plan": msgspec.to_builtins(comm.plan), "sums": int(sums), "asked": comm._config.transport}
     print(json.dumps(said), flush=True)
     comm.barrier()
 if env.attempt == 0 and env.rank == 0:

@@ -24,7 +24,7 @@ from fireflyer.runtime.processes.guarded import (
     kill_marked,
     marked,
     new_token,
-    start_leashed,
+    start_with_parent_death_signal,
     watch_exit,
 )
 
@@ -209,8 +209,8 @@ def test_a_leashed_process_dies_with_its_parent(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"""
 import sys, time
-from fireflyer.runtime.processes.guarded import child_environment, start_leashed
-start_leashed([sys.executable, {write_orphan(tmp_path)!r}, {str(pids)!r}],
+from fireflyer.runtime.processes.guarded import child_environment, start_with_parent_death_signal
+start_with_parent_death_signal([sys.executable, {write_orphan(tmp_path)!r}, {str(pids)!r}],
               environment=child_environment({{}}), stdout=1, stderr=2)
 time.sleep(1000)
 """
@@ -233,7 +233,9 @@ async def test_a_leashed_process_hears_signals_that_its_parent_ignores(tmp_path:
     fd = os.open(out, os.O_WRONLY | os.O_CREAT)
     try:
         environment = child_environment({})
-        process = start_leashed([sys.executable, "-c", code], environment=environment, stdout=fd, stderr=fd)
+        process = start_with_parent_death_signal(
+            [sys.executable, "-c", code], environment=environment, stdout=fd, stderr=fd
+        )
     finally:
         os.close(fd)
         signal.signal(signal.SIGUSR1, before)

@@ -146,7 +146,7 @@ def _meta_keys(_: Path) -> Found:
     keys |= {name: tables.number_key(prefix, 5) for name, prefix in numbered.items()}
     keys |= {name: tables.pair_key(prefix, 5, 6) for name, prefix in paired.items()}
     keys["row"] = tables.TRASH_CLOCK_ROWS.encode(tables.TrashClockRow(7))
-    keys["sign of a request"] = replies.sign_of(meta.GetSpace(7), meta.Actor(1, 2, (3,)))
+    keys["sign of a request"] = replies.digest_of(meta.GetSpace(7), meta.Actor(1, 2, (3,)))
     return keys
 
 
@@ -261,7 +261,7 @@ def _checkpoint_keys(_: Path) -> Found:
                 used[f"rank {rank} sets {key}"] = payload if b"{" not in payload else payload.decode()
             case effects.Await(key):
                 used[f"rank {rank} reads {key}"] = ""
-                return effects.Heard(store[key]) if key in store else None
+                return effects.KeyReceived(store[key]) if key in store else None
             case effects.Commit():
                 return effects.Committed("step-00000007")
             case effects.Listing():
@@ -373,7 +373,7 @@ def _names(_: Path) -> Found:
     return {
         "digest of a plan": flight.plan_digest(make_plan((0, 1))),
         "table of PostgreSQL": DEFAULT_TABLE,
-        "refused sessions": f"{replies.SESSION_OVER} {replies.SESSION_STRUCK} {replies.SESSION_FORGOTTEN}",
+        "refused sessions": f"{replies.SESSION_OVER} {replies.SESSION_EVICTED} {replies.SESSION_FORGOTTEN}",
         "partial copy": Partial("0" * 24, Owner("01234567", 3, 4), 5).name,
     }
 

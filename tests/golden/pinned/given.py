@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.golden.pinned.samples import Given, samples
 
-from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, Record, Sighting, Snapshot
+from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress, Record, Snapshot
 from fireflyer.collectives.planning.cost import Speeds
 from fireflyer.collectives.planning.declaration import Declaration, RouteRow
 from fireflyer.collectives.planning.plan import CANONICAL, Plan, Route, make_plan
@@ -41,7 +41,7 @@ def _dumps() -> list[Dump]:
     small = Snapshot(records=(), monotonic_ns=1, realtime_ns=2, submitted=3, finished=4)
     whole = Snapshot(
         records=tuple(samples(Record)),
-        sightings=tuple(samples(Sighting)),
+        sightings=tuple(samples(PeerProgress)),
         links=tuple(samples(LinkEnd)),
         monotonic_ns=5,
         realtime_ns=6,

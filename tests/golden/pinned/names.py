@@ -107,7 +107,7 @@ def _purposes() -> set[str]:
                 given += call.node.args[3:4]
             if call.name == authenticate_server.__name__:
                 given += call.node.args[2:3]
-            if call.name == "reception":
+            if call.name == "acceptor":
                 given += call.node.args[1:2]
             for expression in given:
                 found |= set(_known(call.value, expression))

@@ -22,7 +22,7 @@ from fireflyer.fs.core.placement import place, uniform_cluster
 from fireflyer.fs.schema.inodes import Layout
 from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status
 from fireflyer.fs.schema.sessions import SessionList
-from fireflyer.fs.tools.measuring import Figure, Load
+from fireflyer.fs.tools.measuring import Load, Measurement
 from fireflyer.identity.tokens import Account
 
 __all__ = ["keys_of_outputs"]
@@ -50,7 +50,7 @@ def _status() -> list[bytes]:
 
 
 def _bench() -> list[bytes]:
-    return [maintenance.to_json(samples(Load)[0], samples(Figure), samples(Figure))]
+    return [maintenance.to_json(samples(Load)[0], samples(Measurement), samples(Measurement))]
 
 
 OUTPUTS: Final[dict[str, Callable[[], list[bytes]]]] = {

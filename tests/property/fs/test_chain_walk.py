@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.fsck.chain_walk import LEAST_PAGE, ChainWalk, Piece, behind
-from fireflyer.fs.core.meta.fsck.inode_set import Numbers
-from fireflyer.fs.schema.chunks import Listed
+from fireflyer.fs.core.meta.fsck.inode_set import InodeSet
+from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import MAX_FILE, MAX_INDEX, ChainId, ChunkId
 
 Chunks = dict[ChainId, set[ChunkId]]
@@ -22,24 +22,22 @@ class World:
     """Chains whose pages are answered in any order, and change between two."""
 
     def __init__(self, seed: int, chains: int, files: int, *, held: int = 1) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.files = files
-        names = self.chance.sample(range(1, 1000), chains)
-        self.lasting: Chunks = {
-            chain: {self.chunk() for _ in range(self.chance.choice((0, 5, 300)))} for chain in names
-        }
+        names = self.rng.sample(range(1, 1000), chains)
+        self.lasting: Chunks = {chain: {self.chunk() for _ in range(self.rng.choice((0, 5, 300)))} for chain in names}
         self.passing: Chunks = {chain: set() for chain in names}
         self.walk = ChainWalk(names, held=held)
         self.under: list[tuple[ChainId, ChunkId]] = []
         self.asks = 0
 
     def chunk(self) -> ChunkId:
-        return ChunkId(self.chance.randrange(self.files), self.chance.choice((0, 1, 2, self.chance.randrange(500))))
+        return ChunkId(self.rng.randrange(self.files), self.rng.choice((0, 1, 2, self.rng.randrange(500))))
 
     def change(self) -> None:
-        chain = self.chance.choice(list(self.passing))
-        if self.passing[chain] and self.chance.random() < 0.5:
-            self.passing[chain].discard(self.chance.choice(sorted(self.passing[chain])))
+        chain = self.rng.choice(list(self.passing))
+        if self.passing[chain] and self.rng.random() < 0.5:
+            self.passing[chain].discard(self.rng.choice(sorted(self.passing[chain])))
         else:
             self.passing[chain].add(self.chunk())
 
@@ -47,9 +45,9 @@ class World:
         self.under += self.walk.wanted()
         if not self.under:
             return
-        chain, start = self.under.pop(self.chance.randrange(len(self.under)))
+        chain, start = self.under.pop(self.rng.randrange(len(self.under)))
         there = sorted(one for one in self.lasting[chain] | self.passing[chain] if one >= start)
-        self.walk.take(chain, [Listed(one, None) for one in there[: self.walk.page]])
+        self.walk.take(chain, [ChunkEntry(one, None) for one in there[: self.walk.page]])
         self.asks += 1
 
     def told(self) -> list[Piece]:
@@ -59,7 +57,7 @@ class World:
             self.turn()
             for piece in self.walk.pieces():
                 pieces.append(piece)
-                if self.chance.random() < 0.2:
+                if self.rng.random() < 0.2:
                     self.change()
                     self.turn()
         assert not self.under
@@ -84,7 +82,7 @@ def test_pages_are_as_many_as_the_chunks_need_and_few_are_held() -> None:
     chains = range(1, 9)
     walk = ChainWalk(chains, held=1200)
     assert walk.page == 100
-    left = {chain: [Listed(ChunkId(file, chain), None) for file in range(0, 1 << 60, 1 << 51)] for chain in chains}
+    left = {chain: [ChunkEntry(ChunkId(file, chain), None) for file in range(0, 1 << 60, 1 << 51)] for chain in chains}
     asks = told = held = most = 0
     while not walk.over:
         pieces = walk.pieces()
@@ -111,11 +109,11 @@ def test_pages_are_as_many_as_the_chunks_need_and_few_are_held() -> None:
 def test_pages_that_cannot_be_are_refused(listed: list[tuple[int, int]]) -> None:
     walk = ChainWalk([5], held=1)
     walk.wanted()
-    walk.take(5, [Listed(ChunkId(0, index), None) for index in range(LEAST_PAGE)])
+    walk.take(5, [ChunkEntry(ChunkId(0, index), None) for index in range(LEAST_PAGE)])
     for _ in walk.pieces():
         walk.wanted()
     with pytest.raises(DataCorruption, match="chain 5"):
-        walk.take(5, [Listed(ChunkId(*one), None) for one in listed])
+        walk.take(5, [ChunkEntry(ChunkId(*one), None) for one in listed])
 
 
 def test_the_id_that_follows() -> None:
@@ -131,7 +129,7 @@ def test_no_chains() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 1 << 18), st.integers(0, MAX_FILE)), max_size=200), st.integers(0, 9000))
 def test_numbers_are_a_set(some: list[int], dense: int) -> None:
-    numbers, model = Numbers(), set[int]()
+    numbers, model = InodeSet(), set[int]()
     for one in (*range(70000, 70000 + dense), *some):
         assert (one in numbers) == (one in model)
         assert numbers.add(one) == (one not in model)

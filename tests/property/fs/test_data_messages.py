@@ -13,27 +13,27 @@ from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.fs.schema import chunks, data
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
-_HELD = chunks.Held(ContentId(1, 2), 3, 4)
-_ROW = chunks.Row(1, 2, 3, ChunkId(4, 5), ContentId(6, 7))
+_HELD = chunks.ChunkVersion(ContentId(1, 2), 3, 4)
+_ROW = chunks.CompletionRecord(1, 2, 3, ChunkId(4, 5), ContentId(6, 7))
 _CHANGE = chunks.Change(chunks.Operation.WRITE, 0, 3, 9)
 _PUT = chunks.Put(ChunkId(1, 2), ContentId(3, 4), None, _CHANGE, _HELD, _ROW)
 MESSAGES: list[data.Message] = [
-    data.Ask(1, chunks.Update(1, 2, 3, 4, 5, ChunkId(1, 2), _CHANGE)),
-    data.Ask(2, chunks.Look(1, 2, chunks.LookKind.STAT, ChunkId(1, 2))),
-    data.Ask(3, data.Present(b"capability")),
-    data.Ask(4, data.Doubt(1, ChunkId(1, 2))),
-    data.Told(1, chunks.Done(ContentId(1, 2), _HELD)),
-    data.Told(2, chunks.Found((chunks.Listed(ChunkId(1, 2), _HELD),))),
-    data.Told(3, chunks.Missing()),
-    data.Told(3, chunks.NotCommitted(7)),
-    data.Told(4, data.Granted(5)),
-    data.Told(5, chunks.Refused(chunks.Refusal.DENIED, "no capability", 3)),
-    data.Between(1, 2, chunks.Request(1, 2, 0, 3, 4, _PUT)),
-    data.Between(1, 2, chunks.Request(1, 2, 1, 3, 4, chunks.SyncRows((_ROW,) * chunks.MAX_PAGE))),
-    data.Between(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.Declined(chunks.Refusal.NO_SPACE, "full"))),
-    data.Between(1, 2, chunks.Request(1, 2, 0, 3, 4, chunks.Reminder(ChunkId(1, 2)))),
-    data.Between(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.Waiting())),
-    data.Between(2, 1, chunks.Behind(1, 2)),
+    data.DataRequest(1, chunks.Update(1, 2, 3, 4, 5, ChunkId(1, 2), _CHANGE)),
+    data.DataRequest(2, chunks.Query(1, 2, chunks.QueryKind.STAT, ChunkId(1, 2))),
+    data.DataRequest(3, data.Present(b"capability")),
+    data.DataRequest(4, data.CorruptionHint(1, ChunkId(1, 2))),
+    data.DataReply(1, chunks.Done(ContentId(1, 2), _HELD)),
+    data.DataReply(2, chunks.Found((chunks.ChunkEntry(ChunkId(1, 2), _HELD),))),
+    data.DataReply(3, chunks.Missing()),
+    data.DataReply(3, chunks.NotCommitted(7)),
+    data.DataReply(4, data.Granted(5)),
+    data.DataReply(5, chunks.Refused(chunks.RefusalReason.DENIED, "no capability", 3)),
+    data.PeerEnvelope(1, 2, chunks.Request(1, 2, 0, 3, 4, _PUT)),
+    data.PeerEnvelope(1, 2, chunks.Request(1, 2, 1, 3, 4, chunks.SyncRows((_ROW,) * chunks.MAX_PAGE))),
+    data.PeerEnvelope(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.Declined(chunks.RefusalReason.NO_SPACE, "full"))),
+    data.PeerEnvelope(1, 2, chunks.Request(1, 2, 0, 3, 4, chunks.Reminder(ChunkId(1, 2)))),
+    data.PeerEnvelope(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.InProgress())),
+    data.PeerEnvelope(2, 1, chunks.StaleChainVersion(1, 2)),
 ]
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=20) | st.binary(max_size=20),
@@ -52,7 +52,7 @@ def _is_one_or_refused(body: bytes) -> None:
         message = data.decode(body)
     except DataCorruption:
         return
-    assert isinstance(message, data.Ask | data.Told | data.Between)
+    assert isinstance(message, data.DataRequest | data.DataReply | data.PeerEnvelope)
     assert data.decode(data.encode(message)) == message
 
 
@@ -98,4 +98,4 @@ def test_deep_and_long_messages_are_refused() -> None:
         data.decode(msgspec.msgpack.encode([1, 1, ["Present", bytes(data.MAX_CAPABILITY_BYTES + 1)]]))
     rows = chunks.SyncRows((_ROW,) * 40000)
     with pytest.raises(UsageError, match="longer than"):
-        data.encode(data.Between(1, 2, chunks.Request(1, 2, 1, 3, 4, rows)))
+        data.encode(data.PeerEnvelope(1, 2, chunks.Request(1, 2, 1, 3, 4, rows)))

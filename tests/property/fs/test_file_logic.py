@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.files.chunk_map import Where
-from fireflyer.fs.core.files.holds import Holding
-from fireflyer.fs.core.files.numbers import Numbers
-from fireflyer.fs.core.files.readahead import Ahead, Block
-from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, Pending
+from fireflyer.fs.core.files.chunk_map import ChunkMap
+from fireflyer.fs.core.files.holds import HoldReporter
+from fireflyer.fs.core.files.numbers import RequestNumbers
+from fireflyer.fs.core.files.readahead import Block, ReadAhead
+from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, WriteBehindBuffer
 from fireflyer.fs.schema.inodes import Layout
 from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY
 
@@ -29,7 +29,7 @@ class _Chunks:
     stored: bytearray = field(default_factory=lambda: bytearray(SIZE))
     under_way: list[Extent] = field(default_factory=list)
 
-    def one_ends(self, pending: Pending, rng: random.Random) -> None:
+    def one_ends(self, pending: WriteBehindBuffer, rng: random.Random) -> None:
         first = {extent.begin // UNIT: extent for extent in reversed(self.under_way)}
         extent = rng.choice(list(first.values()))
         self.under_way.remove(extent)
@@ -44,7 +44,7 @@ class _Chunks:
 @given(SEEDS)
 def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> None:
     rng = random.Random(seed)
-    pending, chunks, truth = Pending(UNIT), _Chunks(), bytearray(SIZE)
+    pending, chunks, truth = WriteBehindBuffer(UNIT), _Chunks(), bytearray(SIZE)
     for step in range(120):
         what = rng.random()
         if what < 0.55:
@@ -76,7 +76,7 @@ def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> N
 
 
 def test_writes_one_after_the_other_become_whole_units() -> None:
-    pending = Pending(UNIT)
+    pending = WriteBehindBuffer(UNIT)
     for at in range(0, 4 * UNIT, 16):
         pending.write(at, memoryview(bytes(16)))
     assert [(one.begin, one.end) for one in pending.ready()] == [(at * UNIT, (at + 1) * UNIT) for at in range(4)]
@@ -84,14 +84,14 @@ def test_writes_one_after_the_other_become_whole_units() -> None:
 
 
 def test_only_so_many_extents_wait_for_more() -> None:
-    pending = Pending(UNIT)
+    pending = WriteBehindBuffer(UNIT)
     for at in range(MAX_OPEN + 3):
         pending.write(at * UNIT + 5, memoryview(b"x"))
     assert [one.begin // UNIT for one in pending.ready()] == [0, 1, 2]
 
 
 def test_writes_of_two_cuts_are_apart() -> None:
-    pending = Pending(UNIT)
+    pending = WriteBehindBuffer(UNIT)
     pending.write(0, memoryview(b"ab"), cut=1)
     pending.write(2, memoryview(b"cd"), cut=2)
     assert [(bytes(one.data[: one.size]), one.cut) for one in pending.ready(everything=True)] == [
@@ -105,7 +105,7 @@ def test_writes_of_two_cuts_are_apart() -> None:
 def test_blocks_ahead_are_apart_bounded_and_in_the_file(seed: int) -> None:
     rng = random.Random(seed)
     length = rng.randint(1, 40 * UNIT)
-    ahead, limit, at = Ahead(UNIT, 8 * UNIT), 8 * UNIT, 0
+    ahead, limit, at = ReadAhead(UNIT, 8 * UNIT), 8 * UNIT, 0
     for _ in range(60):
         at = rng.randrange(length) if rng.random() < 0.1 else at
         size = min(length - at, rng.choice([1, 7, UNIT, 3 * UNIT, 200_000]))
@@ -126,7 +126,7 @@ def test_blocks_ahead_are_apart_bounded_and_in_the_file(seed: int) -> None:
 
 
 def test_who_reads_front_to_back_finds_what_comes_next() -> None:
-    ahead, found = Ahead(UNIT, 8 * UNIT), 0
+    ahead, found = ReadAhead(UNIT, 8 * UNIT), 0
     for at in range(0, 20 * UNIT, UNIT):
         _fetch, passed = ahead.due(at, UNIT, 20 * UNIT)
         found += ahead.find(at, passed) is not None
@@ -134,14 +134,14 @@ def test_who_reads_front_to_back_finds_what_comes_next() -> None:
 
 
 def test_who_jumps_about_fetches_nothing() -> None:
-    ahead = Ahead(UNIT, 8 * UNIT)
+    ahead = ReadAhead(UNIT, 8 * UNIT)
     assert all(not ahead.due(at, UNIT, 100 * UNIT)[0] for at in (640, 64, 3200, 0, 1280))
 
 
 @given(SEEDS)
 def test_numbers_are_used_once_and_in_a_window(seed: int) -> None:
     rng = random.Random(seed)
-    numbers = Numbers()
+    numbers = RequestNumbers()
     open_: list[int] = []
     given_: list[int] = []
     for _ in range(600):
@@ -161,7 +161,7 @@ def test_numbers_are_used_once_and_in_a_window(seed: int) -> None:
 
 
 def test_one_that_is_never_answered_stops_the_others_only_in_the_end() -> None:
-    numbers = Numbers()
+    numbers = RequestNumbers()
     hangs = numbers.take()
     for _ in range(MAX_NUMBERS - 1):
         assert numbers.free
@@ -173,11 +173,11 @@ def test_one_that_is_never_answered_stops_the_others_only_in_the_end() -> None:
 
 
 class _Opens:
-    """Some open and close, as `Holding` hears of it."""
+    """Some open and close, as `HoldReporter` hears of it."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.holding = Holding()
+        self.holding = HoldReporter()
         self.open: dict[int, list[int]] = {}
 
     def some(self, step: int) -> None:
@@ -230,7 +230,7 @@ def test_a_beat_that_failed_was_heard_or_not_and_nothing_stays_held_for_ever(see
 
 
 def test_parts_of_a_file_are_all_of_it_and_each_in_one_chunk() -> None:
-    where = Where(Layout(1, 1 << 16, 3, 9), (4, 5, 6, 7))
+    where = ChunkMap(Layout(1, 1 << 16, 3, 9), (4, 5, 6, 7))
     at = 100
     for part in where.parts(100, 400_000):
         assert part.at + 100 == at == part.chunk * (1 << 16) + part.offset

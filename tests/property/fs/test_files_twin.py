@@ -26,7 +26,7 @@ class Twin:
     """One file and what must be in it."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.bytes = bytearray()
         self.step = 0
         self.cursor = 0
@@ -34,12 +34,12 @@ class Twin:
 
     def some(self) -> bytes:
         self.step += 1
-        size = self.chance.choice([1, 17, 4096, CHUNK - 5, CHUNK, 2 * CHUNK + 3])
-        return bytes([self.step % 255 + 1]) * self.chance.randint(1, size)
+        size = self.rng.choice([1, 17, 4096, CHUNK - 5, CHUNK, 2 * CHUNK + 3])
+        return bytes([self.step % 255 + 1]) * self.rng.randint(1, size)
 
     def place(self) -> int:
-        near = self.chance.choice([0, len(self.bytes), CHUNK, 2 * CHUNK, self.chance.randrange(LONGEST)])
-        return max(0, near + self.chance.choice([0, 0, -1, 1, -17]))
+        near = self.rng.choice([0, len(self.bytes), CHUNK, 2 * CHUNK, self.rng.randrange(LONGEST)])
+        return max(0, near + self.rng.choice([0, 0, -1, 1, -17]))
 
     def put(self, offset: int, data: bytes) -> None:
         self.bytes.extend(bytes(max(0, offset - len(self.bytes))))
@@ -50,19 +50,19 @@ class Twin:
         for _ in range(4):
             await self.compare(file, self.cursor, 20_000)
             self.cursor = self.cursor + 20_000 if self.cursor + 20_000 < len(self.bytes) else 0
-        if self.chance.random() < 0.5:
-            offset, data = self.cursor + self.chance.randrange(40_000), self.some()[:30_000]
+        if self.rng.random() < 0.5:
+            offset, data = self.cursor + self.rng.randrange(40_000), self.some()[:30_000]
             await file.pwrite(data, offset)
             self.put(offset, data)
 
     async def do(self, file: File) -> None:
-        offset, what = self.place(), self.chance.random()
+        offset, what = self.place(), self.rng.random()
         if what < 0.35:
             data = self.some()
             await file.pwrite(data, offset)
             self.put(offset, data)
         elif what < 0.75:
-            await self.compare(file, offset, self.chance.choice([1, 4096, CHUNK, LONGEST]))
+            await self.compare(file, offset, self.rng.choice([1, 4096, CHUNK, LONGEST]))
         elif what < 0.8:
             await file.truncate(offset)
             self.bytes.extend(bytes(max(0, offset - len(self.bytes))))
@@ -72,7 +72,7 @@ class Twin:
             assert await file.append(data) == len(self.bytes)
             self.bytes += data
         elif what < 0.9:
-            size = self.chance.randint(1, 2 * CHUNK)
+            size = self.rng.randint(1, 2 * CHUNK)
             await file.allocate(AllocateMode.PUNCH_HOLE, offset, size)
             end = min(len(self.bytes), offset + size)
             self.bytes[offset:end] = bytes(max(0, end - offset))
@@ -80,7 +80,7 @@ class Twin:
             for at in range(0, len(self.bytes), 20_000):
                 await self.compare(file, at, 20_000)
         else:
-            await (file.flush() if self.chance.random() < 0.5 else file.fsync())
+            await (file.flush() if self.rng.random() < 0.5 else file.fsync())
         assert file.length == len(self.bytes)
 
     async def compare(self, file: File, offset: int, size: int) -> None:
@@ -99,7 +99,7 @@ async def one_client(seed: int) -> None:
         files, played = await rig.client(SMALL)
         twin, file = Twin(seed), await _made(files)
         for _ in range(40):
-            played.held = twin.chance.random() < 0.3 and files.opening.dirty_bytes < CHUNK
+            played.held = twin.rng.random() < 0.3 and files.open_files.dirty_bytes < CHUNK
             if played.held:  # what is written meanwhile is at no storage node
                 data, offset = twin.some()[:CHUNK], twin.place()
                 await file.pwrite(data, offset)
@@ -113,8 +113,8 @@ async def one_client(seed: int) -> None:
         async with await other.open("/d/a") as read:
             assert await read.pread(0, LONGEST * 2) == twin.bytes
         assert (await other.stat("/d/a")).st_size == len(twin.bytes)
-        assert not files.opening.dirty_bytes
-        assert not files.opening.bodies
+        assert not files.open_files.dirty_bytes
+        assert not files.open_files.bodies
 
 
 @settings(max_examples=8, deadline=None)
@@ -129,7 +129,7 @@ async def close_to_open(seed: int) -> None:
         twin = Twin(seed)
         await (await _made(clients[0])).close()
         for step in range(12):
-            async with await clients[twin.chance.randrange(2)].open("/d/a", "r+b") as file:
+            async with await clients[twin.rng.randrange(2)].open("/d/a", "r+b") as file:
                 assert file.length == len(twin.bytes), step
                 for _ in range(4):
                     await twin.do(file)
@@ -148,8 +148,8 @@ async def two_opens(seed: int) -> None:
         twin = Twin(seed)
         opened = [await _made(files), await files.open("/d/a", "r+b"), await files.open("/d/a")]
         for _ in range(40):
-            await twin.do(opened[twin.chance.randrange(2)])
-            if twin.chance.random() < 0.1:
+            await twin.do(opened[twin.rng.randrange(2)])
+            if twin.rng.random() < 0.1:
                 async with await files.open("/d/a", os.O_RDWR | os.O_TRUNC) as file:
                     twin.bytes.clear()
                     await twin.do(file)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.fs.core.meta.open_files.lock_table import changed, in_the_way
-from fireflyer.fs.core.meta.open_rows import Held
+from fireflyer.fs.core.meta.open_rows import HeldLock
 from fireflyer.fs.schema.meta import LockKind, Window
 
 BYTES: Final = 12
@@ -17,15 +17,15 @@ Model = dict[Window, list[dict[Owner, LockKind]]]
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Held:
+def wishes(draw: st.DrawFn) -> HeldLock:
     window = draw(st.sampled_from(Window))
     start = 0 if window is Window.WHOLE else draw(st.integers(0, BYTES - 1))
     end = BYTES if window is Window.WHOLE else draw(st.integers(start + 1, BYTES))
     client, owner = draw(st.integers(1, 2)), draw(st.integers(0, 1))
-    return Held(window, draw(st.sampled_from(LockKind)), start, end, client, owner)
+    return HeldLock(window, draw(st.sampled_from(LockKind)), start, end, client, owner)
 
 
-def free(model: Model, wanted: Held) -> bool:
+def free(model: Model, wanted: HeldLock) -> bool:
     me = (wanted.client, wanted.owner)
     return wanted.kind is LockKind.NONE or not any(
         other != me and LockKind.WRITE in (kind, wanted.kind)
@@ -34,7 +34,7 @@ def free(model: Model, wanted: Held) -> bool:
     )
 
 
-def take(model: Model, wanted: Held) -> None:
+def take(model: Model, wanted: HeldLock) -> None:
     me = (wanted.client, wanted.owner)
     for place in model[wanted.window][wanted.start : wanted.end]:
         place.pop(me, None)
@@ -42,7 +42,7 @@ def take(model: Model, wanted: Held) -> None:
             place[me] = wanted.kind
 
 
-def as_model(held: tuple[Held, ...]) -> Model:
+def as_model(held: tuple[HeldLock, ...]) -> Model:
     model: Model = {window: [{} for _ in range(BYTES)] for window in Window}
     for one in held:
         for place in model[one.window][one.start : one.end]:
@@ -52,8 +52,8 @@ def as_model(held: tuple[Held, ...]) -> Model:
 
 
 @given(st.lists(wishes(), max_size=25))
-def test_every_byte_has_whom_the_model_says(asked: list[Held]) -> None:
-    held: tuple[Held, ...] = ()
+def test_every_byte_has_whom_the_model_says(asked: list[HeldLock]) -> None:
+    held: tuple[HeldLock, ...] = ()
     model = as_model(held)
     for wanted in asked:
         assert (not in_the_way(held, wanted)) == free(model, wanted)
@@ -64,8 +64,8 @@ def test_every_byte_has_whom_the_model_says(asked: list[Held]) -> None:
 
 
 @given(st.lists(wishes(), max_size=25))
-def test_neighbours_of_one_kind_are_one_lock(asked: list[Held]) -> None:
-    held: tuple[Held, ...] = ()
+def test_neighbours_of_one_kind_are_one_lock(asked: list[HeldLock]) -> None:
+    held: tuple[HeldLock, ...] = ()
     for wanted in asked:
         if not in_the_way(held, wanted):
             held = changed(held, wanted)

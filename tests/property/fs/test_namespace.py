@@ -20,26 +20,26 @@ from fireflyer.fs.core.meta import quota_trees, tables
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, Defaults, FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import (
-    Area,
     Found,
-    GetArea,
+    GetQuota,
     Link,
     ListDirectory,
     Listing,
     MakeDirectory,
     MakeNode,
+    QuotaTree,
     Remove,
     Removed,
     RemoveDirectory,
     RemoveTree,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
-    SetArea,
     SetDefaults,
-    SetValue,
+    SetQuota,
+    SetXattr,
 )
 
 PATHS = st.sampled_from(["a", "b", "c", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b"]).map(
@@ -108,21 +108,21 @@ class Both:
 
         async def body(context: Context) -> None:
             inode = await context.known(inode_id)
-            assert isinstance(inode.body, FileBody)
-            await quota_trees.charge(context, inode.area, inode_id, 0)
-            context.put(msgspec.structs.replace(inode, body=FileBody(inode.body.layout, inode_id)))
+            assert isinstance(inode.body, FileDetails)
+            await quota_trees.charge(context, inode.quota_tree, inode_id, 0)
+            context.put(msgspec.structs.replace(inode, body=FileDetails(inode.body.layout, inode_id)))
 
         self.names.run(body)
 
     def set_value(self, path: tuple[str, ...], name: bytes, size: int) -> None:
         """The model has none: what areas count is compared, by `check`."""
         with contextlib.suppress(FileError):
-            self.names.do(SetValue(place(path), name, bytes(size), follow=False))
+            self.names.do(SetXattr(place(path), name, bytes(size), follow=False))
         self._expected = 0
 
     def remove_value(self, path: tuple[str, ...]) -> None:
         with contextlib.suppress(FileError):
-            self.names.do(RemoveValue(place(path), b"user.a", follow=False))
+            self.names.do(RemoveXattr(place(path), b"user.a", follow=False))
         self._expected = 0
 
     def link(self, existing: tuple[str, ...], path: tuple[str, ...]) -> None:
@@ -148,7 +148,7 @@ class Both:
 
     def set_area(self, path: tuple[str, ...], on: bool) -> None:
         self._model(self.model.set_area, path, on)
-        self.names.do(SetArea(place(path), 1 << 40 if on else None))
+        self.names.do(SetQuota(place(path), 1 << 40 if on else None))
 
     def set_trash(self, path: tuple[str, ...], seconds: int) -> None:
         self._model(self.model.set_trash, path, seconds)
@@ -184,7 +184,7 @@ class Both:
             context.rows.clear_range(
                 tables.number_key(tables.VALUES, inode.id), tables.number_key(tables.VALUES, inode.id + 1)
             )
-            await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)
+            await quota_trees.charge(context, inode.quota_tree, -inode.charged_bytes, -1)
 
         self.names.run(body)
 
@@ -203,8 +203,8 @@ class Both:
     def _compare_area(self, path: tuple[str, ...], node: Node) -> None:
         within = {found.id or -number for number, (_, found) in enumerate(self.model.walk(node))}
         unlinked = [key for key, _ in self.names.rows() if key[:2] == tables.UNLINKED]
-        area = self.names.ask(GetArea(place(path)), Area)
-        assert len(within) <= area.inodes <= len(within) + len(unlinked)
+        quota_tree = self.names.ask(GetQuota(place(path)), QuotaTree)
+        assert len(within) <= quota_tree.inodes <= len(within) + len(unlinked)
 
     def _walk(self, path: tuple[str, ...], directory: int) -> Any:
         inode = self.names.stat("/" + "/".join(path))
@@ -261,29 +261,29 @@ def test_whatever_is_lost_of_a_store_the_rest_can_be_mended(
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 150))])
 def test_much_damage_to_a_full_store_can_be_mended(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     with Names() as names:
         both = Both(names)
         for _ in range(40):
-            both.carry_out(*operation(chance))
-        lose(names, [chance.randrange(1 << 30) for _ in range(chance.randrange(1, 8))])
+            both.carry_out(*operation(rng))
+        lose(names, [rng.randrange(1 << 30) for _ in range(rng.randrange(1, 8))])
         mend(names)
         assert violations(names.rows()) == []
 
 
-def operation(chance: random.Random) -> tuple[Any, ...]:
+def operation(rng: random.Random) -> tuple[Any, ...]:
     """More of them make something than Hypothesis likes to draw."""
     paths = ["a", "b", "c", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b"]
-    one, other = (tuple(chance.choice(paths).split("/")) for _ in range(2))
+    one, other = (tuple(rng.choice(paths).split("/")) for _ in range(2))
     several = [("make_directory", one)] * 4 + [("make_file", one)] * 3
-    return chance.choice(
+    return rng.choice(
         [
             *several,
             ("link", one, other),
             ("unlink", one),
-            ("rename", one, other, chance.random() < 0.3),
+            ("rename", one, other, rng.random() < 0.3),
             ("rename", one, other, False),
-            ("set_area", one, chance.random() < 0.8),
+            ("set_area", one, rng.random() < 0.8),
             ("set_trash", one, 10),
             ("remove_tree", one, 3),
         ]
@@ -309,10 +309,12 @@ def lose(names: Names, damage: list[int]) -> None:
                 if number % 3 == 1 and changed.kind is inode.kind:
                     context.put(msgspec.structs.replace(changed, id=inode.id))
                 else:
-                    context.put(msgspec.structs.replace(inode, links=number % 4, area=number % 5))
+                    context.put(msgspec.structs.replace(inode, links=number % 4, quota_tree=number % 5))
             elif key[:2] == tables.AREAS:
-                area = tables.AREA_ROWS.decode(key, value)
-                context.rows.set(key, tables.AREA_ROWS.encode(msgspec.structs.replace(area, bytes=5, outer=number % 9)))
+                quota_tree = tables.AREA_ROWS.decode(key, value)
+                context.rows.set(
+                    key, tables.AREA_ROWS.encode(msgspec.structs.replace(quota_tree, bytes=5, outer=number % 9))
+                )
             else:
                 context.rows.set(key, other)
 

@@ -19,7 +19,7 @@ from tests.support.fs.placement.clusters import (
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement import Cluster, StorageNode, Table, place, quality_of, uniform_cluster
 from fireflyer.fs.core.placement.quotas import chain_count, share_out
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 
 QUICK = 200
 
@@ -124,16 +124,16 @@ def test_the_same_arguments_give_the_same_table_and_another_seed_another_one() -
 
 @given(st.integers(), st.integers(0, 40))
 def test_words_come_singly_or_together(seed: int, count: int) -> None:
-    one, many = Chance(seed), Chance(seed)
+    one, many = SeededRandom(seed), SeededRandom(seed)
     assert [one.word() for _ in range(count)] == many.words(count).tolist()
     assert one.word() == many.word()
 
 
 def test_the_generator_is_splitmix64_and_the_shuffle_is_written_down() -> None:
-    chance = Chance(1234567)
-    assert [chance.word() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    rng = SeededRandom(1234567)
+    assert [rng.word() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
     items = list(range(10))
-    Chance(1).shuffle(items)
+    SeededRandom(1).shuffle(items)
     assert items == [9, 0, 1, 4, 8, 2, 3, 7, 6, 5]
 
 

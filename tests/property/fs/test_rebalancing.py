@@ -13,7 +13,7 @@ from tests.support.fs.placement.clusters import apply_move, clusters, domain_of,
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement import (
     Cluster,
-    Place,
+    DiskLocation,
     Plan,
     StorageNode,
     Table,
@@ -221,7 +221,7 @@ def test_no_room_is_said_in_one_line() -> None:
 
 
 def chains(*rows: tuple[int, ...]) -> Table:
-    return Table(tuple(tuple(Place(node, 0) for node in row) for row in rows))
+    return Table(tuple(tuple(DiskLocation(node, 0) for node in row) for row in rows))
 
 
 def test_a_target_moves_only_to_a_slot_that_is_free_already() -> None:

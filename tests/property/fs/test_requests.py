@@ -7,34 +7,34 @@ from hypothesis import strategies as st
 
 from fireflyer.base.units import MS
 from fireflyer.fs.core.requests.effects import (
-    Ask,
     Begin,
+    CancelOperation,
+    ConnectionLost,
     Effect,
     End,
     Event,
     Finish,
-    GiveUp,
-    Glance,
     Limits,
-    Lost,
     NewSession,
+    QuerySpec,
+    ReplyReceived,
     RoutingConfirmed,
     RoutingLearned,
+    SendRequest,
     SessionOpened,
     SessionOver,
     Tick,
-    Told,
     Withdraw,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,
-    LookKind,
     Missing,
     NotCommitted,
     Operation,
-    Refusal,
+    QueryKind,
+    RefusalReason,
     Refused,
     Update,
 )
@@ -51,10 +51,10 @@ LIMITS = Limits(
     grant_bytes=2 << 20,
     attempt_ns=50 * MS,
 )
-WHATS: list[Change | Glance] = [
-    Glance(LookKind.READ, 0, 4096),
-    Glance(LookKind.READ, 0, 1 << 20),
-    Glance(LookKind.LIST),
+WHATS: list[Change | QuerySpec] = [
+    QuerySpec(QueryKind.READ, 0, 4096),
+    QuerySpec(QueryKind.READ, 0, 1 << 20),
+    QuerySpec(QueryKind.LIST),
     Change(Operation.TRUNCATE, 0, 1),
     Change(Operation.WRITE, 0, 1 << 20),
 ]
@@ -73,7 +73,7 @@ class Watched:
         self.machine = Requests(1, LIMITS, seed=3)
         self.now_ns = self.begun = self.version = 0
         self.waiting: dict[int, None] = {}
-        self.asks: dict[int, Ask] = {}
+        self.asks: dict[int, SendRequest] = {}
         self.numbers: dict[tuple[int, int, int], int] = {}
         self.client, self.exchanging = 1, False
 
@@ -86,7 +86,7 @@ class Watched:
 
     def _see(self, effect: Effect) -> None:
         match effect:
-            case Ask(ask, operation, _, _, body):
+            case SendRequest(ask, operation, _, _, body):
                 assert operation in self.waiting
                 self.asks[ask] = effect
                 if isinstance(body, Update):
@@ -117,15 +117,15 @@ class Watched:
         elif action == "tell" and self.asks:
             ask = list(self.asks.values())[number % len(self.asks)]
             del self.asks[ask.ask]
-            self.feed(Told(ask.ask, _reply(isinstance(ask.body, Update), number // 64)))
+            self.feed(ReplyReceived(ask.ask, _reply(isinstance(ask.body, Update), number // 64)))
         elif action == "give up" and self.waiting:
             operation = list(self.waiting)[number % len(self.waiting)]
             del self.waiting[operation]
-            self.feed(GiveUp(operation))
+            self.feed(CancelOperation(operation))
         elif action == "lose":
             node = number % 3 + 1
             self.asks = {one: ask for one, ask in self.asks.items() if ask.node != node}
-            self.feed(Lost(node, sent=number % 2 == 0))
+            self.feed(ConnectionLost(node, sent=number % 2 == 0))
         elif action == "route":
             self.version += 1
             self.feed(RoutingLearned(_routing(self.version, number)))
@@ -143,7 +143,7 @@ class Watched:
 
 
 def _reply(update: bool, number: int) -> Done | Missing | NotCommitted | Refused:
-    refusal = list(Refusal)[number // 4 % len(Refusal)]
+    refusal = list(RefusalReason)[number // 4 % len(RefusalReason)]
     if number % 4 == 3:
         return Refused(refusal, "no", 1)
     if number % 4 == 2 and not update:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from fireflyer.base.errors import Timeout, error_to_wire
-from fireflyer.base.events import PassedOver
+from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MS, SECOND
 from fireflyer.checkpoint import executor
@@ -24,7 +24,7 @@ from fireflyer.checkpoint.core.effects import (
     Failed,
     Finish,
     Forget,
-    Heard,
+    KeyReceived,
     Publish,
     TakeSnapshot,
 )
@@ -150,7 +150,7 @@ class Job:
                 return Done()
             case Await(key, timeout_ns):
                 try:
-                    return Heard((yield from self._wait_for(key, timeout_ns)))
+                    return KeyReceived((yield from self._wait_for(key, timeout_ns)))
                 except Timeout as error:
                     return Failed(*error_to_wire(error))
             case Forget(prefix):
@@ -183,7 +183,7 @@ class Found:
     attempt: int
     name: str
     world_size: int
-    passed_over: tuple[PassedOver, ...]
+    passed_over: tuple[SkippedCheckpoint, ...]
 
 
 def restore(disk: SimDisk) -> Found | None:

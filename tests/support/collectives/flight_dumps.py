@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.collectives.flight import Dump, Fault, Record, Sighting, Snapshot
+from fireflyer.collectives.flight import Dump, Fault, PeerProgress, Record, Snapshot
 
 Trouble: TypeAlias = Literal["none", "skip", "other", "absent", "gone", "stalled", "slow"]
 Call: TypeAlias = tuple[str, str, str, int, int]  # kind, dtype, op, count, root
@@ -150,7 +150,7 @@ def _dump(
     kept = [r for r in mine if r.state != "done"]
     kept = [r for r in mine if r.state == "done"][-max(1, world.capacity - len(kept)) :] + kept
     sightings = tuple(
-        Sighting(
+        PeerProgress(
             other,
             entered=sum(record.started_ns > 0 for record in records[other]),
             finished=sum(record.state == "done" for record in records[other]),

@@ -15,21 +15,21 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, StaleVersion
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.bootstrap.membership import (
-    Arrival,
-    Arrive,
-    Arrived,
+    Admitted,
+    AnnounceAndWait,
     Event,
-    Found,
-    Look,
+    Generation,
+    GenerationOpened,
+    GenerationRead,
+    JoinRequest,
+    JoinRequestWritten,
     Membership,
-    Opened,
     Policy,
     Propose,
     Proposed,
-    Refused,
-    Seated,
-    Seats,
-    Wait,
+    ReadGeneration,
+    Rejected,
+    WriteJoinRequest,
 )
 from fireflyer.collectives.planning.plan import make_plan
 from fireflyer.runtime.store_core import StoreTable
@@ -53,7 +53,7 @@ class Process:
     """-1: it wants to join."""
     sim: SimNode | None = None
     generation: int = 0
-    seats: Seats | None = None
+    seats: Generation | None = None
     running: bool = False
     error: FireflyerError | None = None
     left: bool = False
@@ -105,27 +105,27 @@ class ReformWorld:
 
     def _steps(self, process: Process) -> Task:
         """Its whole life, with deaths and pauses between the steps."""
-        chance = self.world.fork_random(f"life of {process.name}")
+        rng = self.world.fork_random(f"life of {process.name}")
         for number, delay in enumerate(self._life(process)):
             if self.die_at.get(process.name) == number:
                 assert process.sim is not None
                 process.sim.crash()
                 return
             yield delay
-            if self.world.now_ns < self.calm_ns and chance.random() < self.pause:
-                yield chance.randrange(SECOND)
+            if self.world.now_ns < self.calm_ns and rng.random() < self.pause:
+                yield rng.randrange(SECOND)
 
     def _life(self, process: Process) -> Task:
         world_size, suspects = len(self.nodes), self._suspects(process, {f"p{r}": r for r in range(len(self.nodes))})
-        me = Arrival(process.uid, process.rank, -1, process.node, process.name in self.leavers, suspects)
+        me = JoinRequest(process.uid, process.rank, -1, process.node, process.name in self.leavers, suspects)
         policy = self.policy
         if process.rank < 0:
             me = yield from self._ticket(process)
         while True:
-            end: list[Seated | Refused] = []
+            end: list[Admitted | Rejected] = []
             yield from self._take_part(process, me, world_size, policy, end)
             outcome = end[0]
-            if isinstance(outcome, Refused):
+            if isinstance(outcome, Rejected):
                 process.error, process.left = outcome.error, outcome.error is None
                 if not isinstance(outcome.error, StaleVersion):
                     return
@@ -148,15 +148,15 @@ class ReformWorld:
             world_size = len(outcome.seats.seats)
             policy = self.policy if met[0] else self.policy.again(2 * MEETING_NS)
 
-    def _ticket(self, process: Process) -> Generator[int | None, None, Arrival]:
+    def _ticket(self, process: Process) -> Generator[int | None, None, JoinRequest]:
         yield None
         total, _ = self.table.add("tickets", 1)
         process.uid = f"{process.name}/{total}"
         process.generation = self._latest()
-        return Arrival(process.uid, -1, total, process.node)
+        return JoinRequest(process.uid, -1, total, process.node)
 
     def _take_part(
-        self, process: Process, me: Arrival, world_size: int, policy: Policy, end: list[Seated | Refused]
+        self, process: Process, me: JoinRequest, world_size: int, policy: Policy, end: list[Admitted | Rejected]
     ) -> Task:
         machine = Membership(
             me,
@@ -167,52 +167,54 @@ class ReformWorld:
             deadline_ns=self.world.now_ns + 10 * SECOND,
         )
         effect = machine.begin(self.world.now_ns)
-        while not isinstance(effect, Seated | Refused):
+        while not isinstance(effect, Admitted | Rejected):
             events: list[Event] = []
             yield from self._perform(effect, events)
             effect = machine.handle(self.world.now_ns, events[0])
         end.append(effect)
 
-    def _perform(self, effect: Wait | Arrive | Look | Propose, events: list[Event]) -> Task:
+    def _perform(
+        self, effect: AnnounceAndWait | WriteJoinRequest | ReadGeneration | Propose, events: list[Event]
+    ) -> Task:
         yield None
         match effect:
-            case Wait(generation, ticket, timeout_ns):
+            case AnnounceAndWait(generation, ticket, timeout_ns):
                 self.table.set(f"{generation}/waiting/{ticket:08d}", b"waits")
                 yield from self._until(f"{generation}/open", timeout_ns)
-                events.append(Opened(self.table.get(f"{generation}/open") is not None))
-            case Arrive(generation, arrival):
+                events.append(GenerationOpened(self.table.get(f"{generation}/open") is not None))
+            case WriteJoinRequest(generation, arrival):
                 key = f"{generation}/member/{arrival.place}"
                 held, _ = self.table.set_if_missing(key, msgspec.json.encode(arrival))
                 yield None
                 if arrival.rank >= 0:
                     self.table.set(f"{generation}/open", b"open")
-                events.append(Arrived(msgspec.json.decode(held, type=Arrival)))
-            case Look(generation, timeout_ns, everybody):
+                events.append(JoinRequestWritten(msgspec.json.decode(held, type=JoinRequest)))
+            case ReadGeneration(generation, timeout_ns, everybody):
                 yield from self._until(f"{generation}/seats", timeout_ns)
                 yield from self._look(generation, everybody, events)
             case Propose(seats):
                 held, _ = self.table.set_if_missing(f"{seats.generation}/seats", msgspec.json.encode(seats))
                 yield None
-                events.append(Proposed(msgspec.json.decode(held, type=Seats)))
+                events.append(Proposed(msgspec.json.decode(held, type=Generation)))
 
     def _look(self, generation: int, everybody: bool, events: list[Event]) -> Task:
         seats = self.table.get(f"{generation}/seats")
         if seats is not None:
-            events.append(Found(msgspec.json.decode(seats, type=Seats)))
+            events.append(GenerationRead(msgspec.json.decode(seats, type=Generation)))
             return
         arrivals = []
         for key in self.table.keys(f"{generation}/member/") if everybody else []:
             yield None
-            arrivals.append(msgspec.json.decode(self.table.get(key) or b"", type=Arrival))
+            arrivals.append(msgspec.json.decode(self.table.get(key) or b"", type=JoinRequest))
         waiting = [int(key.rpartition("/")[2]) for key in self.table.keys(f"{generation}/waiting/")]
-        events.append(Found(None, tuple(arrivals), tuple(waiting)))
+        events.append(GenerationRead(None, tuple(arrivals), tuple(waiting)))
 
     def _until(self, key: str, timeout_ns: int) -> Task:
         deadline_ns = self.world.now_ns + timeout_ns
         while self.table.get(key) is None and self.world.now_ns < deadline_ns:
             yield min(GLANCE_NS, deadline_ns - self.world.now_ns)
 
-    def _meet(self, process: Process, end: Seated, met: list[bool]) -> Task:
+    def _meet(self, process: Process, end: Admitted, met: list[bool]) -> Task:
         generation, ranks = end.seats.generation, range(len(end.seats.seats))
         deadline_ns = self.world.now_ns + MEETING_NS
         for phase in ("there", "ready"):
@@ -225,7 +227,7 @@ class ReformWorld:
                 yield GLANCE_NS
         met.append(True)
 
-    def _work(self, process: Process, end: Seated) -> Task:
+    def _work(self, process: Process, end: Admitted) -> Task:
         """Computes until a member is gone, or somebody wants to come in."""
         generation = end.seats.generation
         while True:
@@ -253,7 +255,7 @@ class ReformWorld:
 
     # --- what must hold ---
 
-    def check_decision(self, seats: Seats) -> None:
+    def check_decision(self, seats: Generation) -> None:
         """Nobody ever sees two lists of one generation; survivors keep their order, newcomers come after them."""
         data = msgspec.json.encode(seats)
         assert self.decided.setdefault(seats.generation, data) == data, f"two rosters of generation {seats.generation}"

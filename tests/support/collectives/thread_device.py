@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fireflyer.collectives.devices.copies import HostMemory, Point
+from fireflyer.collectives.devices.copies import CopyEvent, HostMemory
 from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["Stream", "ThreadCopies", "ThreadPoint", "UnpinnedMemory"]
@@ -90,7 +90,7 @@ class ThreadCopies:
 
     # --- Copies ---
 
-    def here(self) -> Point:
+    def here(self) -> CopyEvent:
         stream: Stream | None = getattr(self._current, "stream", None)
         if stream is not None:
             return stream.give(lambda: None)
@@ -98,7 +98,7 @@ class ThreadCopies:
         point.reached.set()
         return point
 
-    def follow(self, points: Sequence[Point]) -> None:
+    def follow(self, points: Sequence[CopyEvent]) -> None:
         stream: Stream | None = getattr(self._current, "stream", None)
         for point in points:
             if stream is None:
@@ -106,10 +106,10 @@ class ThreadCopies:
             else:
                 stream.give(point.wait)
 
-    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         return self._copy("down", [(slot[to : to + size], array[at : at + size]) for at, to, size in moves], after)
 
-    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         return self._copy("up", [(array[to : to + size], slot[at : at + size]) for to, at, size in moves], after)
 
     def aside(self) -> AbstractContextManager[object]:
@@ -137,7 +137,7 @@ class ThreadCopies:
         for stream in self._streams.values():
             stream.close()
 
-    def _copy(self, direction: str, pairs: Sequence[tuple[Any, Any]], after: Sequence[Point]) -> Point:
+    def _copy(self, direction: str, pairs: Sequence[tuple[Any, Any]], after: Sequence[CopyEvent]) -> CopyEvent:
         with self._lock:
             number = self._numbers[direction]
             self._numbers[direction] += 1
@@ -146,7 +146,7 @@ class ThreadCopies:
         return self._streams[direction].give(lambda: self._take_place(direction, number, pairs, waits))
 
     def _take_place(
-        self, direction: str, number: int, pairs: Sequence[tuple[Any, Any]], after: Sequence[Point]
+        self, direction: str, number: int, pairs: Sequence[tuple[Any, Any]], after: Sequence[CopyEvent]
     ) -> None:
         try:
             for point in after:

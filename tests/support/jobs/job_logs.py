@@ -55,7 +55,7 @@ class JobScript:
 
 
 @dataclass
-class _Truth:
+class _ExpectedAccount:
     startup_ns: int = 0
     productive_ns: int = 0
     lost_ns: int = 0
@@ -112,7 +112,7 @@ class _Writer:
 def make_log(script: JobScript) -> tuple[list[Logged], dict[str, int]]:
     """The log and the parts (by the names of `Parts`) that an exact account of it has."""
     w = _Writer(script)
-    truth = _Truth()
+    truth = _ExpectedAccount()
     w.log(
         JobStarted(
             script.job, ("train.py", "--steps", str(script.steps)), script.nodes, script.ranks_per_node, 3, 1.7e9
@@ -169,14 +169,14 @@ def _fail(w: _Writer, breaking: Break, attempt: int, *, step: int) -> None:
     w.log(AttemptFailed(attempt, "node 1 lost" if breaking.node is not None else "rank 0 exited with 1", True))
 
 
-def _spend_start(truth: _Truth, attempt: int, spent_ns: int) -> None:
+def _spend_start(truth: _ExpectedAccount, attempt: int, spent_ns: int) -> None:
     if attempt == 0:
         truth.startup_ns += spent_ns
     else:
         truth.restart_ns += spent_ns
 
 
-def _spend_steps(truth: _Truth, s: JobScript, ranges: Sequence[tuple[int, int]]) -> None:
+def _spend_steps(truth: _ExpectedAccount, s: JobScript, ranges: Sequence[tuple[int, int]]) -> None:
     for index, (first, last) in enumerate(ranges):
         floor = min((resumed for resumed, _ in ranges[index + 1 :]), default=last)
         for step in range(first + 1, last + 1):

@@ -37,34 +37,34 @@ class Ran:
     committed: bool = False
 
 
-def random_plans(chance: random.Random, *, transactions: int = 4, operations: int = 4) -> list[Planned]:
+def random_plans(rng: random.Random, *, transactions: int = 4, operations: int = 4) -> list[Planned]:
     plans = []
     for number in range(transactions):
         listed: list[Operation] = []
-        for step in range(chance.randint(1, operations)):
-            kind = chance.choice(["get", "get", "range", "set", "set", "clear", "clear range"])
-            key = chance.choice(KEYS)
+        for step in range(rng.randint(1, operations)):
+            kind = rng.choice(["get", "get", "range", "set", "set", "clear", "clear range"])
+            key = rng.choice(KEYS)
             if kind in ("range", "clear range"):
-                listed.append((kind, key, chance.choice([None, b"c", b"e", key + b"\0"])))
+                listed.append((kind, key, rng.choice([None, b"c", b"e", key + b"\0"])))
             else:
                 listed.append((kind, key, f"{number}.{step}".encode() if kind == "set" else None))
         plans.append(Planned(f"t{number}", listed))
     return plans
 
 
-async def run_interleaved(kv: Engine, plans: list[Planned], chance: random.Random) -> list[Ran]:
+async def run_interleaved(kv: Engine, plans: list[Planned], rng: random.Random) -> list[Ran]:
     """One operation of one of them after the other; each ends with its commit."""
     clock = itertools.count()
     waiting = list(plans)
     running: list[tuple[Opened, Transaction, Ran, list[Operation]]] = []
     ran: list[Ran] = []
     while waiting or running:
-        if waiting and (not running or chance.random() < 0.4):
+        if waiting and (not running or rng.random() < 0.4):
             plan = waiting.pop()
             side = Opened(kv)
             running.append((side, await side.begin(), Ran(plan, next(clock)), list(plan.operations)))
             continue
-        index = chance.randrange(len(running))
+        index = rng.randrange(len(running))
         side, tx, record, left = running[index]
         if left:
             try:

@@ -18,7 +18,7 @@ End: TypeAlias = Literal["client", "server"]
 _ALL: Final = range(1 << 16)
 
 
-class _Strike(NamedTuple):
+class _InjectedFault(NamedTuple):
     blow: Blow
     numbers: Container[int]
     towards: End | None
@@ -29,7 +29,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._target = 0
-        self._strike: _Strike | None = None
+        self._strike: _InjectedFault | None = None
         self._stopping = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -43,12 +43,12 @@ class Proxy:
 
     def freeze(self, *, spare: int = 0) -> None:
         """From now on nothing is forwarded, but on the first `spare` connections; none is closed."""
-        self.strike("freeze", range(spare, _ALL.stop))
+        self.inject("freeze", range(spare, _ALL.stop))
 
-    def strike(self, blow: Blow, numbers: Container[int] = _ALL, towards: End | None = None) -> None:
+    def inject(self, blow: Blow, numbers: Container[int] = _ALL, towards: End | None = None) -> None:
         """Once: what befalls the connections of these numbers, in the order in which they were made. `towards`: only
         what goes to that end, for "freeze" and "swallow"."""
-        self._strike = _Strike(blow, numbers, towards)
+        self._strike = _InjectedFault(blow, numbers, towards)
 
     def close(self) -> None:
         self._stopping.set()
@@ -73,9 +73,9 @@ class Proxy:
             thread.start()
             self._threads.append(thread)
 
-    def _struck(self, number: int) -> _Strike | None:
-        strike = self._strike
-        return strike if strike is not None and number in strike.numbers else None
+    def _struck(self, number: int) -> _InjectedFault | None:
+        inject = self._strike
+        return inject if inject is not None and number in inject.numbers else None
 
     def _forward(self, number: int, client: socket.socket, server: socket.socket) -> None:
         other, name = {client: server, server: client}, {client: "client", server: "server"}
@@ -84,15 +84,15 @@ class Proxy:
                 selector.register(sock, selectors.EVENT_READ)
             while not self._stopping.is_set() and selector.get_map():
                 ready = selector.select(0.1)
-                strike = self._struck(number)
-                if strike is not None and strike.blow in ("reset", "finish"):
-                    _end(client, server, reset=strike.blow == "reset")
+                inject = self._struck(number)
+                if inject is not None and inject.blow in ("reset", "finish"):
+                    _end(client, server, reset=inject.blow == "reset")
                     return
                 for key, _ in ready:
                     source = key.fileobj
                     assert isinstance(source, socket.socket)
-                    hit = strike is not None and strike.towards in (None, name[other[source]])
-                    if hit and strike is not None and strike.blow == "freeze":
+                    hit = inject is not None and inject.towards in (None, name[other[source]])
+                    if hit and inject is not None and inject.blow == "freeze":
                         selector.unregister(source)
                         continue
                     try:

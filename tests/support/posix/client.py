@@ -1,4 +1,4 @@
-"""The client library as a `Place`: each user's process is a client of its own, with the token of its user.
+"""The client library as a `PathRef`: each user's process is a client of its own, with the token of its user.
 
 So what one writes another one sees after close or fsync, and not before: that is the promise. Paths are absolute there.
 """
@@ -31,11 +31,11 @@ from fireflyer.fs.schema.meta import (
     LockKind,
     LockState,
     Now,
-    Place,
+    PathRef,
     SetAttributes,
     Stat,
-    ValueFlag,
     Window,
+    XattrFlag,
 )
 
 __all__ = ["ClientPlace"]
@@ -185,7 +185,7 @@ class ClientPlace:
         elif isinstance(atime, int) and isinstance(mtime, int):
             fs.utime(where, ns=(atime, mtime), follow=follow)
         elif (atime, mtime) != (None, None):
-            change = SetAttributes(Place(1, os.fsencode(where)), follow, **_times(atime, mtime))
+            change = SetAttributes(PathRef(1, os.fsencode(where)), follow, **_times(atime, mtime))
             fs.run(fs.files.set_attributes(change))
 
     def do_access(self, fs: FileSystem, path: bytes, mask: int) -> None:
@@ -202,7 +202,7 @@ class ClientPlace:
         ]
 
     def do_setxattr(self, fs: FileSystem, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
-        fs.setxattr(self._at(path), name, value, ValueFlag(flags), follow)
+        fs.setxattr(self._at(path), name, value, XattrFlag(flags), follow)
 
     def do_getxattr(self, fs: FileSystem, path: bytes, name: bytes, follow: bool) -> bytes:
         return fs.getxattr(self._at(path), name, follow)
@@ -266,7 +266,7 @@ class ClientPlace:
     def _change(self, fs: FileSystem, number: int, **given: Any) -> None:
         opened = self._open[number]
         inode = opened.inode if isinstance(opened, _Directory) else opened.inode_id
-        fs.run(fs.files.set_attributes(SetAttributes(Place(inode), **given)))
+        fs.run(fs.files.set_attributes(SetAttributes(PathRef(inode), **given)))
 
     def do_fchmod(self, fs: FileSystem, number: int, mode: int) -> None:
         self._change(fs, number, mode=mode)
@@ -298,13 +298,13 @@ class ClientPlace:
 
 
 async def _in_the_way(fs: FileSystem, wanted: Lock) -> Lock | None:
-    answer = await fs.files.opening.port.call(GetLock(wanted))
+    answer = await fs.files.open_files.port.call(GetLock(wanted))
     assert isinstance(answer, LockState)
     return answer.lock
 
 
 async def _found(fs: FileSystem, inode: InodeId) -> Inode:
-    answer = await fs.files.opening.port.call(Stat(Place(inode)))
+    answer = await fs.files.open_files.port.call(Stat(PathRef(inode)))
     assert isinstance(answer, Found)
     return answer.inode
 

@@ -1,4 +1,4 @@
-"""The bodies of the meta service over a store in memory, as a `Place`: no client, no network, chunks in a dictionary.
+"""The bodies of the meta service over a store in memory, as a `PathRef`: no client, no network, chunks in a dictionary.
 
 What a client would do is done here in the simplest way: each call is a request or two, every write is reported at once,
 each user's process is a client of its own. Nothing ever waits, so coroutines are run to their end in one step.
@@ -22,7 +22,7 @@ from tests.support.posix.places import Identity
 
 from fireflyer.fs.core.files.request_limits import refusal
 from fireflyer.fs.core.meta import dispatch, procedures, replies
-from fireflyer.fs.core.meta.context import Asker, ClusterDefaults, Context
+from fireflyer.fs.core.meta.context import ClusterDefaults, Context, Requester
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce, Ports
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
@@ -33,15 +33,15 @@ from fireflyer.fs.schema.inodes import (
     MAX_FILE_BYTES,
     MAX_NAME_BYTES,
     ROOT,
-    DeviceBody,
-    DirectoryBody,
-    FileBody,
+    DeviceDetails,
+    DirectoryDetails,
+    FileDetails,
     Inode,
     InodeId,
     Kind,
 )  # fmt: skip
 from fireflyer.kvstore import MemoryEngine
-from fireflyer.kvstore.core.timing import SteppedWaits
+from fireflyer.kvstore.core.timing import SteppedTiming
 
 __all__ = ["CorePlace"]
 
@@ -66,7 +66,7 @@ _KINDS: Final = {value: kind for kind, value in _FORMATS.items()} | {0: Kind.FIL
 _LOCKS: Final = {"none": meta.LockKind.NONE, "read": meta.LockKind.READ, "write": meta.LockKind.WRITE}
 
 
-class _NoWaits(SteppedWaits):
+class _NoWaits(SteppedTiming):
     async def pause(self) -> None:
         return
 
@@ -104,7 +104,7 @@ class _Open:
 class _Ports(Ports):
     """Of one request."""
 
-    def __init__(self, place: CorePlace, asker: Asker, number: int) -> None:
+    def __init__(self, place: CorePlace, asker: Requester, number: int) -> None:
         self._place = place
         self._asker = asker
         self._number = number
@@ -149,7 +149,7 @@ class _Ports(Ports):
     def doubtful(self) -> Sequence[InodeId]:
         return ()
 
-    def doubts(self, inode: InodeId) -> dict[Any, Any]:  # nothing fails here
+    def in_doubt(self, inode: InodeId) -> dict[Any, Any]:  # nothing fails here
         return {}
 
 
@@ -165,7 +165,7 @@ class CorePlace:
         self._open: dict[int, _Open] = {}
         self._top = "/"
         self._base: InodeId = ROOT
-        _finished(self.transact(Asker(SERVICE, 0, 0), _begin_session))
+        _finished(self.transact(Requester(SERVICE, 0, 0), _begin_session))
         _finished(
             self.engine.transact(lambda rows: dispatch.make_root(rows, now_ns=self.now_ns, uid=0, gid=0, mode=0o755))
         )
@@ -178,7 +178,7 @@ class CorePlace:
 
     def renew(self, top: str) -> None:
         who = Identity(0, 0)
-        found = self._ask(who, meta.MakeDirectory(meta.Place(ROOT, os.fsencode(top)), 0o777))
+        found = self._ask(who, meta.MakeDirectory(meta.PathRef(ROOT, os.fsencode(top)), 0o777))
         self._top, self._base = top, found.inode.id
 
     def tick(self) -> None:
@@ -191,7 +191,7 @@ class CorePlace:
     # --- requests ---
 
     async def transact(
-        self, asker: Asker, body: Callable[[Context], Awaitable[T]], *, number: int = 0, owner: ClientId = 0
+        self, asker: Requester, body: Callable[[Context], Awaitable[T]], *, number: int = 0, owner: ClientId = 0
     ) -> T:
         cluster = ClusterDefaults(
             chains=CHAINS, chunk_bytes=CHUNK_BYTES, stripe=2, capacity_bytes=1 << 50, free_bytes=1 << 49
@@ -214,9 +214,9 @@ class CorePlace:
         self._ids += 1
         return self._ids
 
-    def _asker(self, who: Identity) -> Asker:
+    def _asker(self, who: Identity) -> Requester:
         client = self._clients.get(who)
-        asker = Asker(
+        asker = Requester(
             client or len(self._clients) + SERVICE + 1, who.uid, who.gid, who.groups, unrestricted=who.uid == 0
         )
         if client is None:
@@ -235,14 +235,14 @@ class CorePlace:
             answer = _finished(self.transact(asker, partial(dispatch.carry_out, request), number=number))
         except NotAtOnce:
             answer = _finished(procedures.carry_out_long(request, _Ports(self, asker, number)))
-        if isinstance(answer, meta.Refused):
+        if isinstance(answer, meta.ErrorReply):
             raise file_error(answer.errno, answer.message)
         return answer
 
-    def _place(self, path: bytes) -> meta.Place:
+    def _place(self, path: bytes) -> meta.PathRef:
         if not path:
             raise file_error(errno.ENOENT)
-        return meta.Place(self._base, path)
+        return meta.PathRef(self._base, path)
 
     # --- with paths ---
 
@@ -266,7 +266,7 @@ class CorePlace:
         wanted = self._open_flags(flags)
         handle = number if wanted & meta.OpenFlag.WRITE else 0
         found = self._ask(who, meta.Open(self._place(path), wanted, handle, mode & 0o7777)).inode
-        cut = found.body.cut if isinstance(found.body, FileBody) else 0
+        cut = found.body.cut if isinstance(found.body, FileDetails) else 0
         self._open[number] = _Open(who, found.id, found.kind, flags, handle, cut)
 
     def do_stat(self, who: Identity, path: bytes) -> tuple[int, ...]:
@@ -336,16 +336,16 @@ class CorePlace:
         return [(entry.name, _FORMATS[entry.kind]) for entry in self._entries(who, path)]
 
     def do_setxattr(self, who: Identity, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
-        self._ask(who, meta.SetValue(self._place(path), name, value, meta.ValueFlag(flags), follow))
+        self._ask(who, meta.SetXattr(self._place(path), name, value, meta.XattrFlag(flags), follow))
 
     def do_getxattr(self, who: Identity, path: bytes, name: bytes, follow: bool) -> bytes:
-        return bytes(self._ask(who, meta.GetValue(self._place(path), name, follow)).value)
+        return bytes(self._ask(who, meta.GetXattr(self._place(path), name, follow)).value)
 
     def do_listxattr(self, who: Identity, path: bytes, follow: bool) -> list[bytes]:
-        return sorted(self._ask(who, meta.ListValues(self._place(path), follow)).names)
+        return sorted(self._ask(who, meta.ListXattrs(self._place(path), follow)).names)
 
     def do_removexattr(self, who: Identity, path: bytes, name: bytes, follow: bool) -> None:
-        self._ask(who, meta.RemoveValue(self._place(path), name, follow))
+        self._ask(who, meta.RemoveXattr(self._place(path), name, follow))
 
     def do_name_max(self, who: Identity, path: bytes) -> int:
         inode = self._ask(who, meta.Stat(self._place(path))).inode
@@ -355,7 +355,7 @@ class CorePlace:
     # --- with what is open ---
 
     def _inode(self, opened: _Open) -> Inode:
-        inode: Inode = self._ask(opened.who, meta.Stat(meta.Place(opened.inode))).inode
+        inode: Inode = self._ask(opened.who, meta.Stat(meta.PathRef(opened.inode))).inode
         return inode
 
     def do_close(self, who: Identity, number: int) -> None:
@@ -389,7 +389,7 @@ class CorePlace:
             raise file_error(errno.EFBIG)
         if data:
             inode = self._inode(opened)
-            opened.cut = inode.body.cut if isinstance(inode.body, FileBody) else 0
+            opened.cut = inode.body.cut if isinstance(inode.body, FileDetails) else 0
             self.chunks.write(inode, data, offset)
             self._ask(who, meta.Report(opened.inode, opened.handle, offset + len(data), opened.cut))
         return len(data)
@@ -412,7 +412,7 @@ class CorePlace:
         opened = self._open[number]
         if not opened.writes or size < 0:
             raise file_error(errno.EINVAL)
-        found = self._ask(who, meta.Truncate(meta.Place(opened.inode), size, opened.handle)).inode
+        found = self._ask(who, meta.Truncate(meta.PathRef(opened.inode), size, opened.handle)).inode
         opened.cut = found.body.cut
 
     def do_fallocate(self, who: Identity, number: int, mode: int, offset: int, size: int) -> None:
@@ -435,13 +435,13 @@ class CorePlace:
         assert number in self._open
 
     def do_fchmod(self, who: Identity, number: int, mode: int) -> None:
-        self._ask(who, meta.SetAttributes(meta.Place(self._open[number].inode), mode=mode))
+        self._ask(who, meta.SetAttributes(meta.PathRef(self._open[number].inode), mode=mode))
 
     def do_fchown(self, who: Identity, number: int, uid: int, gid: int) -> None:
-        self._ask(who, meta.SetAttributes(meta.Place(self._open[number].inode), uid=_given(uid), gid=_given(gid)))
+        self._ask(who, meta.SetAttributes(meta.PathRef(self._open[number].inode), uid=_given(uid), gid=_given(gid)))
 
     def do_futimens(self, who: Identity, number: int, atime: int | str | None, mtime: int | str | None) -> None:
-        self._ask(who, meta.SetAttributes(meta.Place(self._open[number].inode), **_times(atime, mtime)))
+        self._ask(who, meta.SetAttributes(meta.PathRef(self._open[number].inode), **_times(atime, mtime)))
 
     def do_flock(self, who: Identity, number: int, operation: int) -> None:
         kinds = {
@@ -493,9 +493,9 @@ def _times(atime: int | str | None, mtime: int | str | None) -> dict[str, Any]:
 def _status(inode: Inode) -> tuple[int, ...]:
     body = inode.body
     links = inode.links
-    if isinstance(body, DirectoryBody) and links:
+    if isinstance(body, DirectoryDetails) and links:
         links = 2 + body.subdirectories
-    device = body.device if isinstance(body, DeviceBody) else 0
+    device = body.device if isinstance(body, DeviceDetails) else 0
     mode = _FORMATS[inode.kind] | inode.mode
     times = (inode.atime_ns, inode.mtime_ns, inode.ctime_ns)
     return (inode.id, mode, links, inode.uid, inode.gid, inode.length, device, *times)

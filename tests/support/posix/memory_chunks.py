@@ -8,7 +8,7 @@ from typing import TypeAlias
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.ports import Stored
 from fireflyer.fs.schema.ids import ChainId, ClientId, TableId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 
 __all__ = ["MemoryChunks"]
 
@@ -67,7 +67,7 @@ class MemoryChunks:
         return bytes(out)
 
     def _chain_of(self, inode: Inode, index: int) -> ChainId:
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         layout = inode.body.layout
         return order_of(layout, self._chains)[index % layout.stripe]
 
@@ -81,7 +81,7 @@ class MemoryChunks:
 
 def _pieces(inode: Inode, data: bytes, offset: int) -> list[tuple[int, int, bytes]]:
     """(chunk, place in it, what is there)."""
-    assert isinstance(inode.body, FileBody)
+    assert isinstance(inode.body, FileDetails)
     chunk_bytes = inode.body.layout.chunk_bytes
     found, done = [], 0
     while done < len(data):

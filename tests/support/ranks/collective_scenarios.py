@@ -20,7 +20,7 @@ from tests.support.ranks import exchange_scenarios
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator, Plan, Route, make_plan
-from fireflyer.collectives.p2p.peer_listener import Door
+from fireflyer.collectives.p2p.peer_listener import ListenAddress
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.store import StoreClient
 
@@ -141,7 +141,7 @@ class DivertedStore(StoreClient):
     def set(self, key: str, value: bytes) -> None:
         for place, event, proxy_port in (("/door/", "door", self.door_port), ("/node/", "listening", self.proxy_port)):
             if place in key and proxy_port is not None:
-                door = msgspec.json.decode(value, type=Door)
+                door = msgspec.json.decode(value, type=ListenAddress)
                 say(event, port=door.port)
                 value = msgspec.json.encode(msgspec.structs.replace(door, port=proxy_port))
         super().set(key, value)

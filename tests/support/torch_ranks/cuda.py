@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.collectives.torch.cuda import CudaCopies
+from fireflyer.collectives.torch.cuda import CudaCopyEngine
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_group import HfreduceGroup, HfreduceOptions
 from fireflyer.collectives.torch_hooks import HookState, hfreduce_hook
@@ -173,7 +173,7 @@ def profile(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def pinned(params: dict[str, Any]) -> None:
-    copies = CudaCopies(device())
+    copies = CudaCopyEngine(device())
     array = world().communicator.empty(1 << 20, "u8")
     memory: Any = copies.pin(array)
     assert memory.pinned

@@ -16,9 +16,9 @@ from fireflyer.base.events import (
     JobStarted,
     Logged,
     NodeLost,
-    PassedOver,
     RankExited,
     ResumeReport,
+    SkippedCheckpoint,
     StepReport,
 )
 from fireflyer.base.units import MS, SECOND
@@ -289,7 +289,7 @@ def test_stalls_are_the_larger_of_what_steps_and_checkpoints_say_and_never_excee
 
 
 def test_what_a_restart_passed_over_and_what_failed_to_be_saved_are_kept() -> None:
-    passed = (PassedOver("step-00000004", "shard 1 has a wrong checksum"),)
+    passed = (SkippedCheckpoint("step-00000004", "shard 1 has a wrong checksum"),)
     result = account(
         log_of(
             (0, STARTED),

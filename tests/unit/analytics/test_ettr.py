@@ -89,10 +89,10 @@ def test_renewal_formula_agrees_with_a_simulation_where_formula_1_no_longer_does
 
 
 def _simulate(failures_per_s: float, restart_s: float, period_s: float, stall_s: float) -> float:
-    chance = random.Random(7)
+    rng = random.Random(7)
     periods, wall_s = 0, 0.0
     for _ in range(20_000):
-        life_s = chance.expovariate(failures_per_s)
+        life_s = rng.expovariate(failures_per_s)
         wall_s += life_s
         periods += max(0, int((life_s - restart_s) // (period_s + stall_s)))
     return periods * period_s / wall_s

@@ -20,8 +20,8 @@ from fireflyer.base.events import (
     JobFinished,
     JobStarted,
     Logged,
-    PassedOver,
     ResumeReport,
+    SkippedCheckpoint,
     StepReport,
 )
 from fireflyer.base.units import SECOND
@@ -131,12 +131,12 @@ def hostile_report() -> JobReport:
     log = [
         Logged(0, JobStarted(HOSTILE, (HOSTILE,), 1, 1, 0, 1e300)),
         Logged(0, AttemptStarted(0)),
-        Logged(1, ResumeReport(0, 0, 3, HOSTILE, (PassedOver(HOSTILE, HOSTILE),))),
+        Logged(1, ResumeReport(0, 0, 3, HOSTILE, (SkippedCheckpoint(HOSTILE, HOSTILE),))),
         Logged(SECOND, StepReport(0, 0, 4, 1, 1, 1.0, SECOND)),
         Logged(SECOND, CheckpointReport(0, 0, 4, 1, 0, 0, HOSTILE)),
         Logged(SECOND, AttemptFailed(0, HOSTILE, True, 0, None)),
         Logged(SECOND, AttemptStarted(1)),
-        Logged(SECOND, ResumeReport(0, 1, 3, HOSTILE, (PassedOver(HOSTILE, HOSTILE * 100),))),
+        Logged(SECOND, ResumeReport(0, 1, 3, HOSTILE, (SkippedCheckpoint(HOSTILE, HOSTILE * 100),))),
         Logged(2 * SECOND, StepReport(0, 1, 4, 1, 1, 2.0, SECOND)),
         Logged(3 * SECOND, JobFinished(1, HOSTILE)),
     ]

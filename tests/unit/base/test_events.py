@@ -12,9 +12,9 @@ from fireflyer.base.events import (
     AttemptStarted,
     JobFinished,
     Logged,
-    PassedOver,
     Report,
     ResumeReport,
+    SkippedCheckpoint,
     StepReport,
     decode_log,
     encode_log_line,
@@ -22,7 +22,7 @@ from fireflyer.base.events import (
 
 _LOG = [
     Logged(0, AttemptStarted(0)),
-    Logged(5, ResumeReport(0, 0, 20, "step-00000020", (PassedOver("step-00000030", "CRC"),))),
+    Logged(5, ResumeReport(0, 0, 20, "step-00000020", (SkippedCheckpoint("step-00000030", "CRC"),))),
     Logged(9, StepReport(0, 0, 21, 4, 512, 0.1 + 0.2, 1_000)),
     Logged(11, JobFinished(0, "done")),
 ]

@@ -22,7 +22,7 @@ from fireflyer.checkpoint.core.effects import (
     Failed,
     Finish,
     Forget,
-    Heard,
+    KeyReceived,
     Listed,
     Listing,
     Open,
@@ -99,7 +99,7 @@ class Run:
             case Publish(key, payload):
                 self.store[key] = payload
             case Await(key, _):
-                return Heard(self.store[key]) if key in self.store else Failed("timeout", f"no {key}")
+                return KeyReceived(self.store[key]) if key in self.store else Failed("timeout", f"no {key}")
             case WriteShard():
                 return ShardWritten(record(rank, len(self.machines)))
             case Commit():
@@ -178,7 +178,7 @@ def test_an_unreadable_record_fails_the_save(payload: bytes) -> None:
     events: list[Event] = [Begin(), Done(), Done(), Done(), ShardWritten(record(0, WORLD))]
     for event in events:
         leader.handle(0, event)
-    (effect,) = leader.handle(0, Heard(payload))
+    (effect,) = leader.handle(0, KeyReceived(payload))
     assert isinstance(effect, Publish)
     (finish,) = leader.handle(0, Done())
     assert isinstance(finish, Finish)
@@ -190,7 +190,7 @@ def test_an_unreadable_outcome_fails_the_save_of_that_rank() -> None:
     follower = machine(1)
     follower.handle(0, Begin())
     follower.handle(0, Done())
-    (finish,) = follower.handle(0, Heard(b"nonsense"))
+    (finish,) = follower.handle(0, KeyReceived(b"nonsense"))
     assert isinstance(finish, Finish)
     assert finish.error is not None
 
@@ -200,7 +200,7 @@ def test_a_directory_that_is_none_of_ours_is_not_written_to(name: str) -> None:
     follower = machine(1)
     follower.handle(0, Begin())
     follower.handle(0, Done())
-    (effect,) = follower.handle(0, Heard(b'{"name":"%b"}' % name.encode()))
+    (effect,) = follower.handle(0, KeyReceived(b'{"name":"%b"}' % name.encode()))
     assert isinstance(effect, Publish), "rank 0 hears of it"
     (finish,) = follower.handle(0, Done())
     assert isinstance(finish, Finish)

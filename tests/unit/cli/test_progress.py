@@ -19,9 +19,9 @@ from fireflyer.base.events import (
     JobStarted,
     Logged,
     NodeLost,
-    PassedOver,
     RankExited,
     ResumeReport,
+    SkippedCheckpoint,
     StepReport,
 )
 from fireflyer.base.units import SECOND
@@ -106,7 +106,7 @@ def test_what_was_saved_is_what_can_be_resumed_from() -> None:
             Logged(3, CheckpointReport(0, 0, 60, 1, 0, 0, "no space\nleft")),
             Logged(4, AttemptFailed(0, "x", True)),
             Logged(5, AttemptStarted(1)),
-            Logged(6, ResumeReport(0, 1, 20, "step-20", (PassedOver("step-40", "bad checksum"),))),
+            Logged(6, ResumeReport(0, 1, 20, "step-20", (SkippedCheckpoint("step-40", "bad checksum"),))),
         ]
     )
     assert progress.saved_step == 20

@@ -23,8 +23,8 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.blame import Failure, blame, describe_end
 from fireflyer.cluster.core.gang import TICK_NS, Gang, NodeState, Phase
 from fireflyer.cluster.core.messages import (
-    AgentBeat,
     AgentGone,
+    AgentHeartbeat,
     AgentLost,
     AgentUp,
     AttemptPrepared,
@@ -44,8 +44,8 @@ from fireflyer.cluster.core.messages import (
     ShutDownAgent,
     StartAgent,
     StartRanks,
-    StopAsked,
     StopRanks,
+    StopRequested,
     StorageFailed,
     Tick,
 )
@@ -77,7 +77,7 @@ class Story:
         for _ in range(-(-span_ns // TICK_NS)):
             self.now_ns += TICK_NS
             for node, incarnation in self.beating.items():
-                new += self.tell(AgentBeat(node, incarnation))
+                new += self.tell(AgentHeartbeat(node, incarnation))
             new += self.tell(Tick())
         return new
 
@@ -313,7 +313,7 @@ def test_a_fault_that_was_never_due_is_left_over() -> None:
 def test_a_signal_is_passed_on_and_decides_the_exit_code() -> None:
     story = Story().running()
     grace_ns = TIMEOUTS.stop_grace_ns
-    assert of(story.tell(StopAsked(2)), StopRanks) == [StopRanks(node, 1, 0, 2, 0, grace_ns) for node in (0, 1)]
+    assert of(story.tell(StopRequested(2)), StopRanks) == [StopRanks(node, 1, 0, 2, 0, grace_ns) for node in (0, 1)]
     story.tell(gone(0, 0, 0, told=True), gone(1, 130, 0, told=True))
     story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
     assert story.finish() == Finish(130, "stopped by SIGINT", None)
@@ -339,18 +339,18 @@ def test_nothing_is_waited_for_when_the_job_cannot_go_on() -> None:
 
 def test_a_second_signal_kills_at_once_but_not_the_same_one_twice() -> None:
     story = Story().running()
-    story.tell(StopAsked(2))
+    story.tell(StopRequested(2))
     story.wait(TICK_NS)
-    assert story.tell(StopAsked(2)) == []
+    assert story.tell(StopRequested(2)) == []
     story.wait(SECOND)
-    assert story.tell(StopAsked(15)) == [KillNode(0, 1), KillNode(1, 1)]
+    assert story.tell(StopRequested(15)) == [KillNode(0, 1), KillNode(1, 1)]
 
 
 def test_a_signal_while_pausing_ends_the_job() -> None:
     story = Story().running()
     story.tell(gone(0, 1, 1), gone(1, 143, 143, told=True))
     assert story.gang.phase is Phase.PAUSING
-    story.tell(StopAsked(15), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(StopRequested(15), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
     assert story.finish().exit_code == 128 + 15
 
 
@@ -420,6 +420,6 @@ def test_a_full_disk_or_a_port_that_stays_taken_is_not_tried_again() -> None:
 
 def test_after_the_end_nothing_happens() -> None:
     story = Story()
-    story.tell(StopAsked(2), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(StopRequested(2), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
     assert story.finish().exit_code == 130
-    assert story.tell(Tick(), AgentUp(0, 1), StopAsked(2)) == []
+    assert story.tell(Tick(), AgentUp(0, 1), StopRequested(2)) == []

@@ -16,8 +16,8 @@ from fireflyer.identity.handshake import (
     Accepts,
     ClientHandshake,
     Credential,
+    HandshakeRefused,
     NodeCredential,
-    Refusal,
     ServerHandshake,
     Session,
     UserCredential,
@@ -80,7 +80,7 @@ def test_a_client_that_ignores_that_is_refused() -> None:
     other.on_hello(one.hello())
     forger = server(Accepts(OTHER))
     proof = one.on_challenge(forger.on_hello(one.hello()))
-    with pytest.raises(Refusal, match="does not hold the key"):
+    with pytest.raises(HandshakeRefused, match="does not hold the key"):
         other.on_proof(proof)
 
 
@@ -88,7 +88,7 @@ def test_a_proof_sent_back_to_its_author_proves_nothing() -> None:
     one, other = client(), server()
     challenge = other.on_hello(one.hello())
     servers_proof = msgspec.msgpack.decode(challenge)["proof"]
-    with pytest.raises(Refusal):
+    with pytest.raises(HandshakeRefused):
         other.on_proof(msgspec.msgpack.encode({"type": "proof", "proof": servers_proof}))
 
 
@@ -109,14 +109,14 @@ def test_a_replayed_conversation_is_refused_by_either_side() -> None:
     other.on_proof(proof)
     again = server()
     again.on_hello(hello)
-    with pytest.raises(Refusal):
+    with pytest.raises(HandshakeRefused):
         again.on_proof(proof)
     with pytest.raises(PermissionDenied, match="does not hold"):
         client().on_challenge(challenge)
 
 
 def test_a_proof_made_for_another_service_is_of_no_use_here() -> None:
-    with pytest.raises(Refusal, match="this port serves 'store', not 'test'"):
+    with pytest.raises(HandshakeRefused, match="this port serves 'store', not 'test'"):
         converse(client(), server(purpose="store"))
     one = client(purpose="store")
     carried_over = msgspec.msgpack.decode(one.hello()) | {"purpose": "test"}
@@ -161,20 +161,20 @@ def test_the_decoy_key_opens_nothing_even_if_it_were_known() -> None:
     other = server(decoy=decoy)
     one = client(UserCredential(f"{BEARER_MARK}.ffffffffffffffff.x"))
     proof = one.on_challenge(other.on_hello(one.hello()))
-    with pytest.raises(Refusal):
+    with pytest.raises(HandshakeRefused):
         other.on_proof(proof)
 
 
 def test_services_say_whom_they_do_not_serve() -> None:
-    with pytest.raises(Refusal, match="for nodes only"):
+    with pytest.raises(HandshakeRefused, match="for nodes only"):
         converse(client(UserCredential(TOKEN)), server(Accepts(SECRET)))
-    with pytest.raises(Refusal, match="use a user token"):
+    with pytest.raises(HandshakeRefused, match="use a user token"):
         converse(client(), server(Accepts(None, USERS.get)))
 
 
 def test_another_version_is_told_which_one_is_needed() -> None:
     hello = msgspec.msgpack.encode({"type": "hello", "version": 2, "shape": "unknown to us"})
-    with pytest.raises(Refusal, match="version 2, this side 1; install the same release") as caught:
+    with pytest.raises(HandshakeRefused, match="version 2, this side 1; install the same release") as caught:
         server().on_hello(hello)
     with pytest.raises(PermissionDenied, match="refused by the server: the peer speaks handshake version 2"):
         client().on_challenge(caught.value.reply)

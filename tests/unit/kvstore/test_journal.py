@@ -40,7 +40,7 @@ class CutWhileOpening(Watched):
     """The power goes when the records have been done again, before anything of that is synced."""
 
     into: Path
-    chance: random.Random
+    rng: random.Random
 
     def _open(self, map_bytes: int, disk: RealDisk) -> None:
         assert self._journal.pages is not None
@@ -49,40 +49,40 @@ class CutWhileOpening(Watched):
         super()._open(map_bytes, disk)
 
     def _checkpoint(self) -> None:
-        power_cut(self, self.into, self.chance)
+        power_cut(self, self.into, self.rng)
         raise PermanentError("the power is gone")
 
 
-def power_cut(store: Watched, into: Path, chance: random.Random) -> None:
+def power_cut(store: Watched, into: Path, rng: random.Random) -> None:
     """What a disk may have afterwards."""
     shutil.copytree(store.path, into)
     now = Path(store.path, "data.mdb").read_bytes()
     synced = store.synced.ljust(len(now), b"\0")
-    share = chance.choice([0.0, 0.1, 0.5, 0.9, 1.0])
+    share = rng.choice([0.0, 0.1, 0.5, 0.9, 1.0])
     mixed = bytearray(now)
     for at in range(0, len(now), PAGE_BYTES):
-        if chance.random() >= share:
+        if rng.random() >= share:
             mixed[at : at + PAGE_BYTES] = synced[at : at + PAGE_BYTES]
     into.joinpath("data.mdb").write_bytes(mixed)
 
 
-def some_batch(chance: random.Random, records: Records) -> list[Mutations]:
+def some_batch(rng: random.Random, records: Records) -> list[Mutations]:
     batch = []
-    for _ in range(chance.randrange(1, 4)):
+    for _ in range(rng.randrange(1, 4)):
         cleared: tuple[KeyRange, ...] = ()
-        if chance.random() < 0.2:
-            begin, end = sorted(b"%03d" % chance.randrange(300) for _ in range(2))
+        if rng.random() < 0.2:
+            begin, end = sorted(b"%03d" % rng.randrange(300) for _ in range(2))
             cleared = (KeyRange(begin, end),)
             for key in [one for one in records if begin <= one < end]:
                 del records[key]
         writes: dict[bytes, bytes | None] = {}
-        for _ in range(chance.randrange(6)):
+        for _ in range(rng.randrange(6)):
             value = (
-                chance.randbytes(300_000 if chance.random() < 0.01 else chance.choice([10, 500, 9000]))
-                if chance.random() < 0.8
+                rng.randbytes(300_000 if rng.random() < 0.01 else rng.choice([10, 500, 9000]))
+                if rng.random() < 0.8
                 else None
             )
-            writes[b"%03d" % chance.randrange(300)] = value
+            writes[b"%03d" % rng.randrange(300)] = value
         for key, value in writes.items():
             records.pop(key, None)
             if value is not None:
@@ -106,16 +106,16 @@ def small(patch: pytest.MonkeyPatch) -> None:
 
 
 def cut_again_and_again(path: Path, seed: int, *, rounds: int = 2, batches: int = 60) -> None:
-    chance, records, version = random.Random(seed), Records(), 0
+    rng, records, version = random.Random(seed), Records(), 0
     for number in range(0, 2 * rounds, 2):
         store = Watched(str(path / f"{number}"), map_bytes=1 << 27)
         assert contents(store) == (version, records)
-        for _ in range(chance.randrange(batches)):
+        for _ in range(rng.randrange(batches)):
             version += 1
-            store.write(version, some_batch(chance, records))
-        power_cut(store, path / f"{number + 1}", chance)
+            store.write(version, some_batch(rng, records))
+        power_cut(store, path / f"{number + 1}", rng)
         store.close()
-        CutWhileOpening.into, CutWhileOpening.chance = path / f"{number + 2}", chance
+        CutWhileOpening.into, CutWhileOpening.rng = path / f"{number + 2}", rng
         with pytest.raises(PermanentError, match="the power is gone"):
             CutWhileOpening(str(path / f"{number + 1}"), map_bytes=1 << 27)
 
@@ -140,7 +140,7 @@ def lost_seed(path: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", ["pages are used again", "the file does not go back", "the journal is not read"])
-def test_planted_bugs_lose_something(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutants_lose_something(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
     if bug == "pages are used again":
         original = LmdbFile._sync_all

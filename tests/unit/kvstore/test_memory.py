@@ -21,11 +21,11 @@ from fireflyer.kvstore import (
     Conflict,
     Disconnected,
     KeyRange,
-    LoopWaits,
+    LoopTiming,
     MemoryEngine,
     MemoryStore,
     Page,
-    SteppedWaits,
+    SteppedTiming,
     Transaction,
     TransactionTimeout,
     steps,
@@ -172,7 +172,7 @@ def test_who_always_collides_gives_up_and_who_finds_no_server_tries_until_the_de
     fault: CommitFault, error: type[Exception]
 ) -> None:
     world = World(1)
-    waits = SteppedWaits(lambda: world.now_ns, world.random.randrange)
+    waits = SteppedTiming(lambda: world.now_ns, world.random.randrange)
     kv = MemoryEngine(faults=lambda: fault, waits=waits)
 
     def run() -> None:
@@ -204,10 +204,10 @@ def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() ->
         store = MemoryStore()
 
         def boot(node: SimNode) -> None:
-            chance = world.fork_random(f"{node.name} {node.incarnation}")
+            rng = world.fork_random(f"{node.name} {node.incarnation}")
             faults = list(CommitFault)
-            waits = SteppedWaits(node.clock.now_ns, chance.randrange)
-            kv = MemoryEngine(store, waits=waits, faults=lambda: chance.choice(faults))
+            waits = SteppedTiming(node.clock.now_ns, rng.randrange)
+            kv = MemoryEngine(store, waits=waits, faults=lambda: rng.choice(faults))
 
             async def work() -> None:
                 for request in range(10):
@@ -217,7 +217,7 @@ def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() ->
 
             node.spawn(steps(work))
             if node.incarnation < 5:
-                node.after(chance.randrange(30 * MS), node.restart)
+                node.after(rng.randrange(30 * MS), node.restart)
 
         for name in ("a", "b", "c"):
             world.node(name, boot)
@@ -234,7 +234,7 @@ def test_the_same_bodies_run_in_the_simulated_world_and_a_seed_replays_them() ->
 
 def test_a_deadline_in_the_simulated_world_is_found_at_the_next_operation() -> None:
     world = World(1)
-    kv = MemoryEngine(waits=SteppedWaits(lambda: world.now_ns, world.random.randrange))
+    kv = MemoryEngine(waits=SteppedTiming(lambda: world.now_ns, world.random.randrange))
 
     async def body(tx: Transaction) -> None:
         tx.set(b"a", b"1")
@@ -318,7 +318,7 @@ class _SlowEngine(AttemptingEngine):
 
 @on_loop
 async def test_a_deadline_after_the_commit_was_answered_takes_nothing_back() -> None:
-    kv = _SlowEngine(LoopWaits())
+    kv = _SlowEngine(LoopTiming())
     assert await kv.transact(_take, timeout_ns=200 * MS) == b"1"
     async with kv.transaction(timeout_ns=200 * MS) as tx:
         tx.set(b"a", b"1")

@@ -9,7 +9,15 @@ from tests.support.kvstore.engines import Opened, Side, put, values
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import UsageError
-from fireflyer.kvstore import MAX_KEY_BYTES, Attempted, Conflict, MemoryEngine, MemoryStore, Transaction, Trunk
+from fireflyer.kvstore import (
+    MAX_KEY_BYTES,
+    Attempted,
+    Conflict,
+    MemoryEngine,
+    MemoryStore,
+    Transaction,
+    TransactionBatch,
+)
 
 
 @on_loop
@@ -18,8 +26,8 @@ async def test_a_part_sees_what_was_kept_before_it_and_nothing_of_what_was_dropp
         await put(kv, a=b"0", b=b"0", c=b"0")
 
         async def body(tx: Transaction) -> None:
-            trunk = Trunk(tx, tx)
-            first = trunk.part()
+            transaction_batch = TransactionBatch(tx, tx)
+            first = transaction_batch.part()
             assert await first.get(b"a") == b"0"
             first.set(b"a", b"1")
             first.clear_range(b"b", b"c")
@@ -27,7 +35,7 @@ async def test_a_part_sees_what_was_kept_before_it_and_nothing_of_what_was_dropp
             assert await first.get(b"b") is None
             assert (await first.get_range(b"a", None)).items == [(b"a", b"1"), (b"c", b"0")]
             first.keep()
-            second = trunk.part()
+            second = transaction_batch.part()
             assert await second.get(b"a") == b"1"
             assert await second.get(b"b") is None
             second.set(b"b", b"2")
@@ -38,7 +46,7 @@ async def test_a_part_sees_what_was_kept_before_it_and_nothing_of_what_was_dropp
             assert await second.get(b"a") == b"1"
             second.set(b"d", b"3")
             second.keep()
-            assert (await trunk.part().get_range(b"a", None, limit=2, reverse=True)).items == [
+            assert (await transaction_batch.part().get_range(b"a", None, limit=2, reverse=True)).items == [
                 (b"d", b"3"),
                 (b"c", b"0"),
             ]
@@ -50,17 +58,17 @@ async def test_a_part_sees_what_was_kept_before_it_and_nothing_of_what_was_dropp
 @on_loop
 async def test_parts_are_like_transactions_one_after_the_other() -> None:
     """Random work in parts of few transactions, and the same in transactions of its own."""
-    chance = random.Random(7)
+    rng = random.Random(7)
     keys = [bytes([letter]) for letter in b"abcdefgh"]
     async with MemoryEngine() as together, MemoryEngine() as apart:
         for _ in range(60):
-            plans = [(chance.random() < 0.3, [_step(chance, keys) for _ in range(6)]) for _ in range(5)]
+            plans = [(rng.random() < 0.3, [_step(rng, keys) for _ in range(6)]) for _ in range(5)]
 
             async def body(tx: Transaction, plans: list[tuple[bool, list[_Step]]] = plans) -> list[object]:
-                trunk = Trunk(tx, tx)
+                transaction_batch = TransactionBatch(tx, tx)
                 seen: list[object] = []
                 for dropped, steps in plans:
-                    part = trunk.part()
+                    part = transaction_batch.part()
                     seen.append([await _do(part, step) for step in steps])
                     part.drop() if dropped else part.keep()
                 return seen
@@ -85,9 +93,9 @@ async def test_parts_are_like_transactions_one_after_the_other() -> None:
 _Step = tuple[str, bytes, bytes]
 
 
-def _step(chance: random.Random, keys: list[bytes]) -> _Step:
-    verb = chance.choice(["get", "get", "set", "set", "clear", "range", "back", "clear_range"])
-    return verb, chance.choice(keys), chance.choice(keys)
+def _step(rng: random.Random, keys: list[bytes]) -> _Step:
+    verb = rng.choice(["get", "get", "set", "set", "clear", "range", "back", "clear_range"])
+    return verb, rng.choice(keys), rng.choice(keys)
 
 
 async def _do(rows: object, step: _Step) -> object:
@@ -113,15 +121,15 @@ async def test_what_a_dropped_part_read_counts_and_what_it_wrote_does_not() -> N
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
 
         async def body(tx: Transaction) -> None:
-            trunk = Trunk(tx, tx)
-            dropped = trunk.part()
+            transaction_batch = TransactionBatch(tx, tx)
+            dropped = transaction_batch.part()
             await dropped.get(b"read by it")
             dropped.set(b"written by it", b"1")
             dropped.drop()
-            kept = trunk.part()
+            kept = transaction_batch.part()
             kept.set(b"kept", b"1")
             kept.keep()
-            await trunk.part().get(b"kept")
+            await transaction_batch.part().get(b"kept")
 
         await kv.transact(body)
     assert attempts[-1].reads.points == (b"read by it",)
@@ -133,15 +141,15 @@ async def test_a_failed_transaction_stays_failed_whatever_a_part_makes_of_it() -
     async with MemoryEngine() as kv:
 
         async def body(tx: Transaction) -> None:
-            trunk = Trunk(tx, tx)
-            part = trunk.part()
+            transaction_batch = TransactionBatch(tx, tx)
+            part = transaction_batch.part()
             for number in range(1 + 100_000 // 1000):
                 part.set(b"%d" % number, bytes(1 << 20))
             try:
                 part.keep()
             except UsageError:
                 pass
-            trunk.part().keep()
+            transaction_batch.part().keep()
 
         with pytest.raises(UsageError, match="split it"):
             await kv.transact(body)
@@ -153,13 +161,13 @@ async def test_a_bad_key_is_the_fault_of_one_part_only() -> None:
     async with MemoryEngine() as kv:
 
         async def body(tx: Transaction) -> None:
-            trunk = Trunk(tx, tx)
-            bad = trunk.part()
+            transaction_batch = TransactionBatch(tx, tx)
+            bad = transaction_batch.part()
             with pytest.raises(UsageError, match="501 bytes"):
                 await bad.get(bytes(MAX_KEY_BYTES + 1))
             with pytest.raises(UsageError, match="501 bytes"):
                 bad.set(bytes(MAX_KEY_BYTES + 1), b"")
-            good = trunk.part()
+            good = transaction_batch.part()
             good.set(b"a", b"1")
             good.keep()
 
@@ -174,7 +182,7 @@ async def test_two_transactions_whose_parts_read_what_the_other_wrote_do_not_bot
         first, second = Opened(kv), Opened(kv)
         for opened, read, write in ((first, b"a", b"b"), (second, b"b", b"a")):
             transaction = await opened.begin()
-            part = Trunk(transaction, transaction).part()
+            part = TransactionBatch(transaction, transaction).part()
             await part.get(read)
             part.set(write, b"1")
             part.keep()
@@ -205,21 +213,21 @@ async def test_what_a_part_clears_is_known_to_be_gone_and_the_rest_is_not_asked_
 
         async def body(tx: Transaction) -> None:
             below = _Counting(tx)
-            trunk = Trunk(below, tx)
-            await trunk.get_many([*keys, b"x"])
-            first = trunk.part()
+            transaction_batch = TransactionBatch(below, tx)
+            await transaction_batch.get_many([*keys, b"x"])
+            first = transaction_batch.part()
             first.clear_range(b"b", b"d")
             first.clear_range(b"g", None)
             first.set(b"c", b"new")
             first.keep()
-            second = trunk.part()
+            second = transaction_batch.part()
             seen = [await second.get(key) for key in [*keys, b"x"]]
             assert seen == [b"a", None, b"new", b"d", b"e", b"f", None, None, None]
             assert below.asked == []
             for key in keys:
                 second.clear_range(key, key + b"\0")
             second.keep()
-            assert [await trunk.part().get(key) for key in keys] == [None] * len(keys)
+            assert [await transaction_batch.part().get(key) for key in keys] == [None] * len(keys)
 
         await kv.transact(body)
         assert await values(kv) == {}

@@ -13,7 +13,7 @@ from tests.support.loops import on_loop
 from fireflyer.base.errors import Busy, UsageError
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.manager import FilesStatus, Status
-from fireflyer.fs.schema.meta import MakeDirectory, Place, Stat
+from fireflyer.fs.schema.meta import MakeDirectory, PathRef, Stat
 from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.kvstore import MemoryEngine
 from fireflyer.runtime.address import Address
@@ -71,8 +71,8 @@ async def test_figures_of_services_are_well_formed() -> None:
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
         for _ in range(2):
-            await rig.ask(5, MakeDirectory(Place(ROOT, b"d")))
-        await rig.ask(5, Stat(Place(ROOT)))
+            await rig.ask(5, MakeDirectory(PathRef(ROOT, b"d")))
+        await rig.ask(5, Stat(PathRef(ROOT)))
         text = exposition(rig.service.metrics()).decode()
     assert 'fireflyer_meta_requests_total{request="MakeDirectory"} 2.0' in text
     assert 'fireflyer_meta_refusals_total{reason="EEXIST"} 1.0' in text

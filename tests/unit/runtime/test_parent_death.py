@@ -1,4 +1,4 @@
-"""What is on a leash is ended when its test process is gone, also when that was killed."""
+"""What is registered for cleanup at exit is ended when its test process is gone, also when that was killed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 HOLDER = """
 import sys, time
-from tests.support.jobs.leash import leash
+from tests.support.jobs.cleanup import clean_up_at_exit
 first, second, how = sys.argv[1:]
-release = leash(["sh", "-c", f"echo first > {first}"])
-leash(["sh", "-c", f"echo second > {second}"])
+release = clean_up_at_exit(["sh", "-c", f"echo first > {first}"])
+clean_up_at_exit(["sh", "-c", f"echo second > {second}"])
 release()
 print("held", flush=True)
 if how == "killed":

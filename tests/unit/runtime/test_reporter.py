@@ -19,10 +19,10 @@ from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, R
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.messages import Event, RankReported
-from fireflyer.cluster.launcher.control import Control
+from fireflyer.cluster.launcher.control import ControlService
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime import reporter as reporter_module
-from fireflyer.runtime.reporter import CLOSE_NS, MAX_STEPS_QUEUED, REPORT, Noted, Reporter, Reports
+from fireflyer.runtime.reporter import CLOSE_NS, MAX_STEPS_QUEUED, REPORT, Acknowledged, Reporter, Reports
 from fireflyer.runtime.rpc import Accepts, Caller, RpcServer
 
 
@@ -42,7 +42,7 @@ class Launcher:
         self.secret_file = str(tmp_path / "secret")
         save_secret(self.secret, self.secret_file)
         self.reports: list[Report] = []
-        self.control = Control(feed=self._feed, on_line=lambda line: None)
+        self.control = ControlService(feed=self._feed, on_line=lambda line: None)
         self.gate = asyncio.Event()
         self.gate.set()
         self.calls = 0
@@ -53,7 +53,7 @@ class Launcher:
         assert isinstance(event, RankReported)
         self.reports.append(event.report)
 
-    async def report(self, request: Reports, caller: Caller) -> Noted:
+    async def report(self, request: Reports, caller: Caller) -> Acknowledged:
         self.calls += 1
         await self.gate.wait()
         done = await self.control._report(request, caller)

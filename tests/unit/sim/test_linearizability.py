@@ -111,18 +111,18 @@ def _explains(order: tuple[HistoryOperation[str], ...]) -> bool:
 
 
 def test_it_agrees_with_trying_all_orders() -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     verdicts = {True: 0, False: 0}
     for _ in range(400):
         history: list[HistoryOperation[str]] = []
-        for number in range(chance.randrange(1, 6)):
-            start = chance.randrange(12)
-            end = start + chance.randrange(1, 8)
-            if chance.random() < 0.5:
-                history.append(read(chance.choice(["", "0", "1", "2"]), start, end))
+        for number in range(rng.randrange(1, 6)):
+            start = rng.randrange(12)
+            end = start + rng.randrange(1, 8)
+            if rng.random() < 0.5:
+                history.append(read(rng.choice(["", "0", "1", "2"]), start, end))
             else:
-                written = write(str(number % 3), start, None if chance.random() < 0.2 else end)
-                history.append(replace(written, maybe=chance.random() < 0.2))
+                written = write(str(number % 3), start, None if rng.random() < 0.2 else end)
+                history.append(replace(written, maybe=rng.random() < 0.2))
         try:
             linearize(history, "")
             found = True

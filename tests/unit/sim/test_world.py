@@ -122,7 +122,7 @@ def test_the_net_loses_duplicates_and_reorders_but_never_alters() -> None:
 
 def test_an_ordered_link_keeps_the_order() -> None:
     world = World(7)
-    net = SimNet(world, default=Link(ordered=True, slow_chance=0.3, slow_ns=SECOND))
+    net = SimNet(world, default=Link(ordered=True, slow_probability=0.3, slow_ns=SECOND))
     got: list[int] = []
     world.node("b", lambda node: node.on_message(lambda _source, payload: got.append(payload[0])))
     for number in range(100):

@@ -120,12 +120,12 @@ def test_garbage_counts_as_absent(tmp_path: Path, garbage: str) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_mixture_of_truth_and_garbage_gives_disjoint_groups(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     junk = ["", "no\n", "0-127\n", "3,70-80\n", "-1\n", "0\n", "12345678901\n", "5-3\n"]
     files = {
-        path: chance.choice(junk) if chance.random() < 0.3 else text
+        path: rng.choice(junk) if rng.random() < 0.3 else text
         for path, text in tree_of_epyc().items()
-        if chance.random() < 0.9
+        if rng.random() < 0.9
     }
     check_partition(read(RealDisk(), str(tmp_path), files))
 

@@ -18,7 +18,7 @@ __all__ = [
     "Failed",
     "Finish",
     "Forget",
-    "Heard",
+    "KeyReceived",
     "Listed",
     "Listing",
     "Open",
@@ -50,7 +50,7 @@ class ShardWritten(msgspec.Struct, frozen=True, tag="ShardWritten"):
     record: ShardRecord
 
 
-class Heard(msgspec.Struct, frozen=True, tag="Heard"):
+class KeyReceived(msgspec.Struct, frozen=True, tag="Heard"):
     payload: bytes
 
 
@@ -64,7 +64,7 @@ class Listed(msgspec.Struct, frozen=True, tag="Listed"):
     names: tuple[str, ...]
 
 
-Event = Begin | Done | Failed | ShardWritten | Heard | Committed | Listed
+Event = Begin | Done | Failed | ShardWritten | KeyReceived | Committed | Listed
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, tag="TakeSnapshot"):

@@ -47,7 +47,7 @@ from fireflyer.checkpoint.core.effects import (
     Failed,
     Finish,
     Forget,
-    Heard,
+    KeyReceived,
     Listed,
     Listing,
     Open,
@@ -209,8 +209,8 @@ class SaveMachine:
                 return self._write()
             case (Phase.WRITING, ShardWritten(record)):
                 return self._collect(record)
-            case (Phase.COLLECTING, Heard(payload)):
-                return self._hear_record(payload)
+            case (Phase.COLLECTING, KeyReceived(payload)):
+                return self._receive_record(payload)
             case (Phase.COMMITTING, Committed(name)):
                 size_bytes = sum(record.file_bytes for record in self._records)
                 self._answer = _Answer(name=name, size_bytes=size_bytes)
@@ -246,7 +246,7 @@ class SaveMachine:
             return self._failed(Failed(error.code, error.message))
         return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, data))
 
-    def _hear_record(self, payload: bytes) -> list[Effect]:
+    def _receive_record(self, payload: bytes) -> list[Effect]:
         rank = len(self._records)
         try:
             answer = _decode_answer(payload)
@@ -303,7 +303,7 @@ class SaveMachine:
                 return self._enter(Phase.SNAPSHOT, TakeSnapshot())
             case (Phase.SNAPSHOT, Done()):
                 return self._enter(Phase.INVITED, Await(self._key("dir"), self.settings.timeout_ns))
-            case (Phase.INVITED, Heard(payload)):
+            case (Phase.INVITED, KeyReceived(payload)):
                 return self._hear(payload) or self._accept()
             case (Phase.WRITING, ShardWritten(record)):
                 answer = _Answer(record=msgspec.Raw(encode_record(record)))
@@ -312,7 +312,7 @@ class SaveMachine:
                 return self._enter(Phase.LISTENING, Await(self._key("outcome"), self.settings.timeout_ns))
             case (Phase.REPORTING, Done()):
                 return self._finish()
-            case (Phase.LISTENING, Heard(payload)):
+            case (Phase.LISTENING, KeyReceived(payload)):
                 return self._hear(payload) or self._finish()
             case (Phase.FINISHING, Done()):
                 return self._enter(Phase.END)

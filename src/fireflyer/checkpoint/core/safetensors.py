@@ -14,7 +14,15 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["DTYPE_BYTES", "MAX_HEADER_BYTES", "MAX_NAME_CHARACTERS", "Placed", "TensorSpec", "build_header", "place"]
+__all__ = [
+    "DTYPE_BYTES",
+    "MAX_HEADER_BYTES",
+    "MAX_NAME_CHARACTERS",
+    "PlacedTensor",
+    "TensorSpec",
+    "build_header",
+    "place",
+]
 
 DTYPE_BYTES = {
     "BOOL": 1,
@@ -54,16 +62,16 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedTensor(msgspec.Struct, frozen=True):
     spec: TensorSpec
     offset: int
     """From the start of the data section."""
 
 
-def place(specs: Iterable[TensorSpec]) -> list[Placed]:
+def place(specs: Iterable[TensorSpec]) -> list[PlacedTensor]:
     """Offsets without gaps, each a multiple of its element size. Raises `UsageError` for an unknown dtype, and for a
     name that the format cannot hold or that comes twice."""
-    placed: list[Placed] = []
+    placed: list[PlacedTensor] = []
     seen: dict[str, None] = {}
     offset = 0
     for spec in sorted(specs, key=lambda spec: (-_element_bytes(spec), spec.name)):
@@ -71,7 +79,7 @@ def place(specs: Iterable[TensorSpec]) -> list[Placed]:
         if spec.name in seen:
             raise UsageError(f"tensor name {spec.name!r} comes twice; names must be unique within a rank")
         seen[spec.name] = None
-        placed.append(Placed(spec, offset))
+        placed.append(PlacedTensor(spec, offset))
         offset += spec.size_bytes
     return placed
 
@@ -92,7 +100,7 @@ def _element_bytes(spec: TensorSpec) -> int:
     return size
 
 
-def build_header(placed: Iterable[Placed], metadata: dict[str, str]) -> bytes:
+def build_header(placed: Iterable[PlacedTensor], metadata: dict[str, str]) -> bytes:
     """Everything before the data section. Raises `UsageError` when it would be above the format's limit."""
     entries: dict[str, object] = {_METADATA: metadata}
     for item in placed:

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from fireflyer.fs.schema.routing import Routing
     from fireflyer.runtime.rpc import Credential
 
-__all__ = ["CLUSTER_HELP", "DEFAULT_DIRECTORY", "TARGET_VARIABLE", "Where", "ask_all", "ask_one", "cluster_options"]
+__all__ = [
+    "CLUSTER_HELP",
+    "DEFAULT_DIRECTORY",
+    "TARGET_VARIABLE",
+    "ClusterTarget",
+    "ask_all",
+    "ask_one",
+    "cluster_options",
+]
 __all__ += ["directory_of", "expect", "local", "named", "reach", "routing", "target_of", "where_options"]
 
 DEFAULT_DIRECTORY: Final = "fs"
@@ -29,7 +37,7 @@ ENDED_S: Final = 1.0
 T = TypeVar("T")
 
 
-class Where:
+class ClusterTarget:
     """Managers to ask, and how to prove who asks."""
 
     def __init__(self, managers: tuple[str, ...], credential: Credential, directory: str = "") -> None:
@@ -71,7 +79,9 @@ def cluster_options(function: Callable[..., object]) -> Callable[..., object]:
     return function
 
 
-def _find(directory: str | None, managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:
+def _find(
+    directory: str | None, managers: tuple[str, ...], token_file: str | None, secret_file: str | None
+) -> ClusterTarget:
     return named(target_of(directory, managers), token_file, secret_file)
 
 
@@ -109,7 +119,7 @@ def directory_of(directory: str | None) -> str:
     raise UsageError(f"{TARGET_VARIABLE} names managers, and this is done in the directory of a cluster; give --dir")
 
 
-def named(target: str, token_file: str | None, secret_file: str | None) -> Where:
+def named(target: str, token_file: str | None, secret_file: str | None) -> ClusterTarget:
     """`target`: as `target_of` says it. Raises `UsageError`, and what `local` and `reach` raise."""
     from fireflyer.fs.tools.addresses import SCHEME, parse_address
 
@@ -123,7 +133,7 @@ def named(target: str, token_file: str | None, secret_file: str | None) -> Where
     return reach(address.managers, token_file, secret_file)
 
 
-def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> Where:
+def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> ClusterTarget:
     """A cluster of which the managers are known. Raises `UsageError`."""
     from fireflyer.identity import NodeCredential, UserCredential, load_secret
     from fireflyer.identity.private_files import read_private_file
@@ -131,11 +141,13 @@ def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | 
     if (token_file is None) == (secret_file is None):
         raise UsageError("--manager and ff://HOST:PORT need --token-file or --secret-file, one of them")
     if secret_file is not None:
-        return Where(managers, NodeCredential(load_secret(secret_file), f"ff of user {os.getuid()}"))
-    return Where(managers, UserCredential(read_private_file(str(token_file), 4096).decode(errors="replace").strip()))
+        return ClusterTarget(managers, NodeCredential(load_secret(secret_file), f"ff of user {os.getuid()}"))
+    return ClusterTarget(
+        managers, UserCredential(read_private_file(str(token_file), 4096).decode(errors="replace").strip())
+    )
 
 
-def local(directory: str) -> Where:
+def local(directory: str) -> ClusterTarget:
     """A cluster of `ff fs up`, as its administrator. Raises `NotFound` where there is none."""
     from fireflyer.fs.service.local.layout import Layout
     from fireflyer.identity import UserCredential
@@ -144,10 +156,10 @@ def local(directory: str) -> Where:
     cluster = layout.load()
     if any(address.endswith(":0") for address in cluster.managers):
         raise UsageError(f"the cluster of {layout.directory} has never run; start it: ff fs up --dir {directory}")
-    return Where(cluster.managers, UserCredential(layout.admin_token()), layout.directory)
+    return ClusterTarget(cluster.managers, UserCredential(layout.admin_token()), layout.directory)
 
 
-def ask_all(where: Where, requests: list[Request], *, timeout_s: float = 10) -> list[Answer]:
+def ask_all(where: ClusterTarget, requests: list[Request], *, timeout_s: float = 10) -> list[Answer]:
     """One after the other. Raises `FireflyerError`; for a local cluster that seems to have been ended, soon."""
     from fireflyer.base.units import SECOND
     from fireflyer.fs.control import ManagerClient
@@ -179,7 +191,7 @@ async def _ask(client: ManagerClient, request: Request, timeout_ns: int) -> Answ
     return await client.ask(request, timeout_ns=timeout_ns)
 
 
-def ask_one(where: Where, request: Request) -> Answer:
+def ask_one(where: ClusterTarget, request: Request) -> Answer:
     return ask_all(where, [request])[0]
 
 

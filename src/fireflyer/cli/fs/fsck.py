@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs.files.common import Bars, Places, clean, files_options
+from fireflyer.cli.fs.files.common import Bars, PathResolver, clean, files_options
 
 __all__ = ["fsck_command"]
 
@@ -15,7 +15,7 @@ __all__ = ["fsck_command"]
 @click.option("--repair", is_flag=True, help="Remove chunks that no file owns.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before that.")
 @files_options
-def fsck_command(*, names_only: bool, repair: bool, yes: bool, places: Places) -> int:
+def fsck_command(*, names_only: bool, repair: bool, yes: bool, places: PathResolver) -> int:
     """Compare names with inodes and chunks with files, both ways. What is wrong is looked at twice, some seconds apart,
     so the file system may be in use. Ends with 1 when anything stays wrong. Needs the node secret: --dir, or --manager
     with --secret-file."""

@@ -13,7 +13,7 @@ import click
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.cli.detached import report, report_failure, run_detached
-from fireflyer.cli.fs.connect import Where, where_options
+from fireflyer.cli.fs.connect import ClusterTarget, where_options
 
 if TYPE_CHECKING:
     from fireflyer.fs.mount.daemon import MountOptions
@@ -35,7 +35,7 @@ MOUNT_LOG: Final = "mount.log"
 @click.argument("place", metavar="PLACE")
 def mount_command(
     *,
-    where: Where,
+    where: ClusterTarget,
     place: str,
     allow_other: bool,
     read_only: bool,
@@ -79,11 +79,11 @@ def mount_command(
     return _run(where, place, options, trusted, report_fd)
 
 
-def _default_log(where: Where) -> str:
+def _default_log(where: ClusterTarget) -> str:
     return os.path.join(where.directory, MOUNT_LOG) if where.directory else os.devnull
 
 
-def _run(where: Where, place: str, options: MountOptions, trusted: bool, report_fd: int | None) -> int:
+def _run(where: ClusterTarget, place: str, options: MountOptions, trusted: bool, report_fd: int | None) -> int:
     from fireflyer.fs.client.connecting import connect_async
     from fireflyer.fs.client.files.open_file_table import FileOptions
     from fireflyer.fs.mount.daemon import serve_mount

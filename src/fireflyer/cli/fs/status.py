@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from fireflyer.cli.fs.connect import Where, ask_all, expect, where_options
+from fireflyer.cli.fs.connect import ClusterTarget, ask_all, expect, where_options
 
 if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status, TargetReport, TargetStatus
@@ -53,7 +53,7 @@ def summary_of(status: Status) -> Summary:
     )
 
 
-def look(where: Where) -> tuple[Status, tuple[MoveStatus, ...], FilesStatus]:
+def look(where: ClusterTarget) -> tuple[Status, tuple[MoveStatus, ...], FilesStatus]:
     """What a cluster says of itself now. Raises `FireflyerError`."""
     from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus, GetMoves, GetStatus, MoveList, Status
 
@@ -65,7 +65,7 @@ def look(where: Where) -> tuple[Status, tuple[MoveStatus, ...], FilesStatus]:
 @where_options
 @click.option("--all", "show_all", is_flag=True, help="Show every chain and target.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def status_command(*, where: Where, show_all: bool, as_json: bool) -> int:
+def status_command(*, where: ClusterTarget, show_all: bool, as_json: bool) -> int:
     """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come; how many
     files there are, and what is removed and not collected yet. Services that serve files have sessions too."""
     status, moves, files = look(where)

@@ -37,15 +37,15 @@ from fireflyer.cluster.schema.wire import (
     Done,
     Exited,
     Gone,
+    LogError,
     Next,
     ShutDown,
     Start,
     Started,
     Stop,
-    Trouble,
 )
 from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_strangers
+from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_orphans
 from fireflyer.runtime.rpc import Method, NodeCredential, RpcClient
 
 __all__ = ["run_agent"]
@@ -81,7 +81,7 @@ class Agent:
         self._holding_up: list[str] = []
         self._outbox = Outbox(full=lambda: self._pause("launcher"), free=lambda: self._resume("launcher"))
         self._writer = LogWriter(
-            full=lambda: self._pause("disk"), free=lambda: self._resume("disk"), on_trouble=self._on_trouble
+            full=lambda: self._pause("disk"), free=lambda: self._resume("disk"), on_log_error=self._on_log_error
         )
         self._news: asyncio.Queue[tuple[Method[Any, Any], Any]] = asyncio.Queue()
         self._cleaning: asyncio.Task[None] | None = None
@@ -125,7 +125,7 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             await self._client.notify(BEAT, Done())
-            reap_strangers(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
+            reap_orphans(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
             await asyncio.sleep(self._config.heartbeat_ns / SECOND)
 
     async def _tell(self) -> None:
@@ -184,7 +184,7 @@ class Agent:
             rank,
             writer=self._writer,
             on_line=self._outbox.put,
-            on_trouble=self._on_trouble,
+            on_log_error=self._on_log_error,
             on_exit=self._on_exit,
         )
 
@@ -207,8 +207,8 @@ class Agent:
 
     # -- what ranks do ---------------------------------------------------------------------------------------------
 
-    def _on_trouble(self, reason: str) -> None:
-        self._news.put_nowait((TROUBLE, Trouble(reason[:1000])))
+    def _on_log_error(self, reason: str) -> None:
+        self._news.put_nowait((TROUBLE, LogError(reason[:1000])))
 
     def _on_exit(self, end: Exited) -> None:
         self._news.put_nowait((EXITED, end))
@@ -227,7 +227,7 @@ class Agent:
     async def _clean_up(self, ranks: list[RankProcess]) -> None:
         for _ in range(2):  # in one look a process that changes its parent meanwhile can be missed
             await _until(lambda: not _kill_descendants(), SWEEP_S)
-        reap_strangers(_nobody)
+        reap_orphans(_nobody)
         try:
             async with asyncio.timeout(None if self._holding_up else PIPES_S):
                 for rank in ranks:
@@ -265,7 +265,7 @@ def _kill_descendants() -> bool:
             os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
-    reap_strangers(_nobody)
+    reap_orphans(_nobody)
     return bool(pids)
 
 

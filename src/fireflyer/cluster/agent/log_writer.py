@@ -31,14 +31,14 @@ class LogFile:
 
 class LogWriter:
     """Used from one event loop, on which the callbacks run: `full` when more than `HIGH_BYTES` wait (stop reading the
-    pipes), `free` when less than `LOW_BYTES` do, `on_trouble` with one line when a file cannot be written, once each.
+    pipes), `free` when less than `LOW_BYTES` do, `on_log_error` with one line when a file cannot be written, once each.
     """
 
     def __init__(
-        self, *, full: Callable[[], None], free: Callable[[], None], on_trouble: Callable[[str], None]
+        self, *, full: Callable[[], None], free: Callable[[], None], on_log_error: Callable[[str], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._full, self._free, self._on_trouble = full, free, on_trouble
+        self._full, self._free, self._on_log_error = full, free, on_log_error
         self._waiting_bytes = 0
         self._is_full = False
         self._queue: queue.SimpleQueue[tuple[LogFile, bytes] | Callable[[], None] | None] = queue.SimpleQueue()
@@ -88,7 +88,7 @@ class LogWriter:
         except OSError as error:
             _close(file)
             reason = str(translate_os_error(error, f"write {file.path}"))
-            self._tell(lambda: self._on_trouble(reason))
+            self._tell(lambda: self._on_log_error(reason))
         self._tell(lambda: self._written(count))
 
     def _tell(self, call: Callable[[], object]) -> None:

@@ -14,7 +14,12 @@ from fireflyer.cluster.agent.lines import LineSplitter
 from fireflyer.cluster.agent.log_writer import LogFile, LogWriter
 from fireflyer.cluster.schema.wire import Exited, OutputLine, RankToStart
 from fireflyer.runtime.disk import translate_os_error
-from fireflyer.runtime.processes.guarded import child_environment, exit_code_of, start_leashed, watch_exit
+from fireflyer.runtime.processes.guarded import (
+    child_environment,
+    exit_code_of,
+    start_with_parent_death_signal,
+    watch_exit,
+)
 
 __all__ = ["RankProcess"]
 
@@ -25,7 +30,7 @@ _CANNOT_START = 126
 
 
 class RankProcess:
-    """Calls `on_line`, `on_trouble` (its log cannot be made) and `on_exit`, all on the event loop."""
+    """Calls `on_line`, `on_log_error` (its log cannot be made) and `on_exit`, all on the event loop."""
 
     def __init__(
         self,
@@ -34,7 +39,7 @@ class RankProcess:
         *,
         writer: LogWriter,
         on_line: Callable[[OutputLine], None],
-        on_trouble: Callable[[str], None],
+        on_log_error: Callable[[str], None],
         on_exit: Callable[[Exited], None],
     ) -> None:
         self.attempt = attempt
@@ -42,7 +47,7 @@ class RankProcess:
         self.pid = 0
         self.end: Exited | None = None
         self._told = False
-        self._on_line, self._on_trouble, self._on_exit = on_line, on_trouble, on_exit
+        self._on_line, self._on_log_error, self._on_exit = on_line, on_log_error, on_exit
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipes: list[_Pipe] = []
@@ -60,7 +65,9 @@ class RankProcess:
                 ends.append(writer)
                 self._pipes.append(_Pipe(self, reader, stream))
             environment = child_environment(plan.environment)
-            self._process = start_leashed(command, environment=environment, stdout=ends[0], stderr=ends[1])
+            self._process = start_with_parent_death_signal(
+                command, environment=environment, stdout=ends[0], stderr=ends[1]
+            )
             self.pid = self._process.pid
             watch_exit(self._loop, self.pid, self._ended)
         except (FireflyerError, OSError) as error:
@@ -122,7 +129,7 @@ class RankProcess:
         try:
             self._log = LogFile(path)
         except OSError as error:
-            self._on_trouble(str(translate_os_error(error, f"write {path}")))
+            self._on_log_error(str(translate_os_error(error, f"write {path}")))
             raise
 
     def write_log(self, data: bytes) -> None:

@@ -64,8 +64,8 @@ from fireflyer.base.events import RankExited as RankExitedEvent
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.cluster.core.blame import Failure, blame, describe_end, name_the_peer, signal_name
 from fireflyer.cluster.core.messages import (
-    AgentBeat,
     AgentGone,
+    AgentHeartbeat,
     AgentLost,
     AgentUp,
     AttemptPrepared,
@@ -85,8 +85,8 @@ from fireflyer.cluster.core.messages import (
     ShutDownAgent,
     StartAgent,
     StartRanks,
-    StopAsked,
     StopRanks,
+    StopRequested,
     StorageFailed,
     Tick,
 )
@@ -200,7 +200,7 @@ class Gang:
                 self._begin(event)
             case Tick():
                 self._tick()
-            case AgentUp() | AgentBeat() | AgentLost() | AgentGone():
+            case AgentUp() | AgentHeartbeat() | AgentLost() | AgentGone():
                 self._on_agent(event)
             case AttemptPrepared() | PrepareFailed():
                 self._on_prepared(event)
@@ -208,7 +208,7 @@ class Gang:
                 self._on_ranks(event)
             case RankReported(report):
                 self._on_report(report)
-            case StopAsked(signal):
+            case StopRequested(signal):
                 self._on_stop(signal)
             case StorageFailed(reason):
                 self._give_up(reason)
@@ -262,7 +262,7 @@ class Gang:
 
     # -- what agents say -------------------------------------------------------------------------------------------
 
-    def _on_agent(self, event: AgentUp | AgentBeat | AgentLost | AgentGone) -> None:
+    def _on_agent(self, event: AgentUp | AgentHeartbeat | AgentLost | AgentGone) -> None:
         node = self._node(event.node, event.incarnation)
         if node is None:
             return

@@ -12,8 +12,8 @@ from fireflyer.base.events import JobEvent, Report
 from fireflyer.cluster.schema.job import Culprit, Fault
 
 __all__ = [
-    "AgentBeat",
     "AgentGone",
+    "AgentHeartbeat",
     "AgentLost",
     "AgentUp",
     "AttemptPrepared",
@@ -33,8 +33,8 @@ __all__ = [
     "ShutDownAgent",
     "StartAgent",
     "StartRanks",
-    "StopAsked",
     "StopRanks",
+    "StopRequested",
     "StorageFailed",
     "Tick",
 ]
@@ -56,7 +56,7 @@ class AgentUp(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-class AgentBeat(msgspec.Struct, frozen=True):
+class AgentHeartbeat(msgspec.Struct, frozen=True):
     """Any sign of life of the agent."""
 
     node: int
@@ -125,7 +125,7 @@ class RankReported(msgspec.Struct, frozen=True):
     report: Report
 
 
-class StopAsked(msgspec.Struct, frozen=True):
+class StopRequested(msgspec.Struct, frozen=True):
     signal: int
 
 
@@ -142,7 +142,7 @@ class Tick(msgspec.Struct, frozen=True):
 Event = (
     Begin
     | AgentUp
-    | AgentBeat
+    | AgentHeartbeat
     | AgentLost
     | AgentGone
     | AttemptPrepared
@@ -150,7 +150,7 @@ Event = (
     | RankExited
     | RanksGone
     | RankReported
-    | StopAsked
+    | StopRequested
     | StorageFailed
     | Tick
 )

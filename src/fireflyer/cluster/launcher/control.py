@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.messages import (
-    AgentBeat,
+    AgentHeartbeat,
     AgentLost,
     AgentUp,
     Event,
@@ -34,16 +34,16 @@ from fireflyer.cluster.schema.wire import (
     Done,
     Exited,
     Gone,
+    LogError,
     Next,
-    Numbered,
+    NumberedCommand,
     Output,
     Started,
-    Trouble,
 )
-from fireflyer.runtime.reporter import REPORT, Noted, Reports
+from fireflyer.runtime.reporter import REPORT, Acknowledged, Reports
 from fireflyer.runtime.rpc import Caller, RpcServer
 
-__all__ = ["Control", "Member"]
+__all__ = ["AgentConnection", "ControlService"]
 
 _NEXT_WAIT_NS = 10 * SECOND
 _BETTER_REASON_NS = 100 * MS
@@ -51,7 +51,7 @@ _BETTER_REASON_NS = 100 * MS
 
 
 @dataclass(slots=True)
-class Member:
+class AgentConnection:
     """One incarnation of one node's agent."""
 
     node: int
@@ -68,11 +68,11 @@ class Member:
         self.arrived.set()
 
 
-class Control:
+class ControlService:
     def __init__(self, *, feed: Callable[[Event], None], on_line: Callable[[RankLine], None]) -> None:
         self._feed = feed
         self._on_line = on_line
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, AgentConnection] = {}
         self._reporters: dict[str, Reports] = {}
         self._dropped_before = 0
 
@@ -93,13 +93,13 @@ class Control:
 
     def expect(self, node: int, incarnation: int) -> None:
         """From now on the node is this incarnation and no other."""
-        self._members[node] = Member(node, incarnation)
+        self._members[node] = AgentConnection(node, incarnation)
 
-    def member(self, node: int, incarnation: int) -> Member | None:
+    def member(self, node: int, incarnation: int) -> AgentConnection | None:
         member = self._members.get(node)
         return member if member is not None and member.incarnation == incarnation else None
 
-    def current(self, node: int) -> Member | None:
+    def current(self, node: int) -> AgentConnection | None:
         return self._members.get(node)
 
     def forget_reporters(self) -> None:
@@ -115,7 +115,7 @@ class Control:
 
     # -- methods -------------------------------------------------------------------------------------------------------
 
-    def _who(self, caller: Caller) -> Member:
+    def _who(self, caller: Caller) -> AgentConnection:
         for member in self._members.values():
             if member.connection == caller.connection:
                 return member
@@ -131,7 +131,7 @@ class Control:
         self._feed(AgentUp(member.node, member.incarnation))
         return Done()
 
-    async def _next(self, request: Next, caller: Caller) -> Numbered:
+    async def _next(self, request: Next, caller: Caller) -> NumberedCommand:
         member = self._who(caller)
         if request.after > len(member.commands):
             raise UsageError(f"there is no command {request.after}")
@@ -141,12 +141,12 @@ class Control:
                 async with asyncio.timeout(_NEXT_WAIT_NS / SECOND):
                     await member.arrived.wait()
             except TimeoutError:
-                return Numbered(request.after, None)
-        return Numbered(request.after + 1, member.commands[request.after])
+                return NumberedCommand(request.after, None)
+        return NumberedCommand(request.after + 1, member.commands[request.after])
 
     async def _beat(self, _: Done, caller: Caller) -> Done:
         member = self._who(caller)
-        self._feed(AgentBeat(member.node, member.incarnation))
+        self._feed(AgentHeartbeat(member.node, member.incarnation))
         return Done()
 
     async def _started(self, request: Started, caller: Caller) -> Done:
@@ -165,7 +165,7 @@ class Control:
         self._feed(RanksGone(member.node, member.incarnation, request.attempt, ends))
         return Done()
 
-    async def _trouble(self, request: Trouble, caller: Caller) -> Done:
+    async def _trouble(self, request: LogError, caller: Caller) -> Done:
         self._who(caller)
         self._feed(StorageFailed(request.reason))
         return Done()
@@ -176,16 +176,16 @@ class Control:
             self._on_line(RankLine(line.rank, node, line.attempt, line.stream, line.text, line.cut))
         return Done()
 
-    async def _report(self, request: Reports, caller: Caller) -> Noted:
+    async def _report(self, request: Reports, caller: Caller) -> Acknowledged:
         if caller.role != "node":
             raise PermissionDenied("only ranks may report")
         last = self._reporters.get(caller.identity)
         if last is not None and request.number <= last.number:
-            return Noted()
+            return Acknowledged()
         self._reporters[caller.identity] = Reports((), request.number, request.dropped)
         for report in request.reports:
             self._feed(RankReported(report))
-        return Noted()
+        return Acknowledged()
 
 
 def _end(exited: Exited) -> RankEnd:

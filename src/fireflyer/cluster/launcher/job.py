@@ -36,13 +36,13 @@ from fireflyer.cluster.core.messages import (
     ShutDownAgent,
     StartAgent,
     StartRanks,
-    StopAsked,
     StopRanks,
+    StopRequested,
     StorageFailed,
     Tick,
 )
 from fireflyer.cluster.launcher.checks import command_of
-from fireflyer.cluster.launcher.control import Control
+from fireflyer.cluster.launcher.control import ControlService
 from fireflyer.cluster.launcher.event_log import EventLog
 from fireflyer.cluster.launcher.local_nodes import LocalNodes, inject
 from fireflyer.cluster.launcher.master_port import choose_port, port_is_free, wait_for_port
@@ -75,7 +75,7 @@ class Job:
     ) -> None:
         self.spec = spec
         self.gang = Gang(spec)
-        self.control = Control(feed=self.feed, on_line=_harmless(on_line))
+        self.control = ControlService(feed=self.feed, on_line=_harmless(on_line))
         self.nodes = LocalNodes(job_token=job_token, logs_dir=logs_dir, feed=self.feed)
         self._logs_dir = logs_dir
         self._secret_file = secret_file
@@ -105,7 +105,7 @@ class Job:
 
     def stop(self, number: int) -> None:
         """A signal has come."""
-        self.feed(StopAsked(number))
+        self.feed(StopRequested(number))
 
     def feed(self, event: Event) -> None:
         self._events.append(event)

@@ -13,7 +13,7 @@ import msgspec
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cluster.core.blame import signal_name
 from fireflyer.cluster.core.messages import AgentGone, AgentLost, Event
-from fireflyer.cluster.launcher.control import Member
+from fireflyer.cluster.launcher.control import AgentConnection
 from fireflyer.cluster.schema.job import Fault
 from fireflyer.cluster.schema.wire import AgentConfig
 from fireflyer.runtime.disk import translate_os_error
@@ -61,7 +61,7 @@ class LocalNodes:
         guarded = self._guards.get((node, incarnation))
         if guarded is not None:
             guarded.kill()
-            task = asyncio.get_running_loop().create_task(self._insist(guarded))
+            task = asyncio.get_running_loop().create_task(self._retry(guarded))
             self._watchers.add(task)
             task.add_done_callback(self._watchers.discard)
 
@@ -85,11 +85,11 @@ class LocalNodes:
         if clean:
             self._feed(AgentGone(node, incarnation, f"its agent ended; its log is {path}"))
 
-    async def _insist(self, guarded: Guarded) -> None:
+    async def _retry(self, guarded: Guarded) -> None:
         await guarded.wait_gone(_GUARD_ANSWER_S)
 
 
-def inject(fault: Fault, member: Member | None, rank_pids: dict[int, int]) -> None:
+def inject(fault: Fault, member: AgentConnection | None, rank_pids: dict[int, int]) -> None:
     """Breaks what the fault says, from outside and without a word to anybody."""
     victims: list[int] = []
     if fault.kind == "kill-node" and member is not None:

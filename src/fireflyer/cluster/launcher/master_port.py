@@ -53,13 +53,13 @@ def check_port(port: int) -> None:
         )
 
 
-def choose_port(chance: random.Random) -> int:
+def choose_port(rng: random.Random) -> int:
     """A port that is free now and that the kernel does not give away by itself. Raises `NotFound`."""
     first, last = _kernel_range()
     ports = [port for port in range(_LOWEST, _HIGHEST + 1) if not first <= port <= last]
     if len(ports) < _PROBES:
         ports = list(range(_LOWEST, _HIGHEST + 1))
-    for port in chance.sample(ports, _PROBES):
+    for port in rng.sample(ports, _PROBES):
         if port_is_free(port):
             return port
     raise NotFound(f"no free port among {_PROBES} probed for MASTER_PORT; choose one with --master-port")

@@ -31,8 +31,9 @@ __all__ = [
     "Done",
     "Exited",
     "Gone",
+    "LogError",
     "Next",
-    "Numbered",
+    "NumberedCommand",
     "Output",
     "OutputLine",
     "RankToStart",
@@ -40,7 +41,6 @@ __all__ = [
     "Start",
     "Started",
     "Stop",
-    "Trouble",
 ]
 
 MAX_LINE_BYTES = 16 << 10
@@ -106,7 +106,7 @@ class Next(msgspec.Struct, frozen=True):
     """Number of the last command received, 0 for none."""
 
 
-class Numbered(msgspec.Struct, frozen=True):
+class NumberedCommand(msgspec.Struct, frozen=True):
     number: int
     command: Command | None
     """None: nothing yet, ask again."""
@@ -133,7 +133,7 @@ class Gone(msgspec.Struct, frozen=True):
     ends: tuple[Exited, ...]
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class LogError(msgspec.Struct, frozen=True):
     """The agent cannot write the logs."""
 
     reason: _Text
@@ -152,10 +152,10 @@ class Output(msgspec.Struct, frozen=True):
 
 
 HELLO = Method("cluster.agent_hello", AgentHello, Done)
-NEXT = Method("cluster.agent_next", Next, Numbered)
+NEXT = Method("cluster.agent_next", Next, NumberedCommand)
 BEAT = Method("cluster.agent_beat", Done, Done)
 STARTED = Method("cluster.rank_started", Started, Done)
 EXITED = Method("cluster.rank_exited", Exited, Done)
 GONE = Method("cluster.ranks_gone", Gone, Done)
-TROUBLE = Method("cluster.trouble", Trouble, Done)
+TROUBLE = Method("cluster.trouble", LogError, Done)
 OUTPUT = Method("cluster.output", Output, Done)

@@ -24,7 +24,16 @@ from fireflyer.topology import (
     read_machine,
 )
 
-__all__ = ["MAX_MASK_TEXT", "Seat", "bind_arena", "here", "mask_text", "report", "seat_of", "spread_window"]
+__all__ = [
+    "MAX_MASK_TEXT",
+    "CpuBinding",
+    "bind_arena",
+    "cpu_binding_of",
+    "interleave_window_pages",
+    "local_machine",
+    "mask_text",
+    "report",
+]
 
 MAX_MASK_TEXT: Final = 512
 """Bytes of a list of processors that a rank tells the others; a longer one counts as that of everybody."""
@@ -33,7 +42,7 @@ MAX_CPUS: Final = 8192
 logger = logging.getLogger(__name__)
 
 
-class Seat(NamedTuple):
+class CpuBinding(NamedTuple):
     """Empty or None: leave it to the system."""
 
     cpus: tuple[int, ...] = ()
@@ -50,7 +59,7 @@ class Seat(NamedTuple):
         return f"processors {format_list(self.cpus)}, arena on memory node {self.memory_node} ({self.reason})"
 
 
-def here(root: str = "/sys") -> Machine | None:
+def local_machine(root: str = "/sys") -> Machine | None:
     """This machine as this process may use it; None where it has one memory node."""
     disk = RealDisk()
     return read_machine(disk, root=root) if len(memory_nodes(disk, root=root)) > 1 else None
@@ -62,25 +71,25 @@ def mask_text(machine: Machine | None) -> str:
     return text if len(text) <= MAX_MASK_TEXT else ""
 
 
-def seat_of(machine: Machine | None, masks: Sequence[str], local: int) -> Seat:
+def cpu_binding_of(machine: Machine | None, masks: Sequence[str], local: int) -> CpuBinding:
     """For the `local`-th rank of its node, whose ranks have told these masks."""
     if machine is None:
-        return Seat()
+        return CpuBinding()
     allowed = [parse_list(text.encode(), MAX_CPUS) or machine.allowed_cpus for text in masks]
     placement = rank_placement(machine, len(masks), masks=allowed)[local]
     if not placement.pinned:
-        return Seat(reason=placement.reason)
+        return CpuBinding(reason=placement.reason)
     network = network_placement(machine)
-    return Seat(placement.cpus, network.cpus or placement.cpus, placement.memory_node, placement.reason)
+    return CpuBinding(placement.cpus, network.cpus or placement.cpus, placement.memory_node, placement.reason)
 
 
-def bind_arena(arena: Arena, seat: Seat) -> str:
+def bind_arena(arena: Arena, seat: CpuBinding) -> str:
     """Before anything of it is touched. Empty, or what the system said against it."""
     refused = "" if seat.memory_node is None else arena.prefer_node(seat.memory_node)
     return f"arena: {refused}" if refused else ""
 
 
-def spread_window(fd: int, machine: Machine | None) -> None:
+def interleave_window_pages(fd: int, machine: Machine | None) -> None:
     """The slots are read by all ranks of the node: every memory node gets its share of their pages."""
     if machine is None:
         return
@@ -89,8 +98,8 @@ def spread_window(fd: int, machine: Machine | None) -> None:
         logger.warning("the slots of the node lie where they are touched first: %s", refused)
 
 
-def report(rank: int, seat: Seat, complaints: Sequence[str]) -> None:
+def report(rank: int, seat: CpuBinding, placement_warnings: Sequence[str]) -> None:
     """One line of what was done, one for what was refused."""
     logger.info("rank %d: %s", rank, seat)
-    if complaints:
-        logger.warning("rank %d: not placed as planned: %s", rank, "; ".join(complaints))
+    if placement_warnings:
+        logger.warning("rank %d: not placed as planned: %s", rank, "; ".join(placement_warnings))

@@ -1,6 +1,6 @@
 """How a communicator comes to be: made with others, or the next one of a group that lost ranks or lets others in.
 
-`Formed` is what `Communicator` is besides its operations.
+`GroupMember` is what `Communicator` is besides its operations.
 """
 
 from __future__ import annotations
@@ -17,14 +17,21 @@ from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.bootstrap.arena import OwnMemory
-from fireflyer.collectives.bootstrap.cpu_binding import Seat, bind_arena, here, mask_text, report, seat_of
-from fireflyer.collectives.bootstrap.local_peers import resident
-from fireflyer.collectives.bootstrap.membership import Arrival, Policy, Seats
+from fireflyer.collectives.bootstrap.cpu_binding import (
+    CpuBinding,
+    bind_arena,
+    cpu_binding_of,
+    local_machine,
+    mask_text,
+    report,
+)
+from fireflyer.collectives.bootstrap.local_peers import own_peer_info
+from fireflyer.collectives.bootstrap.membership import Generation, JoinRequest, Policy
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage, follow, new_uid, seek, successor
-from fireflyer.collectives.bootstrap.rendezvous import Equipment, Planner, meet
+from fireflyer.collectives.bootstrap.rendezvous import GroupResources, Planner, rendezvous
 from fireflyer.collectives.bootstrap.transports import make_offer
 from fireflyer.collectives.p2p.exchange import RankExchange
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import SUMS, Plan
 from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.identity.secrets import Secret
@@ -32,13 +39,13 @@ from fireflyer.native import Executor, OpenMemory
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
-__all__ = ["DEFAULT_JOIN_TIMEOUT_NS", "DEFAULT_TIMEOUT_NS", "Formed", "Terms"]
+__all__ = ["DEFAULT_JOIN_TIMEOUT_NS", "DEFAULT_TIMEOUT_NS", "GroupConfig", "GroupMember"]
 
 DEFAULT_TIMEOUT_NS: Final = 30 * SECOND
 DEFAULT_JOIN_TIMEOUT_NS: Final = 120 * SECOND
 
 
-class Terms(NamedTuple):
+class GroupConfig(NamedTuple):
     """What a process brings into a group, and into those that follow from it."""
 
     node: int
@@ -52,14 +59,14 @@ class Terms(NamedTuple):
     transport: str = "tcp"
 
 
-class Formed(ABC):
+class GroupMember(ABC):
     """A member of a group."""
 
     rank: int
     world_size: int
     timeout_ns: int
     plan: Plan
-    _terms: Terms
+    _config: GroupConfig
     _memory: OwnMemory
     _lineage: Lineage
     _suspects: set[int]
@@ -73,12 +80,12 @@ class Formed(ABC):
     def __init__(
         self,
         rank: int,
-        equipment: Equipment,
-        doors: Doors | None,
+        resources: GroupResources,
+        peer_listener: PeerListener | None,
         memory: OwnMemory,
-        terms: Terms,
+        config: GroupConfig,
         lineage: Lineage,
-        seat: Seat,
+        seat: CpuBinding,
     ) -> None: ...
 
     @abstractmethod
@@ -140,7 +147,7 @@ class Formed(ABC):
         if sums is not None and sums not in SUMS:
             raise UsageError(f"sums {sums!r} is not known; use one of {', '.join(SUMS)}")
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
-        known = (machine or here()) if pin else None
+        known = (machine or local_machine()) if pin else None
         with ExitStack() as undo:
             undo.callback(memory.release)
             generation = store.add(f"{_place(attempt, name)}/joined/{rank}", 1)
@@ -152,7 +159,7 @@ class Formed(ABC):
                 node=node,
                 plan=plan,
                 sums=sums,
-                terms=Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport),
+                config=GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport),
                 memory=memory,
                 planner=planner,
                 join_timeout_ns=join_timeout_ns,
@@ -171,24 +178,26 @@ class Formed(ABC):
         node: int,
         plan: Plan | None,
         sums: str | None,
-        terms: Terms,
+        config: GroupConfig,
         memory: OwnMemory,
         join_timeout_ns: int,
         planner: Planner = default_plan,
     ) -> Self:
         """Meets the others; `node` is as the plan counts."""
         prefix = lineage.here
-        offer, fabric = make_offer(terms.transport)
+        offer, fabric = make_offer(config.transport)
         with _under_way() as meeting, ExitStack() as undo:
-            doors = None
+            peer_listener = None
             if world_size > 1:
-                doors = Doors(rank=rank, world_size=world_size, host=terms.host, secret=terms.secret, prefix=prefix)
-                undo.callback(doors.close)
-                meeting.doors = doors
-                doors.publish(store)
-            if terms.peer_memory:
+                peer_listener = PeerListener(
+                    rank=rank, world_size=world_size, host=config.host, secret=config.secret, prefix=prefix
+                )
+                undo.callback(peer_listener.close)
+                meeting.peer_listener = peer_listener
+                peer_listener.publish(store)
+            if config.peer_memory:
                 meeting.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
-            equipment = meet(
+            resources = rendezvous(
                 store,
                 prefix,
                 rank=rank,
@@ -196,36 +205,38 @@ class Formed(ABC):
                 node=node,
                 plan=plan,
                 sums=sums,
-                secret=terms.secret,
-                host=terms.host,
+                secret=config.secret,
+                host=config.host,
                 join_timeout_ns=join_timeout_ns,
-                timeout_ns=terms.timeout_ns,
-                own=resident(memory.fd, peer_memory=terms.peer_memory, cpus=mask_text(terms.machine)),
+                timeout_ns=config.timeout_ns,
+                own=own_peer_info(memory.fd, peer_memory=config.peer_memory, cpus=mask_text(config.machine)),
                 planner=planner,
-                machine=terms.machine,
+                machine=config.machine,
                 offer=offer,
                 fabric=fabric,
                 stack=meeting.stack,
             )
-            masks = [one.cpus for one in equipment.neighbours]
-            seat = seat_of(terms.machine, masks, equipment.plan.ranks_of(equipment.plan.node_of_rank[rank]).index(rank))
+            masks = [one.cpus for one in resources.neighbours]
+            seat = cpu_binding_of(
+                config.machine, masks, resources.plan.ranks_of(resources.plan.node_of_rank[rank]).index(rank)
+            )
             refused = bind_arena(memory.arena, seat) if memory.arena.used == 0 else ""
             try:
-                communicator = cls(rank, equipment.duplicate(), doors, memory, terms, lineage, seat)
+                communicator = cls(rank, resources.duplicate(), peer_listener, memory, config, lineage, seat)
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise translate_os_error(error, "make use of what the ranks share") from error
                 raise UsageError(
-                    f"cannot map the arenas of {len(equipment.neighbours)} ranks of {memory.arena.bytes} bytes each: "
+                    f"cannot map the arenas of {len(resources.neighbours)} ranks of {memory.arena.bytes} bytes each: "
                     f"{error}; pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
                 ) from error
             except (RuntimeError, ValueError) as error:
                 raise Unreachable(f"what the ranks of node {node} share is refused by rank {rank}: {error}") from error
-            if doors is not None:
+            if peer_listener is not None:
                 undo.callback(communicator.retire)
-                doors.open(store, communicator._exchange.admit, join_timeout_ns)
+                peer_listener.open(store, communicator._exchange.admit, join_timeout_ns)
             undo.pop_all()
-            if terms.machine is not None:
+            if config.machine is not None:
                 report(rank, seat, [*filter(None, [refused]), *communicator._native.complaints()])
             return communicator
 
@@ -257,11 +268,11 @@ class Formed(ABC):
         lineage = follow(store, f"{_place(attempt, name)}/{int(joined)}")
         ticket = store.add(f"{lineage.prefix}/tickets", 1)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
-        known = (machine or here()) if pin else None
-        terms = Terms(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
-        me = Arrival(new_uid(), -1, ticket, node)
+        known = (machine or local_machine()) if pin else None
+        config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
+        me = JoinRequest(new_uid(), -1, ticket, node)
         policy = Policy(1, None, timeout_ns)
-        member = cls._seek(store, lineage, me, 0, policy, None, terms, memory, join_timeout_ns)
+        member = cls._seek(store, lineage, me, 0, policy, None, config, memory, join_timeout_ns)
         if member is None:
             raise UsageError("the group was told that this process leaves")
         return member
@@ -327,10 +338,10 @@ class Formed(ABC):
         if self._busy():
             self.abort("the group is re-formed while operations are pending")
         self.retire()
-        me = Arrival(new_uid(), self.rank, -1, self._terms.node, leaves, tuple(sorted(self._suspects)))
+        me = JoinRequest(new_uid(), self.rank, -1, self._config.node, leaves, tuple(sorted(self._suspects)))
         plan_of = plan or successor(self.plan)
         return self._seek(
-            store, self._lineage, me, self.world_size, policy, plan_of, self._terms, self._memory, join_timeout_ns
+            store, self._lineage, me, self.world_size, policy, plan_of, self._config, self._memory, join_timeout_ns
         )
 
     @classmethod
@@ -338,15 +349,15 @@ class Formed(ABC):
         cls,
         store: Store,
         lineage: Lineage,
-        me: Arrival,
+        me: JoinRequest,
         world_size: int,
         policy: Policy,
         plan_of: Callable[[tuple[int, ...]], Plan] | None,
-        terms: Terms,
+        config: GroupConfig,
         memory: OwnMemory,
         join_timeout_ns: int,
     ) -> Self | None:
-        form = partial(cls._sit_down, store, terms, memory)
+        form = partial(cls._sit_down, store, config, memory)
         with ExitStack() as undo:
             undo.callback(memory.release)
             member = seek(
@@ -360,10 +371,10 @@ class Formed(ABC):
     def _sit_down(
         cls,
         store: Store,
-        terms: Terms,
+        config: GroupConfig,
         memory: OwnMemory,
         lineage: Lineage,
-        seats: Seats,
+        seats: Generation,
         rank: int,
         timeout_ns: int,
     ) -> Self:
@@ -375,29 +386,29 @@ class Formed(ABC):
             node=seats.plan.node_of_rank[rank],
             plan=seats.plan,
             sums=None,
-            terms=terms,
+            config=config,
             memory=memory,
             join_timeout_ns=timeout_ns,
         )
 
 
-class _Meeting:
+class _FormingGroup:
     """Descriptors of a group that is being formed. A child that is forked meanwhile must not keep them: the others
     would not see that this process has died."""
 
     def __init__(self) -> None:
         self.stack = ExitStack()
-        self.doors: Doors | None = None
+        self.peer_listener: PeerListener | None = None
 
     def abandon(self) -> None:
         self.stack.close()
-        if self.doors is not None:
-            self.doors.abandon()
+        if self.peer_listener is not None:
+            self.peer_listener.abandon()
 
 
 @contextmanager
-def _under_way() -> Iterator[_Meeting]:
-    meeting = _Meeting()
+def _under_way() -> Iterator[_FormingGroup]:
+    meeting = _FormingGroup()
     _meetings.append(meeting)
     try:
         with meeting.stack:
@@ -406,7 +417,7 @@ def _under_way() -> Iterator[_Meeting]:
         _meetings.remove(meeting)
 
 
-_meetings: Final[list[_Meeting]] = []
+_meetings: Final[list[_FormingGroup]] = []
 
 
 def _after_fork_in_child() -> None:

@@ -23,14 +23,14 @@ from fireflyer.native import beacon, sees
 from fireflyer.runtime.sockets import receive_exactly
 
 __all__ = [
-    "Neighbour",
-    "Resident",
+    "LocalPeer",
+    "LocalPeerInfo",
     "agree",
     "decide",
-    "neighbours",
+    "local_peers",
+    "own_peer_info",
     "receive",
     "receive_all",
-    "resident",
     "send",
     "send_all",
 ]
@@ -41,7 +41,7 @@ _YES: Final = b"y"
 _NO: Final = b"n"
 
 
-class Beacon(msgspec.Struct, frozen=True):
+class MemoryProbe(msgspec.Struct, frozen=True):
     """Where a process has a number by which it is known. `pid` 0: its memory is not to be read."""
 
     pid: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -55,15 +55,15 @@ class Beacon(msgspec.Struct, frozen=True):
             raise ValueError("the number of a beacon has 64 bits")
 
 
-class Resident(NamedTuple):
-    beacon: Beacon
+class LocalPeerInfo(NamedTuple):
+    beacon: MemoryProbe
     arena_fd: int
 
 
-class Neighbour(NamedTuple):
+class LocalPeer(NamedTuple):
     """A rank of the node, as native code and the choice of processors need it."""
 
-    beacon: Beacon
+    beacon: MemoryProbe
     """`pid` 0: its memory is not to be read."""
     arena_fd: int
     cpus: str
@@ -73,41 +73,41 @@ class Neighbour(NamedTuple):
         return self.beacon.pid, self.beacon.address, self.beacon.number, self.arena_fd
 
 
-def resident(arena_fd: int, *, peer_memory: bool, cpus: str = "") -> Resident:
+def own_peer_info(arena_fd: int, *, peer_memory: bool, cpus: str = "") -> LocalPeerInfo:
     """This process, with its arena. With `peer_memory` it has an `OpenMemory` until the others have looked."""
-    return Resident(Beacon(*(beacon() if peer_memory else (0, 0, 0)), cpus), arena_fd)
+    return LocalPeerInfo(MemoryProbe(*(beacon() if peer_memory else (0, 0, 0)), cpus), arena_fd)
 
 
-def send(sock: socket.socket, own: Resident, peer: str) -> None:
+def send(sock: socket.socket, own: LocalPeerInfo, peer: str) -> None:
     _send(sock, [own.beacon], [own.arena_fd], peer)
 
 
-def receive(sock: socket.socket, peer: str, stack: ExitStack) -> Resident:
+def receive(sock: socket.socket, peer: str, stack: ExitStack) -> LocalPeerInfo:
     """What `peer` sent. Its descriptor is closed with `stack`. Raises `Unreachable`."""
-    beacons, fds = _receive(sock, 1, peer, stack)
-    if len(beacons) != 1 or len(fds) != 1:
+    probes, fds = _receive(sock, 1, peer, stack)
+    if len(probes) != 1 or len(fds) != 1:
         raise Unreachable(f"{peer} did not hand over its arena; see its log")
-    return Resident(beacons[0], fds[0])
+    return LocalPeerInfo(probes[0], fds[0])
 
 
-def send_all(sock: socket.socket, window_fds: Sequence[int], residents: Sequence[Resident]) -> None:
-    _send(sock, [one.beacon for one in residents], [*window_fds, *(one.arena_fd for one in residents)], "a rank")
+def send_all(sock: socket.socket, window_fds: Sequence[int], peers: Sequence[LocalPeerInfo]) -> None:
+    _send(sock, [one.beacon for one in peers], [*window_fds, *(one.arena_fd for one in peers)], "a rank")
 
 
 def receive_all(
     sock: socket.socket, leader: str, ranks: int, stack: ExitStack
-) -> tuple[tuple[int, int], list[Resident]]:
+) -> tuple[tuple[int, int], list[LocalPeerInfo]]:
     """The window, its doorbell, and all `ranks` of the node. Raises `Unreachable`."""
-    beacons, fds = _receive(sock, ranks + 2, leader, stack)
-    if len(beacons) != ranks or len(fds) != ranks + 2:
+    probes, fds = _receive(sock, ranks + 2, leader, stack)
+    if len(probes) != ranks or len(fds) != ranks + 2:
         raise Unreachable(f"{leader} did not hand over the shared memory; see its log")
-    return (fds[0], fds[1]), [Resident(one, fd) for one, fd in zip(beacons, fds[2:], strict=True)]
+    return (fds[0], fds[1]), [LocalPeerInfo(one, fd) for one, fd in zip(probes, fds[2:], strict=True)]
 
 
-def agree(sock: socket.socket, leader: str, own: Resident, residents: Sequence[Resident]) -> bool:
+def agree(sock: socket.socket, leader: str, own: LocalPeerInfo, peers: Sequence[LocalPeerInfo]) -> bool:
     """Whether all ranks of the node see all others' memory."""
     try:
-        sock.sendall(_YES if _sees_all(own, residents) else _NO)
+        sock.sendall(_YES if _sees_all(own, peers) else _NO)
         answer = sock.recv(1)
     except OSError as error:
         raise Unreachable(f"{leader} broke off: {error}; see its log") from error
@@ -116,7 +116,7 @@ def agree(sock: socket.socket, leader: str, own: Resident, residents: Sequence[R
     return answer == _YES
 
 
-def decide(others: Mapping[str, socket.socket], own: Resident, residents: Sequence[Resident]) -> bool:
+def decide(others: Mapping[str, socket.socket], own: LocalPeerInfo, peers: Sequence[LocalPeerInfo]) -> bool:
     """The same, at the leader."""
     answers = []
     for name, sock in others.items():
@@ -124,7 +124,7 @@ def decide(others: Mapping[str, socket.socket], own: Resident, residents: Sequen
             answers.append(sock.recv(1))
         except OSError as error:
             raise Unreachable(f"{name} broke off: {error}; see its log") from error
-    verdict = _sees_all(own, residents) and all(answer == _YES for answer in answers)
+    verdict = _sees_all(own, peers) and all(answer == _YES for answer in answers)
     for name, sock in others.items():
         try:
             sock.sendall(_YES if verdict else _NO)
@@ -133,20 +133,20 @@ def decide(others: Mapping[str, socket.socket], own: Resident, residents: Sequen
     return verdict
 
 
-def neighbours(residents: Sequence[Resident], open_: bool) -> list[Neighbour]:
+def local_peers(peers: Sequence[LocalPeerInfo], open_: bool) -> list[LocalPeer]:
     """Of each rank of the node."""
-    closed = Beacon(0, 0, 0)
-    return [Neighbour(one.beacon if open_ else closed, one.arena_fd, one.beacon.cpus) for one in residents]
+    closed = MemoryProbe(0, 0, 0)
+    return [LocalPeer(one.beacon if open_ else closed, one.arena_fd, one.beacon.cpus) for one in peers]
 
 
-def _sees_all(own: Resident, residents: Sequence[Resident]) -> bool:
+def _sees_all(own: LocalPeerInfo, peers: Sequence[LocalPeerInfo]) -> bool:
     return own.beacon.pid != 0 and all(
-        one.beacon.pid > 0 and sees(one.beacon.pid, one.beacon.address, one.beacon.number) for one in residents
+        one.beacon.pid > 0 and sees(one.beacon.pid, one.beacon.address, one.beacon.number) for one in peers
     )
 
 
-def _send(sock: socket.socket, beacons: list[Beacon], fds: list[int], peer: str) -> None:
-    body = msgspec.json.encode(beacons)
+def _send(sock: socket.socket, probes: list[MemoryProbe], fds: list[int], peer: str) -> None:
+    body = msgspec.json.encode(probes)
     try:
         socket.send_fds(sock, [_LENGTH.pack(len(body))], fds)
         sock.sendall(body)
@@ -154,7 +154,7 @@ def _send(sock: socket.socket, beacons: list[Beacon], fds: list[int], peer: str)
         raise Unreachable(f"{peer} broke off: {error}; see its log") from error
 
 
-def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> tuple[list[Beacon], list[int]]:
+def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> tuple[list[MemoryProbe], list[int]]:
     try:
         head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, max_fds)
         for fd in fds:
@@ -164,6 +164,6 @@ def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> 
         (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
             raise Unreachable(f"{peer} sent {length} bytes about its memory; do all ranks run the same version?")
-        return msgspec.json.decode(receive_exactly(sock, length), type=list[Beacon]), fds
+        return msgspec.json.decode(receive_exactly(sock, length), type=list[MemoryProbe]), fds
     except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
         raise Unreachable(f"{peer} did not hand over its memory ({error}); see its log") from error

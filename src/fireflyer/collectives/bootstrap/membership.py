@@ -1,7 +1,7 @@
 """Who belongs to the next generation of a group: decided by its survivors over a store, without trusting any of them.
 
 Pure: a `Membership` is one process that takes part. It says what to do next (an effect), is told how that went (an
-event) and what time it is, until it is `Seated` or `Refused`. The shell is
+event) and what time it is, until it is `Admitted` or `Rejected`. The shell is
 `fireflyer.collectives.bootstrap.reconfiguration`.
 
 A group has a lineage: generation 0 was made by `create`, and generation g + 1 follows from g. *Survivors* are the ranks
@@ -40,33 +40,33 @@ from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives.planning.plan import Plan
 
 __all__ = [
-    "Arrival",
-    "Arrive",
-    "Arrived",
+    "Admitted",
+    "AnnounceAndWait",
     "Effect",
     "Event",
-    "Found",
-    "Look",
+    "Generation",
+    "GenerationOpened",
+    "GenerationRead",
+    "JoinRequest",
+    "JoinRequestWritten",
+    "MemberSlot",
     "Membership",
-    "Opened",
     "Policy",
     "Propose",
     "Proposed",
-    "Refused",
-    "Seat",
-    "Seated",
-    "Seats",
-    "Wait",
+    "ReadGeneration",
+    "Rejected",
+    "WriteJoinRequest",
     "number_nodes",
 ]
 
 NOBODY: Final = -1
-TURN_NS: Final = 100 * MS
+RANK_STAGGER_NS: Final = 100 * MS
 """How much later the survivor of the next rank begins to look."""
-LOOK_NS: Final = 20 * MS
+READ_PERIOD_NS: Final = 20 * MS
 CANDIDATES: Final = 16
 """Survivors of higher ranks look so rarely that they serve only where all of the lower ones have died."""
-RARE_LOOK_NS: Final = SECOND
+SLOW_READ_PERIOD_NS: Final = SECOND
 _SHOWN: Final = 16
 
 
@@ -84,7 +84,7 @@ class Policy(NamedTuple):
         return self._replace(grace_ns=max(self.grace_ns, skew_ns))
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class JoinRequest(msgspec.Struct, frozen=True):
     """What a process says of itself."""
 
     uid: str
@@ -104,12 +104,12 @@ class Arrival(msgspec.Struct, frozen=True):
         """Under which it is written: one for each survivor and each newcomer."""
         return f"rank-{self.rank}" if self.rank >= 0 else f"new-{self.ticket:08d}"
 
-    def survivor(self, rank: int, suspects: tuple[int, ...]) -> Arrival:
+    def survivor(self, rank: int, suspects: tuple[int, ...]) -> JoinRequest:
         """The same process as rank `rank` of a generation that is no more."""
-        return Arrival(self.uid, rank, NOBODY, self.node, suspects=suspects)
+        return JoinRequest(self.uid, rank, NOBODY, self.node, suspects=suspects)
 
 
-class Seat(msgspec.Struct, frozen=True):
+class MemberSlot(msgspec.Struct, frozen=True):
     uid: str
     before: int
     """Its rank in the generation before, `NOBODY` for a newcomer."""
@@ -117,11 +117,11 @@ class Seat(msgspec.Struct, frozen=True):
     node: int
 
 
-class Seats(msgspec.Struct, frozen=True):
+class Generation(msgspec.Struct, frozen=True):
     """A generation: rank r is `seats[r]`."""
 
     generation: int
-    seats: tuple[Seat, ...]
+    seats: tuple[MemberSlot, ...]
     plan: Plan
     reason: str
     """Why these, for people."""
@@ -130,23 +130,24 @@ class Seats(msgspec.Struct, frozen=True):
 # --- effects: what the machine asks for; there is always exactly one under way ---
 
 
-class Wait(NamedTuple):
-    """Announce the newcomer, and wait until this generation is open. Answer: `Opened`."""
+class AnnounceAndWait(NamedTuple):
+    """Announce the newcomer, and wait until this generation is open. Answer: `GenerationOpened`."""
 
     generation: int
     ticket: int
     timeout_ns: int
 
 
-class Arrive(NamedTuple):
-    """Write the arrival unless its place is taken, and open the generation if it is a survivor's. Answer: `Arrived`."""
+class WriteJoinRequest(NamedTuple):
+    """Write the arrival unless its place is taken, and open the generation if it is a survivor's. Answer:
+    `JoinRequestWritten`."""
 
     generation: int
-    arrival: Arrival
+    arrival: JoinRequest
 
 
-class Look(NamedTuple):
-    """Wait for the seats, at most so long, then read what is there. Answer: `Found`."""
+class ReadGeneration(NamedTuple):
+    """Wait for the seats, at most so long, then read what is there. Answer: `GenerationRead`."""
 
     generation: int
     timeout_ns: int
@@ -157,60 +158,60 @@ class Look(NamedTuple):
 class Propose(NamedTuple):
     """Set the seats unless there are some. Answer: `Proposed`."""
 
-    seats: Seats
+    seats: Generation
 
 
-class Seated(NamedTuple):
+class Admitted(NamedTuple):
     """The end: it is in."""
 
-    seats: Seats
+    seats: Generation
     rank: int
 
 
-class Refused(NamedTuple):
+class Rejected(NamedTuple):
     """The end: it is not."""
 
     error: FireflyerError | None
     """None: it has left as it wished."""
 
 
-Effect = Wait | Arrive | Look | Propose | Seated | Refused
+Effect = AnnounceAndWait | WriteJoinRequest | ReadGeneration | Propose | Admitted | Rejected
 
 
 # --- events ---
 
 
-class Opened(NamedTuple):
+class GenerationOpened(NamedTuple):
     opened: bool
     """False: the time was up."""
 
 
-class Arrived(NamedTuple):
-    holder: Arrival
+class JoinRequestWritten(NamedTuple):
+    holder: JoinRequest
     """Who has the place."""
 
 
-class Found(NamedTuple):
-    seats: Seats | None
-    arrivals: tuple[Arrival, ...] = ()
+class GenerationRead(NamedTuple):
+    seats: Generation | None
+    arrivals: tuple[JoinRequest, ...] = ()
     waiting: tuple[int, ...] = ()
     """Tickets of the newcomers that have announced themselves."""
 
 
 class Proposed(NamedTuple):
-    seats: Seats
+    seats: Generation
     """That hold."""
 
 
-Event = Opened | Arrived | Found | Proposed
+Event = GenerationOpened | JoinRequestWritten | GenerationRead | Proposed
 
 
 class Membership:
-    """One process. `begin` once, then `handle` with each answer, until the effect is `Seated` or `Refused`."""
+    """One process. `begin` once, then `handle` with each answer, until the effect is `Admitted` or `Rejected`."""
 
     def __init__(
         self,
-        me: Arrival,
+        me: JoinRequest,
         *,
         generation: int,
         world_size: int,
@@ -233,40 +234,40 @@ class Membership:
     def begin(self, now_ns: int) -> Effect:
         self._started_ns = now_ns
         if self._me.rank < 0:
-            return Wait(self._generation, self._me.ticket, self._left_ns(now_ns))
-        return Arrive(self._generation, self._me)
+            return AnnounceAndWait(self._generation, self._me.ticket, self._left_ns(now_ns))
+        return WriteJoinRequest(self._generation, self._me)
 
     def handle(self, now_ns: int, event: Event) -> Effect:
         match event:
-            case Opened(opened):
-                return Arrive(self._generation, self._me) if opened else self._late()
-            case Arrived(holder):
+            case GenerationOpened(opened):
+                return WriteJoinRequest(self._generation, self._me) if opened else self._late()
+            case JoinRequestWritten(holder):
                 return self._on_arrived(now_ns, holder)
             case Proposed(seats):
                 return self._take(now_ns, seats)
-            case Found(seats, arrivals, waiting):
+            case GenerationRead(seats, arrivals, waiting):
                 if seats is not None:
                     return self._take(now_ns, seats)
                 return self._on_found(now_ns, arrivals, waiting)
 
     # --- steps ---
 
-    def _on_arrived(self, now_ns: int, holder: Arrival) -> Effect:
+    def _on_arrived(self, now_ns: int, holder: JoinRequest) -> Effect:
         if holder.uid != self._me.uid:
-            return Refused(
+            return Rejected(
                 UsageError(
                     f"another process has come as {self._me.place} for generation {self._generation} already; a "
                     "process re-forms its group once, and two never share an identity"
                 )
             )
         if self._me.leaves:
-            return Refused(None)
+            return Rejected(None)
         if self._me.rank < 0:
-            return Look(self._generation, self._left_ns(now_ns), everybody=False)
+            return ReadGeneration(self._generation, self._left_ns(now_ns), everybody=False)
         # The lowest ranks are the first to decide, so that not all do it at once.
-        return Look(self._generation, min(self._me.rank, CANDIDATES) * TURN_NS, everybody=True)
+        return ReadGeneration(self._generation, min(self._me.rank, CANDIDATES) * RANK_STAGGER_NS, everybody=True)
 
-    def _on_found(self, now_ns: int, arrivals: Sequence[Arrival], waiting: Sequence[int]) -> Effect:
+    def _on_found(self, now_ns: int, arrivals: Sequence[JoinRequest], waiting: Sequence[int]) -> Effect:
         if self._me.rank >= 0:
             enough, self._reason = self._verdict(now_ns, arrivals, waiting)
             if enough:
@@ -274,18 +275,18 @@ class Membership:
         if now_ns >= self._deadline_ns:
             return self._late()
         if self._me.rank < 0:
-            return Look(self._generation, self._left_ns(now_ns), everybody=False)
-        pause_ns = LOOK_NS * (1 + self._me.rank) if self._me.rank < CANDIDATES else RARE_LOOK_NS
-        return Look(self._generation, min(pause_ns, self._left_ns(now_ns)), everybody=True)
+            return ReadGeneration(self._generation, self._left_ns(now_ns), everybody=False)
+        pause_ns = READ_PERIOD_NS * (1 + self._me.rank) if self._me.rank < CANDIDATES else SLOW_READ_PERIOD_NS
+        return ReadGeneration(self._generation, min(pause_ns, self._left_ns(now_ns)), everybody=True)
 
-    def _take(self, now_ns: int, seats: Seats) -> Effect:
+    def _take(self, now_ns: int, seats: Generation) -> Effect:
         for rank, seat in enumerate(seats.seats):
             if seat.uid == self._me.uid:
-                return Seated(seats, rank)
+                return Admitted(seats, rank)
         if self._me.leaves:
-            return Refused(None)
+            return Rejected(None)
         if self._me.rank >= 0:
-            return Refused(
+            return Rejected(
                 StaleVersion(
                     f"generation {seats.generation} was formed without this process, which was rank {self._me.rank} of "
                     f"the one before ({seats.reason}); to come back, drop the communicator and call Communicator.join"
@@ -294,17 +295,17 @@ class Membership:
         if now_ns >= self._deadline_ns:
             return self._late()
         self._generation = max(self._generation, seats.generation) + 1
-        return Wait(self._generation, self._me.ticket, self._left_ns(now_ns))
+        return AnnounceAndWait(self._generation, self._me.ticket, self._left_ns(now_ns))
 
-    def _late(self) -> Refused:
+    def _late(self) -> Rejected:
         took = format_duration(self._deadline_ns - self._started_ns)
         if self._me.rank < 0:
-            return Refused(Timeout(f"the group did not take this process in within {took}; do its ranks call reform?"))
-        return Refused(Timeout(f"the group could not be re-formed within {took}: {self._reason}"))
+            return Rejected(Timeout(f"the group did not take this process in within {took}; do its ranks call reform?"))
+        return Rejected(Timeout(f"the group could not be re-formed within {took}: {self._reason}"))
 
     # --- the decision ---
 
-    def _verdict(self, now_ns: int, arrivals: Sequence[Arrival], waiting: Sequence[int]) -> tuple[bool, str]:
+    def _verdict(self, now_ns: int, arrivals: Sequence[JoinRequest], waiting: Sequence[int]) -> tuple[bool, str]:
         """Whether to propose now, and why or why not."""
         came = {arrival.rank for arrival in arrivals if arrival.rank >= 0}
         missing = [rank for rank in range(self._world_size) if rank not in came]
@@ -326,9 +327,9 @@ class Membership:
             return False, f"{reason}; {size} are there, at least {self._policy.min_world_size} are needed"
         return True, reason
 
-    def _proposal(self, arrivals: Sequence[Arrival]) -> Effect:
+    def _proposal(self, arrivals: Sequence[JoinRequest]) -> Effect:
         chosen = _candidates(arrivals)[: self._policy.max_world_size]
-        seats = tuple(Seat(one.uid, one.rank, one.ticket, one.node) for one in chosen)
+        seats = tuple(MemberSlot(one.uid, one.rank, one.ticket, one.node) for one in chosen)
         reason = self._reason
         if len(chosen) < len(_candidates(arrivals)):
             reason += f", and a group has at most {len(chosen)} ranks"
@@ -337,8 +338,8 @@ class Membership:
             if plan.node_of_rank != number_nodes([one.node for one in chosen]):
                 raise UsageError("the plan that was made for the new group is for other nodes; use what plan= is given")
         except UsageError as error:
-            return Refused(error)
-        return Propose(Seats(self._generation, seats, plan, reason))
+            return Rejected(error)
+        return Propose(Generation(self._generation, seats, plan, reason))
 
     def _left_ns(self, now_ns: int) -> int:
         return max(1, self._deadline_ns - now_ns)
@@ -354,7 +355,7 @@ def number_nodes(nodes: Sequence[int]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(node, len(numbers)) for node in nodes)
 
 
-def _candidates(arrivals: Sequence[Arrival]) -> list[Arrival]:
+def _candidates(arrivals: Sequence[JoinRequest]) -> list[JoinRequest]:
     """Those who want to stay: survivors by rank, then newcomers in the order of their tickets."""
     staying = [arrival for arrival in arrivals if not arrival.leaves]
     return sorted(staying, key=lambda one: (one.rank < 0, one.rank, one.ticket))

@@ -34,34 +34,34 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.bootstrap.membership import (
-    Arrival,
-    Arrive,
-    Arrived,
+    Admitted,
+    AnnounceAndWait,
     Effect,
     Event,
-    Found,
-    Look,
+    Generation,
+    GenerationOpened,
+    GenerationRead,
+    JoinRequest,
+    JoinRequestWritten,
     Membership,
-    Opened,
     Policy,
     Propose,
     Proposed,
-    Refused,
-    Seated,
-    Seats,
-    Wait,
+    ReadGeneration,
+    Rejected,
+    WriteJoinRequest,
 )
-from fireflyer.collectives.bootstrap.rendezvous import Absent
+from fireflyer.collectives.bootstrap.rendezvous import RankMissing
 from fireflyer.collectives.planning.plan import Plan, make_plan
 from fireflyer.runtime.store import Store
 
-__all__ = ["Lineage", "Member", "follow", "new_uid", "perform", "seek", "successor"]
+__all__ = ["FormedGroup", "Lineage", "follow", "new_uid", "perform", "seek", "successor"]
 
 logger = logging.getLogger(__name__)
 
 KEPT_GENERATIONS: Final = 8
 """Of which it can be said why a process was left out."""
-MIN_MEETING_NS: Final = 2 * SECOND
+MIN_RENDEZVOUS_NS: Final = 2 * SECOND
 SKEW_NS: Final = 6 * SECOND
 """How far apart members notice that their meeting has failed."""
 _GONE: Final = b"gone"
@@ -83,14 +83,14 @@ class Lineage(NamedTuple):
         return self.of(self.generation)
 
 
-class Member(Protocol):
+class FormedGroup(Protocol):
     """What is formed: a communicator."""
 
     def barrier(self) -> object: ...
     def retire(self) -> None: ...
 
 
-MemberT = TypeVar("MemberT", bound=Member)
+MemberT = TypeVar("MemberT", bound=FormedGroup)
 
 
 def new_uid() -> str:
@@ -100,9 +100,9 @@ def new_uid() -> str:
 def seek(
     store: Store,
     lineage: Lineage,
-    me: Arrival,
+    me: JoinRequest,
     world_size: int,
-    form: Callable[[Lineage, Seats, int, int], MemberT],
+    form: Callable[[Lineage, Generation, int, int], MemberT],
     *,
     policy: Policy,
     plan_of: Callable[[tuple[int, ...]], Plan] | None,
@@ -126,15 +126,15 @@ def seek(
             deadline_ns=deadline_ns,
         )
         end = _run(store, lineage, machine)
-        if isinstance(end, Refused):
+        if isinstance(end, Rejected):
             if end.error is not None:
                 raise end.error
             return None
         lineage = lineage._replace(generation=end.seats.generation)
-        meeting_ns = min(max(1, deadline_ns - time.monotonic_ns()), max(policy.grace_ns, MIN_MEETING_NS))
+        meeting_ns = min(max(1, deadline_ns - time.monotonic_ns()), max(policy.grace_ns, MIN_RENDEZVOUS_NS))
         try:
             return _complete(store, lineage, end, form, meeting_ns)
-        except (Absent, Timeout, Unreachable, PeerFailed, Aborted) as error:
+        except (RankMissing, Timeout, Unreachable, PeerFailed, Aborted) as error:
             if time.monotonic_ns() >= deadline_ns:
                 raise
             logger.warning("reform=again generation=%d rank=%d reason=%s", lineage.generation, end.rank, error)
@@ -176,47 +176,49 @@ def successor(plan: Plan) -> Callable[[tuple[int, ...]], Plan]:
     return plan_of
 
 
-def perform(store: Store, lineage: Lineage, effect: Wait | Arrive | Look | Propose) -> Event:
+def perform(
+    store: Store, lineage: Lineage, effect: AnnounceAndWait | WriteJoinRequest | ReadGeneration | Propose
+) -> Event:
     """Carries out what a `Membership` asks for."""
     match effect:
-        case Wait(generation, ticket, timeout_ns):
+        case AnnounceAndWait(generation, ticket, timeout_ns):
             store.set(f"{lineage.of(generation)}/waiting/{ticket:08d}", b"waits")
             try:
                 store.wait([f"{lineage.of(generation)}/open"], timeout_ns)
             except Timeout:
-                return Opened(False)
-            return Opened(True)
-        case Arrive(generation, arrival):
+                return GenerationOpened(False)
+            return GenerationOpened(True)
+        case WriteJoinRequest(generation, arrival):
             held = store.set_if_missing(
                 f"{lineage.of(generation)}/member/{arrival.place}", msgspec.json.encode(arrival)
             )
             if arrival.rank >= 0:
                 store.set(f"{lineage.of(generation)}/open", b"open")
-            return Arrived(_decoded(held, Arrival))
-        case Look(generation, timeout_ns, everybody):
+            return JoinRequestWritten(_decoded(held, JoinRequest))
+        case ReadGeneration(generation, timeout_ns, everybody):
             try:
-                return Found(_seats(store.get(f"{lineage.of(generation)}/seats", max(1, timeout_ns))))
+                return GenerationRead(_seats(store.get(f"{lineage.of(generation)}/seats", max(1, timeout_ns))))
             except Timeout:
-                return _found(store, lineage.of(generation)) if everybody else Found(None)
+                return _found(store, lineage.of(generation)) if everybody else GenerationRead(None)
         case Propose(seats):
             key = f"{lineage.of(seats.generation)}/seats"
             return Proposed(_seats(store.set_if_missing(key, msgspec.json.encode(seats))))
 
 
-def _run(store: Store, lineage: Lineage, machine: Membership) -> Seated | Refused:
+def _run(store: Store, lineage: Lineage, machine: Membership) -> Admitted | Rejected:
     effect: Effect = machine.begin(time.monotonic_ns())
-    while not isinstance(effect, Seated | Refused):
+    while not isinstance(effect, Admitted | Rejected):
         event = perform(store, lineage, effect)
         effect = machine.handle(time.monotonic_ns(), event)
     return effect
 
 
-def _found(store: Store, prefix: str) -> Found:
+def _found(store: Store, prefix: str) -> GenerationRead:
     arrivals = [store.try_get(key) for key in store.keys(f"{prefix}/member/")]
     waiting = [key.rpartition("/")[2] for key in store.keys(f"{prefix}/waiting/")]
-    return Found(
+    return GenerationRead(
         None,
-        tuple(_decoded(arrival, Arrival) for arrival in arrivals if arrival is not None),
+        tuple(_decoded(arrival, JoinRequest) for arrival in arrivals if arrival is not None),
         tuple(int(ticket) for ticket in waiting if ticket.isdigit()),
     )
 
@@ -224,8 +226,8 @@ def _found(store: Store, prefix: str) -> Found:
 def _complete(
     store: Store,
     lineage: Lineage,
-    end: Seated,
-    form: Callable[[Lineage, Seats, int, int], MemberT],
+    end: Admitted,
+    form: Callable[[Lineage, Generation, int, int], MemberT],
     timeout_ns: int,
 ) -> MemberT:
     member = form(lineage, end.seats, end.rank, timeout_ns)
@@ -252,7 +254,7 @@ def _tidy(store: Store, lineage: Lineage) -> None:
         store.set(f"{lineage.of(generation - KEPT_GENERATIONS)}/seats", _GONE)
 
 
-def _absent(store: Store, lineage: Lineage, end: Seated, error: FireflyerError) -> tuple[int, ...]:
+def _absent(store: Store, lineage: Lineage, end: Admitted, error: FireflyerError) -> tuple[int, ...]:
     """The ranks that did not come to the meeting, or that failed after it."""
     if isinstance(error, PeerFailed):
         return (error.rank,) if error.rank >= 0 else ()
@@ -260,13 +262,13 @@ def _absent(store: Store, lineage: Lineage, end: Seated, error: FireflyerError) 
     return tuple(rank for rank in range(len(end.seats.seats)) if str(rank) not in came)
 
 
-def _seats(data: bytes) -> Seats:
+def _seats(data: bytes) -> Generation:
     if data == _GONE:
         raise StaleVersion(
             "this process has missed more generations of its group than are remembered; to come back, drop the "
             "communicator and call Communicator.join"
         )
-    return _decoded(data, Seats)
+    return _decoded(data, Generation)
 
 
 def _decoded(data: bytes, what: type[_T]) -> _T:

@@ -27,11 +27,11 @@ from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unr
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives.bootstrap import local_peers
-from fireflyer.collectives.bootstrap.cpu_binding import spread_window
-from fireflyer.collectives.bootstrap.local_peers import Neighbour, Resident
-from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce
-from fireflyer.collectives.p2p.acceptor import Reception
-from fireflyer.collectives.p2p.peer_listener import Door, listen
+from fireflyer.collectives.bootstrap.cpu_binding import interleave_window_pages
+from fireflyer.collectives.bootstrap.local_peers import LocalPeer, LocalPeerInfo
+from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, exchange_worker_addresses
+from fireflyer.collectives.p2p.acceptor import Acceptor
+from fireflyer.collectives.p2p.peer_listener import ListenAddress, listen
 from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.planning.programs import CONTROL, Link, links
 from fireflyer.identity.secrets import Secret
@@ -40,7 +40,7 @@ from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
 
-__all__ = ["Absent", "Equipment", "Member", "Planner", "Roster", "meet"]
+__all__ = ["GroupResources", "Planner", "RankInfo", "RankMissing", "RendezvousResult", "rendezvous"]
 
 logger = logging.getLogger(__name__)
 _ROSTER_GRACE_NS: Final = 5 * SECOND
@@ -51,11 +51,11 @@ Planner = Callable[[tuple[int, ...], tuple[str, ...]], Plan]
 """A plan for ranks on these nodes, whose hosts have these names. Called at rank 0 only. Raises `UsageError`."""
 
 
-class Absent(UsageError):
+class RankMissing(UsageError):
     """A rank did not come to the meeting."""
 
 
-class Member(msgspec.Struct, frozen=True):
+class RankInfo(msgspec.Struct, frozen=True):
     """What a rank says of itself."""
 
     node: int
@@ -66,7 +66,7 @@ class Member(msgspec.Struct, frozen=True):
     offer: Offer = Offer()
 
 
-class Roster(msgspec.Struct, frozen=True):
+class RendezvousResult(msgspec.Struct, frozen=True):
     """What rank 0 says of all; with `error`, that there is no group."""
 
     error: str | None
@@ -77,7 +77,7 @@ class Roster(msgspec.Struct, frozen=True):
     choice: Choice = Choice()
 
 
-class Equipment(NamedTuple):
+class GroupResources(NamedTuple):
     """What the native executor needs."""
 
     plan: Plan
@@ -90,12 +90,12 @@ class Equipment(NamedTuple):
     local_fds: tuple[tuple[int, int], ...]
     connections: tuple[tuple[int, int, int, int], ...]
     """Channel, node, socket (see `programs.Link`), descriptor; -1 where `fabric` carries it."""
-    neighbours: tuple[Neighbour, ...]
+    neighbours: tuple[LocalPeer, ...]
     """The ranks of the node."""
     choice: Choice = Choice()
     fabric: Fabric | None = None
 
-    def duplicate(self) -> Equipment:
+    def duplicate(self) -> GroupResources:
         """The same with descriptors of its own, for native code to own and close. Raises `Busy` where the process may
         not have as many; then it has none of them."""
         with ExitStack() as undo:
@@ -122,7 +122,7 @@ class Equipment(NamedTuple):
             return copies
 
 
-class _Meeting:
+class _Rendezvous:
     def __init__(
         self,
         store: Store,
@@ -147,12 +147,12 @@ class _Meeting:
     def left_ns(self) -> int:
         return max(1, self.deadline_ns - time.monotonic_ns())
 
-    def reception(self, listener: socket.socket, purpose: str, identity: str) -> Reception:
-        return Reception(listener, self.secret, f"{self.prefix}/{purpose}", identity)
+    def acceptor(self, listener: socket.socket, purpose: str, identity: str) -> Acceptor:
+        return Acceptor(listener, self.secret, f"{self.prefix}/{purpose}", identity)
 
     # --- the roster ---
 
-    def agree(self, member: Member) -> Roster:
+    def agree(self, member: RankInfo) -> RendezvousResult:
         self.store.set(f"{self.prefix}/rank/{self.rank}", msgspec.json.encode(member))
         if self.rank == 0:
             roster = self._collect()
@@ -162,57 +162,61 @@ class _Meeting:
                 data = self.store.get(f"{self.prefix}/roster", self.left_ns() + _ROSTER_GRACE_NS)
             except Timeout:
                 raise Timeout(f"rank 0 did not join within {format_duration(self.timeout_ns)}; see its log") from None
-            roster = msgspec.json.decode(data, type=Roster)
+            roster = msgspec.json.decode(data, type=RendezvousResult)
         if roster.error is not None:
-            raise (Absent if roster.absent else UsageError)(roster.error)
+            raise (RankMissing if roster.absent else UsageError)(roster.error)
         return roster
 
-    def _collect(self) -> Roster:
+    def _collect(self) -> RendezvousResult:
         keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.world_size)]
         try:
             self.store.wait(keys, self.left_ns())
         except Timeout:
             present = set(self.store.keys(f"{self.prefix}/rank/"))
             missing = ", ".join(str(rank) for rank, key in enumerate(keys) if key not in present)
-            return Roster(f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True)
-        members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=Member) for key in keys]
+            return RendezvousResult(
+                f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True
+            )
+        members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=RankInfo) for key in keys]
         try:
             hosts, choice = tuple(member.host for member in members), choose([member.offer for member in members])
-            return Roster(None, False, hosts, _common_plan(members, self.planner), choice)
+            return RendezvousResult(None, False, hosts, _common_plan(members, self.planner), choice)
         except FireflyerError as error:
-            return Roster(error.message)
+            return RendezvousResult(error.message)
 
     # --- inside the node ---
 
     def serve_window(
-        self, reception: Reception, others: tuple[int, ...], window_fds: list[int], own: Resident, stack: ExitStack
-    ) -> tuple[list[tuple[int, int]], list[Neighbour]]:
+        self, acceptor: Acceptor, others: tuple[int, ...], window_fds: list[int], own: LocalPeerInfo, stack: ExitStack
+    ) -> tuple[list[tuple[int, int]], list[LocalPeer]]:
         """The sockets of the other ranks, and all ranks' processes and arenas."""
         found: dict[int, socket.socket] = {}
-        residents = {self.rank: own}
+        peers = {self.rank: own}
         names = {f"rank {rank}": rank for rank in others}
         while len(found) < len(others):
-            sock, identity = self._welcome(reception, _missing(others, found))
+            sock, identity = self._welcome(acceptor, _missing(others, found))
             rank = names.get(identity, -1)
             if rank < 0 or rank in found:
                 sock.close()
                 continue
             found[rank] = stack.enter_context(sock)
             sock.settimeout(self.left_ns() / SECOND)
-            residents[rank] = local_peers.receive(sock, f"rank {rank}", stack)
-        everybody = [residents[rank] for rank in (self.rank, *others)]
+            peers[rank] = local_peers.receive(sock, f"rank {rank}", stack)
+        everybody = [peers[rank] for rank in (self.rank, *others)]
         for sock in found.values():
             local_peers.send_all(sock, window_fds, everybody)
         open_ = local_peers.decide({f"rank {rank}": sock for rank, sock in found.items()}, own, everybody)
-        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], local_peers.neighbours(everybody, open_)
+        return [(rank, sock.fileno()) for rank, sock in sorted(found.items())], local_peers.local_peers(
+            everybody, open_
+        )
 
     def join_window(
-        self, doors: Door, leader: int, ranks: int, own: Resident, stack: ExitStack
-    ) -> tuple[int, int, int, list[Neighbour]]:
+        self, address: ListenAddress, leader: int, ranks: int, own: LocalPeerInfo, stack: ExitStack
+    ) -> tuple[int, int, int, list[LocalPeer]]:
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             sock.settimeout(self.left_ns() / SECOND)
-            sock.connect(f"\0{doors.unix}")
+            sock.connect(f"\0{address.unix}")
         except OSError as error:
             raise UsageError(
                 f"rank {self.rank} cannot reach rank {leader} by a Unix socket ({error.strerror or error}); ranks of "
@@ -225,12 +229,12 @@ class _Meeting:
         local_peers.send(sock, own, f"rank {leader}")
         (window_fd, doorbell_fd), everybody = local_peers.receive_all(sock, f"rank {leader}", ranks, stack)
         open_ = local_peers.agree(sock, f"rank {leader}", own, everybody)
-        return window_fd, doorbell_fd, sock.fileno(), local_peers.neighbours(everybody, open_)
+        return window_fd, doorbell_fd, sock.fileno(), local_peers.local_peers(everybody, open_)
 
     # --- between nodes ---
 
     def connect(
-        self, plan: Plan, node: int, reception: Reception, fabric: Fabric | None, stack: ExitStack
+        self, plan: Plan, node: int, acceptor: Acceptor, fabric: Fabric | None, stack: ExitStack
     ) -> list[tuple[int, int, int, int]]:
         every = links(plan, node)
         wanted = every if fabric is None else [link for link in every if link.channel == CONTROL]
@@ -241,12 +245,12 @@ class _Meeting:
         expected = {_name(link, link.node): link for link in wanted if link.node > node}
         while len(made) < len(wanted):
             lacking = min(link.node for link in wanted if link not in made)
-            sock, identity = self._welcome(reception, f"rank {plan.leader_of(lacking)}")
-            guest = expected.get(identity)
-            if guest is None or guest in made:
+            sock, identity = self._welcome(acceptor, f"rank {plan.leader_of(lacking)}")
+            arrived = expected.get(identity)
+            if arrived is None or arrived in made:
                 sock.close()
                 continue
-            made[guest] = stack.enter_context(sock)
+            made[arrived] = stack.enter_context(sock)
         for link, sock in made.items():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if link.channel == CONTROL:  # data may wait for a rank that is busy; heartbeats never do
@@ -255,44 +259,46 @@ class _Meeting:
         if fabric is not None:
             for sock in made.values():
                 sock.settimeout(self.left_ns() / SECOND)
-            introduce(fabric, {link.node: (f"rank {plan.leader_of(link.node)}", made[link]) for link in wanted})
+            exchange_worker_addresses(
+                fabric, {link.node: (f"rank {plan.leader_of(link.node)}", made[link]) for link in wanted}
+            )
         return [(*link, made[link].fileno() if link in made else -1) for link in every]
 
     def _dial(self, plan: Plan, node: int, link: Link) -> socket.socket:
         other = link.node
         leader = plan.leader_of(other)
-        doors = self.doors(other, leader)
+        address = self.listen_address_of(other, leader)
         try:
-            sock = socket.create_connection((doors.host, doors.port), timeout=self.left_ns() / SECOND)
+            sock = socket.create_connection((address.host, address.port), timeout=self.left_ns() / SECOND)
         except OSError as error:
             raise Unreachable(
-                f"rank {self.rank} cannot connect to rank {leader} at {doors.host}:{doors.port}: {error}"
+                f"rank {self.rank} cannot connect to rank {leader} at {address.host}:{address.port}: {error}"
             ) from error
         try:
             peer = authenticate_client(sock, self.secret, _name(link, node), f"{self.prefix}/link", self.left_ns())
             if peer != f"node {other}":
-                raise PermissionDenied(f"expected node {other} at {doors.host}:{doors.port}, found {peer!r}")
+                raise PermissionDenied(f"expected node {other} at {address.host}:{address.port}, found {peer!r}")
         except FireflyerError:
             sock.close()
             raise
         return sock
 
-    def doors(self, node: int, leader: int) -> Door:
+    def listen_address_of(self, node: int, leader: int) -> ListenAddress:
         try:
-            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=Door)
+            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=ListenAddress)
         except Timeout:
             raise Timeout(
                 f"rank {leader}, which leads node {node}, did not say where it listens; see its log"
             ) from None
 
-    def _welcome(self, reception: Reception, missing: str) -> tuple[socket.socket, str]:
+    def _welcome(self, acceptor: Acceptor, missing: str) -> tuple[socket.socket, str]:
         try:
-            return reception.guest(self.left_ns())
+            return acceptor.next_peer(self.left_ns())
         except TimeoutError:
             raise Timeout(f"{missing} did not connect within {format_duration(self.timeout_ns)}; see its log") from None
 
 
-def meet(
+def rendezvous(
     store: Store,
     prefix: str,
     *,
@@ -305,17 +311,17 @@ def meet(
     host: str,
     join_timeout_ns: int,
     timeout_ns: int,
-    own: Resident,
+    own: LocalPeerInfo,
     planner: Planner,
     machine: Machine | None,
     offer: Offer,
     fabric: Fabric | None,
     stack: ExitStack,
-) -> Equipment:
+) -> GroupResources:
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
     `PermissionDenied`, each naming a rank, and what a system says that has no more of something."""
-    meeting = _Meeting(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
+    meeting = _Rendezvous(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
     try:
         return _met(meeting, node, plan, sums, own, machine, offer, fabric, stack)
     except FireflyerError:  # some are OSErrors, too
@@ -325,18 +331,18 @@ def meet(
 
 
 def _met(
-    meeting: _Meeting,
+    meeting: _Rendezvous,
     node: int,
     plan: Plan | None,
     sums: str | None,
-    own: Resident,
+    own: LocalPeerInfo,
     machine: Machine | None,
     offer: Offer,
     fabric: Fabric | None,
     stack: ExitStack,
-) -> Equipment:
+) -> GroupResources:
     store, prefix, rank, world_size = meeting.store, meeting.prefix, meeting.rank, meeting.world_size
-    roster = meeting.agree(Member(node, socket.gethostname(), plan, sums, offer))
+    roster = meeting.agree(RankInfo(node, socket.gethostname(), plan, sums, offer))
     if roster.plan is None or len(roster.hosts) != world_size:
         raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
     plan = roster.plan
@@ -345,30 +351,30 @@ def _met(
     labels = tuple(f"rank {r} (node {plan.node_of_rank[r]}, host {h})" for r, h in enumerate(roster.hosts))
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
-        doors = meeting.doors(node, locals_[0])
-        window_fd, doorbell_fd, leader_fd, residents = meeting.join_window(doors, locals_[0], len(locals_), own, stack)
-        return Equipment(
-            plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(residents), roster.choice
+        address = meeting.listen_address_of(node, locals_[0])
+        window_fd, doorbell_fd, leader_fd, peers = meeting.join_window(address, locals_[0], len(locals_), own, stack)
+        return GroupResources(
+            plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(peers), roster.choice
         )
     if roster.choice.transport != "ucx" or plan.nodes == 1:
         fabric = None
     window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
     stack.callback(os.close, window_fd)
-    spread_window(window_fd, machine)
+    interleave_window_pages(window_fd, machine)
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, doors = listen(meeting.host, stack, backlog=_BACKLOG)
-        inside = listening.enter_context(meeting.reception(unix, "window", f"rank {rank}"))
-        outside = listening.enter_context(meeting.reception(tcp, "link", f"node {node}"))
-        store.set(f"{prefix}/node/{node}", msgspec.json.encode(doors))
-        local_fds, residents = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
+        unix, tcp, address = listen(meeting.host, stack, backlog=_BACKLOG)
+        inside = listening.enter_context(meeting.acceptor(unix, "window", f"rank {rank}"))
+        outside = listening.enter_context(meeting.acceptor(tcp, "link", f"node {node}"))
+        store.set(f"{prefix}/node/{node}", msgspec.json.encode(address))
+        local_fds, peers = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = meeting.connect(plan, node, outside, fabric, stack)
-    found = tuple(local_fds), tuple(connections), tuple(residents)
-    return Equipment(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
+    found = tuple(local_fds), tuple(connections), tuple(peers)
+    return GroupResources(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
 
 
-def _common_plan(members: list[Member], planner: Planner) -> Plan:
+def _common_plan(members: list[RankInfo], planner: Planner) -> Plan:
     node_of_rank = tuple(member.node for member in members)
     plans = {rank: member.plan for rank, member in enumerate(members) if member.plan is not None}
     asked = {rank: member.sums for rank, member in enumerate(members) if member.sums is not None}

@@ -4,7 +4,7 @@ UCX is a module of its own beside the extension (`_ucx.so`), loaded when a rank 
 nothing of it. All ranks must ask for the same. Rank 0 decides (`choose`): `tcp`; `ucx`, or the reason why a rank
 cannot; `auto`: UCX where every rank can and every machine has an RDMA device. The control connections of the group stay
 what they are, and over them the leaders of neighbouring nodes tell each other where UCX finds them, and the keys
-without which UCX's messages are dropped (`introduce`).
+without which UCX's messages are dropped (`exchange_worker_addresses`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from fireflyer.base.launch import TRANSPORTS
 from fireflyer.native import Fabric, ucx_module
 from fireflyer.runtime.sockets import receive_exactly
 
-__all__ = ["TRANSPORTS", "Choice", "Offer", "Prepared", "check_transport", "choose", "introduce", "make_offer"]
+__all__ = [
+    "TRANSPORTS",
+    "Choice",
+    "Offer",
+    "Prepared",
+    "check_transport",
+    "choose",
+    "exchange_worker_addresses",
+    "make_offer",
+]
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 KEY_BYTES: Final = 16
@@ -54,7 +63,7 @@ class Choice(msgspec.Struct, frozen=True):
     reason: str = "default"
 
 
-class _Introduction(msgspec.Struct, frozen=True):
+class _WorkerAddress(msgspec.Struct, frozen=True):
     address: str
     key: str
     """Which the other end's messages must begin with."""
@@ -115,7 +124,7 @@ def choose(offers: Sequence[Offer]) -> Choice:
     return Choice("ucx", "every machine has an RDMA device")
 
 
-def introduce(fabric: Fabric, neighbours: Mapping[int, tuple[str, socket.socket]]) -> None:
+def exchange_worker_addresses(fabric: Fabric, neighbours: Mapping[int, tuple[str, socket.socket]]) -> None:
     """Over authenticated connections to the leaders of other nodes: node -> (name for people, connection).
 
     Raises `Unreachable` where one breaks off or UCX finds no way to it.
@@ -123,7 +132,7 @@ def introduce(fabric: Fabric, neighbours: Mapping[int, tuple[str, socket.socket]
     address = base64.b64encode(fabric.address()).decode()
     keys = {node: secrets.token_bytes(KEY_BYTES) for node in neighbours}
     for node, (name, sock) in neighbours.items():
-        body = msgspec.json.encode(_Introduction(address, keys[node].hex()))
+        body = msgspec.json.encode(_WorkerAddress(address, keys[node].hex()))
         try:
             sock.sendall(_LENGTH.pack(len(body)) + body)
         except OSError as error:
@@ -133,7 +142,7 @@ def introduce(fabric: Fabric, neighbours: Mapping[int, tuple[str, socket.socket]
             (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size))
             if length > MAX_MESSAGE_BYTES:
                 raise ValueError(f"{length} bytes are too many")
-            theirs = msgspec.json.decode(receive_exactly(sock, length), type=_Introduction)
+            theirs = msgspec.json.decode(receive_exactly(sock, length), type=_WorkerAddress)
             where, outgoing = base64.b64decode(theirs.address, validate=True), bytes.fromhex(theirs.key)
             problem = fabric.meet(node, where, outgoing, keys[node])
         except (OSError, EOFError, ValueError) as error:

@@ -4,7 +4,7 @@ Copies down run one after the other, and so do copies up; nothing else is said a
 and with what the device computes, is made of *points*: a point is reached when the copy (or everything that the caller
 has given to the device so far) has ended. The device lets a copy wait for points without the host waiting.
 
-`torch.cuda.CudaCopies` is a GPU. The tests have another device, whose copies are made by threads.
+`torch.cuda.CudaCopyEngine` is a GPU. The tests have another device, whose copies are made by threads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from fireflyer.collectives.devices.pieces import Move
 
-__all__ = ["Copies", "HostMemory", "Point"]
+__all__ = ["CopyEngine", "CopyEvent", "HostMemory"]
 
 
-class Point(Protocol):
+class CopyEvent(Protocol):
     def wait(self) -> None:
         """Blocks the calling thread until the point is reached, without using a processor."""
 
@@ -34,23 +34,23 @@ class HostMemory(Protocol):
         """Every copy must have ended. May be called again."""
 
 
-class Copies(Protocol):
+class CopyEngine(Protocol):
     """Of one device. Tensors are flat, contiguous, of uint8. Methods may be called by any thread."""
 
     @property
     def devices(self) -> Sequence[Any]:
         """For `torch.futures.Future`: where results are, if torch itself keeps the order there."""
 
-    def here(self) -> Point:
+    def here(self) -> CopyEvent:
         """Reached when the device has done what the calling thread gave it up to now (its current stream)."""
 
-    def follow(self, points: Sequence[Point]) -> None:
+    def follow(self, points: Sequence[CopyEvent]) -> None:
         """What the calling thread gives to the device from now on starts after these points."""
 
-    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         """Starts copying from `array` on the device to `slot` on the host, after `after`."""
 
-    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         """Starts copying from the host to the device."""
 
     def aside(self) -> AbstractContextManager[object]:

@@ -30,19 +30,19 @@ from typing import Any, Final, Protocol
 
 from fireflyer.base.errors import Aborted, Busy, FireflyerError, InvariantViolation, Timeout, UsageError
 from fireflyer.base.units import MIB, format_duration
-from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.collectives.devices.pieces import Piece
 from fireflyer.collectives.devices.stages import Stages, Step
 from fireflyer.collectives.work import ROOM_PAUSE_S
 
-__all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "Job", "Outcome", "Running"]
+__all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "InFlightOperation", "Job", "Outcome"]
 
 SLOT_BYTES: Final = 8 * MIB
 SLOTS: Final = 4
 """One on its way down, one being summed, one on its way up, and one so that none waits for another's end."""
 
 
-class Running(Protocol):
+class InFlightOperation(Protocol):
     """An operation of the communicator under way."""
 
     def wait(self, timeout_ns: int | None = None) -> None: ...
@@ -64,7 +64,7 @@ class Host(Protocol):
 class Outcome:
     """How an operation ends that was called on the device `place` at `called`."""
 
-    def __init__(self, name: str, place: Copies) -> None:
+    def __init__(self, name: str, place: CopyEngine) -> None:
         self.name = name
         self.place = place
         self.called = place.here()
@@ -97,9 +97,9 @@ class Job(Outcome):
     def __init__(
         self,
         name: str,
-        place: Copies,
+        place: CopyEngine,
         pieces: Sequence[Piece],
-        run: Callable[[Any, Piece], Running],
+        run: Callable[[Any, Piece], InFlightOperation],
         *,
         source: Any,
         target: Any,
@@ -119,7 +119,7 @@ class Job(Outcome):
         self.ended.set()
 
 
-def _refuse(_slot: Any, _piece: Piece) -> Running:
+def _refuse(_slot: Any, _piece: Piece) -> InFlightOperation:
     raise InvariantViolation("a piece of a job that has ended was submitted")
 
 
@@ -150,7 +150,7 @@ class DeviceEngine:
     def __init__(
         self,
         host: Host,
-        place: Copies,
+        place: CopyEngine,
         *,
         slot_bytes: int = SLOT_BYTES,
         slots: int = SLOTS,
@@ -168,9 +168,9 @@ class DeviceEngine:
         self._changed = threading.Condition()
         self._stages: Stages[Job] = Stages(slots)
         self._stopped = False
-        self._arrived: list[Point | None] = [None] * slots
-        self._running: list[Running | None] = [None] * slots
-        self._lifted: list[Point | None] = [None] * slots
+        self._arrived: list[CopyEvent | None] = [None] * slots
+        self._running: list[InFlightOperation | None] = [None] * slots
+        self._lifted: list[CopyEvent | None] = [None] * slots
         """The copy up that used each slot last."""
         self._threads = [
             threading.Thread(target=run, name=f"{run.__name__.strip('_')} of rank {host.rank}", daemon=True)
@@ -307,7 +307,7 @@ class DeviceEngine:
             arrived.wait()
         self._running[slot] = self._started(job, slot, job.pieces[step.piece])
 
-    def _started(self, job: Job, slot: int, piece: Piece) -> Running | None:
+    def _started(self, job: Job, slot: int, piece: Piece) -> InFlightOperation | None:
         """None if the job has failed, or will in `drop`. Other ranks may have had room for the piece where this one has
         not yet: it is never left out, or all later operations of the ranks would be one apart."""
         while job.error is None:

@@ -8,8 +8,8 @@ from fireflyer.collectives.flight.dump import (
     Dump,
     Fault,
     LinkEnd,
+    PeerProgress,
     Record,
-    Sighting,
     Snapshot,
     decode_dump,
     encode_dump,
@@ -20,17 +20,17 @@ from fireflyer.collectives.flight.dump import (
 from fireflyer.collectives.flight.explain import Culprit, RankRow, Verdict, explain
 from fireflyer.collectives.flight.files import dump_path, find_dumps, read_dumps, write_dump
 from fireflyer.collectives.flight.links import StoppedLink
-from fireflyer.collectives.flight.recorder import FlightBox
+from fireflyer.collectives.flight.recorder import FlightRecorder
 
 __all__ = [
     "Culprit",
     "Dump",
     "Fault",
-    "FlightBox",
+    "FlightRecorder",
     "LinkEnd",
+    "PeerProgress",
     "RankRow",
     "Record",
-    "Sighting",
     "Snapshot",
     "StoppedLink",
     "Verdict",

@@ -26,8 +26,8 @@ __all__ = [
     "Dump",
     "Fault",
     "LinkEnd",
+    "PeerProgress",
     "Record",
-    "Sighting",
     "Snapshot",
     "decode_dump",
     "encode_dump",
@@ -116,7 +116,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-class Sighting(msgspec.Struct, frozen=True):
+class PeerProgress(msgspec.Struct, frozen=True):
     """What the rank that dumped knew of another: from the memory of its node, or a neighbour's last heartbeat."""
 
     rank: Rank
@@ -178,7 +178,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished: Count
     """One more than the highest number of a collective that ended well."""
     dropped: Count = 0
-    sightings: Annotated[tuple[Sighting, ...], Meta(max_length=MAX_RANKS)] = ()
+    sightings: Annotated[tuple[PeerProgress, ...], Meta(max_length=MAX_RANKS)] = ()
     links: Annotated[tuple[LinkEnd, ...], Meta(max_length=MAX_LINKS)] = ()
     """Of a leader."""
 

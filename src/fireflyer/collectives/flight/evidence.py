@@ -14,10 +14,10 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.flight.dump import Dump, Record
 
-__all__ = ["Evidence", "Presence", "RankFacts", "call_name"]
+__all__ = ["CallState", "Evidence", "RankFacts", "call_name"]
 
 
-class Presence(Enum):
+class CallState(Enum):
     """Where a rank stands with one collective."""
 
     DONE = "done"
@@ -49,19 +49,19 @@ class RankFacts:
     too_late: frozenset[int] = frozenset()
     """Collectives that it entered when another rank had already given up."""
 
-    def at(self, seq: int) -> Presence:
+    def at(self, seq: int) -> CallState:
         record = self.calls.get(seq)
         if record is not None:
             if record.state == "done":
-                return Presence.DONE
+                return CallState.DONE
             if record.inside and seq not in self.too_late:
-                return Presence.INSIDE
-            return Presence.REFUSED if record.state == "failed" else Presence.QUEUED
+                return CallState.INSIDE
+            return CallState.REFUSED if record.state == "failed" else CallState.QUEUED
         if seq < self.finished or seq < self.first_recorded:
-            return Presence.DONE
+            return CallState.DONE
         if seq < self.entered:
-            return Presence.INSIDE if self.dump is None else Presence.QUEUED
-        return Presence.ABSENT if self.seen else Presence.UNKNOWN
+            return CallState.INSIDE if self.dump is None else CallState.QUEUED
+        return CallState.ABSENT if self.seen else CallState.UNKNOWN
 
     def messages_with(self, kind: str, peer: int) -> dict[int, Record]:
         return {record.seq: record for record in self.messages if record.kind == kind and record.peer == peer}

@@ -23,11 +23,11 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from fireflyer.base.units import format_duration
 from fireflyer.collectives.flight.dump import Dump, Fault
-from fireflyer.collectives.flight.evidence import Evidence, Presence, call_name
+from fireflyer.collectives.flight.evidence import CallState, Evidence, call_name
 from fireflyer.collectives.flight.lateness import Lateness, measure_lateness
 from fireflyer.collectives.flight.links import StoppedLink, find_stopped_links
 from fireflyer.collectives.flight.mismatch import Mismatch, find_mismatch
-from fireflyer.collectives.flight.waiting import Wait, find_circle, find_waits
+from fireflyer.collectives.flight.waiting import Wait, find_cycle, find_waits
 
 __all__ = ["Culprit", "Kind", "RankRow", "Verdict", "explain"]
 
@@ -168,8 +168,8 @@ def _from_fault(evidence: Evidence, seq: int | None, fault: Fault | None, waits:
     """`fault` is what was raised first: later failures are often only its consequences."""
     if fault is None:
         return None
-    if fault.code == "usage" and (circle := find_circle(waits)):
-        return _circle(evidence, circle, waits)
+    if fault.code == "usage" and (circle := find_cycle(waits)):
+        return _cycle(evidence, circle, waits)
     if fault.code in ("aborted", "usage", "data_corruption"):
         kinds: dict[str, Kind] = {"aborted": "aborted", "usage": "mismatch", "data_corruption": "corrupted"}
         culprits = (_culprit(evidence, fault.rank, fault.text, True),) if fault.rank >= 0 else ()
@@ -179,7 +179,7 @@ def _from_fault(evidence: Evidence, seq: int | None, fault: Fault | None, waits:
     at = seq if seq is not None else fault.seq
     kind, why = _how(evidence, fault.rank, at)
     name = evidence.ranks[fault.rank].label
-    if evidence.ranks[fault.rank].at(at) is Presence.UNKNOWN:  # the others' word is all that there is
+    if evidence.ranks[fault.rank].at(at) is CallState.UNKNOWN:  # the others' word is all that there is
         why = f"{fault.text.removeprefix(name).strip()}, and left no dump"
     witnesses = [
         dump.rank for dump in evidence.dumps if dump.fault is not None and dump.fault.rank == fault.rank != dump.rank
@@ -202,13 +202,13 @@ def _how(evidence: Evidence, rank: int, seq: int) -> tuple[Kind, str]:
     facts, name = evidence.ranks[rank], call_name(seq, evidence.call(seq))
     presence = facts.at(seq)
     record = facts.calls.get(seq)
-    if presence is Presence.REFUSED and record is not None:
+    if presence is CallState.REFUSED and record is not None:
         return "absent", f"entered {name} only when the others had given up"
-    if presence in (Presence.ABSENT, Presence.REFUSED):
+    if presence in (CallState.ABSENT, CallState.REFUSED):
         without = "" if facts.dump is not None else ", and left no dump"
         return ("absent" if facts.dump is not None else "gone"), f"had not entered {name}{without}"
     if facts.dump is None:
-        where = f" inside {name}" if presence is Presence.INSIDE else f" (the others are at {name})"
+        where = f" inside {name}" if presence is CallState.INSIDE else f" (the others are at {name})"
         return "gone", f"left no dump: it died or hangs{where}"
     if record is not None and record.inside:
         return "stalled", f"stopped inside {name} after {_progress(record.chunks_done, record.chunks)}"
@@ -220,11 +220,11 @@ def _progress(done: int, total: int) -> str:
 
 
 def _from_waits(evidence: Evidence, seq: int | None, waits: tuple[Wait, ...]) -> _Found | None:
-    circle = find_circle(waits)
+    circle = find_cycle(waits)
     waiting = {wait.rank for wait in waits}
     ends = sorted({target for wait in waits for target in wait.targets} - waiting)
     if circle and not ends:
-        return _circle(evidence, circle, waits)
+        return _cycle(evidence, circle, waits)
     if not ends:
         if not waits:
             return None
@@ -244,7 +244,7 @@ def _from_waits(evidence: Evidence, seq: int | None, waits: tuple[Wait, ...]) ->
     return kind, f"{_names(evidence, [each.rank for each in blamed])} {blamed[0].why}{suspects}", culprits, ()
 
 
-def _circle(evidence: Evidence, circle: tuple[int, ...], waits: tuple[Wait, ...]) -> _Found:
+def _cycle(evidence: Evidence, circle: tuple[int, ...], waits: tuple[Wait, ...]) -> _Found:
     lines = tuple(wait.text(evidence) for wait in waits if wait.rank in circle)
     culprits = tuple(_culprit(evidence, rank, "waits in a circle", True) for rank in circle)
     way = " -> ".join(map(str, (*circle, circle[0])))

@@ -23,7 +23,7 @@ from fireflyer.collectives.flight.dump import (
 from fireflyer.collectives.flight.files import write_dump
 from fireflyer.collectives.planning.plan import Plan
 
-__all__ = ["FlightBox"]
+__all__ = ["FlightRecorder"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _LABELLED: Final = 1024
 """In a larger group a dump names only the ranks of its own node, and the culprit."""
 
 
-class FlightBox:
+class FlightRecorder:
     """Thread-safe. `snapshot` returns what `native.Executor.flight()` does."""
 
     def __init__(

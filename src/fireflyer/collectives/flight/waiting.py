@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 from fireflyer.base.units import MS, format_duration
 from fireflyer.collectives.flight.dump import Record
-from fireflyer.collectives.flight.evidence import Evidence, Presence, RankFacts, call_name
+from fireflyer.collectives.flight.evidence import CallState, Evidence, RankFacts, call_name
 
-__all__ = ["Wait", "find_circle", "find_waits"]
+__all__ = ["Wait", "find_cycle", "find_waits"]
 
 _DISTINCT_NS: Final = 20 * MS
 _OTHER_END: Final = {"recv": "send", "send": "recv"}
@@ -57,7 +57,7 @@ def find_waits(evidence: Evidence) -> tuple[Wait, ...]:
     for facts in evidence.ranks:
         if facts.dump is None:
             continue
-        inside = [record for seq, record in facts.calls.items() if facts.at(seq) is Presence.INSIDE]
+        inside = [record for seq, record in facts.calls.items() if facts.at(seq) is CallState.INSIDE]
         record = min(inside, key=lambda record: record.seq, default=None)
         if record is not None and _long(evidence, facts, record):
             wait = _in_collective(evidence, facts, record)
@@ -76,7 +76,7 @@ def _in_collective(evidence: Evidence, facts: RankFacts, record: Record) -> Wait
     outside = tuple(
         other.rank
         for other in evidence.ranks
-        if other.at(seq) not in (Presence.DONE, Presence.INSIDE)
+        if other.at(seq) not in (CallState.DONE, CallState.INSIDE)
         and (other.dump is None or evidence.dumped_ns(other.rank) - since_ns >= min(waited_ns, evidence.patience_ns))
     )
     what = call_name(seq, record)
@@ -89,7 +89,7 @@ def _in_collective(evidence: Evidence, facts: RankFacts, record: Record) -> Wait
 
 
 def _behind(evidence: Evidence, seq: int) -> tuple[int, ...]:
-    inside = [facts for facts in evidence.ranks if facts.at(seq) is Presence.INSIDE]
+    inside = [facts for facts in evidence.ranks if facts.at(seq) is CallState.INSIDE]
     silent = tuple(facts.rank for facts in inside if facts.dump is None)
     if silent:
         return silent
@@ -130,7 +130,7 @@ def _in_messages(evidence: Evidence, facts: RankFacts) -> list[Wait]:
     return waits
 
 
-def find_circle(waits: tuple[Wait, ...]) -> tuple[int, ...]:
+def find_cycle(waits: tuple[Wait, ...]) -> tuple[int, ...]:
     """Ranks each of which waits for the next, and the last for the first; the least one first. Empty: no circle."""
     edges: dict[int, list[int]] = {}
     for wait in waits:

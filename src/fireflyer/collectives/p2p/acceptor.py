@@ -19,7 +19,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.sockets import authenticate_server
 
-__all__ = ["ACCEPT_PAUSE_S", "Reception"]
+__all__ = ["ACCEPT_PAUSE_S", "Acceptor"]
 
 HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 MAX_HANDSHAKES: Final = 128
@@ -27,7 +27,7 @@ ACCEPT_PAUSE_S: Final = 0.001
 """Who knocks and cannot be let in stays at the door, and `poll` returns at once: this keeps a thread from spinning."""
 
 
-class Reception:
+class Acceptor:
     """Open from construction until `close`. Borrows the listening socket."""
 
     def __init__(self, listener: socket.socket, secret: Secret, purpose: str, identity: str) -> None:
@@ -37,7 +37,7 @@ class Reception:
         self._purpose = purpose
         self._identity = identity
         # Not a SimpleQueue: Python 3.11 may wait for ever in its `get` when the timeout passes at the wrong moment.
-        self._guests: queue.Queue[tuple[socket.socket, str]] = queue.Queue()
+        self._accepted: queue.Queue[tuple[socket.socket, str]] = queue.Queue()
         self._lock = threading.Lock()
         self._closed = False
         self._handshakes: dict[socket.socket, threading.Thread] = {}
@@ -46,15 +46,15 @@ class Reception:
         self._acceptor = threading.Thread(target=self._accept, name="ff-reception")
         self._acceptor.start()
 
-    def guest(self, timeout_ns: int) -> tuple[socket.socket, str]:
+    def next_peer(self, timeout_ns: int) -> tuple[socket.socket, str]:
         """The next one, and the identity that was proven; the socket is the caller's. Raises `TimeoutError`."""
         try:
-            return self._guests.get(timeout=timeout_ns / SECOND)
+            return self._accepted.get(timeout=timeout_ns / SECOND)
         except queue.Empty:
             raise TimeoutError from None
 
     def close(self) -> None:
-        """Turns away all that `guest` has not returned."""
+        """Turns away all that `next_peer` has not returned."""
         self._alarm.close()
         self._acceptor.join()
         with self._lock:
@@ -64,8 +64,8 @@ class Reception:
                 _hang_up(sock)
         for thread in threads.values():
             thread.join()
-        while not self._guests.empty():
-            self._guests.get()[0].close()
+        while not self._accepted.empty():
+            self._accepted.get()[0].close()
         self._awake.close()
 
     def __enter__(self) -> Self:
@@ -102,7 +102,7 @@ class Reception:
         with self._lock:
             del self._handshakes[sock]
             if identity is not None and not self._closed:
-                self._guests.put((sock, identity))
+                self._accepted.put((sock, identity))
                 return
         sock.close()
 

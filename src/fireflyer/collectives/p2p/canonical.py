@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import MIB, MS
 from fireflyer.collectives.arrays import DTYPES, FlatArray
-from fireflyer.collectives.p2p.exchange import Flight, Part, RankExchange, RowSum
+from fireflyer.collectives.p2p.exchange import InFlightMessage, Part, RankExchange, RowSum
 
 __all__ = ["MAX_BLOCKS", "SCRATCH_BYTES", "CanonicalSums"]
 
@@ -41,13 +41,13 @@ class CanonicalSums:
         self._rows: npt.NDArray[Any] = np.empty((exchange.world_size, 0), "u1")
         self._result: npt.NDArray[Any] = np.empty(0, "u1")
 
-    def start(self, kind: str, source: FlatArray, target: FlatArray, root: int, op: str) -> Flight:
+    def start(self, kind: str, source: FlatArray, target: FlatArray, root: int, op: str) -> InFlightMessage:
         """The whole operation; done when its last part is. `target` is of no use where this rank receives nothing.
 
         Raises `Busy` where too many operations are pending, `UsageError`."""
         ranks, rank = self._exchange.world_size, self._exchange.rank
         unit = DTYPES[source.dtype]
-        flights: list[Flight] = []
+        flights: list[InFlightMessage] = []
         if kind == "reduce_scatter":
             part = source.elements // ranks
             step = self._slice_elements(part, unit)
@@ -69,8 +69,8 @@ class CanonicalSums:
                 for other, (start, count) in enumerate(slices)
                 if other != rank and receives
             ]
-            keeper = (source.keeper, target.keeper, self._result)
-            self._add(flights, source, root, outgoing, incoming, keeper, None)
+            owner = (source.owner, target.owner, self._result)
+            self._add(flights, source, root, outgoing, incoming, owner, None)
         return flights[-1]
 
     def _slice_elements(self, elements: int, unit: int) -> int:
@@ -83,7 +83,13 @@ class CanonicalSums:
         return step
 
     def _collect(
-        self, flights: list[Flight], source: FlatArray, slices: list[tuple[int, int]], out: int, root: int, op: str
+        self,
+        flights: list[InFlightMessage],
+        source: FlatArray,
+        slices: list[tuple[int, int]],
+        out: int,
+        root: int,
+        op: str,
     ) -> None:
         """Every rank gets its slice from all, and adds it up."""
         rank, unit = self._exchange.rank, DTYPES[source.dtype]
@@ -98,21 +104,21 @@ class CanonicalSums:
             rows.append(self._rows[other].ctypes.data)
             outgoing.append((other, source.address + start * unit, count * unit))
             incoming.append((other, rows[-1], size * unit))
-        keeper = (source.keeper, self._rows, self._result)
-        self._add(flights, source, root, outgoing, incoming, keeper, (op, out, size, rows))
+        owner = (source.owner, self._rows, self._result)
+        self._add(flights, source, root, outgoing, incoming, owner, (op, out, size, rows))
 
     def _add(
         self,
-        flights: list[Flight],
+        flights: list[InFlightMessage],
         source: FlatArray,
         root: int,
         outgoing: list[Part],
         incoming: list[Part],
-        keeper: object,
+        owner: object,
         summed: RowSum | None,
     ) -> None:
         """The next part of the operation. One that has begun must go on: it waits for room, and raises no `Busy`."""
-        what = ("all_to_all", source.elements, source.dtype, root, outgoing, incoming, keeper, summed)
+        what = ("all_to_all", source.elements, source.dtype, root, outgoing, incoming, owner, summed)
         while True:
             try:
                 flights.append(self._exchange.start(*what))

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten, whole_number
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
 
-__all__ = ["MAX_TAG", "Flight", "Part", "RankExchange", "RowSum", "parts_of"]
+__all__ = ["MAX_TAG", "InFlightMessage", "Part", "RankExchange", "RowSum", "parts_of"]
 
 MAX_TAG: Final = 2**31 - 1
 _FEW: Final = 64
@@ -30,45 +30,47 @@ RowSum = tuple[str, int, int, list[int]]
 """What is added up when the parts have arrived: op, address of the result, elements, addresses of all ranks' rows."""
 
 
-class Flight(NamedTuple):
+class InFlightMessage(NamedTuple):
     """An operation under way, and what must stay alive until it is done."""
 
     native: NativeWork
     name: str
-    keeper: object
+    owner: object
 
 
 class RankExchange:
     """Of one rank and one communicator. Thread-safe."""
 
-    def __init__(self, rank: int, plan: Plan, native: Executor, doors: Doors | None, timeout_ns: int) -> None:
-        """`doors` None: this rank is alone."""
+    def __init__(
+        self, rank: int, plan: Plan, native: Executor, peer_listener: PeerListener | None, timeout_ns: int
+    ) -> None:
+        """`peer_listener` None: this rank is alone."""
         self.rank = rank
         self.world_size = plan.world_size
         self._plan = plan
         self._executor = native
         self._native = exchange_of(native)
-        self._doors = doors
+        self._peer_listener = peer_listener
         self._timeout_ns = timeout_ns
         self._lock = threading.Lock()
         self._dialling: dict[int, threading.Lock] = {}
         self._linked: set[int] = set()
-        self._flights: list[Flight] = []
+        self._flights: list[InFlightMessage] = []
         self._sweep_at = _FEW
 
     # --- operations ---
 
-    def send(self, array: Any, to: int, tag: int) -> Flight:
+    def send(self, array: Any, to: int, tag: int) -> InFlightMessage:
         flat = flatten(array, None, sums=False, writes=False)
         return self._message("send", flat, to, tag)
 
-    def receive(self, array: Any, source: int, tag: int) -> Flight:
+    def receive(self, array: Any, source: int, tag: int) -> InFlightMessage:
         flat = flatten(array, None, sums=False)
         return self._message("recv", flat, source, tag)
 
     def all_to_all(
         self, out: Any, array: Any, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None
-    ) -> Flight:
+    ) -> InFlightMessage:
         source, target = flatten(array, None, sums=False, writes=False), flatten(out, None, sums=False)
         check_apart(source, target)
         outgoing = parts_of(array, source, self._split("array", array, in_splits, "in_splits"))
@@ -81,7 +83,7 @@ class RankExchange:
             )
         return self.start("all_to_all", 0, source.dtype, -1, outgoing, incoming, (array, out))
 
-    def gather(self, array: Any, root: int, out: Any) -> Flight:
+    def gather(self, array: Any, root: int, out: Any) -> InFlightMessage:
         root = check_rank("root", root, self.world_size)
         source = flatten(array, None, sums=False, writes=False)
         mine = _part(root, source)
@@ -91,7 +93,7 @@ class RankExchange:
         incoming = parts_of(out, target, [_size(out) // self.world_size] * self.world_size)
         return self.start("gather", source.elements, source.dtype, root, [mine], incoming, (array, out))
 
-    def scatter(self, out: Any, root: int, array: Any) -> Flight:
+    def scatter(self, out: Any, root: int, array: Any) -> InFlightMessage:
         root = check_rank("root", root, self.world_size)
         target = flatten(out, None, sums=False)
         mine = _part(root, target)
@@ -109,9 +111,9 @@ class RankExchange:
         root: int,
         out: list[Part],
         in_: list[Part],
-        keeper: object,
+        owner: object,
         summed: RowSum | None = None,
-    ) -> Flight:
+    ) -> InFlightMessage:
         """The next operation of the group, in which this rank hands out `out` and receives `in_`, at most one part for
         each rank, which may be itself; and then adds up `summed`."""
         for rank in sorted({part[0] for part in (*out, *in_)}):
@@ -124,7 +126,7 @@ class RankExchange:
             raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
-        return self._keep(Flight(native, kind, keeper))
+        return self._keep(InFlightMessage(native, kind, owner))
 
     # --- life ---
 
@@ -139,8 +141,8 @@ class RankExchange:
     def shut(self) -> None:
         """Lets nobody in any more: who comes now finds no door, rather than one that is slammed in its face. To be
         called before the executor is closed. Idempotent."""
-        if self._doors is not None:
-            self._doors.close()
+        if self._peer_listener is not None:
+            self._peer_listener.close()
 
     def close(self) -> None:
         """After the executor has been closed. Idempotent."""
@@ -149,12 +151,12 @@ class RankExchange:
 
     def abandon(self) -> None:
         """In the child of a fork: gives up the parent's doors."""
-        if self._doors is not None:
-            self._doors.abandon()
+        if self._peer_listener is not None:
+            self._peer_listener.abandon()
 
     # --- what they are made of ---
 
-    def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> Flight:
+    def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> InFlightMessage:
         peer = check_rank("to" if name == "send" else "source", peer, self.world_size)
         tag = whole_number("tag", tag)
         if peer == self.rank:
@@ -169,9 +171,9 @@ class RankExchange:
             raise Busy("4096 messages are pending; wait for some of them first") from error
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
-        return self._keep(Flight(native, name, flat.keeper))
+        return self._keep(InFlightMessage(native, name, flat.owner))
 
-    def _keep(self, flight: Flight) -> Flight:
+    def _keep(self, flight: InFlightMessage) -> InFlightMessage:
         with self._lock:
             if len(self._flights) >= self._sweep_at:
                 self._flights = [kept for kept in self._flights if not kept.native.done()]
@@ -181,21 +183,21 @@ class RankExchange:
 
     def _connect(self, rank: int) -> None:
         """Makes a connection where there is none. If it cannot be made, the group ends: the next operation says so."""
-        if rank == self.rank or rank in self._linked or self._doors is None:
+        if rank == self.rank or rank in self._linked or self._peer_listener is None:
             return
         with self._lock:
             turn = self._dialling.setdefault(rank, threading.Lock())
         with turn:
             if not self._native.linked(rank):
-                self._dial(rank, self._doors)
+                self._dial(rank, self._peer_listener)
             self._linked.add(rank)
 
-    def _dial(self, rank: int, doors: Doors) -> None:
+    def _dial(self, rank: int, peer_listener: PeerListener) -> None:
         local = self._plan.node_of_rank[rank] == self._plan.node_of_rank[self.rank]
         try:
-            fd = doors.dial(rank, local=local, timeout_ns=self._timeout_ns)
+            fd = peer_listener.dial(rank, local=local, timeout_ns=self._timeout_ns)
         except (FireflyerError, OSError) as error:
-            doors.settle()
+            peer_listener.settle()
             if not self._native.linked(rank):  # it may have been here, said all that it had to say, and closed
                 self._lost(rank, error)
             return

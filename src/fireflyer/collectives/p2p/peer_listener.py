@@ -2,8 +2,10 @@
 
 Every rank listens on a TCP port and on a Unix socket, publishes both before the group meets, and rank 0 hands the list
 of all doors to everybody. A thread answers whoever knocks, also while the program computes. It never waits for one of
-them: a guest is a handshake under way, there are at most `MAX_GUESTS` (then the oldest, most likely a silent one, is
-turned away), and each has `GUEST_TIMEOUT_NS`. Nothing is believed of a guest before it has proven to hold the secret.
+them: a guest is a handshake under way, there are at most `MAX_PENDING_HANDSHAKES` (then the oldest, most likely a
+silent one, is
+turned away), and each has `PENDING_HANDSHAKE_TIMEOUT_NS`. Nothing is believed of a guest before it has proven to
+hold the secret.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from fireflyer.identity.handshake import (
     LENGTH_BYTES,
     NONCE_BYTES,
     Accepts,
-    Refusal,
+    HandshakeRefused,
     ServerHandshake,
     message_length,
     pack_message,
@@ -37,15 +39,15 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 
-__all__ = ["GUEST_TIMEOUT_NS", "MAX_GUESTS", "Door", "Doors", "listen"]
+__all__ = ["MAX_PENDING_HANDSHAKES", "PENDING_HANDSHAKE_TIMEOUT_NS", "ListenAddress", "PeerListener", "listen"]
 
-MAX_GUESTS: Final = 128
-GUEST_TIMEOUT_NS: Final = 10 * SECOND
+MAX_PENDING_HANDSHAKES: Final = 128
+PENDING_HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 _BACKLOG: Final = 256
 _ROSTER_GRACE_NS: Final = 5 * SECOND
 
 
-class Door(msgspec.Struct, frozen=True, array_like=True):
+class ListenAddress(msgspec.Struct, frozen=True, array_like=True):
     """Where one rank listens."""
 
     host: str
@@ -53,7 +55,7 @@ class Door(msgspec.Struct, frozen=True, array_like=True):
     unix: str
 
 
-def listen(host: str, stack: ExitStack, *, backlog: int) -> tuple[socket.socket, socket.socket, Door]:
+def listen(host: str, stack: ExitStack, *, backlog: int) -> tuple[socket.socket, socket.socket, ListenAddress]:
     """A Unix socket with a random name and a TCP socket with a free port at `host`, closed with `stack`.
 
     Raises `UsageError` when `host` is no address of this machine, `Busy` when the process may open no more files."""
@@ -68,21 +70,21 @@ def listen(host: str, stack: ExitStack, *, backlog: int) -> tuple[socket.socket,
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise translate_os_error(error, f"listen on host {host!r}") from error
         raise UsageError(f"cannot listen on host {host!r}: {error}; pass an address of this machine") from error
-    return unix, tcp, Door(host, tcp.getsockname()[1], name)
+    return unix, tcp, ListenAddress(host, tcp.getsockname()[1], name)
 
 
-class Admit(Protocol):
+class OnPeer(Protocol):
     def __call__(self, rank: int, fd: int) -> None:
         """Takes over the descriptor of a connection that leads to `rank`, also when it raises."""
 
 
-class _Guest:
+class _PendingHandshake:
     """A handshake under way."""
 
     def __init__(self, sock: socket.socket, handshake: ServerHandshake) -> None:
         self.sock = sock
         self.handshake = handshake
-        self.deadline_ns = time.monotonic_ns() + GUEST_TIMEOUT_NS
+        self.deadline_ns = time.monotonic_ns() + PENDING_HANDSHAKE_TIMEOUT_NS
         self._data = b""
         self._greeted = False
 
@@ -111,7 +113,7 @@ class _Guest:
                 self._say(verdict)
                 return session.peer
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: HandshakeRefused) -> None:
         try:
             self._say(refusal.reply)
         except (OSError, PermissionDenied):
@@ -123,7 +125,7 @@ class _Guest:
             raise PermissionDenied("the peer does not read what it is sent")
 
 
-class Doors:
+class PeerListener:
     """The listeners of one rank. `publish`, then (when the group has met) `open`, then `dial`; `close` at the end."""
 
     def __init__(self, *, rank: int, world_size: int, host: str, secret: Secret, prefix: str) -> None:
@@ -132,8 +134,8 @@ class Doors:
         self._world_size = world_size
         self._secret = secret
         self._prefix = prefix
-        self._doors: list[Door] = []
-        self._guests: dict[int, _Guest] = {}
+        self._doors: list[ListenAddress] = []
+        self._pending: dict[int, _PendingHandshake] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
         self._hearing = threading.Lock()
@@ -151,15 +153,15 @@ class Doors:
         """To be called before the group meets."""
         store.set(f"{self._prefix}/door/{self._rank}", msgspec.json.encode(self.own))
 
-    def open(self, store: Store, admit: Admit, join_timeout_ns: int) -> None:
+    def open(self, store: Store, admit: OnPeer, join_timeout_ns: int) -> None:
         """Learns the others' doors, all of which have been published, and begins to let them in by this one."""
         if self._rank == 0:
             raw = [store.get(f"{self._prefix}/door/{rank}", join_timeout_ns) for rank in range(self._world_size)]
-            self._doors = [msgspec.json.decode(door, type=Door) for door in raw]
+            self._doors = [msgspec.json.decode(address, type=ListenAddress) for address in raw]
             store.set(f"{self._prefix}/doors", msgspec.json.encode(self._doors))
         else:
             data = store.get(f"{self._prefix}/doors", join_timeout_ns + _ROSTER_GRACE_NS)
-            self._doors = msgspec.json.decode(data, type=list[Door])
+            self._doors = msgspec.json.decode(data, type=list[ListenAddress])
         if len(self._doors) != self._world_size:
             raise UsageError("rank 0 published doors that make no sense; do all ranks run the same version?")
         # A daemon, because the interpreter joins other threads before it runs what closes a forgotten communicator.
@@ -169,17 +171,17 @@ class Doors:
     def dial(self, rank: int, *, local: bool, timeout_ns: int) -> int:
         """The descriptor of a new, authenticated connection to that rank. Never waits for its program, only for its
         doors. Raises `OSError` and what `authenticate_client` raises."""
-        door = self._doors[rank]
+        address = self._doors[rank]
         deadline_ns = time.monotonic_ns() + timeout_ns
         if local:
             sock = socket.socket(socket.AF_UNIX)
         else:
-            sock = socket.create_connection((door.host, door.port), timeout=timeout_ns / SECOND)
+            sock = socket.create_connection((address.host, address.port), timeout=timeout_ns / SECOND)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             if local:
                 sock.settimeout(timeout_ns / SECOND)
-                sock.connect(f"\0{door.unix}")
+                sock.connect(f"\0{address.unix}")
             left_ns = max(MS, deadline_ns - time.monotonic_ns())
             peer = authenticate_client(sock, self._secret, f"rank {self._rank}", self._purpose, left_ns)
             if peer != f"rank {rank}":
@@ -208,9 +210,9 @@ class Doors:
         """Gives up this process's descriptors; in the child of a fork, where the thread does not exist. Idempotent, and
         may find them closed half: the parent may have been closing them when it forked."""
         self._closing = True
-        for guest in self._guests.values():
-            guest.sock.close()
-        self._guests.clear()
+        for pending in self._pending.values():
+            pending.sock.close()
+        self._pending.clear()
         self._unix.close()
         self._tcp.close()
         # forgotten first: a number that was closed may be somebody else's by now
@@ -224,7 +226,7 @@ class Doors:
 
     # --- the thread ---
 
-    def _receive(self, admit: Admit) -> None:
+    def _receive(self, admit: OnPeer) -> None:
         poll = select.poll()
         for listener in (self._unix, self._tcp):
             poll.register(listener, select.POLLIN)
@@ -233,27 +235,27 @@ class Doors:
         while not self._closing:
             for fd, _ in poll.poll(self._patience_ms()):
                 if fd in listeners:
-                    self._let_knock(listeners[fd], poll)
-                elif fd in self._guests:
+                    self._accept(listeners[fd], poll)
+                elif fd in self._pending:
                     self._hear(fd, poll, admit)
             now_ns = time.monotonic_ns()
-            for fd in [fd for fd, guest in self._guests.items() if guest.deadline_ns <= now_ns]:
+            for fd in [fd for fd, pending in self._pending.items() if pending.deadline_ns <= now_ns]:
                 self._turn_away(fd, poll)
 
     def _patience_ms(self) -> int | None:
-        if not self._guests:
+        if not self._pending:
             return None
-        first_ns = min(guest.deadline_ns for guest in self._guests.values())
+        first_ns = min(pending.deadline_ns for pending in self._pending.values())
         return max(1, (first_ns - time.monotonic_ns()) // MS + 1)
 
-    def _let_knock(self, listener: socket.socket, poll: select.poll) -> None:
+    def _accept(self, listener: socket.socket, poll: select.poll) -> None:
         try:
             sock, _ = listener.accept()
         except OSError:  # it has gone again, or there is no descriptor left for it
             time.sleep(ACCEPT_PAUSE_S)  # the listener stays readable while there is none: no spinning
             return
-        if len(self._guests) >= MAX_GUESTS:
-            self._turn_away(next(iter(self._guests)), poll)
+        if len(self._pending) >= MAX_PENDING_HANDSHAKES:
+            self._turn_away(next(iter(self._pending)), poll)
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -263,38 +265,38 @@ class Doors:
             purpose=self._purpose,
             nonce=secrets.token_bytes(NONCE_BYTES),
         )
-        self._guests[sock.fileno()] = _Guest(sock, handshake)
+        self._pending[sock.fileno()] = _PendingHandshake(sock, handshake)
         poll.register(sock, select.POLLIN)
 
-    def _hear(self, fd: int, poll: select.poll, admit: Admit) -> None:
+    def _hear(self, fd: int, poll: select.poll, admit: OnPeer) -> None:
         with self._hearing:
             self._answer(fd, poll, admit)
 
-    def _answer(self, fd: int, poll: select.poll, admit: Admit) -> None:
-        guest = self._guests[fd]
+    def _answer(self, fd: int, poll: select.poll, admit: OnPeer) -> None:
+        pending = self._pending[fd]
         try:
-            name = guest.advance()
-        except Refusal as refusal:
-            guest.refuse(refusal)
+            name = pending.advance()
+        except HandshakeRefused as refusal:
+            pending.refuse(refusal)
             return self._turn_away(fd, poll)
         except (FireflyerError, OSError):
             return self._turn_away(fd, poll)
         if name is None:
             return None
         poll.unregister(fd)
-        del self._guests[fd]
+        del self._pending[fd]
         rank = self._rank_named(name)
         if rank is None:
-            return guest.sock.close()
+            return pending.sock.close()
         try:
-            admit(rank, guest.sock.detach())
+            admit(rank, pending.sock.detach())
         except (RuntimeError, ValueError):
             return None  # the communicator is being closed, or that rank has come too often
         return None
 
     def _turn_away(self, fd: int, poll: select.poll) -> None:
         poll.unregister(fd)
-        self._guests.pop(fd).sock.close()
+        self._pending.pop(fd).sock.close()
 
     def _rank_named(self, name: str) -> int | None:
         word, _, number = name.partition(" ")

@@ -11,7 +11,7 @@ import torch
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives.torch.tensors import as_flat
-from fireflyer.collectives.torch.work import Completer, GroupWork, Pending
+from fireflyer.collectives.torch.work import Completer, GroupWork, InFlightOperation
 from fireflyer.collectives.work import when_there_is_room
 
 __all__ = ["Calls"]
@@ -23,7 +23,7 @@ class Calls:
     """Arguments are checked while operations are added (and raise `UsageError`); `start` starts all of them."""
 
     def __init__(self, opts: Any = None) -> None:
-        self._operations: list[Callable[..., Pending]] = []
+        self._operations: list[Callable[..., InFlightOperation]] = []
         self._write_backs: list[Callable[[], None]] = []
         self._asynchronous = bool(getattr(opts, "asyncOp", True))
         timeout: timedelta = getattr(opts, "timeout", timedelta(0))
@@ -47,7 +47,7 @@ class Calls:
             self._write_backs.append(flat.write_back)
         return flat.tensor
 
-    def add(self, operation: Callable[..., Pending], *arguments: Any, **options: Any) -> None:
+    def add(self, operation: Callable[..., InFlightOperation], *arguments: Any, **options: Any) -> None:
         self._operations.append(partial(operation, *arguments, **options))
 
     def start(self, completer: Completer, outputs: Any, *, ordered: bool = True, source: int = -1) -> GroupWork:
@@ -56,7 +56,7 @@ class Calls:
         Programs of torch know no `Busy`, and one rank alone must leave nothing out: what is `ordered` waits for room.
         Messages do not, whose room may depend on what this thread does next.
         """
-        works: list[Pending] = []
+        works: list[InFlightOperation] = []
         failure: FireflyerError | None = None
         try:
             # What the caller waits for anyway runs in its own thread, which is the fastest way for small messages.

@@ -17,15 +17,15 @@ from typing import Any, Final
 
 import torch
 
-from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.collectives.devices.pieces import Move
 
-__all__ = ["DEVICES", "CudaCopies", "CudaPoint", "PinnedMemory", "TimedCopy", "on_device"]
+__all__ = ["DEVICES", "CudaCopyEngine", "CudaCopyEvent", "PinnedMemory", "TimedCopy", "on_device"]
 
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every device of the process
 
 
-class CudaPoint:
+class CudaCopyEvent:
     """An event on a stream."""
 
     def __init__(self, stream: torch.cuda.Stream, *, timed: bool = False) -> None:
@@ -40,7 +40,7 @@ class CudaPoint:
 class TimedCopy:
     """What a benchmark wants to know of a copy."""
 
-    def __init__(self, direction: str, size_bytes: int, begun: CudaPoint, ended: CudaPoint) -> None:
+    def __init__(self, direction: str, size_bytes: int, begun: CudaCopyEvent, ended: CudaCopyEvent) -> None:
         self.direction = direction
         self.size_bytes = size_bytes
         self.begun = begun
@@ -80,7 +80,7 @@ def _unpin(address: int, _array: object, pinned: bool) -> None:
         _runtime().cudaHostUnregister(address)
 
 
-class CudaCopies:
+class CudaCopyEngine:
     """Of one device. With `timed` every copy is kept in `copies_made`, with events that can be compared."""
 
     def __init__(self, device: torch.device, *, timed: bool = False) -> None:
@@ -93,13 +93,13 @@ class CudaCopies:
         self._up = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
         self._aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
 
-    def here(self) -> Point:
+    def here(self) -> CopyEvent:
         return self._point(torch.cuda.current_stream(self.device))
 
-    def follow(self, points: Sequence[Point]) -> None:
+    def follow(self, points: Sequence[CopyEvent]) -> None:
         _wait_for(torch.cuda.current_stream(self.device), points)
 
-    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         with torch.cuda.stream(self._down), torch.inference_mode(array.is_inference()):
             _wait_for(self._down, after)
             begun = self._point(self._down) if self._timed else None
@@ -107,7 +107,7 @@ class CudaCopies:
                 slot[to : to + size].copy_(array[at : at + size], non_blocking=True)
             return self._ended("down", self._down, moves, begun)
 
-    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[Point]) -> Point:
+    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         with torch.cuda.stream(self._up), torch.inference_mode(array.is_inference()):
             _wait_for(self._up, after)
             begun = self._point(self._up) if self._timed else None
@@ -127,29 +127,29 @@ class CudaCopies:
         with torch.cuda.device(self.device):
             return PinnedMemory(array)
 
-    def _point(self, stream: torch.cuda.Stream) -> CudaPoint:
+    def _point(self, stream: torch.cuda.Stream) -> CudaCopyEvent:
         # the event belongs to the device that is current when it is recorded
         with torch.cuda.device(self.device):
-            return CudaPoint(stream, timed=self._timed)
+            return CudaCopyEvent(stream, timed=self._timed)
 
     def _ended(
-        self, direction: str, stream: torch.cuda.Stream, moves: Sequence[Move], begun: CudaPoint | None
-    ) -> CudaPoint:
+        self, direction: str, stream: torch.cuda.Stream, moves: Sequence[Move], begun: CudaCopyEvent | None
+    ) -> CudaCopyEvent:
         ended = self._point(stream)
         if begun is not None:
             self.copies_made.append(TimedCopy(direction, sum(move.size for move in moves), begun, ended))
         return ended
 
 
-def _wait_for(stream: torch.cuda.Stream, points: Sequence[Point]) -> None:
+def _wait_for(stream: torch.cuda.Stream, points: Sequence[CopyEvent]) -> None:
     for point in points:
-        if isinstance(point, CudaPoint):
+        if isinstance(point, CudaCopyEvent):
             stream.wait_event(point.event)
         else:
             point.wait()  # of a device of another kind
 
 
-DEVICES: Final[dict[str, Callable[[torch.device], Copies]]] = {"cuda": CudaCopies}
+DEVICES: Final[dict[str, Callable[[torch.device], CopyEngine]]] = {"cuda": CudaCopyEngine}
 """How to copy from and to a type of device."""
 
 

@@ -29,10 +29,10 @@ import torch
 from fireflyer.base.errors import PeerFailed, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives.communicator import Communicator
-from fireflyer.collectives.devices.copies import Copies, Point
-from fireflyer.collectives.devices.engine import DeviceWork, Outcome, Running
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent
+from fireflyer.collectives.devices.engine import DeviceWork, InFlightOperation, Outcome
 
-__all__ = ["OUTBOX_BYTES", "Circle", "Half", "Outboxes", "PairedSums", "halves"]
+__all__ = ["OUTBOX_BYTES", "Half", "IpcBuffers", "PairGroups", "PairedSums", "halves"]
 
 OUTBOX_BYTES: Final = 16 * MIB
 """Of one place."""
@@ -68,7 +68,7 @@ def halves(elements: int, place_elements: int, *, first: bool) -> list[Half]:
     return found
 
 
-class Outboxes(NamedTuple):
+class IpcBuffers(NamedTuple):
     """Flat tensors of uint8 on the device, of four places each: two for showing inputs, two for results."""
 
     own: torch.Tensor
@@ -80,7 +80,7 @@ class Outboxes(NamedTuple):
         return self.own[at : at + size], self.partners[at : at + size]
 
 
-class Circle(NamedTuple):
+class PairGroups(NamedTuple):
     """The communicators of a rank with a partner, and which ranks of the world are in them."""
 
     lane: Any
@@ -94,7 +94,7 @@ class Circle(NamedTuple):
 
 
 class _Sum(Outcome):
-    def __init__(self, place: Copies, flat: torch.Tensor, op: str, pieces: list[Half]) -> None:
+    def __init__(self, place: CopyEngine, flat: torch.Tensor, op: str, pieces: list[Half]) -> None:
         super().__init__("allreduce of pairs", place)
         self.flat: torch.Tensor | None = flat
         self.op = op
@@ -110,14 +110,19 @@ class _Piece(NamedTuple):
     job: _Sum
     half: Half
     last: bool
-    running: Running | None
+    running: InFlightOperation | None
 
 
 class PairedSums:
-    """Of one rank. `places`: three `Copies` of its device, one for callers, one for each thread."""
+    """Of one rank. `places`: three `CopyEngine` of its device, one for callers, one for each thread."""
 
     def __init__(
-        self, circle: Circle, outboxes: Outboxes, places: tuple[Copies, Copies, Copies], *, first: bool
+        self,
+        circle: PairGroups,
+        outboxes: IpcBuffers,
+        places: tuple[CopyEngine, CopyEngine, CopyEngine],
+        *,
+        first: bool,
     ) -> None:
         """Takes over the communicators. `first`: this rank is the first of its pair."""
         self._circle = circle
@@ -125,7 +130,7 @@ class PairedSums:
         self._place, self._place_before, self._place_after = places
         self._first = first
         self._numbers = [0, 0]
-        self._read: list[Point | None] = [None, None]
+        self._read: list[CopyEvent | None] = [None, None]
         self._jobs: SimpleQueue[_Sum | None] = SimpleQueue()
         self._shown: SimpleQueue[_Piece | None] = SimpleQueue()
         self._closed = False
@@ -216,7 +221,7 @@ class PairedSums:
             self.abort(f"rank {rank} could not go on: {error}")
             return None
 
-    def _reduce(self, job: _Sum, half: Half) -> Running:
+    def _reduce(self, job: _Sum, half: Half) -> InFlightOperation:
         """Step 1, and the start of step 2."""
         place = self._place_before
         mine, other = job.cut(half)
@@ -225,12 +230,12 @@ class PairedSums:
             shown = self._show(0, other, mine, self._circle.before, place)
             _add(mine, shown, job.op)
             self._read[0] = place.here()
-            running: Running = self._of_world(
+            running: InFlightOperation = self._of_world(
                 self._circle.lane_ranks, lambda: self._circle.lane.allreduce(mine, op=job.op, async_op=True)
             )
         return running
 
-    def _return(self, job: _Sum, half: Half, running: Running) -> None:
+    def _return(self, job: _Sum, half: Half, running: InFlightOperation) -> None:
         """The end of step 2, and step 3."""
         place = self._place_after
         mine, other = job.cut(half)
@@ -241,7 +246,7 @@ class PairedSums:
             job.point = self._read[1] = place.here()
 
     def _show(
-        self, step: int, given: torch.Tensor, wanted: torch.Tensor, pair: Communicator, place: Copies
+        self, step: int, given: torch.Tensor, wanted: torch.Tensor, pair: Communicator, place: CopyEngine
     ) -> torch.Tensor:
         """Puts `given` into the own outbox; returns what the partner has put into its own, like `wanted`."""
         own, partners = self._outboxes.place(step, self._numbers[step])

@@ -9,8 +9,8 @@ import torch
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB
-from fireflyer.collectives.devices.copies import Copies, HostMemory, Point
-from fireflyer.collectives.devices.engine import Host, Running
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
+from fireflyer.collectives.devices.engine import Host, InFlightOperation
 from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["MAX_KEPT_BYTES", "Block", "Blocks", "WholeWork", "all_of", "bytes_in", "bytes_of"]
@@ -28,7 +28,7 @@ class Block:
         self.whole = whole
         self.capacity = capacity
         self.size = capacity
-        self.busy: Point | None = None
+        self.busy: CopyEvent | None = None
 
     @property
     def array(self) -> Any:
@@ -47,7 +47,7 @@ class Blocks:
         self._lock = threading.Lock()
         self._free: list[Block] = []
 
-    def take(self, size_bytes: int, place: Copies) -> Block:
+    def take(self, size_bytes: int, place: CopyEngine) -> Block:
         capacity = max(SMALLEST_BLOCK_BYTES, 1 << max(0, size_bytes - 1).bit_length())
         with self._lock:
             found = next((block for block in self._free if block.capacity == capacity), None)
@@ -61,7 +61,7 @@ class Blocks:
         found.size, found.busy = size_bytes, None
         return found
 
-    def give(self, block: Block, busy: Point | None) -> None:
+    def give(self, block: Block, busy: CopyEvent | None) -> None:
         """`busy`: the last copy from it."""
         block.busy = busy
         with self._lock:
@@ -87,13 +87,13 @@ class WholeWork:
 
     def __init__(
         self,
-        running: Running,
-        place: Copies,
+        running: InFlightOperation,
+        place: CopyEngine,
         blocks: Blocks,
         down: Block | None,
         up: Block | None,
         target: torch.Tensor | None,
-        called: Point,
+        called: CopyEvent,
     ) -> None:
         self.place = place
         self._running = running

@@ -29,7 +29,7 @@ from fireflyer.identity.secrets import Secret, load_secret, new_secret
 from fireflyer.runtime.address import own_address_towards
 from fireflyer.runtime.store import Store
 
-__all__ = ["C10dStore", "Places", "agree_on_places", "number_nodes", "own_address"]
+__all__ = ["C10dStore", "WorldNodes", "agree_on_world_nodes", "number_nodes", "own_address"]
 
 _MICROSECOND_NS: Final = 1000
 _GRACE_NS: Final = 5 * SECOND
@@ -96,15 +96,15 @@ def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0]
 
 
-class Places(msgspec.Struct, frozen=True):
+class WorldNodes(msgspec.Struct, frozen=True):
     """What the ranks of a world agreed on. `secret` is for this process alone."""
 
     node_of_rank: tuple[int, ...]
     secret: Secret
 
-    def part(self, ranks: Sequence[int]) -> Places:
+    def part(self, ranks: Sequence[int]) -> WorldNodes:
         """Of the subgroup of these ranks."""
-        return Places(number_nodes([self.node_of_rank[rank] for rank in ranks]), self.secret)
+        return WorldNodes(number_nodes([self.node_of_rank[rank] for rank in ranks]), self.secret)
 
 
 class _Published(msgspec.Struct, frozen=True):
@@ -113,9 +113,9 @@ class _Published(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def agree_on_places(
+def agree_on_world_nodes(
     store: Store, env: RankEnvironment, *, rank: int, world_size: int, node: int | None, timeout_ns: int
-) -> Places:
+) -> WorldNodes:
     """Collective. `node` is what the caller knows better than the environment.
 
     Ranks share a node if the same node was named for them and they run on one machine in one network namespace.
@@ -137,7 +137,7 @@ def agree_on_places(
         raise UsageError(published.error)
     if (own is None) != (published.secret is not None):
         raise UsageError("some ranks have FF_SECRET_FILE and others not; start all of them by one launcher")
-    return Places(published.node_of_rank, own or Secret(published.secret or b""))
+    return WorldNodes(published.node_of_rank, own or Secret(published.secret or b""))
 
 
 def _collect(store: Store, world_size: int, shares_secret: bool, timeout_ns: int) -> _Published:

@@ -30,17 +30,17 @@ import torch.distributed as dist
 
 from fireflyer.base.errors import PeerFailed, Timeout
 from fireflyer.base.units import MS, format_duration
-from fireflyer.collectives.devices.copies import Copies, Point
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent
 
-__all__ = ["Completer", "GroupWork", "HfreduceError", "Pending", "Promise"]
+__all__ = ["Completer", "GroupWork", "HfreduceError", "InFlightOperation", "Promise"]
 
 _SLICE_NS: Final = 50 * MS
 _SWEEP_NS: Final = 2 * MS
 _MICROSECOND_NS: Final = 1000
 
 
-class Pending(Protocol):
-    """An operation of a communicator under way. One whose result is on a device has a `place`, its `Copies`."""
+class InFlightOperation(Protocol):
+    """An operation of a communicator under way. One whose result is on a device has a `place`, its `CopyEngine`."""
 
     def wait(self, timeout_ns: int | None = None) -> None: ...
 
@@ -73,7 +73,7 @@ class GroupWork(dist.Work):
     def __init__(
         self,
         completer: Completer,
-        works: Sequence[Pending],
+        works: Sequence[InFlightOperation],
         outputs: Any,
         *,
         finish: Callable[[], None] | None = None,
@@ -93,8 +93,8 @@ class GroupWork(dist.Work):
         self._error = None if error is None else HfreduceError.of(error)
         self._limit_ns = limit_ns
         self._source = source
-        self._place: Copies | None = next(filter(None, (getattr(work, "place", None) for work in works)), None)
-        self._point: Point | None = None
+        self._place: CopyEngine | None = next(filter(None, (getattr(work, "place", None) for work in works)), None)
+        self._point: CopyEvent | None = None
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:

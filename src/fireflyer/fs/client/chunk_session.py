@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.chunks import Chunks, connect
-from fireflyer.fs.schema.chunks import Listed
+from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.identity.handshake import Credential
 
@@ -76,7 +76,7 @@ class ClientChunkSession:
         await self._chunks.close()
 
 
-def _stored(one: Listed) -> tuple[int, int]:
+def _stored(one: ChunkEntry) -> tuple[int, int]:
     """Raises `Busy` for a chunk that is uncommitted or damaged: no decision may depend on its length."""
     if one.held is None:
         raise Busy(f"chunk {one.chunk.index} of file {one.chunk.file} is being written; ask again")

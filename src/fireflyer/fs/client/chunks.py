@@ -30,13 +30,23 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
-from fireflyer.fs.client.control.session import Control
-from fireflyer.fs.client.control_listener import Hearing
+from fireflyer.fs.client.control.session import ManagerSession
+from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch
-from fireflyer.fs.client.fork_safety import OfOneProcess
+from fireflyer.fs.client.fork_safety import ProcessBound
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
-from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Missing, Operation
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, Limits, QuerySpec
+from fireflyer.fs.schema.chunks import (
+    MAX_PAGE,
+    Change,
+    ChunkEntry,
+    ChunkVersion,
+    Done,
+    Found,
+    Missing,
+    Operation,
+    QueryKind,
+)
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
@@ -49,7 +59,7 @@ _T = TypeVar("_T")
 _Counts: TypeAlias = list[int | FireflyerError]
 _Dones: TypeAlias = list[Done | FireflyerError]
 _Replies: TypeAlias = list[Any]
-_Entries: TypeAlias = list[Listed]
+_Entries: TypeAlias = list[ChunkEntry]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +94,7 @@ async def connect(
 ) -> Chunks:  # fmt: skip
     """Opens a session at the managers (addresses of some of them) and learns the routing. Raises `Timeout` when none
     answers as primary, `PermissionDenied`. Close it, or use it with `async with`."""
-    control = Control(managers, credential, name=name)
+    control = ManagerSession(managers, credential, name=name)
     try:
         session = await control.open(timeout_ns)
     except BaseException:
@@ -102,17 +112,17 @@ async def connect(
     return chunks
 
 
-class Chunks(Hearing, OfOneProcess):
+class Chunks(ControlListener, ProcessBound):
     """A client of the chunk store; made by `connect`, for one event loop."""
 
-    def __init__(self, control: Control, client: int, options: Options) -> None:
-        OfOneProcess.__init__(self)
+    def __init__(self, control: ManagerSession, client: int, options: Options) -> None:
+        ProcessBound.__init__(self)
         dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=control.connect,
             ask_routing=control.want_routing, ask_right=control.rights.refused,
             exchange=control.exchange,
         )  # fmt: skip
-        Hearing.__init__(self, client, dispatch)
+        ControlListener.__init__(self, client, dispatch)
         self._options = options
         self._control = control
         self.first_routing = asyncio.Event()
@@ -126,7 +136,7 @@ class Chunks(Hearing, OfOneProcess):
         control.start(self)
 
     @property
-    def control(self) -> Control:
+    def control(self) -> ManagerSession:
         """The session that it shares with others."""
         return self._control
 
@@ -147,7 +157,7 @@ class Chunks(Hearing, OfOneProcess):
         """Bytes [offset, offset + size of `into`) of the chunk; returns how many there are before its end. Verified
         against the checksums of who stores them. Raises `NotFound`, `Timeout`, `DataCorruption`, …"""
         memory = memory_of(into, writable=True)
-        reply = await self._look(chain, chunk, Glance(LookKind.READ, offset, memory.nbytes), memory, timeout_ns)
+        reply = await self._look(chain, chunk, QuerySpec(QueryKind.READ, offset, memory.nbytes), memory, timeout_ns)
         return _count(reply, chunk)
 
     async def read(
@@ -166,7 +176,7 @@ class Chunks(Hearing, OfOneProcess):
         wanted = [(one, memory_of(one.into, writable=True)) for one in reads]
         replies = await self._all(
             [
-                (one.chain, one.chunk, Glance(LookKind.READ, one.offset, memory.nbytes), memory)
+                (one.chain, one.chunk, QuerySpec(QueryKind.READ, one.offset, memory.nbytes), memory)
                 for one, memory in wanted
             ],
             timeout_ns,
@@ -207,9 +217,9 @@ class Chunks(Hearing, OfOneProcess):
 
     # --- what there is ---
 
-    async def stat(self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> Held:
+    async def stat(self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> ChunkVersion:
         """Content id, length and checksum. Raises `NotFound`."""
-        reply = await self._look(chain, chunk, Glance(LookKind.STAT), None, timeout_ns)
+        reply = await self._look(chain, chunk, QuerySpec(QueryKind.STAT), None, timeout_ns)
         entry = next(iter(reply.entries), None) if isinstance(reply, Found) else None
         if entry is None or entry.held is None:
             raise NotFound(f"chunk {chunk.index} of file {chunk.file} is not there")
@@ -217,22 +227,22 @@ class Chunks(Hearing, OfOneProcess):
 
     async def last_chunk(
         self, chain: ChainId, file: int, *, below: int = 1 << 32, timeout_ns: int | None = None
-    ) -> Listed | None:
+    ) -> ChunkEntry | None:
         """The last chunk of the file on this chain whose index is less than `below`."""
         if below <= 0:
             return None
-        reply = await self._look(chain, ChunkId(file, below - 1), Glance(LookKind.LAST), None, timeout_ns)
+        reply = await self._look(chain, ChunkId(file, below - 1), QuerySpec(QueryKind.LAST), None, timeout_ns)
         return reply.entries[0] if isinstance(reply, Found) and reply.entries else None
 
     async def list(
         self, chain: ChainId, file: int, *, start: int = 0, limit: int = MAX_PAGE, timeout_ns: int | None = None
-    ) -> tuple[Listed, ...]:
+    ) -> tuple[ChunkEntry, ...]:
         """Chunks of the file on this chain from index `start` on, in order, at most `limit`. Each page of `MAX_PAGE` is
         right as a whole, all together are not."""
         found: _Entries = []
         while len(found) < limit:
             page = min(MAX_PAGE, limit - len(found))
-            reply = await self._look(chain, ChunkId(file, start), Glance(LookKind.LIST, 0, page), None, timeout_ns)
+            reply = await self._look(chain, ChunkId(file, start), QuerySpec(QueryKind.LIST, 0, page), None, timeout_ns)
             entries = reply.entries if isinstance(reply, Found) else ()
             found += entries
             if len(entries) < page or entries[-1].chunk.index == (1 << 32) - 1:
@@ -271,7 +281,7 @@ class Chunks(Hearing, OfOneProcess):
     # --- for those who build on it ---
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
@@ -302,21 +312,22 @@ class Chunks(Hearing, OfOneProcess):
     # --- the machine ---
 
     async def _look(
-        self, chain: ChainId, chunk: ChunkId, what: Glance, memory: memoryview | None, timeout_ns: int | None
-    ) -> Found | Missing | Arrived:
-        reply: Found | Missing | Arrived | Failed = await self._one(chain, chunk, what, memory, timeout_ns)
+        self, chain: ChainId, chunk: ChunkId, what: QuerySpec, memory: memoryview | None, timeout_ns: int | None
+    ) -> Found | Missing | DataArrived:
+        reply: Found | Missing | DataArrived | Failed = await self._one(chain, chunk, what, memory, timeout_ns)
         if isinstance(reply, Failed):
             raise error_from_wire(reply.code, reply.message)
         return reply
 
     async def _one(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None, timeout_ns: int |
+        None,
         session: ClientId = 0,
     ) -> Any:  # fmt: skip
         return (await self._all([(chain, chunk, what, memory)], timeout_ns, session))[0]
 
     async def _all(
-        self, asked: Sequence[tuple[ChainId, ChunkId, Change | Glance, memoryview | None]], timeout_ns: int | None,
+        self, asked: Sequence[tuple[ChainId, ChunkId, Change | QuerySpec, memoryview | None]], timeout_ns: int | None,
         session: ClientId = 0,
     ) -> _Replies:  # fmt: skip
         """The machine's results, in the order of what is asked."""
@@ -417,7 +428,7 @@ def change_of(memory: memoryview, offset: int) -> Change:
 
 
 def _count(reply: Any, chunk: ChunkId) -> int:
-    if isinstance(reply, Arrived):
+    if isinstance(reply, DataArrived):
         return reply.length
     if isinstance(reply, Failed):
         raise error_from_wire(reply.code, reply.message)

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks
 from fireflyer.fs.client.chunks import connect as connect_chunks
-from fireflyer.fs.client.control.control_thread import Background
+from fireflyer.fs.client.control.control_thread import ControlThread
 from fireflyer.fs.client.files.asyncio_files import Files
-from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.engine import ThreadPort
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.port import LoopPort
@@ -38,18 +38,18 @@ def connect(
     managers, proof, directory = parse(where, token, credential)
     chosen = options or FileOptions()
     with running(directory, timeout_ns) as limit_ns:
-        background = Background(managers, proof, name=name)
+        background = ControlThread(managers, proof, name=name)
         ring = ring_of(background, chosen.chunks, limit_ns)
     try:
         meta = background.call(_started(background))
-        engine = Engine(ring, background, meta)
+        engine = ThreadPort(ring, background, meta)
 
         def close() -> None:
             background.call(meta.close())
             ring.close()
 
         files = Files(engine, chosen, _nothing)
-        engine.start(files.opening.look_after)
+        engine.start(files.open_files.maintain)
     except BaseException:
         ring.close()
         raise
@@ -105,7 +105,7 @@ def parse(
     return addresses, proof, None
 
 
-async def _started(background: Background) -> MetaClient:
+async def _started(background: ControlThread) -> MetaClient:
     meta = MetaClient(background.control)
     meta.start()
     return meta

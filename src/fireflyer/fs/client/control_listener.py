@@ -10,11 +10,11 @@ from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.routing import Node, Routing
 
-__all__ = ["Hearing"]
+__all__ = ["ControlListener"]
 
 
-class Hearing:
-    """`fireflyer.fs.client.control.session.Hears`, of the machine of one client."""
+class ControlListener:
+    """`fireflyer.fs.client.control.session.ControlEvents`, of the machine of one client."""
 
     def __init__(self, client: ClientId, dispatch: Dispatch) -> None:
         self.client = client

@@ -23,38 +23,38 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from fireflyer.base.errors import DataCorruption, FireflyerError, error_from_wire
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
-    Ask,
     AskRouting,
     Begin,
-    Doubt,
+    CancelOperation,
+    ConnectionLost,
+    DataArrived,
     Effect,
     End,
     Event,
     Finish,
-    GiveUp,
-    Glance,
     Limits,
-    Lost,
     NewSession,
+    QuerySpec,
+    ReplyReceived,
     RoutingConfirmed,
     RoutingLearned,
+    SendCorruptionHint,
+    SendRequest,
     SessionOpened,
     SessionOver,
     Tick,
-    Told,
     Withdraw,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
     Change,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
-    Refusal,
+    Query,
+    QueryKind,
+    QueryReply,
+    RefusalReason,
     Refused,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, ContentId, NodeId
@@ -87,10 +87,13 @@ class ReadStatus:
 
 
 _REFUSED: Final = {
-    ReadStatus.STALE: (Refusal.STALE, "the replica has another version of the chain, or another role; ask for routing"),
-    ReadStatus.DAMAGED: (Refusal.CORRUPT, "the data do not match their checksums"),
-    ReadStatus.DENIED: (Refusal.DENIED, "no capability for this file was presented, or it has expired"),
-    ReadStatus.USAGE: (Refusal.USAGE, "the node does not take this read"),
+    ReadStatus.STALE: (
+        RefusalReason.STALE,
+        "the replica has another version of the chain, or another role; ask for routing",
+    ),
+    ReadStatus.DAMAGED: (RefusalReason.CORRUPT, "the data do not match their checksums"),
+    ReadStatus.DENIED: (RefusalReason.DENIED, "no capability for this file was presented, or it has expired"),
+    ReadStatus.USAGE: (RefusalReason.USAGE, "the node does not take this read"),
 }
 
 
@@ -100,7 +103,7 @@ class _Open:
     done: Done
 
 
-class _Shown(NamedTuple):
+class _PresentedCapability(NamedTuple):
     """A capability on its way to a node. `presented`: who waits for the answer; nobody, where it is shown again."""
 
     right: Right
@@ -115,14 +118,14 @@ class _Link:
 
     node: Node
     server: int | None = None
-    presenting: dict[int, _Shown] = field(default_factory=dict)
+    presenting: dict[int, _PresentedCapability] = field(default_factory=dict)
     granted_ns: dict[Right, int] = field(default_factory=dict)
     """Until when, by `CLOCK_BOOTTIME`: nodes count the time in which this machine is suspended."""
     ends_ns: int = 0
     """No right that counts here ends before."""
     lacks: dict[Right, None] = field(default_factory=dict)
     """Rights that the node has refused, or whose life has passed, and that are asked for anew."""
-    held: dict[int, Ask] = field(default_factory=dict)
+    held: dict[int, SendRequest] = field(default_factory=dict)
     lost: bool = False
     """The ring has said so; what it said before that is taken first."""
 
@@ -189,7 +192,7 @@ class Dispatch:
     # --- operations ---
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None, timeout_ns: int,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None, timeout_ns: int,
         done: Done, session: ClientId = 0,
     ) -> int:  # fmt: skip
         """The operation's number. It is sent with the next `flush`; `done` may be called before this returns.
@@ -203,7 +206,7 @@ class Dispatch:
     def give_up(self, operation: int) -> None:
         """`done` will not be called, and the memory of a read is not touched any more."""
         if self._open.pop(operation, None) is not None:
-            self._feed(GiveUp(operation))
+            self._feed(CancelOperation(operation))
             self.flush()
 
     def flush(self) -> None:
@@ -258,7 +261,7 @@ class Dispatch:
         link = self._links.get(node.id)
         if link is not None and link.node == node and link.server is None:
             del self._links[node.id]
-            self._feed(Lost(node.id, sent=False, reason=str(error)))
+            self._feed(ConnectionLost(node.id, sent=False, reason=str(error)))
             self.flush()
 
     def warm(self) -> None:
@@ -321,9 +324,9 @@ class Dispatch:
     def _present(self, link: _Link, right: Right, presented: Presented | None) -> None:
         self._own += 1
         capability = self._capabilities[right]
-        link.presenting[self._own] = _Shown(right, capability, presented, _CLOCK.now_ns())
+        link.presenting[self._own] = _PresentedCapability(right, capability, presented, _CLOCK.now_ns())
         link.lacks.pop(right, None)
-        self._say(link, data.Ask(self._own, data.Present(capability)), None)
+        self._say(link, data.DataRequest(self._own, data.Present(capability)), None)
 
     def _link(self, node_id: NodeId) -> _Link | None:
         link = self._links.get(node_id)
@@ -346,7 +349,7 @@ class Dispatch:
         for shown in link.presenting.values():
             if shown.presented is not None:
                 shown.presented(None)
-        self._feed(Lost(link.node.id, sent=sent, reason=reason))
+        self._feed(ConnectionLost(link.node.id, sent=sent, reason=reason))
 
     # --- effects ---
 
@@ -364,10 +367,10 @@ class Dispatch:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Ask(ask, _, node):
+            case SendRequest(ask, _, node):
                 link = self._link(node)
                 if link is None:
-                    self._feed(Lost(node, sent=False, reason="it is not in the routing"))
+                    self._feed(ConnectionLost(node, sent=False, reason="it is not in the routing"))
                 elif self._may_use(link):
                     self._ask(link, effect)
                 else:
@@ -383,17 +386,17 @@ class Dispatch:
             case NewSession(client):
                 _log.info("the session is exchanged for another one client=%d", client)
                 self._exchange(client)
-            case Doubt(node, _, chain, chunk):
+            case SendCorruptionHint(node, _, chain, chunk):
                 link = self._links.get(node)
                 if link is not None and link.usable:
                     self._own += 1
-                    self._say(link, data.Ask(self._own, data.Doubt(chain, chunk)), None)
+                    self._say(link, data.DataRequest(self._own, data.CorruptionHint(chain, chunk)), None)
 
-    def _ask(self, link: _Link, ask: Ask) -> None:
+    def _ask(self, link: _Link, ask: SendRequest) -> None:
         opened, body = self._open.get(ask.operation), ask.body
         if opened is None or link.server is None:
             return
-        if isinstance(body, Look) and body.kind is LookKind.READ:
+        if isinstance(body, Query) and body.kind is QueryKind.READ:
             chunk = body.chunk
             self._reads[ask.ask] = self.ring.prepare_read(
                 link.server, ask.ask, body.chain, body.chain_version, chunk.file, chunk.index, body.offset,
@@ -401,9 +404,9 @@ class Dispatch:
             )  # fmt: skip
             self._submit = True
         else:
-            self._say(link, data.Ask(ask.ask, body), opened.memory)
+            self._say(link, data.DataRequest(ask.ask, body), opened.memory)
 
-    def _say(self, link: _Link, message: data.Ask, memory: memoryview | None) -> None:
+    def _say(self, link: _Link, message: data.DataRequest, memory: memoryview | None) -> None:
         if link.server is not None and not link.lost:
             self.ring.prepare_message(link.server, data.encode(message), memory)
             self._submit = True
@@ -448,7 +451,7 @@ class Dispatch:
             _, ask, status, length, made_in, version, chunk_length, chain_version, where = completion
             if self._reads.pop(ask, None) is not None and status != ReadStatus.LOST:
                 content = ContentId(made_in, version)
-                self._feed(Told(ask, read_reply(status, length, content, chunk_length, chain_version, where)))
+                self._feed(ReplyReceived(ask, read_reply(status, length, content, chunk_length, chain_version, where)))
         elif kind == "message":
             link = self._of_server.get(completion[1])
             if link is not None:
@@ -462,7 +465,7 @@ class Dispatch:
     def _hear(self, link: _Link, body: bytes) -> None:
         try:
             message = data.decode(body)
-            if not isinstance(message, data.Told):
+            if not isinstance(message, data.DataReply):
                 raise DataCorruption("it says what only clients or replicas say")
         except DataCorruption as error:
             self._drop(link, f"the node sent a message that cannot be read: {error}")
@@ -470,9 +473,9 @@ class Dispatch:
         if message.number >= _OWN_NUMBERS:
             self._answered(link, message)
         elif not isinstance(message.body, data.Granted):
-            self._feed(Told(message.number, message.body))
+            self._feed(ReplyReceived(message.number, message.body))
 
-    def _answered(self, link: _Link, message: data.Told) -> None:
+    def _answered(self, link: _Link, message: data.DataReply) -> None:
         if message.number not in link.presenting:
             return
         shown = link.presenting.pop(message.number)
@@ -486,7 +489,7 @@ class Dispatch:
             error = error_from_wire(message.body.refusal.value, message.body.message)
             _log.warning("a capability was refused node=%s reason=%s", link.node.id, error)
             newest = self._capabilities.get(right) == shown.capability
-            if message.body.refusal is Refusal.DENIED and newest and shown.presented is None:
+            if message.body.refusal is RefusalReason.DENIED and newest and shown.presented is None:
                 if link.granted_ns.get(right, 0) <= _CLOCK.now_ns():
                     link.lacks[right] = None
                 self._ask_right(right)
@@ -497,10 +500,10 @@ class Dispatch:
 
 def read_reply(
     status: int, length: int, content: ContentId, chunk_length: int, chain_version: int, where: int
-) -> LookReply | Arrived:
+) -> QueryReply | DataArrived:
     """What a completion of the ring says to the machine."""
     if status == ReadStatus.FOUND:
-        return Arrived(length, content, chunk_length)
+        return DataArrived(length, content, chunk_length)
     if status == ReadStatus.MISSING:
         return Missing()
     if status == ReadStatus.NOT_COMMITTED:

@@ -14,10 +14,10 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["OfOneProcess", "PerProcess", "refuse_pickling"]
+__all__ = ["PerProcess", "ProcessBound", "refuse_pickling"]
 
 
-class OfOneProcess:
+class ProcessBound:
     """`check_process` raises `UsageError` in any but the one that made the object."""
 
     def __init__(self) -> None:

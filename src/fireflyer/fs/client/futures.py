@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["Ticket", "Waits"]
+__all__ = ["ClientFuture", "WaitFor"]
 
 T = TypeVar("T")
-Waits: TypeAlias = "Callable[[Ticket[Any]], Generator[Any, None, None]]"
+WaitFor: TypeAlias = "Callable[[ClientFuture[Any]], Generator[Any, None, None]]"
 """Ends when the ticket has."""
 
 
-class Ticket(Generic[T]):
+class ClientFuture(Generic[T]):
     """Awaited by any number, any time: each gets the result, or its error."""
 
     __slots__ = ("_error", "_give_up", "_then", "_value", "_waits", "done", "remote")
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: WaitFor) -> None:
         self.done = False
         self.remote = False
         """It is ended by another thread's work."""

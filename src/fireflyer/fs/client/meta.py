@@ -8,7 +8,8 @@ Requests of one turn of the loop go together, those that only read apart from th
 take long alone, and those that may wait (`is_lazy`) apart from all others. What is sent again has the same number, so
 it is done once.
 
-The session is that of the chunk client. When it is over, `Control` opens another one: what was not done goes on there
+The session is that of the chunk client. When it is over, `ManagerSession` opens another one: what was not done goes
+on there
 under a new number, but what this client held (open handles, locks) is lost, and requests that mean it get ESTALE.
 """
 
@@ -36,10 +37,10 @@ from fireflyer.base.errors import (
     error_from_wire,
 )
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.fs.client.control.session import Control
-from fireflyer.fs.control import META, Lines
-from fireflyer.fs.core.files.holds import Holding
-from fireflyer.fs.core.files.numbers import Numbers
+from fireflyer.fs.client.control.session import ManagerSession
+from fireflyer.fs.control import META, ConnectionPool
+from fireflyer.fs.core.files.holds import HoldReporter
+from fireflyer.fs.core.files.numbers import RequestNumbers
 from fireflyer.fs.core.files.request_limits import refusal
 from fireflyer.fs.core.files.request_routing import (
     MAX_LISTED_TOGETHER,
@@ -47,23 +48,23 @@ from fireflyer.fs.core.files.request_routing import (
     changes,
     cost_of,
     is_lazy,
-    lane_of,
     of_handle,
+    routing_key_of,
     service_for,
     takes_long,
 )
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId, TableId
 from fireflyer.fs.schema.inodes import InodeId
-from fireflyer.fs.schema.meta import MAX_CALLS, Actor, Answer, Answers, Call, Calls, Lock, Open, Refused, Request
+from fireflyer.fs.schema.meta import MAX_CALLS, Actor, Answer, Answers, Call, Calls, ErrorReply, Lock, Open, Request
 
-__all__ = ["SESSION_FORGOTTEN", "SESSION_OVER", "SESSION_STRUCK", "MetaClient", "Sends"]
+__all__ = ["SESSION_EVICTED", "SESSION_FORGOTTEN", "SESSION_OVER", "MetaClient", "Sends"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 SESSION_OVER: Final = "session_over"
-"""Code of a `Refused`: not done, the session of the client is over."""
-SESSION_STRUCK: Final = "session_struck"
+"""Code of a `ErrorReply`: not done, the session of the client is over."""
+SESSION_EVICTED: Final = "session_struck"
 """Not done either: the session lives, but nothing is done in it any more."""
 SESSION_FORGOTTEN: Final = "session_forgotten"
 """It is over for so long that what had been sent before may have been done."""
@@ -96,20 +97,22 @@ class _Item:
 class MetaClient:
     """Made for one loop; `start` it there. `call` is for that loop, `hold` and `release` are for any thread."""
 
-    def __init__(self, control: Control, *, sends: Sends | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS) -> None:
+    def __init__(
+        self, control: ManagerSession, *, sends: Sends | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS
+    ) -> None:
         """`sends`: another way to the services than RPC."""
         self._control = control
-        self._lines = Lines(control.credential)
+        self._lines = ConnectionPool(control.credential)
         self._sends = sends or self._send_rpc
         self._timeout_ns = timeout_ns
         self._services: tuple[str, ...] = control.addresses
         self._avoided: dict[str, float] = {}
-        self._numbers = Numbers()
+        self._numbers = RequestNumbers()
         self._waiting: collections.deque[asyncio.Future[int]] = collections.deque()
         self._slow, self._locks = asyncio.Semaphore(_MAX_SLOW), asyncio.Semaphore(_MAX_SLOW)
         self._queues: dict[tuple[str, bool, bool], list[_Item]] = {}
         self._handles = itertools.count(1)
-        self._holding, self._holding_lock = Holding(), threading.Lock()
+        self._holding, self._holding_lock = HoldReporter(), threading.Lock()
         self._beating = asyncio.Lock()
         self._learning: asyncio.Task[None] | None = None
         self._exchanged: asyncio.Future[None] | None = None
@@ -133,7 +136,7 @@ class MetaClient:
         return next(self._handles)
 
     async def call(self, request: Request, *, actor: Actor | None = None, timeout_ns: int | None = None) -> Answer:
-        """Its answer, never a `Refused`: raises `FileError`, or a `FireflyerError`. After `Timeout` a request that
+        """Its answer, never a `ErrorReply`: raises `FileError`, or a `FireflyerError`. After `Timeout` a request that
         changes something may have been done, or may be done yet."""
         return (await self.call_in_session(request, actor=actor, timeout_ns=timeout_ns))[0]
 
@@ -158,7 +161,7 @@ class MetaClient:
             self._over(item)
 
     async def learn_table(self, table: TableId) -> None:
-        """As `Control.learn_table`."""
+        """As `ManagerSession.learn_table`."""
         await self._control.learn_table(table)
 
     async def close(self) -> None:
@@ -252,7 +255,7 @@ class MetaClient:
 
     async def _answered(self, item: _Item, limit_ns: int) -> Answer:
         attempt, reason = 0, "no service is known"
-        lane = lane_of(item.request)
+        lane = routing_key_of(item.request)
         while time.monotonic() < item.until_s:
             if not _to_be_told(item):
                 if self._control.exchanging:
@@ -270,7 +273,7 @@ class MetaClient:
                 item.in_doubt = True
                 self._avoid(address)
             else:
-                if not isinstance(answer, Refused):
+                if not isinstance(answer, ErrorReply):
                     return answer
                 refused = await self._refused(item, answer)
                 if refused is None:
@@ -283,13 +286,13 @@ class MetaClient:
         what = type(item.request).__name__
         raise Timeout(f"{what} was not answered within {format_duration(limit_ns)}; {reason}")
 
-    async def _refused(self, item: _Item, answer: Refused) -> FireflyerError | None:
+    async def _refused(self, item: _Item, answer: ErrorReply) -> FireflyerError | None:
         """Raises what is the caller's; returns why it is to be sent again after a pause, or None: at once."""
         if answer.code == SESSION_FORGOTTEN and item.number and item.in_doubt:
             raise Timeout("the session of this client is over for long; the request may have been done before")
-        if answer.code == SESSION_STRUCK:
-            self._control.struck(item.client)
-        if answer.code in (SESSION_OVER, SESSION_STRUCK, SESSION_FORGOTTEN):
+        if answer.code == SESSION_EVICTED:
+            self._control.evicted(item.client)
+        if answer.code in (SESSION_OVER, SESSION_EVICTED, SESSION_FORGOTTEN):
             await self._elsewhere(item)
             return None
         if answer.errno and answer.code != Aborted.code:

@@ -14,7 +14,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, NodeId
 from fireflyer.fs.schema.routing import MAX_REPLICAS, Routing, TargetState
 
-__all__ = ["ANSWER", "READ", "Reads", "Spread", "check_reads"]
+__all__ = ["ANSWER", "READ", "Reads", "ReplicaSelector", "check_reads"]
 
 READ: Final = np.dtype(
     [
@@ -46,7 +46,7 @@ def check_reads(reads: Reads, memory_bytes: int) -> None:
         raise UsageError(f"a read ends at byte {int(last.max())} of a chunk, which has at most {MAX_CHUNK_BYTES}")
 
 
-class Spread:
+class ReplicaSelector:
     """Of one routing, and the connections that can be used. `servers`: of nodes, their numbers in the ring."""
 
     def __init__(self, routing: Routing, servers: dict[NodeId, int]) -> None:

@@ -29,14 +29,14 @@ from fireflyer.base.errors import Aborted, Busy, FireflyerError, PermissionDenie
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Options, chains_of, change_of
 from fireflyer.fs.client.control.capabilities import ATTEMPTS, Right
-from fireflyer.fs.client.control.control_thread import Background
-from fireflyer.fs.client.control_listener import Hearing
+from fireflyer.fs.client.control.control_thread import ControlThread
+from fireflyer.fs.client.control_listener import ControlListener
 from fireflyer.fs.client.dispatch import Dispatch, ReadStatus
-from fireflyer.fs.client.fork_safety import OfOneProcess
+from fireflyer.fs.client.fork_safety import ProcessBound
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.replica_selector import ANSWER, Reads, Spread, check_reads
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
-from fireflyer.fs.schema.chunks import MAX_PAGE, Change, Done, Found, Held, Listed, LookKind, Operation
+from fireflyer.fs.client.replica_selector import ANSWER, Reads, ReplicaSelector, check_reads
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
+from fireflyer.fs.schema.chunks import MAX_PAGE, Change, ChunkEntry, ChunkVersion, Done, Found, Operation, QueryKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.identity.handshake import Credential
@@ -48,7 +48,7 @@ MISSING: Final = -1
 FAILED: Final = -2
 MAX_PLAIN_READS: Final = 1 << 16
 """Of batches, under way at once."""
-Value: TypeAlias = Done | Held | Listed | tuple[Listed, ...]
+Value: TypeAlias = Done | ChunkVersion | ChunkEntry | tuple[ChunkEntry, ...]
 _LONGEST_WAIT_NS: Final = 200 * MS
 """In one native call: how late a change of routing is noticed that nobody asked for."""
 
@@ -81,10 +81,10 @@ def open_ring(
     timeout_ns: int = DEFAULT_TIMEOUT_NS,
 ) -> Ring:  # fmt: skip
     """As `fireflyer.fs.client.connect`; also waits for the routing and for connections with all nodes."""
-    return ring_of(Background(managers, credential, name=name), options or Options(), timeout_ns)
+    return ring_of(ControlThread(managers, credential, name=name), options or Options(), timeout_ns)
 
 
-def ring_of(background: Background, options: Options, timeout_ns: int) -> Ring:
+def ring_of(background: ControlThread, options: Options, timeout_ns: int) -> Ring:
     """As `open_ring`; the background is closed with it."""
     try:
         session = background.open(timeout_ns)
@@ -96,20 +96,20 @@ def ring_of(background: Background, options: Options, timeout_ns: int) -> Ring:
     return ring
 
 
-class Ring(Hearing, OfOneProcess):
+class Ring(ControlListener, ProcessBound):
     """Made by `open_ring`; one thread at a time."""
 
-    def __init__(self, background: Background, client: int, options: Options) -> None:
-        OfOneProcess.__init__(self)
+    def __init__(self, background: ControlThread, client: int, options: Options) -> None:
+        ProcessBound.__init__(self)
         dispatch = Dispatch(
             client, limits=options.limits, seed=options.seed or client, connect=background.connect,
             ask_routing=background.want_routing, ask_right=background.want_right,
             exchange=background.exchange,
         )  # fmt: skip
-        Hearing.__init__(self, client, dispatch)
+        ControlListener.__init__(self, client, dispatch)
         self._options = options
         self._background = background
-        self._spread = Spread(Routing(0), {})
+        self._selector = ReplicaSelector(Routing(0), {})
         self._batches: list[_Batch] = []
         self._plain = 0
         self._over: list[tuple[int, int]] = []
@@ -151,7 +151,7 @@ class Ring(Hearing, OfOneProcess):
         if limits.senders and count and int(reads["length"].max()) >= limits.large_bytes:
             self._take_over(tag, reads, view, range(count), timeout_ns)
             return
-        placed, lost = self._spread.place(reads)
+        placed, lost = self._selector.place(reads)
         if lost is None:
             first = self._dispatch.ring.prepare_reads(placed, view, tag)
             still = np.ones(count, dtype=np.bool_)
@@ -165,37 +165,40 @@ class Ring(Hearing, OfOneProcess):
         self, tag: int, chain: ChainId, chunk: ChunkId, into: Any, offset: int = 0, *, timeout_ns: int | None = None
     ) -> None:
         memory = memory_of(into, writable=True)
-        self._begin(tag, chain, chunk, Glance(LookKind.READ, offset, memory.nbytes), memory, timeout_ns)
+        self._begin(tag, chain, chunk, QuerySpec(QueryKind.READ, offset, memory.nbytes), memory, timeout_ns)
 
     def prepare_stat(self, tag: int, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None) -> None:
-        self._begin(tag, chain, chunk, Glance(LookKind.STAT), None, timeout_ns)
+        self._begin(tag, chain, chunk, QuerySpec(QueryKind.STAT), None, timeout_ns)
 
     def prepare_last_chunk(
         self, tag: int, chain: ChainId, file: int, *, below: int = 1 << 32, timeout_ns: int | None = None
     ) -> None:
-        """The last chunk of the file on this chain whose index is less than `below`, as a `Listed`; `MISSING` if there
+        """The last chunk of the file on this chain whose index is less than `below`, as a `ChunkEntry`; `MISSING` if
+        there
         is none."""
         if not 0 < below <= 1 << 32:
             raise UsageError(f"below {below}: indices of chunks are from 0 to 2^32 - 1")
-        self._begin(tag, chain, ChunkId(file, below - 1), Glance(LookKind.LAST), None, timeout_ns)
+        self._begin(tag, chain, ChunkId(file, below - 1), QuerySpec(QueryKind.LAST), None, timeout_ns)
 
     def prepare_list(
         self, tag: int, chain: ChainId, file: int, *, start: int = 0, limit: int = MAX_PAGE,
         timeout_ns: int | None = None,
     ) -> None:  # fmt: skip
-        """Chunks of the file on this chain from index `start` on, in order, as a tuple of `Listed`: `limit` at most,
+        """Chunks of the file on this chain from index `start` on, in order, as a tuple of `ChunkEntry`: `limit` at
+        most,
         which is right as a whole."""
         _check_page(limit)
-        self._begin(tag, chain, ChunkId(file, start), Glance(LookKind.LIST, 0, limit), None, timeout_ns)
+        self._begin(tag, chain, ChunkId(file, start), QuerySpec(QueryKind.LIST, 0, limit), None, timeout_ns)
 
     def prepare_list_all(
         self, tag: int, chain: ChainId, start: ChunkId, *, limit: int = MAX_PAGE, timeout_ns: int | None = None
     ) -> None:
-        """Chunks of all files on this chain from `start` on, in order, `limit` at most, as a tuple of `Listed`. Each is
+        """Chunks of all files on this chain from `start` on, in order, `limit` at most, as a tuple of `ChunkEntry`.
+        Each is
         right by itself; `held` is None where an update is under way, or the replica that answered has it damaged: ask
         for that chunk alone. Only with the node secret."""
         _check_page(limit)
-        self._begin(tag, chain, start, Glance(LookKind.CHAIN, 0, limit), None, timeout_ns)
+        self._begin(tag, chain, start, QuerySpec(QueryKind.CHAIN, 0, limit), None, timeout_ns)
 
     def prepare_write(
         self, tag: int, chain: ChainId, chunk: ChunkId, data: Any, offset: int = 0, *, timeout_ns: int | None = None
@@ -301,7 +304,7 @@ class Ring(Hearing, OfOneProcess):
             one = reads[at]
             begin, length = int(one["at"]), int(one["length"])
             chunk = ChunkId(int(one["file"]), int(one["index"]))
-            what = Glance(LookKind.READ, int(one["offset"]), length)
+            what = QuerySpec(QueryKind.READ, int(one["offset"]), length)
             self._begin(tag + at, int(one["chain"]), chunk, what, memory[begin : begin + length], timeout_ns)
 
     def _check_times(self, now_ns: int) -> None:
@@ -321,7 +324,7 @@ class Ring(Hearing, OfOneProcess):
     # --- for those who build on it ---
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         """The number of an operation that goes out with the next `send`; `done` has its result, as the machine says it
@@ -367,7 +370,7 @@ class Ring(Hearing, OfOneProcess):
     # --- the machine ---
 
     def _begin(
-        self, tag: int, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, tag: int, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         timeout_ns: int | None,
     ) -> None:  # fmt: skip
         self.check_process()
@@ -376,10 +379,10 @@ class Ring(Hearing, OfOneProcess):
         limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
         self._dispatch.begin(chain, chunk, what, memory, limit_ns, self._ended(tag, what))
 
-    def _ended(self, tag: int, what: Change | Glance) -> Callable[[Any], None]:
+    def _ended(self, tag: int, what: Change | QuerySpec) -> Callable[[Any], None]:
         def take(result: Any) -> None:
             count = 0
-            if isinstance(result, Arrived):
+            if isinstance(result, DataArrived):
                 count = result.length
             elif isinstance(result, Failed):
                 count, self._errors[tag] = FAILED, error_from_wire(result.code, result.message)
@@ -398,7 +401,7 @@ class Ring(Hearing, OfOneProcess):
         self._background.deliver(self)
         if self._dispatch.changed:
             self._dispatch.changed = False
-            self._spread = Spread(self.routing, self._dispatch.servers())
+            self._selector = ReplicaSelector(self.routing, self._dispatch.servers())
 
     def learned(self, routing: Routing) -> None:
         super().learned(routing)
@@ -456,9 +459,9 @@ def _check_page(limit: int) -> None:
         raise UsageError(f"{limit} chunks in one list; ask for 1 to {MAX_PAGE}, and go on after the last of them")
 
 
-def _value(what: Change | Glance, entries: tuple[Listed, ...]) -> Value | None:
+def _value(what: Change | QuerySpec, entries: tuple[ChunkEntry, ...]) -> Value | None:
     """None: there is no such chunk."""
-    kind = what.kind if isinstance(what, Glance) else None
-    if kind in (LookKind.LIST, LookKind.CHAIN):
+    kind = what.kind if isinstance(what, QuerySpec) else None
+    if kind in (QueryKind.LIST, QueryKind.CHAIN):
         return entries
-    return next((one if kind is LookKind.LAST else one.held for one in entries), None)
+    return next((one if kind is QueryKind.LAST else one.held for one in entries), None)

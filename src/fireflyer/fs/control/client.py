@@ -13,9 +13,9 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.control.connections import Lines
-from fireflyer.fs.core.chain.node_membership import Ask, Told
-from fireflyer.fs.schema.manager import Refusal
+from fireflyer.fs.control.connections import ConnectionPool
+from fireflyer.fs.core.chain.node_membership import ManagerReply, SendToManager
+from fireflyer.fs.schema.manager import ManagerError
 from fireflyer.runtime.rpc import Credential
 
 __all__ = ["MAX_ASKED", "ControlClient"]
@@ -28,15 +28,15 @@ PATIENCE_NS: Final = 10 * SECOND
 
 
 class ControlClient:
-    """Of one process. `on_told` is called in the loop, once for each answer that comes."""
+    """Of one process. `on_reply` is called in the loop, once for each answer that comes."""
 
-    def __init__(self, credential: Credential, on_told: Callable[[Told], None]) -> None:
-        self._lines = Lines(credential)
-        self._on_told = on_told
+    def __init__(self, credential: Credential, on_reply: Callable[[ManagerReply], None]) -> None:
+        self._lines = ConnectionPool(credential)
+        self._on_told = on_reply
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._said = ""
 
-    def ask(self, effect: Ask) -> None:
+    def ask(self, effect: SendToManager) -> None:
         """Sends it; returns at once."""
         if len(self._tasks) >= MAX_ASKED:
             self._tasks.pop(next(iter(self._tasks))).cancel()
@@ -52,18 +52,18 @@ class ControlClient:
             await asyncio.wait(tasks)
         await self._lines.close()
 
-    async def _ask(self, effect: Ask) -> None:
+    async def _ask(self, effect: SendToManager) -> None:
         try:
             answer = await self._lines.call(effect.manager, effect.request, PATIENCE_NS)
         except FireflyerError as error:
             self._say(f"no answer manager={effect.manager} reason={error}")
             return
-        if isinstance(answer, Refusal):
+        if isinstance(answer, ManagerError):
             self._say(f"refused manager={effect.manager} request={type(effect.request).__name__} {answer.message}")
         elif self._said:
             self._say("")
             _log.info("answered manager=%s", effect.manager)
-        self._on_told(Told(effect.number, answer))
+        self._on_told(ManagerReply(effect.number, answer))
 
     def _say(self, text: str) -> None:
         if text and text != self._said:

@@ -10,7 +10,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.schema.manager import Answer, Request
 from fireflyer.runtime.rpc import Credential, Method, RpcClient
 
-__all__ = ["ASK", "MAX_LINES", "Lines"]
+__all__ = ["ASK", "MAX_LINES", "ConnectionPool"]
 
 ASK: Final[Method[Request, Answer]] = Method("fs.ask", cast("Any", Request), cast("Any", Answer))
 """Every request to a manager."""
@@ -21,7 +21,7 @@ MAX_LINES: Final = 64
 CONNECT_NS: Final = 3 * SECOND
 
 
-class _Line:
+class _Connection:
     """To one address. Who comes while somebody else connects waits for that connection."""
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class _Line:
         self.client: RpcClient | None = None
 
 
-class Lines:
+class ConnectionPool:
     """Lives in the loop in which it is used first; `close` it."""
 
     def __init__(self, credential: Credential) -> None:
         self._credential = credential
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _Connection] = {}
         self._closed = False
 
     async def call(self, address: str, request: Request, timeout_ns: int) -> Answer:
@@ -51,14 +51,14 @@ class Lines:
             client = line.client
         return await client.call(method, request, timeout_ns)
 
-    def _line(self, address: str) -> _Line:
+    def _line(self, address: str) -> _Connection:
         if self._closed:
             raise UsageError("these connections to managers are closed")
         if address not in self._lines and len(self._lines) >= MAX_LINES:
             raise UsageError(f"more than {MAX_LINES} addresses of managers; name those of one cluster")
-        return self._lines.setdefault(address, _Line())
+        return self._lines.setdefault(address, _Connection())
 
-    async def _drop(self, line: _Line) -> None:
+    async def _drop(self, line: _Connection) -> None:
         client, line.client = line.client, None
         if client is not None:
             await client.close()

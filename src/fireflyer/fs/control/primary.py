@@ -18,8 +18,8 @@ from fireflyer.base.errors import (
     error_from_wire,
 )
 from fireflyer.base.units import MS, SECOND, format_duration
-from fireflyer.fs.control.connections import Lines
-from fireflyer.fs.schema.manager import Answer, GetStatus, NotPrimary, Refusal, Request, Status
+from fireflyer.fs.control.connections import ConnectionPool
+from fireflyer.fs.schema.manager import Answer, GetStatus, ManagerError, NotPrimary, Request, Status
 from fireflyer.runtime.rpc import Credential
 
 __all__ = ["ManagerClient"]
@@ -42,10 +42,11 @@ class ManagerClient:
         self._turn = 0
         self._followed = False
         """The current one was named by another, not reached in turn."""
-        self._lines = Lines(credential)
+        self._lines = ConnectionPool(credential)
 
     async def ask(self, request: Request, *, timeout_ns: int = 10 * SECOND) -> Answer:
-        """What the primary answers: never `NotPrimary` or `Refusal`. Raises the error of a refusal, `Timeout` when none
+        """What the primary answers: never `NotPrimary` or `ManagerError`. Raises the error of a refusal, `Timeout`
+        when none
         answered as primary in time, `PermissionDenied` for a credential that they do not know."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_ns / SECOND
@@ -62,7 +63,7 @@ class ManagerClient:
                 if isinstance(answer, NotPrimary):
                     reason = f"{asked} is not the primary" + (f", {answer.address} was" if answer.address else "")
                     self._follow(asked, answer.address)
-                elif isinstance(answer, Refusal):
+                elif isinstance(answer, ManagerError):
                     refused = error_from_wire(answer.code, answer.message)
                     if not isinstance(refused, TransientError):
                         raise refused

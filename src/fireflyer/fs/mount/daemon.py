@@ -26,8 +26,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fireflyer.base.errors import Busy, NotFound, PermanentError, PermissionDenied, UsageError
-from fireflyer.fs.mount.metrics import Held
-from fireflyer.fs.mount.mount_table import SUBTYPE, Listed, is_mounted, mounted_on
+from fireflyer.fs.mount.metrics import MountUsage
+from fireflyer.fs.mount.mount_table import SUBTYPE, MountEntry, is_mounted, mounted_on
 from fireflyer.fs.mount.operations import Operations
 from fireflyer.fs.mount.serving import PROCESS_VALUE, Serving, process_name
 from fireflyer.runtime.address import Address
@@ -52,7 +52,7 @@ _STORED_S: Final = 300.0
 
 class Mounted(Operations, Protocol):
     @property
-    def held(self) -> Held: ...
+    def held(self) -> MountUsage: ...
 
     async def finish(self) -> None:
         """Everything that was written is sent on, and everything open is closed. Called once, at the end."""
@@ -172,11 +172,11 @@ def unmount_and_wait(directory: str, wait_s: float = _STORED_S) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _MountPoint:
     """Where a mount of this process was made. It may have been unmounted since, and another one be there."""
 
     directory: str
-    mounted: Listed | None
+    mounted: MountEntry | None
 
     def is_ours(self) -> bool:
         return mounted_on(self.directory) == self.mounted
@@ -203,7 +203,7 @@ async def serve_mount(
     try:
         async with serving_metrics(options.metrics_listen, metrics) as address:
             session = await asyncio.to_thread(_mount, directory, options)
-            place = _Place(directory, mounted_on(directory))
+            place = _MountPoint(directory, mounted_on(directory))
             try:
                 served.append(Serving(session, operations))
                 await _serve(place, session, served[0], lambda: on_ready(address))
@@ -236,7 +236,7 @@ def _read_ahead(directory: str) -> None:
             file.write(str(_READAHEAD_KIB))
 
 
-async def _serve(place: _Place, session: FuseSession, serving: Serving, on_ready: Callable[[], None]) -> None:
+async def _serve(place: _MountPoint, session: FuseSession, serving: Serving, on_ready: Callable[[], None]) -> None:
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -255,7 +255,7 @@ async def _serve(place: _Place, session: FuseSession, serving: Serving, on_ready
         await serving.close()
 
 
-async def _leave(place: _Place, session: FuseSession, ended: asyncio.Task[bool]) -> None:
+async def _leave(place: _MountPoint, session: FuseSession, ended: asyncio.Task[bool]) -> None:
     if await asyncio.to_thread(place.is_ours):
         try:
             await asyncio.to_thread(unmount, place.directory)

@@ -24,7 +24,7 @@ from typing import Final
 
 from fireflyer.fs.mount.operations import MAX_LISTED, Attributes, Caller, Operations
 
-__all__ = ["Directory", "Told"]
+__all__ = ["Directory", "DirectoryWindow"]
 
 _KEPT_NAMES: Final = 4 * MAX_LISTED
 """Of the pages listed last, besides the last one."""
@@ -39,7 +39,7 @@ def _dot(inode: int) -> Attributes:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DirectoryWindow:
     """What is told from place `first` of the entries on; the first of it has the offset `offset` + 1."""
 
     entries: list[_Entry]
@@ -74,18 +74,20 @@ class Directory:
         self._last: list[_Entry] = []
         """Of the last page, until all of it was told."""
 
-    async def entries_from(self, operations: Operations, offset: int, *, attributes: bool, size: int) -> Told:
+    async def entries_from(
+        self, operations: Operations, offset: int, *, attributes: bool, size: int
+    ) -> DirectoryWindow:
         """Behind `offset`; nothing at the end. `size`: bytes that the answer may have."""
         if offset == 0:
             self._pages, self._last = [], []
         page = self._page_of(offset)
         if offset and page is None:
-            return Told([], 0, offset)  # nobody was told of this offset
+            return DirectoryWindow([], 0, offset)  # nobody was told of this offset
         if page is not None and offset == page.end and not page.more:
             self._last = []
-            return Told([], 0, offset)
+            return DirectoryWindow([], 0, offset)
         if page is not None and page is self._pages[-1] and self._last and not attributes and offset < page.end:
-            return Told(self._last, offset - page.begin, offset)
+            return DirectoryWindow(self._last, offset - page.begin, offset)
         limit = max(1, min(MAX_LISTED, size // _LEAST_PLUS_BYTES)) if attributes else MAX_LISTED
         after, skipped = self._behind(page, offset)
         while True:
@@ -95,7 +97,7 @@ class Directory:
             skipped -= len(entries)
             after = entries[-1][0]
         skipped = min(skipped, len(entries))
-        return Told(entries, skipped, page.begin + skipped)
+        return DirectoryWindow(entries, skipped, page.begin + skipped)
 
     def _page_of(self, offset: int) -> _Page | None:
         """In which the entry with this offset was."""

@@ -17,7 +17,7 @@ what it believes about the place may be wrong.
 
 *Locks* protect what is read and written under them: before one is given up or becomes weaker, the bytes of the file are
 stored and its length is told; behind one that was granted, the kernel keeps no pages that others may have changed.
-Unlocks that are not answered are asked again until they are (`Endings`).
+Unlocks that are not answered are asked again until they are (`UnlockRetrier`).
 
 *Locks that wait* ask again and again: an attempt that is under way when its program is interrupted is waited for, and
 if it was granted, so the program is told.
@@ -45,9 +45,9 @@ from fireflyer.base.errors import FireflyerError, InvariantViolation, TransientE
 from fireflyer.base.units import MS
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file import File
-from fireflyer.fs.client.files.unlock_retrier import Endings
-from fireflyer.fs.mount.flock_closes import Releases
-from fireflyer.fs.mount.metrics import Held
+from fireflyer.fs.client.files.unlock_retrier import UnlockRetrier
+from fireflyer.fs.mount.flock_closes import FlockCloses
+from fireflyer.fs.mount.metrics import MountUsage
 from fireflyer.fs.mount.operations import (
     Attributes,
     Caller,
@@ -62,8 +62,8 @@ from fireflyer.fs.mount.operations import (
 from fireflyer.fs.mount.waiting import in_any_case
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import FileError, file_error
-from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, FileBody, Inode, Kind
-from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, Place, ValueFlag, Window
+from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, FileDetails, Inode, Kind
+from fireflyer.fs.schema.meta import AllocateMode, LockKind, Now, OpenFlag, PathRef, Window, XattrFlag
 
 __all__ = ["MountedFiles"]
 
@@ -108,9 +108,9 @@ def _expect(answer: object, kind: type[_A]) -> _A:
 
 def attributes_of(inode: Inode) -> Attributes:
     body, links, device = inode.body, inode.links, 0
-    if isinstance(body, DirectoryBody):
+    if isinstance(body, DirectoryDetails):
         links = 2 + body.subdirectories if links else 0
-    elif isinstance(body, DeviceBody):
+    elif isinstance(body, DeviceDetails):
         device = body.device
     return Attributes(
         inode.id, _KINDS[inode.kind] | inode.mode, links, inode.uid, inode.gid, device, inode.length,
@@ -119,7 +119,7 @@ def attributes_of(inode: Inode) -> Attributes:
 
 
 def _state_of(inode: Inode) -> _State:
-    cut = inode.body.cut if isinstance(inode.body, FileBody) else 0
+    cut = inode.body.cut if isinstance(inode.body, FileDetails) else 0
     return inode.length, inode.mtime_ns, inode.ctime_ns, cut
 
 
@@ -160,12 +160,12 @@ class MountedFiles:
         self._inodes: dict[int, _Inode] = {}
         self._next = 1
         self._kept: collections.OrderedDict[int, _State] = collections.OrderedDict()
-        self._endings = Endings(files.meta)
-        self._released = Releases()
+        self._unlock_retrier = UnlockRetrier(files.meta)
+        self._released = FlockCloses()
 
     @property
-    def held(self) -> Held:
-        return Held(len(self._inodes), len(self._handles), self._files.opening.dirty_bytes)
+    def held(self) -> MountUsage:
+        return MountUsage(len(self._inodes), len(self._handles), self._files.open_files.dirty_bytes)
 
     async def finish(self) -> None:
         """Raises nothing that only says that bytes are lost."""
@@ -175,7 +175,7 @@ class MountedFiles:
                 await asyncio.gather(*(self._finish(handle) for handle in handles.values()))
         except TimeoutError:
             _log.warning("what was written may be lost: the cluster did not answer")
-        await self._endings.close()
+        await self._unlock_retrier.close()
         await self._files.close()
 
     async def _finish(self, handle: _Handle) -> None:
@@ -202,10 +202,10 @@ class MountedFiles:
     # --- names
 
     async def lookup(self, caller: Caller, parent: int, name: bytes) -> Attributes:
-        return await self._found(caller, meta.Stat(Place(parent, name), False))
+        return await self._found(caller, meta.Stat(PathRef(parent, name), False))
 
     async def get_attributes(self, caller: Caller, inode: int, handle: int) -> Attributes:  # noqa: ARG002
-        return await self._found(caller, meta.Stat(Place(inode), False))
+        return await self._found(caller, meta.Stat(PathRef(inode), False))
 
     async def set_attributes(self, caller: Caller, inode: int, handle: int, changes: Changes) -> Attributes:
         which = Set(changes.which)
@@ -220,7 +220,7 @@ class MountedFiles:
         if Set.MTIME_NOW in which:
             now |= Now.MTIME
         change = meta.SetAttributes(
-            Place(inode),
+            PathRef(inode),
             False,
             mode=changes.mode if Set.MODE in which else None,
             uid=changes.uid if Set.UID in which else None,
@@ -242,7 +242,7 @@ class MountedFiles:
     async def _before_a_write(self, caller: Caller, inode: int, mode: int) -> Attributes:
         """Before somebody writes to another one's file, the kernel takes its set-id bits away in his name.
         (A chmod by him it refuses itself.) The service does the same when it hears of the write."""
-        found = await self._found(caller, meta.Stat(Place(inode), False))
+        found = await self._found(caller, meta.Stat(PathRef(inode), False))
         given = found.mode & 0o7777
         if mode not in (given & ~stat.S_ISUID, given & ~stat.S_ISGID, given & ~(stat.S_ISUID | stat.S_ISGID)):
             raise file_error(errno.EPERM)
@@ -255,7 +255,7 @@ class MountedFiles:
             await opened.file.truncate(size)
             return
         clean = self._when_stored(inode)
-        await self._files.truncate_at(Place(inode), size, actor=self._actor(caller))
+        await self._files.truncate_at(PathRef(inode), size, actor=self._actor(caller))
         clean()
 
     def _when_stored(self, inode: int) -> Callable[[], None]:
@@ -270,46 +270,46 @@ class MountedFiles:
         return clean
 
     async def read_link(self, caller: Caller, inode: int) -> bytes:
-        return _expect(await self._ask(caller, meta.ReadLink(Place(inode))), meta.Target).path
+        return _expect(await self._ask(caller, meta.ReadLink(PathRef(inode))), meta.Target).path
 
     async def make_node(self, caller: Caller, parent: int, name: bytes, mode: int, device: int) -> Attributes:
         kind = _KIND_OF.get(stat.S_IFMT(mode) or stat.S_IFREG)
         if kind is None or kind in (Kind.DIRECTORY, Kind.SYMLINK):
             raise file_error(errno.EINVAL)
         device = device if kind in (Kind.CHARACTER, Kind.BLOCK) else 0
-        return await self._found(caller, meta.MakeNode(Place(parent, name), kind, stat.S_IMODE(mode), device))
+        return await self._found(caller, meta.MakeNode(PathRef(parent, name), kind, stat.S_IMODE(mode), device))
 
     async def make_directory(self, caller: Caller, parent: int, name: bytes, mode: int) -> Attributes:
-        return await self._found(caller, meta.MakeDirectory(Place(parent, name), mode))
+        return await self._found(caller, meta.MakeDirectory(PathRef(parent, name), mode))
 
     async def make_symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Attributes:
-        return await self._found(caller, meta.Symlink(Place(parent, name), target))
+        return await self._found(caller, meta.Symlink(PathRef(parent, name), target))
 
     async def make_link(self, caller: Caller, inode: int, parent: int, name: bytes) -> Attributes:
-        return await self._found(caller, meta.Link(Place(inode), Place(parent, name)))
+        return await self._found(caller, meta.Link(PathRef(inode), PathRef(parent, name)))
 
     async def remove(self, caller: Caller, parent: int, name: bytes) -> None:
-        await self._ask(caller, meta.Remove(Place(parent, name)))
+        await self._ask(caller, meta.Remove(PathRef(parent, name)))
 
     async def remove_directory(self, caller: Caller, parent: int, name: bytes) -> None:
-        await self._ask(caller, meta.RemoveDirectory(Place(parent, name)))
+        await self._ask(caller, meta.RemoveDirectory(PathRef(parent, name)))
 
     async def rename(
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
         if flags & ~(meta.RenameFlag.NO_REPLACE | meta.RenameFlag.EXCHANGE):
             raise file_error(errno.EINVAL)
-        await self._ask(caller, meta.Rename(Place(parent, name), Place(new_parent, new_name), flags))
+        await self._ask(caller, meta.Rename(PathRef(parent, name), PathRef(new_parent, new_name), flags))
 
     async def access(self, caller: Caller, inode: int, mask: int) -> None:
-        await self._ask(caller, meta.Access(Place(inode), mask, False))
+        await self._ask(caller, meta.Access(PathRef(inode), mask, False))
 
     # --- directories
 
     async def open_directory(self, caller: Caller, inode: int) -> None:
         """The first page is checked when it is asked for; where the kernel does not check rights, this too."""
         if not self._trusted:
-            await self._ask(caller, meta.Access(Place(inode), 4, False))
+            await self._ask(caller, meta.Access(PathRef(inode), 4, False))
 
     async def list_directory(
         self, caller: Caller, inode: int, after: bytes, limit: int, *, attributes: bool, opened: bool
@@ -336,7 +336,7 @@ class MountedFiles:
         if flags & os.O_TRUNC:
             self._kept.pop(inode, None)
         try:
-            file = await self._files.open_at(Place(inode), _open_flags(flags), 0, actor=self._actor(caller))
+            file = await self._files.open_at(PathRef(inode), _open_flags(flags), 0, actor=self._actor(caller))
         except FileNotFoundError:
             raise file_error(errno.ESTALE) from None  # the kernel looks for the name again, and tries that
         if not file.attributes.inode.links and inode not in self._inodes:
@@ -348,7 +348,7 @@ class MountedFiles:
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Attributes, Opened]:
         wanted = _open_flags(flags) | OpenFlag.CREATE | (OpenFlag.EXCLUSIVE if flags & os.O_EXCL else 0)
-        file = await self._files.open_at(Place(parent, name), wanted, mode, actor=self._actor(caller))
+        file = await self._files.open_at(PathRef(parent, name), wanted, mode, actor=self._actor(caller))
         return attributes_of(file.attributes.inode), self._opened(file, flags)
 
     def _opened(self, file: File, flags: int) -> Opened:
@@ -473,22 +473,22 @@ class MountedFiles:
 
     # --- extended attributes
 
-    async def get_value(self, caller: Caller, inode: int, name: bytes) -> bytes:
-        return _expect(await self._ask(caller, meta.GetValue(Place(inode), name, False)), meta.Value).value
+    async def get_xattr(self, caller: Caller, inode: int, name: bytes) -> bytes:
+        return _expect(await self._ask(caller, meta.GetXattr(PathRef(inode), name, False)), meta.XattrValue).value
 
     async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
         if flags & ~3 or flags == 3:
             raise file_error(errno.EINVAL)
         if len(value) > meta.MAX_VALUE_BYTES:
             raise file_error(errno.E2BIG, "argument list too long")
-        await self._ask(caller, meta.SetValue(Place(inode), name, value, ValueFlag(flags), False))
+        await self._ask(caller, meta.SetXattr(PathRef(inode), name, value, XattrFlag(flags), False))
 
-    async def list_values(self, caller: Caller, inode: int) -> list[bytes]:
-        names = _expect(await self._ask(caller, meta.ListValues(Place(inode), False)), meta.Names).names
+    async def list_xattrs(self, caller: Caller, inode: int) -> list[bytes]:
+        names = _expect(await self._ask(caller, meta.ListXattrs(PathRef(inode), False)), meta.XattrNames).names
         return [name for name in names if caller.uid == 0 or not name.startswith(_HIDDEN)]
 
     async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:
-        await self._ask(caller, meta.RemoveValue(Place(inode), name, False))
+        await self._ask(caller, meta.RemoveXattr(PathRef(inode), name, False))
 
     # --- locks
 
@@ -518,9 +518,9 @@ class MountedFiles:
     async def _lock(self, caller: Caller, asked: meta.Lock, *, wait: bool) -> bool:
         if asked.kind is not LockKind.WRITE:
             await self._settle(asked.inode)
-        await self._endings.ended(_owner_of(asked))
+        await self._unlock_retrier.ended(_owner_of(asked))
         if asked.kind is LockKind.NONE:
-            await self._endings.end(asked, self._actor(caller), key=_owner_of(asked))
+            await self._unlock_retrier.end(asked, self._actor(caller), key=_owner_of(asked))
             return False
         await self._take(asked, self._actor(caller), wait=wait)
         return await in_any_case(self._changed_elsewhere(asked.inode))
@@ -568,7 +568,7 @@ class MountedFiles:
     async def _unlock(self, lock: meta.Lock) -> None:
         """At a close, whoever closes. It is not his error when that takes longer."""
         try:
-            await self._endings.end(lock, key=_owner_of(lock))
+            await self._unlock_retrier.end(lock, key=_owner_of(lock))
         except FireflyerError as error:
             if not isinstance(error, TransientError):  # those go on by themselves
                 _log.warning("inode=%d was not unlocked reason=%s", lock.inode, error)

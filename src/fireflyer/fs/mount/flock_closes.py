@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["Releases"]
+__all__ = ["FlockCloses"]
 
 
-class Releases:
+class FlockCloses:
     """Of one mount, in its loop."""
 
     def __init__(self) -> None:

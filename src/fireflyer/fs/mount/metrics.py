@@ -15,11 +15,11 @@ from fireflyer.runtime.metrics import Series
 if TYPE_CHECKING:
     from fireflyer.native.fuse import FuseSession
 
-__all__ = ["Held", "mount_series"]
+__all__ = ["MountUsage", "mount_series"]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MountUsage:
     """What a mount has in its memory. `dirty_bytes`: written by programs, and not at the storage nodes yet."""
 
     inodes: int
@@ -27,7 +27,9 @@ class Held:
     dirty_bytes: int
 
 
-def mount_series(session: FuseSession, under_way: Mapping[str, int], directories: int, held: Held) -> Sequence[Series]:
+def mount_series(
+    session: FuseSession, under_way: Mapping[str, int], directories: int, held: MountUsage
+) -> Sequence[Series]:
     """`under_way`: requests that are not answered, by kind. `directories`: that are open."""
     errors = {errno.errorcode.get(error, "other"): count for error, count in session.errors.items()}
     return [

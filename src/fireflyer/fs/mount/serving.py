@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.mount.directories import Directory
-from fireflyer.fs.mount.metrics import Held, mount_series
+from fireflyer.fs.mount.metrics import MountUsage, mount_series
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Opened, Operations, RangeLock
 from fireflyer.fs.mount.read_memory import ReadMemory
 from fireflyer.fs.mount.waiting import in_any_case, in_thread
@@ -135,7 +135,7 @@ class Serving:
         self._loop.add_reader(self._session.event_fd, self._take)
         self._session.start(threads)
 
-    def series(self, held: Held) -> Sequence[Series]:
+    def series(self, held: MountUsage) -> Sequence[Series]:
         """For Prometheus."""
         under_way = dict.fromkeys(self._kinds, 0)
         for event in self._asked.values():
@@ -289,10 +289,10 @@ class Serving:
         if name == PROCESS_VALUE:
             self._session.reply_value(number, process_name(os.getpid()).encode())
             return
-        self._session.reply_value(number, await self._operations.get_value(caller, inode, name))
+        self._session.reply_value(number, await self._operations.get_xattr(caller, inode, name))
 
     async def _do_listxattr(self, number: int, inode: int, caller: Caller, _size: int) -> None:
-        names = await self._operations.list_values(caller, inode)
+        names = await self._operations.list_xattrs(caller, inode)
         self._session.reply_value(number, b"".join(name + b"\0" for name in names))
 
     async def _do_setxattr(

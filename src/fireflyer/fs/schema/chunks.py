@@ -1,8 +1,9 @@
 """What clients and replicas say to each other about chunks. Data is never in a message: it follows it on the wire.
 
-Between a client and a replica: `Update` with its `UpdateReply`, `Look` with its `LookReply`. Between the replicas of a
+Between a client and a replica: `Update` with its `UpdateReply`, `Query` with its `QueryReply`. Between the replicas
+of a
 chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncRows`, `SyncList`, `SyncDone`, `Reminder`, answered by
-`Answer` or, where the receiver is in another chain version, by `Behind`.
+`Answer` or, where the receiver is in another chain version, by `StaleChainVersion`.
 """
 
 from __future__ import annotations
@@ -25,49 +26,49 @@ from fireflyer.fs.schema.ids import (
 )
 
 __all__ = [
-    "MAX_LANES",
     "MAX_PAGE",
+    "MAX_SLOTS",
     "Accepted",
     "Answer",
-    "Behind",
     "Change",
+    "ChunkEntry",
+    "ChunkVersion",
+    "CompletionRecord",
     "Declined",
     "Done",
     "Found",
-    "Held",
-    "Listed",
-    "Look",
-    "LookKind",
-    "LookReply",
+    "InProgress",
     "Missing",
     "NotCommitted",
     "Operation",
     "Page",
     "PeerMessage",
     "Put",
-    "Refusal",
+    "Query",
+    "QueryKind",
+    "QueryReply",
+    "RefusalReason",
     "Refused",
     "Reminder",
     "Request",
-    "Row",
+    "StaleChainVersion",
     "SyncDone",
     "SyncList",
     "SyncRows",
     "SyncStart",
-    "Unheard",
+    "UnknownRequest",
     "Update",
     "UpdateReply",
-    "Waiting",
 ]
 
-MAX_LANES: Final = 256
+MAX_SLOTS: Final = 256
 """Of one replica to its successor; a request with a higher lane is refused."""
 MAX_PAGE: Final = 1024
 """Rows or list entries in one message."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNK_BYTES)]
 _Crc = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
-_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -94,7 +95,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
         return self.operation in (Operation.WRITE, Operation.REPLACE)
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class ChunkVersion(msgspec.Struct, frozen=True, array_like=True):
     """A version of a chunk that is there: which content, how many bytes, CRC32C of all of them."""
 
     id: ContentId
@@ -102,7 +103,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     crc: _Crc
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class CompletionRecord(msgspec.Struct, frozen=True, array_like=True):
     """The last update of a client's channel and what became of it, so that its retry is answered and not done again.
 
     `id` is None for one that was given up (no space at a successor): a retry may do it, an older one may not come back.
@@ -114,7 +115,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     chunk: ChunkId
     id: ContentId | None
 
-    def replaces(self, other: Row | None) -> bool:
+    def replaces(self, other: CompletionRecord | None) -> bool:
         """Rows reach a replica in any order; the newer update's stays, and of one update the one that was done."""
         if other is None or self.sequence != other.sequence:
             return other is None or self.sequence > other.sequence
@@ -141,10 +142,10 @@ class Done(msgspec.Struct, frozen=True, tag="Done", array_like=True):
     answered when the chunk has been changed again."""
 
     id: ContentId
-    held: Held | None
+    held: ChunkVersion | None
 
 
-class Refusal(enum.StrEnum):
+class RefusalReason(enum.StrEnum):
     """Why a replica does not do what it was asked, by the error class that the client raises or acts upon."""
 
     STALE = "stale_version"
@@ -165,7 +166,7 @@ class Refusal(enum.StrEnum):
 class Refused(msgspec.Struct, frozen=True, tag="Refused", array_like=True):
     """Not done by this attempt. Another attempt of the same update, still under way, may do it later."""
 
-    refusal: Refusal
+    refusal: RefusalReason
     message: Annotated[str, msgspec.Meta(max_length=512)]
     chain_version: ChainVersion = 0
     """The receiver's."""
@@ -174,7 +175,7 @@ class Refused(msgspec.Struct, frozen=True, tag="Refused", array_like=True):
 UpdateReply: TypeAlias = Done | Refused
 
 
-class LookKind(enum.StrEnum):
+class QueryKind(enum.StrEnum):
     READ = "read"
     STAT = "stat"
     LAST = "last"
@@ -186,25 +187,25 @@ class LookKind(enum.StrEnum):
     all the time is told once by whoever goes on behind the last of a page. Only who holds the node secret may ask."""
 
 
-class Look(msgspec.Struct, frozen=True, tag="Look", array_like=True):
+class Query(msgspec.Struct, frozen=True, tag="Look", array_like=True):
     """To any serving replica. READ: bytes [offset, offset + length), fewer where the chunk ends."""
 
     chain: ChainId
     chain_version: ChainVersion
-    kind: LookKind
+    kind: QueryKind
     chunk: ChunkId
     offset: _Bytes = 0
     length: _Bytes = MAX_CHUNK_BYTES
 
 
-class Listed(msgspec.Struct, frozen=True, array_like=True):
+class ChunkEntry(msgspec.Struct, frozen=True, array_like=True):
     """A chunk in a list. `held` is None where what is there has to be replaced: uncommitted, or damaged."""
 
     chunk: ChunkId
-    held: Held | None
+    held: ChunkVersion | None
 
 
-_Entries = Annotated[tuple[Listed, ...], msgspec.Meta(max_length=MAX_PAGE)]
+_Entries = Annotated[tuple[ChunkEntry, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
 class Found(msgspec.Struct, frozen=True, tag="Found", array_like=True):
@@ -223,7 +224,7 @@ class NotCommitted(msgspec.Struct, frozen=True, tag="NotCommitted", array_like=T
     tail: TargetId
 
 
-LookReply: TypeAlias = Found | Missing | NotCommitted | Refused
+QueryReply: TypeAlias = Found | Missing | NotCommitted | Refused
 
 
 # --- between replicas ---
@@ -237,8 +238,8 @@ class Put(msgspec.Struct, frozen=True, tag="Put", array_like=True):
     base: ContentId | None
     """Which content it changes; None: the chunk is absent. Means nothing to a syncing replica."""
     change: Change
-    held: Held | None
-    row: Row | None
+    held: ChunkVersion | None
+    row: CompletionRecord | None
     """None for what resync copies: it sends the rows apart."""
 
 
@@ -249,7 +250,7 @@ class SyncStart(msgspec.Struct, frozen=True, tag="SyncStart", array_like=True):
 class SyncRows(msgspec.Struct, frozen=True, tag="SyncRows", array_like=True):
     """A page of the predecessor's rows."""
 
-    rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_PAGE)]
+    rows: Annotated[tuple[CompletionRecord, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
 class SyncList(msgspec.Struct, frozen=True, tag="SyncList", array_like=True):
@@ -264,7 +265,8 @@ class SyncDone(msgspec.Struct, frozen=True, tag="SyncDone", array_like=True):
 
 
 class Reminder(msgspec.Struct, frozen=True, tag="Reminder", array_like=True):
-    """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `Waiting`, or `Unheard`."""
+    """In the place of a copy of a `Put` with data: what of it? Answered by its answer, `InProgress`, or
+    `UnknownRequest`."""
 
     chunk: ChunkId
 
@@ -288,7 +290,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="Accepted", array_like=True):
 class Declined(msgspec.Struct, frozen=True, tag="Declined", array_like=True):
     """Not done, and this request never will be, by me or by any after me."""
 
-    refusal: Refusal
+    refusal: RefusalReason
     message: Annotated[str, msgspec.Meta(max_length=512)]
 
 
@@ -298,11 +300,11 @@ class Page(msgspec.Struct, frozen=True, tag="Page", array_like=True):
     """Nothing comes after the last of these."""
 
 
-class Waiting(msgspec.Struct, frozen=True, tag="Waiting", array_like=True):
+class InProgress(msgspec.Struct, frozen=True, tag="Waiting", array_like=True):
     """To a copy: your request came, and I am at it, or wait for the one behind me. It stays under way."""
 
 
-class Unheard(msgspec.Struct, frozen=True, tag="Unheard", array_like=True):
+class UnknownRequest(msgspec.Struct, frozen=True, tag="Unheard", array_like=True):
     """To a reminder: no such request came, or it could not be taken. Send all of it."""
 
 
@@ -312,14 +314,14 @@ class Answer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
     session: _Number
     lane: _Lane
     number: _Number
-    body: Accepted | Declined | Page | Waiting | Unheard
+    body: Accepted | Declined | Page | InProgress | UnknownRequest
 
 
-class Behind(msgspec.Struct, frozen=True, tag="Behind", array_like=True):
+class StaleChainVersion(msgspec.Struct, frozen=True, tag="Behind", array_like=True):
     """Your request was not of my chain version, which is this one. Who is behind asks for routing."""
 
     chain: ChainId
     chain_version: ChainVersion
 
 
-PeerMessage: TypeAlias = Request | Answer | Behind
+PeerMessage: TypeAlias = Request | Answer | StaleChainVersion

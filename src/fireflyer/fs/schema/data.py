@@ -18,20 +18,20 @@ import msgspec
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import KIB
-from fireflyer.fs.schema.chunks import Look, LookReply, PeerMessage, Update, UpdateReply
+from fireflyer.fs.schema.chunks import PeerMessage, Query, QueryReply, Update, UpdateReply
 from fireflyer.fs.schema.ids import ChainId, ChunkId, NodeId, TargetId
 
 __all__ = [
     "MAX_BODY_BYTES",
     "MAX_CAPABILITY_BYTES",
     "PURPOSE",
-    "Ask",
-    "Between",
-    "Doubt",
+    "CorruptionHint",
+    "DataReply",
+    "DataRequest",
     "Granted",
     "Message",
+    "PeerEnvelope",
     "Present",
-    "Told",
     "decode",
     "encode",
     "node_identity",
@@ -51,7 +51,7 @@ class Present(msgspec.Struct, frozen=True, tag="Present", array_like=True):
     capability: Annotated[bytes, msgspec.Meta(max_length=MAX_CAPABILITY_BYTES)]
 
 
-class Doubt(msgspec.Struct, frozen=True, tag="Doubt", array_like=True):
+class CorruptionHint(msgspec.Struct, frozen=True, tag="Doubt", array_like=True):
     """What was read of this chunk did not match its checksum: look whether it is damaged. Not answered."""
 
     chain: ChainId
@@ -64,23 +64,23 @@ class Granted(msgspec.Struct, frozen=True, tag="Granted", array_like=True):
     left_ns: _Number
 
 
-class Ask(msgspec.Struct, frozen=True, tag=1, array_like=True):
+class DataRequest(msgspec.Struct, frozen=True, tag=1, array_like=True):
     number: _Number
-    body: Update | Look | Present | Doubt
+    body: Update | Query | Present | CorruptionHint
 
 
-class Told(msgspec.Struct, frozen=True, tag=2, array_like=True):
+class DataReply(msgspec.Struct, frozen=True, tag=2, array_like=True):
     number: _Number
-    body: UpdateReply | LookReply | Granted
+    body: UpdateReply | QueryReply | Granted
 
 
-class Between(msgspec.Struct, frozen=True, tag=3, array_like=True):
+class PeerEnvelope(msgspec.Struct, frozen=True, tag=3, array_like=True):
     source: TargetId
     target: TargetId
     message: PeerMessage
 
 
-Message: TypeAlias = Ask | Told | Between
+Message: TypeAlias = DataRequest | DataReply | PeerEnvelope
 
 
 def node_identity(node: NodeId) -> str:

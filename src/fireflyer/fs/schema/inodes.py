@@ -23,14 +23,14 @@ __all__ = [
     "MAX_SYMLINKS",
     "ROOT",
     "Defaults",
-    "DeviceBody",
-    "DirectoryBody",
-    "FileBody",
+    "DeviceDetails",
+    "DirectoryDetails",
+    "FileDetails",
     "Inode",
     "InodeId",
     "Kind",
     "Layout",
-    "SymlinkBody",
+    "SymlinkDetails",
 ]
 
 MAX_NAME_BYTES: Final = 255
@@ -91,7 +91,7 @@ class Defaults(msgspec.Struct, frozen=True, array_like=True):
     """What is removed in it is kept for so long; 0: not at all."""
 
 
-class FileBody(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class FileDetails(msgspec.Struct, frozen=True, array_like=True, tag=1):
     layout: Layout
     length: _Length = 0
     cut: _U63 = 0
@@ -101,7 +101,7 @@ class FileBody(msgspec.Struct, frozen=True, array_like=True, tag=1):
     are gone."""
 
 
-class DirectoryBody(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class DirectoryDetails(msgspec.Struct, frozen=True, array_like=True, tag=2):
     parent: InodeId
     """Of the root: itself. Of one that is removed but open: still the last one."""
     entries: _U63 = 0
@@ -111,11 +111,11 @@ class DirectoryBody(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Directories above it when it was made, or moved itself; 0 of the root."""
 
 
-class SymlinkBody(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class SymlinkDetails(msgspec.Struct, frozen=True, array_like=True, tag=3):
     target: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_PATH_BYTES)]
 
 
-class DeviceBody(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class DeviceDetails(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Of FIFO, SOCKET, CHARACTER and BLOCK. `device`: as `st_rdev`, 0 for the first two."""
 
     device: _U63 = 0
@@ -134,24 +134,24 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
     atime_ns: _Time
     mtime_ns: _Time
     ctime_ns: _Time
-    area: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    quota_tree: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     """The innermost quota area that it is in: the inode of that directory; 0: none. A directory that is the head of an
     area is in it."""
-    body: FileBody | DirectoryBody | SymlinkBody | DeviceBody
+    body: FileDetails | DirectoryDetails | SymlinkDetails | DeviceDetails
     home: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """Of what is no directory: the one in which it got its last name. 0: not known."""
-    value_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    xattr_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """Of its extended attributes with their names, and of a symbolic link the target: what its area counts besides the
     length of a file."""
 
     @property
     def length(self) -> int:
         """As `st_size`, of files and symbolic links; 0 of others."""
-        if isinstance(self.body, FileBody):
+        if isinstance(self.body, FileDetails):
             return self.body.length
-        return len(self.body.target) if isinstance(self.body, SymlinkBody) else 0
+        return len(self.body.target) if isinstance(self.body, SymlinkDetails) else 0
 
     @property
     def charged_bytes(self) -> int:
         """What its area counts."""
-        return self.value_bytes + (self.body.length if isinstance(self.body, FileBody) else 0)
+        return self.xattr_bytes + (self.body.length if isinstance(self.body, FileDetails) else 0)

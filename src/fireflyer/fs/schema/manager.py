@@ -1,7 +1,7 @@
 """What storage nodes, clients and administrators say to the cluster manager, and what it answers.
 
 One request, one answer, in any order; a request may be sent again at any time, to any manager. Answers that every
-request can get: `NotPrimary` (ask another one), `Refusal` (an error of `fireflyer.base.errors`, by its wire code).
+request can get: `NotPrimary` (ask another one), `ManagerError` (an error of `fireflyer.base.errors`, by its wire code).
 
 What a storage process promises (the manager's decisions are safe only for those who keep it):
 
@@ -38,7 +38,6 @@ __all__ = [
     "AddTargets",
     "AdminRequest",
     "Answer",
-    "Behind",
     "CancelMoves",
     "ChangeMembers",
     "Condition",
@@ -53,6 +52,7 @@ __all__ = [
     "GiveUp",
     "Heartbeat",
     "HeartbeatAnswer",
+    "ManagerError",
     "MetaServices",
     "MoveList",
     "MoveStatus",
@@ -62,7 +62,6 @@ __all__ = [
     "NotPrimary",
     "Override",
     "OverrideWarning",
-    "Refusal",
     "Register",
     "Registered",
     "Request",
@@ -70,6 +69,7 @@ __all__ = [
     "RetireTargets",
     "RotateKeys",
     "RoutingAnswer",
+    "StaleIncarnation",
     "Status",
     "Superseded",
     "TargetReport",
@@ -119,7 +119,8 @@ class TargetReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Register(msgspec.Struct, frozen=True, tag="Register"):
-    """A storage process has started and wants its incarnation. Answered by `Registered`, or by `Behind`: then again
+    """A storage process has started and wants its incarnation. Answered by `Registered`, or by `StaleIncarnation`:
+    then again
     with the incarnation named there. `Busy` while another machine's process of this node may still be alive."""
 
     node: _RealNode
@@ -147,7 +148,7 @@ class Registered(msgspec.Struct, frozen=True, tag="Registered"):
     """Of the keys of capabilities, which services derive from the node secret: the first one signs, all are valid."""
 
 
-class Behind(msgspec.Struct, frozen=True, tag="Behind"):
+class StaleIncarnation(msgspec.Struct, frozen=True, tag="Behind"):
     """There has been another incarnation since `Register.previous`: this one."""
 
     incarnation: Incarnation
@@ -249,7 +250,7 @@ class NotPrimary(msgspec.Struct, frozen=True, tag="NotPrimary"):
     address: Annotated[str, msgspec.Meta(max_length=256)]
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="Refusal"):
+class ManagerError(msgspec.Struct, frozen=True, tag="Refusal"):
     """An error; `code` and `message` as in `fireflyer.base.errors`."""
 
     code: str
@@ -466,12 +467,12 @@ Request: TypeAlias = (
 )
 Answer: TypeAlias = (
     Registered
-    | Behind
+    | StaleIncarnation
     | Superseded
     | HeartbeatAnswer
     | RoutingAnswer
     | NotPrimary
-    | Refusal
+    | ManagerError
     | OverrideWarning
     | Done
     | Status

@@ -7,14 +7,14 @@ has a number of its client's: sent again, to whichever meta service, it is answe
 A *handle* is a number that the client chooses when it opens for writing, and never uses twice: while the handle is open
 the service knows that there may be bytes of which it has not heard. Opening for reading leaves nothing at the service.
 
-All errors are `Refused`, with an errno of POSIX. 0 as errno: `code` and `message` are an error of
+All errors are `ErrorReply`, with an errno of POSIX. 0 as errno: `code` and `message` are an error of
 `fireflyer.base.errors` (try again where that is transient).
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -23,14 +23,25 @@ from fireflyer.fs.schema.inodes import MAX_FILE_BYTES, MAX_NAME_BYTES, MAX_PATH_
 
 __all__ = ["END_OF_FILE", "MAX_BATCH", "MAX_CALLS", "MAX_GROUPS", "MAX_HELD", "MAX_LISTED", "MAX_NUMBERS"]
 __all__ += ["MAX_UNDER_WAY", "MAX_VALUE_BYTES", "MAX_VALUE_NAME_BYTES", "UNKNOWN_CUT", "Access", "Actor", "Allocate"]
-__all__ += ["AllocateMode", "Answer", "Answers", "Area", "Beat", "Call", "Calls", "Changing", "Close", "Done"]
-__all__ += ["Entry", "Found", "FoundMany", "GetArea", "GetLock", "GetSpace", "GetValue", "Link", "ListDirectory"]
-__all__ += ["ListValues"]
-__all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Names", "Now", "Open"]
-__all__ += ["OpenFlag", "Opened", "Place", "ReadLink", "Refused", "Remove", "RemoveDirectory", "RemoveTree"]
-__all__ += ["RemoveValue", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
-__all__ += ["SetArea", "SetAttributes", "SetDefaults", "SetValue", "Space", "Stat", "StatMany", "Symlink", "Target"]
-__all__ += ["Truncate", "Value", "ValueFlag", "Window"]
+__all__ += [
+    "AllocateMode",
+    "Answer",
+    "Answers",
+    "Call",
+    "Calls",
+    "Changing",
+    "ClientHeartbeat",
+    "Close",
+    "Done",
+    "QuotaTree",
+]
+__all__ += ["Entry", "Found", "FoundMany", "GetLock", "GetQuota", "GetSpace", "GetXattr", "Link", "ListDirectory"]
+__all__ += ["ListXattrs"]
+__all__ += ["Listing", "Lock", "LockKind", "LockState", "MakeDirectory", "MakeNode", "Now", "Open", "XattrNames"]
+__all__ += ["ErrorReply", "OpenFlag", "Opened", "PathRef", "ReadLink", "Remove", "RemoveDirectory", "RemoveTree"]
+__all__ += ["RemoveXattr", "Removed", "Rename", "RenameFlag", "Renew", "Report", "Request", "Reserve", "Reserved"]
+__all__ += ["SetAttributes", "SetDefaults", "SetQuota", "SetXattr", "Space", "Stat", "StatMany", "Symlink", "Target"]
+__all__ += ["Truncate", "Window", "XattrFlag", "XattrValue"]
 
 MAX_CALLS: Final = 64
 """Of one `Calls`."""
@@ -66,7 +77,7 @@ _Value = Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)]
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class PathRef(msgspec.Struct, frozen=True, array_like=True):
     """Where: a path from the directory `base`; b"" is `base` itself, whatever its kind. A path that begins with "/"
     begins at the root. Longer ones, and longer names, are ENAMETOOLONG: so they are allowed to come here."""
 
@@ -88,14 +99,14 @@ class Actor(msgspec.Struct, frozen=True, array_like=True):
 class Stat(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Answered by `Found`. `follow`: a symbolic link at the end of the path is followed."""
 
-    place: Place
+    place: PathRef
     follow: bool = True
 
 
 class StatMany(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Answered by `FoundMany`, in this order."""
 
-    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=MAX_BATCH)]
+    places: Annotated[tuple[PathRef, ...], msgspec.Meta(max_length=MAX_BATCH)]
     follow: bool = True
 
 
@@ -115,29 +126,33 @@ class ListDirectory(msgspec.Struct, frozen=True, array_like=True, tag=3):
 class ReadLink(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Answered by `Target`. EINVAL where it is no symbolic link."""
 
-    place: Place
+    place: PathRef
 
 
 class Access(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """`mask`: 4 read, 2 write, 1 execute or search; 0: is it there. Answered by `Done`."""
 
-    place: Place
+    place: PathRef
     mask: Annotated[int, msgspec.Meta(ge=0, le=7)]
     follow: bool = True
 
 
-class GetValue(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """An extended attribute, named with its namespace: b"user.colour". Answered by `Value`; ENODATA."""
+class GetXattr(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """An extended attribute, named with its namespace: b"user.colour". Answered by `XattrValue`; ENODATA."""
 
-    place: Place
+    label: ClassVar[str] = "GetValue"
+
+    place: PathRef
     name: _ValueName
     follow: bool = True
 
 
-class ListValues(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Answered by `Names`."""
+class ListXattrs(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Answered by `XattrNames`."""
 
-    place: Place
+    label: ClassVar[str] = "ListValues"
+
+    place: PathRef
     follow: bool = True
 
 
@@ -153,10 +168,12 @@ class GetLock(msgspec.Struct, frozen=True, array_like=True, tag=9):
     lock: Lock
 
 
-class GetArea(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Answered by `Area`; ENODATA where the directory is not the head of one."""
+class GetQuota(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Answered by `QuotaTree`; ENODATA where the directory is not the head of one."""
 
-    place: Place
+    label: ClassVar[str] = "GetArea"
+
+    place: PathRef
 
 
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag=11):
@@ -191,7 +208,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """Answered by `Opened`. Numbered if it creates, truncates or opens for writing. Opening fifos, sockets and devices
     is the client's kernel's: ENXIO here."""
 
-    place: Place
+    place: PathRef
     flags: Annotated[int, msgspec.Meta(ge=0, le=255)]
     handle: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """With WRITE: not 0."""
@@ -242,7 +259,7 @@ class Truncate(msgspec.Struct, frozen=True, array_like=True, tag=24):
     """Answered by `Found` when the chunks behind `length` are gone. `handle`: an open one of this client, whose right
     to write was checked when it was opened; 0: the right is checked now."""
 
-    place: Place
+    place: PathRef
     length: _Offset
     handle: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
@@ -270,14 +287,14 @@ class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=25):
 class MakeDirectory(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     mode: _Mode = 0o777
 
 
 class MakeNode(msgspec.Struct, frozen=True, array_like=True, tag=27):
     """A fifo, a socket, a device (root only) or an empty file. Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     kind: Kind
     mode: _Mode = 0o666
     device: _U63 = 0
@@ -286,35 +303,35 @@ class MakeNode(msgspec.Struct, frozen=True, array_like=True, tag=27):
 class Symlink(msgspec.Struct, frozen=True, array_like=True, tag=28):
     """Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     target: Annotated[bytes, msgspec.Meta(max_length=2 * MAX_PATH_BYTES)]
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True, tag=29):
     """A second name `place` for what is at `existing`. Answered by `Found`."""
 
-    existing: Place
-    place: Place
+    existing: PathRef
+    place: PathRef
     follow: bool = False
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """unlink: EISDIR for a directory. Answered by `Done`."""
 
-    place: Place
+    place: PathRef
 
 
 class RemoveDirectory(msgspec.Struct, frozen=True, array_like=True, tag=31):
     """Answered by `Done`."""
 
-    place: Place
+    place: PathRef
 
 
 class RemoveTree(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """Removes up to `limit` names below, deepest first, with the rights that removing each of them needs, and in the
     end the directory itself. Answered by `Removed`; again while `more`."""
 
-    place: Place
+    place: PathRef
     limit: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1024
 
 
@@ -326,8 +343,8 @@ class RenameFlag(enum.IntFlag):
 class Rename(msgspec.Struct, frozen=True, array_like=True, tag=33):
     """Answered by `Done`."""
 
-    source: Place
-    target: Place
+    source: PathRef
+    target: PathRef
     flags: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
 
 
@@ -342,7 +359,7 @@ class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=34):
     """chmod, chown, utimens; None: stays. Answered by `Found`. `report`: of the same inode, and the same user, done
     before; where one of the two is refused, none is done."""
 
-    place: Place
+    place: PathRef
     follow: bool = True
     mode: _Mode | None = None
     uid: _U32 | None = None
@@ -353,24 +370,28 @@ class SetAttributes(msgspec.Struct, frozen=True, array_like=True, tag=34):
     report: Report | None = None
 
 
-class ValueFlag(enum.IntEnum):
+class XattrFlag(enum.IntEnum):
     ANY = 0
     CREATE = 1
     REPLACE = 2
 
 
-class SetValue(msgspec.Struct, frozen=True, array_like=True, tag=35):
+class SetXattr(msgspec.Struct, frozen=True, array_like=True, tag=35):
     """Answered by `Done`."""
 
-    place: Place
+    label: ClassVar[str] = "SetValue"
+
+    place: PathRef
     name: _ValueName
     value: _Value
-    flag: ValueFlag = ValueFlag.ANY
+    flag: XattrFlag = XattrFlag.ANY
     follow: bool = True
 
 
-class RemoveValue(msgspec.Struct, frozen=True, array_like=True, tag=36):
-    place: Place
+class RemoveXattr(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    label: ClassVar[str] = "RemoveValue"
+
+    place: PathRef
     name: _ValueName
     follow: bool = True
 
@@ -408,10 +429,12 @@ class Lock(msgspec.Struct, frozen=True, array_like=True, tag=37):
     """For `GetLock`: the process that owns it on its machine."""
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag=38):
+class ClientHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=38):
     """Every few seconds, the `count`-th from 1: files which this client has had open since before its last beat, those
     that it has not named before (`held`) and those of them that it has closed (`closed`). Not more than `MAX_HELD` at
     once; `whole` is False while there are more of them to come. Answered by `Done`."""
+
+    label: ClassVar[str] = "Beat"
 
     count: _U63
     held: Annotated[tuple[InodeId, ...], msgspec.Meta(max_length=MAX_HELD)] = ()
@@ -419,12 +442,14 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=38):
     whole: bool = True
 
 
-class SetArea(msgspec.Struct, frozen=True, array_like=True, tag=39):
+class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag=39):
     """Makes a directory the head of a quota area, or changes its limits; both None: it is none any more. By
     administrators (uid 0). A directory with entries can become one while it is small enough to be counted in one
-    transaction: else EFBIG, with how to do it. Answered by `Area`."""
+    transaction: else EFBIG, with how to do it. Answered by `QuotaTree`."""
 
-    place: Place
+    label: ClassVar[str] = "SetArea"
+
+    place: PathRef
     bytes: _U63 | None = None
     inodes: _U63 | None = None
 
@@ -432,7 +457,7 @@ class SetArea(msgspec.Struct, frozen=True, array_like=True, tag=39):
 class SetDefaults(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """Of a directory, for what is made in it from now on; by its owner. Answered by `Found`."""
 
-    place: Place
+    place: PathRef
     defaults: Defaults
 
 
@@ -443,7 +468,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
     pass
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class ErrorReply(msgspec.Struct, frozen=True, array_like=True, tag=2):
     errno: Annotated[int, msgspec.Meta(ge=0, le=4095)]
     message: Annotated[str, msgspec.Meta(max_length=4096)]
     code: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -476,11 +501,11 @@ class Target(msgspec.Struct, frozen=True, array_like=True, tag=6):
     path: bytes
 
 
-class Value(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class XattrValue(msgspec.Struct, frozen=True, array_like=True, tag=7):
     value: _Value
 
 
-class Names(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class XattrNames(msgspec.Struct, frozen=True, array_like=True, tag=8):
     names: tuple[bytes, ...]
 
 
@@ -521,7 +546,7 @@ class LockState(msgspec.Struct, frozen=True, array_like=True, tag=13):
     client: ClientId = 0
 
 
-class Area(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class QuotaTree(msgspec.Struct, frozen=True, array_like=True, tag=14):
     head: InodeId
     bytes: _U63
     inodes: _U63
@@ -545,33 +570,33 @@ Changing: TypeAlias = (
     | RemoveTree
     | Rename
     | SetAttributes
-    | SetValue
-    | RemoveValue
+    | SetXattr
+    | RemoveXattr
     | Lock
-    | Beat
-    | SetArea
+    | ClientHeartbeat
+    | SetQuota
     | SetDefaults
 )
 """These are numbered, and `Open` where it changes anything."""
 Reading: TypeAlias = (
-    Stat | StatMany | ListDirectory | ReadLink | Access | GetValue | ListValues | GetSpace | GetLock | GetArea | Renew
+    Stat | StatMany | ListDirectory | ReadLink | Access | GetXattr | ListXattrs | GetSpace | GetLock | GetQuota | Renew
 )
 Request: TypeAlias = Reading | Open | Changing
 Answer: TypeAlias = (
     Done
-    | Refused
+    | ErrorReply
     | Found
     | FoundMany
     | Listing
     | Target
-    | Value
-    | Names
+    | XattrValue
+    | XattrNames
     | Space
     | Opened
     | Reserved
     | Removed
     | LockState
-    | Area
+    | QuotaTree
 )
 
 

@@ -19,11 +19,11 @@ import msgspec
 
 from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.ring import Ring
-from fireflyer.fs.core.meta.fsck.compare import Fault, Name, Names, lasting
+from fireflyer.fs.core.meta.fsck.compare import Fault, Name, NamespaceCheck, lasting
 from fireflyer.fs.schema.inodes import Inode, InodeId
-from fireflyer.fs.tools.fsck_chunks import ChunkCheck, Unowned
+from fireflyer.fs.tools.fsck_chunks import ChunkCheck, OrphanChunks
 
-__all__ = ["Fsck", "Summary", "Unowned"]
+__all__ = ["Fsck", "OrphanChunks", "Summary"]
 
 SETTLE_S: Final = 6.0
 """Longer than writers wait with a report of a length."""
@@ -41,7 +41,7 @@ class Summary(msgspec.Struct):
     asks: int = 0
     """Lists of chunks that were asked for."""
     faults: list[Fault] = msgspec.field(default_factory=list)
-    unowned: list[Unowned] = msgspec.field(default_factory=list)
+    unowned: list[OrphanChunks] = msgspec.field(default_factory=list)
 
 
 class Fsck:
@@ -68,7 +68,7 @@ class Fsck:
         summary.faults += [msgspec.structs.replace(fault, path=paths[fault.inode]) for fault in wrong]
         return summary
 
-    def remove(self, unowned: Iterable[Unowned]) -> int:
+    def remove(self, unowned: Iterable[OrphanChunks]) -> int:
         """Chunks that nobody owns. How many are gone."""
         unowned = list(unowned)
         total = sum(one.chunks for one in unowned)
@@ -79,10 +79,10 @@ class Fsck:
             self._files, self._ring, progress=lambda done: self._progress("Chunks", done, None), settle_s=settle_s
         )
 
-    def _walk(self, paths: dict[InodeId, str]) -> Names:
+    def _walk(self, paths: dict[InodeId, str]) -> NamespaceCheck:
         """The names; and in `paths` one of each of these inodes that has any."""
         root = self._files.stat("/").inode
-        names, summary = Names(root), self.summary
+        names, summary = NamespaceCheck(root), self.summary
         waiting = [("/", root.id)]
         directories = others = 0
         while waiting:
@@ -98,7 +98,7 @@ class Fsck:
             for one in entries:
                 if one.inode.id in paths and not paths[one.inode.id]:
                     paths[one.inode.id] = _under(path, one)
-            self._progress("Names", directories + others, None)
+            self._progress("NamespaceCheck", directories + others, None)
         summary.directories, summary.others = directories, others
         return names
 

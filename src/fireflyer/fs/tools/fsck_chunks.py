@@ -23,12 +23,12 @@ from fireflyer.fs.client.files.file_system import FileSystem
 from fireflyer.fs.client.ring import Ring
 from fireflyer.fs.core.meta.fsck.chain_walk import ChainWalk, Piece
 from fireflyer.fs.core.meta.fsck.compare import Fault, FaultKind, lasting, wrong_chunks
-from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
+from fireflyer.fs.schema.chunks import MAX_PAGE, ChunkEntry
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import MAX_INDEX, ChainId
-from fireflyer.fs.schema.inodes import FileBody, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, InodeId
 
-__all__ = ["ChunkCheck", "Unowned"]
+__all__ = ["ChunkCheck", "OrphanChunks"]
 
 FILES_TOGETHER: Final = 1024
 LISTED_TOGETHER: Final = 1 << 15
@@ -36,11 +36,11 @@ WINDOW: Final = 2048
 """Lists and removals under way."""
 MAX_DOUBTS: Final = 1 << 16
 
-_Take: TypeAlias = Callable[[tuple[Listed, ...]], object]
-_Batch: TypeAlias = dict[InodeId, dict[ChainId, list[Listed]]]
+_Take: TypeAlias = Callable[[tuple[ChunkEntry, ...]], object]
+_Batch: TypeAlias = dict[InodeId, dict[ChainId, list[ChunkEntry]]]
 
 
-class Unowned(msgspec.Struct, frozen=True):
+class OrphanChunks(msgspec.Struct, frozen=True):
     """Chunks of what is no file."""
 
     inode: InodeId
@@ -50,7 +50,7 @@ class Unowned(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Doubt:
+class _Suspect:
     faults: list[Fault] = field(default_factory=list)
     chains: dict[ChainId, None] = field(default_factory=dict)
     unowned: int = 0
@@ -70,11 +70,11 @@ class ChunkCheck:
         self.chunks = 0
         self.faults: list[Fault] = []
         """Without paths."""
-        self.unowned: list[Unowned] = []
+        self.unowned: list[OrphanChunks] = []
 
     def run(self) -> None:
         """Raises `FireflyerError` for what could not be looked at."""
-        doubts: dict[InodeId, _Doubt] = {}
+        doubts: dict[InodeId, _Suspect] = {}
         count = 0
         for batch in _batches(self._everything()):
             count += self._compare(batch, doubts)
@@ -87,7 +87,7 @@ class ChunkCheck:
                 doubts, count = kept, 0
         self._look_again(doubts)
 
-    def remove(self, unowned: Iterable[Unowned], progress: Callable[[int], None]) -> int:
+    def remove(self, unowned: Iterable[OrphanChunks], progress: Callable[[int], None]) -> int:
         """What is there of them now, and still is no file: how many chunks."""
         removed = 0
         for batch in _batches(self._listed((one.inode, chain) for one in unowned for chain in one.chains)):
@@ -100,15 +100,15 @@ class ChunkCheck:
 
     # --- comparing ---
 
-    def _compare(self, batch: _Batch, doubts: dict[InodeId, _Doubt]) -> int:
+    def _compare(self, batch: _Batch, doubts: dict[InodeId, _Suspect]) -> int:
         """How many more there are. The inodes are asked for behind the chunks: what has been removed since is gone."""
         count = 0
         for (inode, there), state in zip(batch.items(), self._files.stat_inodes(batch), strict=True):
             faults: list[Fault] = []
-            if isinstance(state, Attributes) and state.inode.links and isinstance(state.inode.body, FileBody):
+            if isinstance(state, Attributes) and state.inode.links and isinstance(state.inode.body, FileDetails):
                 faults = wrong_chunks("", state.inode, self._chains(state.inode.body.layout.table), there)
             if faults or _no_file(state):
-                doubt = doubts.setdefault(inode, _Doubt())
+                doubt = doubts.setdefault(inode, _Suspect())
                 doubt.faults += faults
                 doubt.chains |= dict.fromkeys(there)
                 count += max(1, len(faults))
@@ -118,18 +118,18 @@ class ChunkCheck:
                     doubt.bytes += sum(one.held.length for one in every if one.held is not None)
         return count
 
-    def _look_again(self, doubts: dict[InodeId, _Doubt]) -> None:
+    def _look_again(self, doubts: dict[InodeId, _Suspect]) -> None:
         if not doubts:
             return
         threading.Event().wait(self._settle_s)
-        again: dict[InodeId, _Doubt] = {}
+        again: dict[InodeId, _Suspect] = {}
         for batch in _batches(self._listed((inode, chain) for inode, one in doubts.items() for chain in one.chains)):
             self._compare(batch, again)
         for inode, before in sorted(doubts.items()):
-            now = again.get(inode, _Doubt())
+            now = again.get(inode, _Suspect())
             self.faults += lasting(before.faults, now.faults)
             if before.unowned and now.unowned:
-                self.unowned.append(Unowned(inode, tuple(now.chains), now.unowned, now.bytes))
+                self.unowned.append(OrphanChunks(inode, tuple(now.chains), now.unowned, now.bytes))
                 text = f"{counted(now.unowned, 'chunk')} with {format_bytes(now.bytes)} that no file owns"
                 self.faults.append(Fault(FaultKind.UNOWNED, inode, "", text))
 
@@ -182,8 +182,8 @@ class ChunkCheck:
             there.clear()
             yield from pieces
 
-    def _remove(self, chain: ChainId, listed: list[Listed]) -> int:
-        gone: list[tuple[Listed, ...]] = []
+    def _remove(self, chain: ChainId, listed: list[ChunkEntry]) -> int:
+        gone: list[tuple[ChunkEntry, ...]] = []
         for first in range(0, len(listed), WINDOW):
             part = listed[first : first + WINDOW]
             for one in part:
@@ -224,11 +224,11 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[_Batch]:
         yield batch
 
 
-def _keep(there: list[Piece], inode: InodeId, chain: ChainId, listed: tuple[Listed, ...]) -> None:
+def _keep(there: list[Piece], inode: InodeId, chain: ChainId, listed: tuple[ChunkEntry, ...]) -> None:
     there.append(Piece(inode, chain, listed))
 
 
 def _no_file(state: Attributes | FileError) -> bool:
     if isinstance(state, Attributes):
-        return not isinstance(state.inode.body, FileBody)
+        return not isinstance(state.inode.body, FileDetails)
     return state.errno in (errno.ESTALE, errno.ENOENT)

@@ -15,7 +15,7 @@ import msgspec
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.tools.trees import Tree, join
 
-__all__ = ["Figure", "Load", "measure"]
+__all__ = ["Load", "Measurement", "measure"]
 
 BLOCK_BYTES: Final = 4 * MIB
 RECORD_BYTES: Final = 4 * KIB
@@ -35,14 +35,14 @@ class Load(msgspec.Struct, frozen=True):
     """Threads for small files and names."""
 
 
-class Figure(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     what: str
     per_s: float
     unit: str
     """B: bytes; else what is counted."""
 
 
-def measure(tree: _Batching, directory: str, load: Load, *, doing: Callable[[str], None]) -> list[Figure]:
+def measure(tree: _Batching, directory: str, load: Load, *, doing: Callable[[str], None]) -> list[Measurement]:
     """In `directory`, which is made for it and removed. `doing` hears what comes next. Reads follow writes, so a file
     system with a cache of its own may answer from memory."""
     tree.mkdir(directory)
@@ -54,7 +54,7 @@ def measure(tree: _Batching, directory: str, load: Load, *, doing: Callable[[str
     return found
 
 
-def _large(tree: _Batching, path: str, load: Load, doing: Callable[[str], None]) -> Iterator[Figure]:
+def _large(tree: _Batching, path: str, load: Load, doing: Callable[[str], None]) -> Iterator[Measurement]:
     block = memoryview(bytearray(os.urandom(MIB) * (BLOCK_BYTES // MIB)))
     blocks = max(1, load.large_bytes // BLOCK_BYTES)
     doing("write a large file")
@@ -66,14 +66,14 @@ def _large(tree: _Batching, path: str, load: Load, doing: Callable[[str], None])
                 left = left[file.write(left) or 0 :]
         file.fsync()
         file.close()
-    yield Figure("write, one file", blocks * BLOCK_BYTES / took(), "B")
+    yield Measurement("write, one file", blocks * BLOCK_BYTES / took(), "B")
     doing("read it")
     with _timed() as took:
         file = tree.open(path, "rb")
         while file.readinto(block):
             pass
         file.close()
-    yield Figure("read, one file", blocks * BLOCK_BYTES / took(), "B")
+    yield Measurement("read, one file", blocks * BLOCK_BYTES / took(), "B")
     doing("read records of it")
     file = tree.open(path, "rb")
     places = blocks * BLOCK_BYTES // RECORD_BYTES
@@ -84,10 +84,10 @@ def _large(tree: _Batching, path: str, load: Load, doing: Callable[[str], None])
             offsets = [(first + at) * 2654435761 % places * RECORD_BYTES for at in range(RECORDS_TOGETHER)]
             tree.read_batch([(file, offset, record) for offset, record in zip(offsets, records, strict=True)])
     file.close()
-    yield Figure(f"read {RECORD_BYTES // KIB} KiB, {RECORDS_TOGETHER} at a time", RECORDS / took(), "reads")
+    yield Measurement(f"read {RECORD_BYTES // KIB} KiB, {RECORDS_TOGETHER} at a time", RECORDS / took(), "reads")
 
 
-def _small(tree: _Batching, directory: str, load: Load, doing: Callable[[str], None]) -> Iterator[Figure]:
+def _small(tree: _Batching, directory: str, load: Load, doing: Callable[[str], None]) -> Iterator[Measurement]:
     data = os.urandom(load.small_bytes)
     tree.mkdir(directory)
     paths = [join(directory, f"{number:08d}") for number in range(load.files)]
@@ -116,17 +116,17 @@ def _small(tree: _Batching, directory: str, load: Load, doing: Callable[[str], N
             with _timed() as took:
                 for _ in pool.map(action, paths):
                     pass
-            yield Figure(what, load.files / took(), "files")
+            yield Measurement(what, load.files / took(), "files")
             if size:
-                yield Figure(f"{what}, bytes", load.files * size / took(), "B")
+                yield Measurement(f"{what}, bytes", load.files * size / took(), "B")
     doing("list")
     with _timed() as took:
         count = sum(1 for _ in tree.scandir(directory))
-    yield Figure("list with attributes", count / took(), "names")
+    yield Measurement("list with attributes", count / took(), "names")
     doing("remove")
     with _timed() as took:
         tree.rmtree(directory)
-    yield Figure("remove", count / took(), "names")
+    yield Measurement("remove", count / took(), "names")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What a transaction has read or written, as points and half-open ranges.
 
-A `Gathering` collects while the transaction runs; `Conflicts` is its normal form: points sorted and in none of the
+A `ConflictSetBuilder` collects while the transaction runs; `Conflicts` is its normal form: points sorted and in none
+of the
 ranges; ranges sorted, apart from each other, none empty. Two transactions that touched the same keys have equal normal
 forms, so tests can assert them.
 """
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from fireflyer.kvstore.core.keys import ENTRY_OVERHEAD_BYTES, KeyRange, key_after
 
-__all__ = ["Conflicts", "Gathering", "merged"]
+__all__ = ["ConflictSetBuilder", "Conflicts", "merged"]
 
 
 class Conflicts(NamedTuple):
@@ -78,7 +79,7 @@ def merged(ranges: Iterable[KeyRange]) -> tuple[KeyRange, ...]:
     return tuple(result)
 
 
-class Gathering:
+class ConflictSetBuilder:
     """What has been touched so far; adding the same thing again costs nothing."""
 
     __slots__ = ("_points", "_ranges", "bytes_counted")

@@ -13,7 +13,7 @@ import bisect
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from fireflyer.kvstore.core.conflicts import Conflicts, Gathering
+from fireflyer.kvstore.core.conflicts import Conflicts, ConflictSetBuilder
 from fireflyer.kvstore.core.keys import (
     ENTRY_OVERHEAD_BYTES,
     MAX_PAGE_BYTES,
@@ -36,7 +36,7 @@ class Mutations(NamedTuple):
     cleared: tuple[KeyRange, ...] = ()
     writes: tuple[tuple[bytes, bytes | None], ...] = ()
     """None: cleared."""
-    makes_room: bool = False
+    frees_space: bool = False
     """It may use the room that is kept for clearing keys."""
 
     @property
@@ -49,7 +49,7 @@ class Mutations(NamedTuple):
 
     def conflicts(self) -> Conflicts:
         """What others must not have read."""
-        gathering = Gathering()
+        gathering = ConflictSetBuilder()
         for cleared in self.cleared:
             gathering.add_range(cleared)
         for key, _ in self.writes:

@@ -1,9 +1,9 @@
 """Time and chance of the engines, as arguments.
 
-Real engines are given `fireflyer.kvstore.timing.LoopWaits`. In the simulation `SteppedWaits` hands every pause and
+Real engines are given `fireflyer.kvstore.timing.LoopTiming`. In the simulation `SteppedTiming` hands every pause and
 every sleep to whoever drives the coroutine, so the same bodies run there without asyncio:
 
-    engine = MemoryEngine(store, waits=SteppedWaits(node.clock.now_ns, random.randrange))
+    engine = MemoryEngine(store, waits=SteppedTiming(node.clock.now_ns, random.randrange))
     node.spawn(steps(work))        work() is a coroutine; a step yields a delay in nanoseconds, or None for a short one
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from fireflyer.base.units import MS
 
-__all__ = ["MAX_CONFLICTS", "DeadlinePassed", "SteppedWaits", "Waits", "backoff_ns", "steps"]
+__all__ = ["MAX_CONFLICTS", "DeadlinePassed", "SteppedTiming", "Timing", "backoff_ns", "steps"]
 
 T = TypeVar("T")
 
@@ -25,10 +25,10 @@ MAX_BACKOFF_NS: Final = 500 * MS
 
 
 class DeadlinePassed(Exception):
-    """Out of `Waits.limit`: what stood inside has been cancelled."""
+    """Out of `Timing.limit`: what stood inside has been cancelled."""
 
 
-class Waits(Protocol):
+class Timing(Protocol):
     def now_ns(self) -> int: ...
 
     def below(self, bound: int) -> int:
@@ -57,7 +57,7 @@ class _Step:
         yield self._delay_ns
 
 
-class SteppedWaits(Waits):
+class SteppedTiming(Timing):
     """Deadlines are found by the transaction itself, at its next operation."""
 
     def __init__(self, now_ns: Callable[[], int], below: Callable[[int], int]) -> None:
@@ -81,7 +81,8 @@ class SteppedWaits(Waits):
 
 
 def steps(work: Callable[[], Awaitable[T]]) -> Generator[int | None, None, T]:
-    """Runs the coroutine `work()`, which waits for nothing but `SteppedWaits`. It begins with the first step, so that a
+    """Runs the coroutine `work()`, which waits for nothing but `SteppedTiming`. It begins with the first step, so
+    that a
     generator that is dropped before it leaves no coroutine behind."""
     waiting: Generator[Any, None, T] = work().__await__()
     return (yield from waiting)

@@ -1,7 +1,8 @@
 """Starting processes that cannot be left behind.
 
 `Guarded` starts a command under a guard (see `fireflyer.runtime.processes.guard`): when this process closes it or dies,
-the command and all that it started are killed. `start_leashed` starts a direct child that dies with this process (see
+the command and all that it started are killed. `start_with_parent_death_signal` starts a direct child that dies with
+this process (see
 `fireflyer.runtime.processes.parent_death_signal`); on top of that it has a session of its own, so that `killpg` reaches
 what it forks.
 """
@@ -32,8 +33,8 @@ __all__ = [
     "kill_marked",
     "marked",
     "new_token",
-    "reap_strangers",
-    "start_leashed",
+    "reap_orphans",
+    "start_with_parent_death_signal",
     "watch_exit",
 ]
 
@@ -57,11 +58,11 @@ def exit_code_of(returncode: int) -> int:
 
 
 def become_subreaper() -> None:
-    """Descendants that lose their parent become children of this process from now on; see `reap_strangers`."""
+    """Descendants that lose their parent become children of this process from now on; see `reap_orphans`."""
     ctypes.CDLL(None).prctl(guard.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap_strangers(known: Callable[[int], bool]) -> None:
+def reap_orphans(known: Callable[[int], bool]) -> None:
     """Removes ended children that nobody waits for. `known` says which ones somebody does; those stay."""
     while True:
         try:
@@ -88,7 +89,7 @@ def watch_exit(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], 
     loop.add_reader(fd, ended)
 
 
-def start_leashed(
+def start_with_parent_death_signal(
     command: Sequence[str], *, environment: Mapping[str, str], stdout: int, stderr: int, directory: str | None = None
 ) -> subprocess.Popen[bytes]:
     """A child in a session of its own with the given environment (complete), standard input empty. A command that
@@ -156,13 +157,13 @@ class Guarded:
             )
         except OSError as error:
             raise translate_os_error(error, f"start {command[0]}") from error
-        self._leash = cast("IO[bytes]", self._process.stdin)
+        self._control_pipe = cast("IO[bytes]", self._process.stdin)
         self._words = cast("IO[bytes]", self._process.stdout)
         os.set_blocking(self._words.fileno(), False)
         try:
             watch_exit(self._loop, self._process.pid, self._ended)
         except BaseException:
-            self._leash.close()
+            self._control_pipe.close()
             self._words.close()
             self._process.wait()
             raise
@@ -170,14 +171,14 @@ class Guarded:
 
     def kill(self) -> None:
         """SIGKILL to the command and everything below it; returns at once, `wait_gone` says when it is done."""
-        self._leash.close()
+        self._control_pipe.close()
         if not self._gone.done():
             self._process.send_signal(signal.SIGCONT)
 
     async def wait_gone(self, timeout_s: float = KILL_TIMEOUT_S) -> bool:
         """Waits until the guard has ended by itself or, after `kill`, until `timeout_s` is over; a guard that does not
         answer is killed as well. True when nothing is left."""
-        if not self._leash.closed:
+        if not self._control_pipe.closed:
             await asyncio.shield(self._gone)
         else:
             try:
@@ -213,7 +214,7 @@ class Guarded:
             self._listen()
             self._loop.remove_reader(self._words.fileno())
             self._words.close()
-        self._leash.close()
+        self._control_pipe.close()
         self._process.wait()
         if not self._gone.done():
             self._gone.set_result(None)

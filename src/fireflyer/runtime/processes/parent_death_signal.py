@@ -1,6 +1,6 @@
 """Becomes a command that dies with its parent. Runs as a program of its own, between fork and the command.
 
-    python -I -S leash.py PARENT_PID command argument ...
+    python -I -S parent_death_signal.py PARENT_PID command argument ...
 
 Done by a program because code between `fork` and `exec` in a process with threads or an event loop is not safe. It
 asks the kernel for SIGKILL when the parent dies, gives every signal its default meaning again (an ignored signal would

@@ -13,7 +13,7 @@ from fireflyer.identity.handshake import (
     Accepts,
     ClientHandshake,
     Credential,
-    Refusal,
+    HandshakeRefused,
     ServerHandshake,
     Session,
     message_length,
@@ -108,7 +108,7 @@ async def accept_stream(
     try:
         _write(writer, handshake.on_hello(await _read(reader, PermissionDenied(_CLIENT_LEFT))))
         session, verdict = handshake.on_proof(await _read(reader, PermissionDenied(_CLIENT_LEFT)))
-    except Refusal as refusal:
+    except HandshakeRefused as refusal:
         _write(writer, refusal.reply)
         raise
     _write(writer, verdict)

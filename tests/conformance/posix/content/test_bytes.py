@@ -44,7 +44,7 @@ class Twin:
         place = Both(model, subject)
         place.renew(f"/twin-{next(_tops)}")
         self.user = User(place, ALICE)
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._number = self.user.open("file", os.O_RDWR | os.O_CREAT)
         self._appending = self.user.open("file", os.O_WRONLY | os.O_APPEND)
         self._acts: list[Callable[[], object]] = [self._read, self._read, self._write, self._write, self._append]
@@ -52,10 +52,10 @@ class Twin:
         self._acts += [self._map_read, self._map_write] if mapped else []
 
     def act(self) -> None:
-        self._chance.choice(self._acts)()
+        self._rng.choice(self._acts)()
         size = self.user.fstat(self._number).size
         if size > LONGEST:
-            self.user.ftruncate(self._number, self._chance.randrange(LONGEST))
+            self.user.ftruncate(self._number, self._rng.randrange(LONGEST))
 
     def compare(self) -> None:
         self.user.pread(self._number, ALL_AT_ONCE, 0)
@@ -68,13 +68,13 @@ class Twin:
 
     def _range(self) -> tuple[int, int]:
         """Often small, and around where chunks begin."""
-        chance = self._chance
-        size = chance.choice([1, chance.randrange(1, 100), chance.randrange(1, 5000), chance.randrange(1, MOST)])
-        near = chance.choice([0, 1 << 16, 1 << 20, 2 << 20]) + chance.randrange(-100, 100)
-        return max(0, chance.choice([near, chance.randrange(LONGEST)])), size
+        rng = self._rng
+        size = rng.choice([1, rng.randrange(1, 100), rng.randrange(1, 5000), rng.randrange(1, MOST)])
+        near = rng.choice([0, 1 << 16, 1 << 20, 2 << 20]) + rng.randrange(-100, 100)
+        return max(0, rng.choice([near, rng.randrange(LONGEST)])), size
 
     def _bytes(self, size: int) -> bytes:
-        return self._chance.randbytes(size)
+        return self._rng.randbytes(size)
 
     def _read(self) -> None:
         offset, size = self._range()

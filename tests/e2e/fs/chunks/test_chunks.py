@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.fs.clusters.processes import CHAIN, Insisting, Running, running
+from tests.support.fs.clusters.processes import CHAIN, RetryingWriter, Running, running
 from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, UsageError
@@ -21,7 +21,7 @@ from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.fs.client import MISSING, READ, Chunks, Options, PerProcess, Read, Ring, Write, connect, open_ring
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.requests.effects import Limits
-from fireflyer.fs.schema.chunks import Held, Listed
+from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.sessions import EndSession, GetSessions, SessionList
 
@@ -111,7 +111,7 @@ def a_ring_does_the_same(ring: Ring) -> None:
     counts = dict(zip(over.tags.tolist(), over.counts.tolist(), strict=True))
     assert counts == dict.fromkeys(range(1000, 1000 + count), size) | {1000 + count: MISSING, 1001 + count: 10, 1: 0}
     held = over.values[1]
-    assert isinstance(held, Held)
+    assert isinstance(held, ChunkVersion)
     assert held.length == 100 * size
     assert np.array_equal(memory[:count], content[order])
     assert ring.under_way == 0
@@ -189,7 +189,7 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
                     ring.prepare_write(6, CHAIN, ChunkId(5, 0), b"no")
                     over = ring.wait(6)
                     listed = over.values[2]
-                    assert isinstance(listed, Listed)
+                    assert isinstance(listed, ChunkEntry)
                     assert listed.chunk == ChunkId(5, 0)
                     assert over.values == {1: (listed,), 2: listed, 4: ()}
                     assert dict(zip(over.tags.tolist(), over.counts.tolist(), strict=True))[3] == MISSING
@@ -320,7 +320,7 @@ def test_nothing_acknowledged_is_lost_while_nodes_and_the_manager_are_killed(tmp
     async def main() -> None:
         async with running(tmp_path, nodes=3, replicas=3) as run, await run.connect(QUICK) as chunks:
             until = asyncio.Event()
-            workers = [Insisting(chunks, 10 + number, number) for number in range(6)]
+            workers = [RetryingWriter(chunks, 10 + number, number) for number in range(6)]
             async with asyncio.TaskGroup() as group:
                 for worker in workers:
                     group.create_task(worker.work(until))

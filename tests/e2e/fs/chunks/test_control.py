@@ -10,11 +10,11 @@ import pytest
 
 from fireflyer.base.errors import NotFound, PermissionDenied, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.control import ASK, ControlClient, Lines, ManagerClient
+from fireflyer.fs.control import ASK, ConnectionPool, ControlClient, ManagerClient
 from fireflyer.fs.control.client import MAX_ASKED
 from fireflyer.fs.control.connections import MAX_LINES
-from fireflyer.fs.core.chain.node_membership import Ask, Told
-from fireflyer.fs.schema.manager import Answer, Done, GetStatus, NotPrimary, Refusal, Request, Status, TargetStatus
+from fireflyer.fs.core.chain.node_membership import ManagerReply, SendToManager
+from fireflyer.fs.schema.manager import Answer, Done, GetStatus, ManagerError, NotPrimary, Request, Status, TargetStatus
 from fireflyer.identity import NodeCredential, Secret, new_secret
 from fireflyer.runtime.rpc import Accepts, Caller, RpcServer
 
@@ -82,11 +82,11 @@ def test_a_manager_that_is_gone_or_silent_is_passed_over() -> None:
 
 def test_refusals_come_out_as_errors_and_only_transient_ones_are_repeated() -> None:
     async def story() -> None:
-        async with speaking(Refusal("busy", "later")) as (manager,):
+        async with speaking(ManagerError("busy", "later")) as (manager,):
             async with ManagerClient([manager.address], ME) as client:
                 asking = asyncio.create_task(client.ask(GetStatus()))
                 await manager.heard.wait()
-                manager.answer = Refusal("not_found", "no such thing")
+                manager.answer = ManagerError("not_found", "no such thing")
                 with pytest.raises(NotFound, match="no such thing"):
                     await asking
             with pytest.raises(PermissionDenied):
@@ -120,25 +120,25 @@ def test_a_status_of_many_pages_is_one() -> None:
 
 def test_a_machine_gets_the_answers_that_come_and_nothing_for_those_that_do_not() -> None:
     async def story() -> None:
-        told: list[Told] = []
+        told: list[ManagerReply] = []
         came = asyncio.Event()
 
-        def on_told(one: Told) -> None:
+        def on_reply(one: ManagerReply) -> None:
             told.append(one)
             came.set()
 
         async with speaking(Done("x"), None) as (manager, silent):
-            control = ControlClient(ME, on_told)
-            control.ask(Ask(1, "127.0.0.1:1", GetStatus()))
-            control.ask(Ask(2, silent.address, GetStatus()))
-            control.ask(Ask(3, manager.address, GetStatus()))
+            control = ControlClient(ME, on_reply)
+            control.ask(SendToManager(1, "127.0.0.1:1", GetStatus()))
+            control.ask(SendToManager(2, silent.address, GetStatus()))
+            control.ask(SendToManager(3, manager.address, GetStatus()))
             await came.wait()
-            assert told == [Told(3, Done("x"))]
+            assert told == [ManagerReply(3, Done("x"))]
             for number in range(4, 4 + 2 * MAX_ASKED):
-                control.ask(Ask(number, silent.address, GetStatus()))
+                control.ask(SendToManager(number, silent.address, GetStatus()))
             async with asyncio.timeout(10):
                 await control.close()
-            assert told == [Told(3, Done("x"))]
+            assert told == [ManagerReply(3, Done("x"))]
 
     asyncio.run(story())
 
@@ -146,7 +146,7 @@ def test_a_machine_gets_the_answers_that_come_and_nothing_for_those_that_do_not(
 def test_there_is_one_connection_per_manager_and_a_bound_for_managers() -> None:
     async def story() -> None:
         async with speaking(Done("x")) as (manager,):
-            lines = Lines(ME)
+            lines = ConnectionPool(ME)
             answers = [lines.call(manager.address, GetStatus(), SECOND) for _ in range(20)]
             assert await asyncio.gather(*answers) == [Done("x")] * 20
             for number in range(MAX_LINES - 1):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.fs.clusters.managers import ManagerProcess, PlayedNode, Site, seconds_since
+from tests.support.fs.clusters.managers import FakeNode, ManagerProcess, Site, seconds_since
 from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client import connect
-from fireflyer.fs.control import Lines, ManagerClient
+from fireflyer.fs.control import ConnectionPool, ManagerClient
 from fireflyer.fs.core.capability import Rights, derive_key, verify
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.manager import (
@@ -104,8 +104,8 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
             addresses = [one.address for one in managers]
             async with ManagerClient(addresses, site.service) as client:
                 await asked(client, *SETTING_UP)
-                nodes = [PlayedNode(1, (11,), addresses, site), PlayedNode(2, (21,), addresses, site)]
-                await nodes[0].wait(lambda: all(one.attendance.incarnation for one in nodes))
+                nodes = [FakeNode(1, (11,), addresses, site), FakeNode(2, (21,), addresses, site)]
+                await nodes[0].wait(lambda: all(one.membership.incarnation for one in nodes))
                 await asked(client, CHAIN)
                 await nodes[0].wait(lambda: nodes[0].serves(11))
                 for _ in range(2):
@@ -129,7 +129,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
 
 async def answers(manager: ManagerProcess, site: Site) -> bool:
     """Whether it is the primary. The others say at once that they are not."""
-    lines = Lines(site.service)
+    lines = ConnectionPool(site.service)
     try:
         return isinstance(await lines.call(manager.address, GetStatus(), 30 * SECOND), Status)
     finally:

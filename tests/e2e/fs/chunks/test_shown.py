@@ -20,7 +20,7 @@ from tests.support.fs.clusters.managers import ManagerProcess
 import fireflyer.fs
 from fireflyer.fs.client import ChunkId, open_ring_to
 from fireflyer.fs.core.meta.inodes.layout import order_of
-from fireflyer.fs.schema.inodes import FileBody
+from fireflyer.fs.schema.inodes import FileDetails
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
@@ -96,7 +96,7 @@ def test_nothing_is_repaired_before_somebody_has_said_so(cluster: LocalCluster) 
         with files.open("/file", "wb") as file:
             file.write(b"bytes")
         inode = files.stat("/file").inode
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         with open_ring_to(str(cluster.directory)) as ring:
             chain = order_of(inode.body.layout, ring.chains())[0]
             ring.prepare_write(1, chain, ChunkId(inode.id + 100, 0), b"nobody's")

@@ -138,10 +138,10 @@ def test_a_process_without_descriptors_keeps_its_targets(tmp_path: Path) -> None
         await node.start(NOFILE=90)
         await store.until_serving(1)
         address = Address.parse(store.routing.nodes[0].address)
-        crowd = [socket.create_connection(address) for _ in range(150)]
+        workload = [socket.create_connection(address) for _ in range(150)]
         await store.until(lambda: _says(node, "too many open files"))
         await asyncio.sleep(2 * LOOK_S)  # so that its directory was looked at meanwhile
-        for one in crowd:
+        for one in workload:
             one.close()
         assert "given up" not in node.log()
         await store.write(SECOND, 0, b"after it")
@@ -207,7 +207,7 @@ def test_flipped_bits_are_found_and_mended_from_another_replica(tmp_path: Path, 
         assert flip(store.nodes[member.node].target_directory, content) == 1
         if finder == "doubt":
             node = await store.connection(member.node)
-            node.send(frame(MESSAGE, data.encode(data.Ask(1, data.Doubt(1, FIRST)))))
+            node.send(frame(MESSAGE, data.encode(data.DataRequest(1, data.CorruptionHint(1, FIRST)))))
 
         async def mended() -> bool:
             await store.look()

@@ -32,10 +32,10 @@ from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
-    Look,
-    LookKind,
     Missing,
     Operation,
+    Query,
+    QueryKind,
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId
@@ -58,16 +58,16 @@ def test_updates_pass_through_the_chain_and_are_read_at_every_replica(tmp_path: 
         for member in store.serving():
             node = await store.connection(member.node)
             version = store.chain.version
-            stat = await node.ask(Look(1, version, LookKind.STAT, FIRST))
-            last = await node.ask(Look(1, version, LookKind.LAST, ChunkId(2, 1 << 20)))
-            listed = await node.ask(Look(1, version, LookKind.LIST, ChunkId(1, 0), length=10))
+            stat = await node.ask(Query(1, version, QueryKind.STAT, FIRST))
+            last = await node.ask(Query(1, version, QueryKind.LAST, ChunkId(2, 1 << 20)))
+            listed = await node.ask(Query(1, version, QueryKind.LIST, ChunkId(1, 0), length=10))
             assert isinstance(stat, Found)
             assert stat.entries[0].held is not None
             assert (stat.entries[0].held.length, stat.entries[0].held.crc) == (150_000, crc32c(store.known[FIRST]))
             assert isinstance(last, Found)
             assert last.entries[0].chunk == THIRD
             assert listed == stat
-            assert await node.ask(Look(1, version, LookKind.STAT, SECOND)) == Missing()
+            assert await node.ask(Query(1, version, QueryKind.STAT, SECOND)) == Missing()
         assert not any("has no answer" in node.log() for node in store.nodes.values())
 
     in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS)
@@ -255,16 +255,16 @@ def test_targets_of_one_process_have_chains_of_their_own(tmp_path: Path) -> None
 
 async def write_and_read(store: Store, number: int, stop: asyncio.Event) -> int:
     """A client that checks each of its writes at some replica. Returns how many reads said something."""
-    chance, seen = random.Random(number), 0
+    rng, seen = random.Random(number), 0
     while not stop.is_set():
-        chunk = ChunkId(50 + number, chance.randrange(6))
-        if chance.random() < 0.1 and chunk in store.known:
+        chunk = ChunkId(50 + number, rng.randrange(6))
+        if rng.random() < 0.1 and chunk in store.known:
             await store.remove(chunk)
         else:
-            await store.write(chunk, chance.choice([0, 0, 100, 70_000]), os.urandom(chance.choice([10, 4096, 300_000])))
+            await store.write(chunk, rng.choice([0, 0, 100, 70_000]), os.urandom(rng.choice([10, 4096, 300_000])))
         with contextlib.suppress(FireflyerError, TimeoutError):
             await store.look()
-            connection = await store.connection(chance.choice(store.serving()).node)
+            connection = await store.connection(rng.choice(store.serving()).node)
             answer = await connection.read(1, store.chain.version, chunk.file, chunk.index, 0, MIB, timeout_s=2)
             if answer.status in (FOUND, MISSING):
                 found = answer.data if answer.status == FOUND else None
@@ -277,14 +277,14 @@ async def write_and_read(store: Store, number: int, stop: asyncio.Event) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_happens_to_processes_every_client_reads_what_it_wrote(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
-    async def strike(store: Store) -> None:
-        victims = chance.sample(list(store.nodes.values()), chance.choice([1, 1, 1, 2, 3]))
-        how = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+    async def inject(store: Store) -> None:
+        victims = rng.sample(list(store.nodes.values()), rng.choice([1, 1, 1, 2, 3]))
+        how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
         for victim in victims:
             victim.kill(how)
-        away_s = chance.random() * 3
+        away_s = rng.random() * 3
         if how == signal.SIGSTOP:
             await asyncio.sleep(away_s)
             for victim in victims:
@@ -300,7 +300,7 @@ def test_whatever_happens_to_processes_every_client_reads_what_it_wrote(tmp_path
         stop = asyncio.Event()
         clients = [asyncio.get_running_loop().create_task(write_and_read(store, one, stop)) for one in range(4)]
         for _ in range(8):
-            await strike(store)
+            await inject(store)
             await store.until_serving(3)
         stop.set()
         assert min(await asyncio.gather(*clients)) > 0

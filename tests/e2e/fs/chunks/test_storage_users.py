@@ -20,14 +20,14 @@ from fireflyer.base.units import MIB
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
-    Behind,
     Change,
-    Look,
-    LookKind,
     Missing,
     Operation,
-    Refusal,
+    Query,
+    QueryKind,
+    RefusalReason,
     Refused,
+    StaleChainVersion,
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId
@@ -48,13 +48,13 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         credentials = [user_of(store, tokens, name) for name in ("ann", "bob")]
         ann, bob = [await DataConnection.connect(address, one) for one in credentials]
         update = Update(1, version, store.client, 3, 1, ChunkId(1, 3), Change(Operation.TRUNCATE, 0, 5))
-        stat = Look(1, version, LookKind.STAT, FIRST)
+        stat = Query(1, version, QueryKind.STAT, FIRST)
 
         async def may(one: DataConnection) -> list[bool]:
             """Read, stat, write."""
             read = await one.read(1, version, 1, 0, 0, 10)
             said = [await one.ask(stat), await one.ask(update)]
-            refused = [isinstance(reply, Refused) and reply.refusal is Refusal.DENIED for reply in said]
+            refused = [isinstance(reply, Refused) and reply.refusal is RefusalReason.DENIED for reply in said]
             assert read.status in (1, 6), read
             return [read.status == 1, *(not one for one in refused)]
 
@@ -70,12 +70,12 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         for token in (to_read, to_write, b"", to_read[:-1], bytes(len(to_read))):
             refused = await bob.ask(data.Present(token))
             assert isinstance(refused, Refused)
-            assert refused.refusal is Refusal.DENIED
+            assert refused.refusal is RefusalReason.DENIED
         assert await may(bob) == [False, False, False]
         other = Update(1, version, store.client + 1, 3, 1, ChunkId(1, 3), Change(Operation.TRUNCATE, 0, 5))
         reply = await ann.ask(other)
         assert isinstance(reply, Refused)
-        assert reply.refusal is Refusal.DENIED
+        assert reply.refusal is RefusalReason.DENIED
         await ann.close()
         await bob.close()
 
@@ -138,13 +138,13 @@ def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
         await asyncio.sleep(max(0.0, expires_s - time.time()))
         for ask in (
-            Look(1, version, LookKind.STAT, FIRST),
+            Query(1, version, QueryKind.STAT, FIRST),
             Update(1, version, store.client, 3, 1, FIRST, Change(Operation.TRUNCATE, 0, 5)),
             data.Present(token),
         ):
             refused = await connection.ask(ask)
             assert isinstance(refused, Refused)
-            assert refused.refusal is Refusal.DENIED
+            assert refused.refusal is RefusalReason.DENIED
         await connection.close()
 
     in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
@@ -152,11 +152,11 @@ def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
 
 NONSENSE = {
     "other protocol": b"GET / HTTP/1.1\r\n\r\n" * 10,
-    "checksum": frame(MESSAGE, data.encode(data.Between(1, 2, Behind(1, 1))))[:-1] + b"\0",
+    "checksum": frame(MESSAGE, data.encode(data.PeerEnvelope(1, 2, StaleChainVersion(1, 1))))[:-1] + b"\0",
     "kind": frame(77, b"x"),
     "body": frame(MESSAGE, b"\x91" * 1000),
-    "for peers alone": frame(MESSAGE, data.encode(data.Between(1, 2, Behind(1, 1)))),
-    "for clients alone": frame(MESSAGE, data.encode(data.Told(1, Missing()))),
+    "for peers alone": frame(MESSAGE, data.encode(data.PeerEnvelope(1, 2, StaleChainVersion(1, 1)))),
+    "for clients alone": frame(MESSAGE, data.encode(data.DataReply(1, Missing()))),
     "too long": frame(MESSAGE, b"", payload_bytes=65 * MIB),
     "half a read": frame(READS, bytes(39)),
 }
@@ -179,7 +179,7 @@ def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path) -> None:
             except TimeoutError:
                 pytest.fail(f"{what} is taken")
             await bad.close()
-        denied = await good.ask(Look(1, store.chain.version, LookKind.STAT, FIRST))
+        denied = await good.ask(Query(1, store.chain.version, QueryKind.STAT, FIRST))
         assert isinstance(denied, Refused)
         await good.close()
         await store.write(FIRST, 0, b"UN")

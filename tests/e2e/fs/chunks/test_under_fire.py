@@ -64,22 +64,22 @@ async def move_to_and_fro(local: LocalCluster, stop: asyncio.Event) -> int:
     """Empties one node and fills it again. How often."""
     times = 0
     while not stop.is_set() or not times:
-        await asyncio.to_thread(local.insist, "admin", "drain" if times % 2 == 0 else "undrain", "--node", "1")
-        await asyncio.to_thread(local.insist, "admin", "rebalance")
+        await asyncio.to_thread(local.retry_until, "admin", "drain" if times % 2 == 0 else "undrain", "--node", "1")
+        await asyncio.to_thread(local.retry_until, "admin", "rebalance")
         await asyncio.to_thread(local.wait, lambda status: not status["moves"], MOVES_S)
         times += 1
     if times % 2:
-        await asyncio.to_thread(local.insist, "admin", "undrain", "--node", "1")
+        await asyncio.to_thread(local.retry_until, "admin", "undrain", "--node", "1")
     return times
 
 
 async def kill_some(local: LocalCluster, load: Load, stop: asyncio.Event) -> int:
     """One or two at a time, as soon as all live."""
-    chance, killed = random.Random(7), 0
+    rng, killed = random.Random(7), 0
     names = ["manager-1", *(f"node-{number}" for number in range(1, 5))]
     while not stop.is_set() or not killed:
         before = incarnations(await asyncio.to_thread(local.status))
-        victims = chance.sample(names, chance.choice([1, 1, 2]))
+        victims = rng.sample(names, rng.choice([1, 1, 2]))
         for name in victims:
             os.kill(await asyncio.to_thread(local.process, name), signal.SIGKILL)
             killed += 1

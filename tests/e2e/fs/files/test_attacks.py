@@ -38,11 +38,11 @@ from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema import data, meta
-from fireflyer.fs.schema.chunks import Change, Found, Look, LookKind, Operation, Refusal, Update
+from fireflyer.fs.schema.chunks import Change, Found, Operation, Query, QueryKind, RefusalReason, Update
 from fireflyer.fs.schema.chunks import Refused as ChunkRefused
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.schema.inodes import ROOT, Defaults, FileBody
-from fireflyer.fs.schema.meta import Actor, Opened, OpenFlag, Place, Refused
+from fireflyer.fs.schema.inodes import ROOT, Defaults, FileDetails
+from fireflyer.fs.schema.meta import Actor, ErrorReply, Opened, OpenFlag, PathRef
 from fireflyer.fs.schema.sessions import GetCapability
 from fireflyer.identity import NodeCredential
 from fireflyer.identity.handshake import Credential, UserCredential
@@ -272,9 +272,9 @@ async def _raw_requests(scene: Scene) -> None:
             raw = RawClient(scene.managers, scene.managers[:1], UserCredential(scene.tokens[name]))
             clients[name] = await stack.enter_async_context(raw)
         ada, eve = clients["ada"], clients["eve"]
-        opened = await ada.ask(meta.Open(Place(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
+        opened = await ada.ask(meta.Open(PathRef(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
         assert isinstance(opened, Opened)
-        within, itself = Place(scene.directory, b"diary"), Place(scene.open_file)
+        within, itself = PathRef(scene.directory, b"diary"), PathRef(scene.open_file)
         read, write = OpenFlag.READ | OpenFlag.FOLLOW, OpenFlag.WRITE | OpenFlag.FOLLOW
         denied = (*REFUSALS, errno.EBADF)
         attempts: list[meta.Request] = [
@@ -286,7 +286,7 @@ async def _raw_requests(scene: Scene) -> None:
             meta.Open(itself, write, 2),
             meta.Open(itself, OpenFlag.TRUNCATE, 0),
             meta.Open(itself, OpenFlag.EXECUTE),
-            meta.Open(Place(scene.directory, b"new"), write | OpenFlag.CREATE, 3),
+            meta.Open(PathRef(scene.directory, b"new"), write | OpenFlag.CREATE, 3),
             meta.Renew(scene.open_file, int(Rights.READ), 0),
             meta.Renew(scene.open_file, int(Rights.READ), HERS),
             meta.Renew(scene.open_file, int(Rights.WRITE), HERS),
@@ -297,41 +297,41 @@ async def _raw_requests(scene: Scene) -> None:
             meta.Truncate(itself, 0, HERS),
             meta.Allocate(scene.open_file, HERS, meta.AllocateMode.PUNCH_HOLE, 0, 10),
             meta.Lock(scene.open_file, meta.Window.WHOLE, 1, meta.LockKind.WRITE),
-            meta.GetValue(itself, b"user.mood"),
-            meta.SetValue(itself, b"user.mood", b"bad"),
+            meta.GetXattr(itself, b"user.mood"),
+            meta.SetXattr(itself, b"user.mood", b"bad"),
             meta.SetAttributes(itself, mode=0o777),
             meta.SetAttributes(itself, uid=EVE),
             meta.SetAttributes(itself, mtime_ns=0),
             meta.Remove(within),
-            meta.RemoveTree(Place(scene.directory)),
-            meta.RemoveTree(Place(ROOT, b"ada")),
-            meta.Rename(within, Place(ROOT, b"common/mine")),
-            meta.Rename(Place(ROOT, b"common/hers"), Place(ROOT, b"common/mine")),
-            meta.Link(within, Place(ROOT, b"common/mine")),
-            meta.SetArea(Place(scene.directory), 1),
-            meta.SetDefaults(Place(scene.directory), Defaults()),
-            meta.MakeDirectory(Place(scene.directory, b"mine")),
+            meta.RemoveTree(PathRef(scene.directory)),
+            meta.RemoveTree(PathRef(ROOT, b"ada")),
+            meta.Rename(within, PathRef(ROOT, b"common/mine")),
+            meta.Rename(PathRef(ROOT, b"common/hers"), PathRef(ROOT, b"common/mine")),
+            meta.Link(within, PathRef(ROOT, b"common/mine")),
+            meta.SetQuota(PathRef(scene.directory), 1),
+            meta.SetDefaults(PathRef(scene.directory), Defaults()),
+            meta.MakeDirectory(PathRef(scene.directory, b"mine")),
         ]
         # Open to all by their own modes, behind a directory that is not.
-        diary, inner = [await ada.ask(meta.Stat(Place(scene.directory, name))) for name in (b"diary", b"inner")]
+        diary, inner = [await ada.ask(meta.Stat(PathRef(scene.directory, name))) for name in (b"diary", b"inner")]
         assert isinstance(diary, meta.Found)
         assert isinstance(inner, meta.Found)
         attempts += [
-            meta.Stat(Place(diary.inode.id)),
-            meta.Open(Place(diary.inode.id), read),
-            meta.Open(Place(diary.inode.id), write, 4),
+            meta.Stat(PathRef(diary.inode.id)),
+            meta.Open(PathRef(diary.inode.id), read),
+            meta.Open(PathRef(diary.inode.id), write, 4),
             meta.Renew(diary.inode.id, int(Rights.READ), 0),
             meta.ListDirectory(inner.inode.id),
-            meta.MakeDirectory(Place(inner.inode.id, b"mine")),
-            meta.Rename(Place(ROOT, b"common/eves"), Place(inner.inode.id, b"mine")),
+            meta.MakeDirectory(PathRef(inner.inode.id, b"mine")),
+            meta.Rename(PathRef(ROOT, b"common/eves"), PathRef(inner.inode.id, b"mine")),
         ]
         for request in attempts:
             answer = await eve.ask(request)
-            assert isinstance(answer, Refused), request
+            assert isinstance(answer, ErrorReply), request
             more = (errno.EINVAL,) if isinstance(request, meta.RemoveTree) else ()
             assert answer.errno in (*denied, *more), (request, answer)
         neither = await eve.ask(meta.Open(itself, OpenFlag(0)))
-        assert isinstance(neither, Refused) or (isinstance(neither, Opened) and not neither.capability), neither
+        assert isinstance(neither, ErrorReply) or (isinstance(neither, Opened) and not neither.capability), neither
         for actor in (Actor(0, 0), Actor(ADA, ADA), Actor(EVE, EVE, (ADA,))):
             await _refused(eve, meta.Stat(within), actor=actor)
         await _as_somebody_elses_client(scene, ada, eve)
@@ -347,9 +347,9 @@ async def _as_somebody_elses_client(scene: Scene, ada: RawClient, eve: RawClient
         (meta.ListDirectory(scene.directory), None),
         (meta.Lock(scene.open_file, meta.Window.WHOLE, 1, meta.LockKind.WRITE), None),
         (meta.Close(scene.open_file, HERS, 0, 0), None),
-        (meta.MakeDirectory(Place(ROOT, b"common/forged")), 1_000_000),
+        (meta.MakeDirectory(PathRef(ROOT, b"common/forged")), 1_000_000),
         # The number that Ada's own request had: its answer would hold her capability.
-        (meta.Open(Place(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS), 1),
+        (meta.Open(PathRef(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS), 1),
     ):
         await _refused(eve, request, number=number)
     eve.client = mine
@@ -362,7 +362,7 @@ async def _refused(
         answer = await client.ask(request, actor=actor, number=number)
     except PermissionDenied:
         return
-    assert isinstance(answer, Refused), answer
+    assert isinstance(answer, ErrorReply), answer
     assert answer.errno in (*REFUSALS, errno.ESTALE, errno.EIO), answer
 
 
@@ -389,12 +389,12 @@ class Chunk:
         change = Change(Operation.TRUNCATE, 0, 1)
         update = Update(self.chain, self.version, client, 3, 1, self.id, change)
         removal = msgspec.structs.replace(update, change=Change(Operation.REMOVE), channel=4)
-        kinds = LookKind.STAT, LookKind.LIST, LookKind.CHAIN
-        looks = [Look(self.chain, self.version, kind, self.id) for kind in kinds]
+        kinds = QueryKind.STAT, QueryKind.LIST, QueryKind.CHAIN
+        looks = [Query(self.chain, self.version, kind, self.id) for kind in kinds]
         through = [await self.read(connection) != DENIED]
         for body in (update, removal, *looks):
             reply = await connection.ask(body)
-            through.append(not (isinstance(reply, ChunkRefused) and reply.refusal is Refusal.DENIED))
+            through.append(not (isinstance(reply, ChunkRefused) and reply.refusal is RefusalReason.DENIED))
         return through
 
 
@@ -405,7 +405,7 @@ async def _raw_chunks(scene: Scene) -> None:
         chunk = await _first_chunk(scene, managers, service)
         ada = await stack.enter_async_context(RawClient(managers, managers[:1], ada_user))
         eve = await stack.enter_async_context(RawClient(managers, managers[:1], eve_user))
-        opened = await ada.ask(meta.Open(Place(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
+        opened = await ada.ask(meta.Open(PathRef(scene.open_file), OpenFlag.READ | OpenFlag.WRITE, HERS))
         assert isinstance(opened, Opened)
         connection = await DataConnection.connect(chunk.address, eve_user)
         stack.push_async_callback(connection.close)
@@ -414,11 +414,11 @@ async def _raw_chunks(scene: Scene) -> None:
         for name, token in _tokens(scene, opened.capability, eve.client).items():
             told = await connection.ask(data.Present(token))
             assert isinstance(told, ChunkRefused), name
-            assert told.refusal is Refusal.DENIED, name
+            assert told.refusal is RefusalReason.DENIED, name
             assert not any(await chunk.attempts(connection, eve.client)), name
         # What she is really given, for a file of hers, is of no use for another one.
         flags = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
-        hers = await eve.ask(meta.Open(Place(ROOT, b"common/eve"), flags, 1, 0o600))
+        hers = await eve.ask(meta.Open(PathRef(ROOT, b"common/eve"), flags, 1, 0o600))
         assert isinstance(hers, Opened)
         assert isinstance(await connection.ask(data.Present(hers.capability)), data.Granted)
         assert not any(await chunk.attempts(connection, eve.client))
@@ -439,24 +439,24 @@ async def _raw_chunks(scene: Scene) -> None:
         assert isinstance(await own.ask(data.Present(opened.capability)), data.Granted)
         assert await chunk.read(own) == FOUND
         # What the chain has of all files is for nobody's token, whatever he may read.
-        every = await own.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))
+        every = await own.ask(Query(chunk.chain, chunk.version, QueryKind.CHAIN, chunk.id))
         assert isinstance(every, ChunkRefused)
-        assert every.refusal is Refusal.DENIED
+        assert every.refusal is RefusalReason.DENIED
         trusted = await DataConnection.connect(chunk.address, service)
         stack.push_async_callback(trusted.close)
-        every = await trusted.ask(Look(chunk.chain, chunk.version, LookKind.CHAIN, chunk.id))
+        every = await trusted.ask(Query(chunk.chain, chunk.version, QueryKind.CHAIN, chunk.id))
         assert isinstance(every, Found)
         assert every.entries[0].chunk == chunk.id
-        await eve.ask(meta.Remove(Place(ROOT, b"common/eve")))
+        await eve.ask(meta.Remove(PathRef(ROOT, b"common/eve")))
 
 
 async def _with_the_right_to_read(connection: DataConnection, chunk: Chunk, eve: RawClient) -> None:
     """That file she may read, and writes nothing by that."""
-    itself = Place(chunk.id.file)
+    itself = PathRef(chunk.id.file)
     opened = await eve.ask(meta.Open(itself, OpenFlag.READ | OpenFlag.FOLLOW))
     assert isinstance(opened, Opened)
-    assert isinstance(await eve.ask(meta.Open(itself, OpenFlag.WRITE, 9)), Refused)
-    assert isinstance(await eve.ask(meta.Renew(chunk.id.file, int(Rights.READ | Rights.WRITE), 0)), Refused)
+    assert isinstance(await eve.ask(meta.Open(itself, OpenFlag.WRITE, 9)), ErrorReply)
+    assert isinstance(await eve.ask(meta.Renew(chunk.id.file, int(Rights.READ | Rights.WRITE), 0)), ErrorReply)
     assert isinstance(await connection.ask(data.Present(opened.capability)), data.Granted)
     read, update, removal, *_ = await chunk.attempts(connection, eve.client)
     assert (read, update, removal) == (True, False, False)
@@ -468,7 +468,7 @@ async def _first_chunk(scene: Scene, managers: tuple[str, ...], service: Credent
         root = closing.enter_context(fireflyer.fs.connect(scene.where))
         inode = root.stat(path).inode
     body = inode.body
-    assert isinstance(body, FileBody)
+    assert isinstance(body, FileDetails)
     async with await connect_chunks(managers, service) as chunks:
         routing = chunks.routing
         chain_id = order_of(body.layout, chunks.chains(body.layout.table))[0]

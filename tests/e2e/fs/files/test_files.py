@@ -178,15 +178,15 @@ def test_a_writer_whose_last_reference_goes_in_the_middle_of_another_call_writes
 
 def test_many_threads_use_one_client(fs: FileSystem) -> None:
     def one(number: int) -> None:
-        chance, path = random.Random(number), f"/thread{number}"
-        content = chance.randbytes(700_000)
+        rng, path = random.Random(number), f"/thread{number}"
+        content = rng.randbytes(700_000)
         with fs.open(path, "w+b") as file:
             for at in range(0, len(content), 70_000):
                 file.write(content[at : at + 70_000])
             file.seek(0)
             assert file.read() == content
         for _ in range(20):
-            offset = chance.randrange(len(content))
+            offset = rng.randrange(len(content))
             with fs.open(path) as file:
                 file.seek(offset)
                 assert file.read(999) == content[offset : offset + 999]
@@ -292,7 +292,7 @@ def test_when_the_session_is_ended_files_that_write_are_lost_and_all_else_goes_o
 
 async def _written_and_read(local: LocalCluster) -> None:
     """One file is written and read at random while nodes are killed, and compared with plain bytes."""
-    chance, length = random.Random(5), 12 * MIB
+    rng, length = random.Random(5), 12 * MIB
     twin = np.zeros(length, dtype=np.uint8)
     stop = asyncio.Event()
     async with await fireflyer.fs.connect_async(f"ff://{local.directory}") as files:
@@ -301,16 +301,16 @@ async def _written_and_read(local: LocalCluster) -> None:
         async def work(first: int, last: int) -> None:
             buffer = np.empty(300_000, dtype=np.uint8)
             while not stop.is_set():
-                begin = chance.randrange(first, last)
-                size = min(chance.choice([100, 5000, 300_000]), last - begin)
-                if chance.random() < 0.5:
-                    data = np.frombuffer(chance.randbytes(size), dtype=np.uint8)
+                begin = rng.randrange(first, last)
+                size = min(rng.choice([100, 5000, 300_000]), last - begin)
+                if rng.random() < 0.5:
+                    data = np.frombuffer(rng.randbytes(size), dtype=np.uint8)
                     assert await file.pwrite(data, begin) == size
                     twin[begin : begin + size] = data
                 else:
                     count = await file.pread_into(buffer[:size], begin)
                     assert np.array_equal(buffer[:count], twin[begin : begin + count]), begin
-                if chance.random() < 0.02:
+                if rng.random() < 0.02:
                     await file.fsync()
 
         await file.truncate(length)

@@ -16,9 +16,9 @@ from fireflyer.fs import usrbio
 from fireflyer.fs.client import ChunkId, open_ring_to
 from fireflyer.fs.client.ring import Ring
 from fireflyer.fs.core.meta.inodes.layout import order_of
-from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
+from fireflyer.fs.schema.chunks import MAX_PAGE, ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
-from fireflyer.fs.schema.inodes import Defaults, FileBody
+from fireflyer.fs.schema.inodes import Defaults, FileDetails
 from fireflyer.fs.tools.fsck import Fsck
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -45,7 +45,7 @@ def test_what_is_planted_is_found_and_what_nobody_owns_is_removed(cluster: Local
         assert "0 faults" in cluster.ff("fsck")
         inode = files.stat("/a/y").inode
         body = inode.body
-        assert isinstance(body, FileBody)
+        assert isinstance(body, FileDetails)
         with open_ring_to(str(cluster.directory)) as ring:
             chain = order_of(body.layout, ring.chains())[9 % body.layout.stripe]
             ring.prepare_write(1, chain, ChunkId(inode.id, 9), b"behind")
@@ -112,7 +112,7 @@ class Passing:
         else:
             self._ring.prepare_write(number, self._chain, self._chunks[number], b"goes")
 
-    def hear(self, *, goes_on: bool = True) -> tuple[Listed, ...] | None:
+    def hear(self, *, goes_on: bool = True) -> tuple[ChunkEntry, ...] | None:
         """The page, if it came."""
         over = self._ring.wait(1)
         assert not over.errors

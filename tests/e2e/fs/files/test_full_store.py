@@ -13,7 +13,16 @@ import pytest
 from tests.support.fs.clusters.meta_service import MetaRig, expect
 
 from fireflyer.fs.schema.inodes import ROOT
-from fireflyer.fs.schema.meta import Beat, Done, Found, MakeDirectory, Place, Refused, RemoveDirectory, SetValue
+from fireflyer.fs.schema.meta import (
+    ClientHeartbeat,
+    Done,
+    ErrorReply,
+    Found,
+    MakeDirectory,
+    PathRef,
+    RemoveDirectory,
+    SetXattr,
+)
 from fireflyer.kvstore.embedded import EmbeddedEngine
 
 FILE_BYTES = 14 << 20
@@ -44,12 +53,12 @@ async def _story(path: str) -> None:
         await _collected(rig)
         for number in range(20):
             expect(await rig.ask(5, MakeDirectory(_place(number))), Found)
-            assert await rig.ask(5, SetValue(_place(number), b"user.big", bytes(60_000))) == Done()
+            assert await rig.ask(5, SetXattr(_place(number), b"user.big", bytes(60_000))) == Done()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def _place(number: int) -> Place:
-    return Place(ROOT, b"d%d" % number)
+def _place(number: int) -> PathRef:
+    return PathRef(ROOT, b"d%d" % number)
 
 
 async def _fill(rig: MetaRig) -> int:
@@ -57,21 +66,21 @@ async def _fill(rig: MetaRig) -> int:
     sizes = [60_000, 1000]  # many pages side by side, which are not to be had first; then a part of a page
     for number in range(5000):
         made = await rig.ask(5, MakeDirectory(_place(number)))
-        if isinstance(made, Refused):
+        if isinstance(made, ErrorReply):
             assert made.errno == errno.ENOSPC
             return number
         expect(made, Found)
         if sizes:
-            put = await rig.ask(5, SetValue(_place(number), b"user.big", bytes(sizes[0])))
+            put = await rig.ask(5, SetXattr(_place(number), b"user.big", bytes(sizes[0])))
             if put != Done():
-                assert expect(put, Refused).errno == errno.ENOSPC
+                assert expect(put, ErrorReply).errno == errno.ENOSPC
                 del sizes[0]
     raise AssertionError("it is never full")
 
 
 async def _collected(rig: MetaRig) -> None:
     for beat in range(300):
-        assert await rig.ask(5, Beat(beat + 1)) == Done()
+        assert await rig.ask(5, ClientHeartbeat(beat + 1)) == Done()
         page = await rig.engine.read(lambda reader: reader.get_range(b"FV", b"FW", limit=1))
         if not page.items:
             return

@@ -19,7 +19,7 @@ from tests.support.kvstore.postgres import PostgresServer
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.fs.client.connecting import connect_async
 from fireflyer.fs.control import ManagerClient
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody
+from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails
 from fireflyer.fs.schema.manager import GetMetaServices, MetaServices
 from fireflyer.fs.schema.meta import (
     Done,
@@ -27,7 +27,7 @@ from fireflyer.fs.schema.meta import (
     ListDirectory,
     Listing,
     MakeDirectory,
-    Place,
+    PathRef,
     RemoveDirectory,
     Rename,
     SetAttributes,
@@ -43,8 +43,8 @@ ROUNDS = 16
 WAIT_S = 150.0
 
 
-def at(path: str) -> Place:
-    return Place(ROOT, path.encode())
+def at(path: str) -> PathRef:
+    return PathRef(ROOT, path.encode())
 
 
 class Load:
@@ -102,7 +102,7 @@ async def check(client: RawClient, load: Load) -> None:
         found += [entry.name for entry in page.entries]
         more = page.more
     assert found == sorted(load.kept)
-    assert isinstance(directory.inode.body, DirectoryBody)
+    assert isinstance(directory.inode.body, DirectoryDetails)
     assert directory.inode.body.entries == len(found)
 
 
@@ -193,7 +193,7 @@ def test_users_are_who_their_tokens_say_until_they_are_removed(tmp_path: Path) -
         with ManagerProcess(site.manager("m1", lease_ms=2000, serve_files=True)) as manager:
             where = [manager.address], [manager.address]
             async with RawClient(*where, site.user("admin")) as admin, RawClient(*where, site.user("ada")) as ada:
-                assert isinstance(await admin.ask(SetAttributes(Place(ROOT), mode=0o777)), Found)
+                assert isinstance(await admin.ask(SetAttributes(PathRef(ROOT), mode=0o777)), Found)
                 made = await ada.ask(MakeDirectory(at("d")))
                 assert isinstance(made, Found)
                 account = site.users.account("ada")

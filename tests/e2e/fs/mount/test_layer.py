@@ -37,14 +37,14 @@ def plain(tmp_path: Path) -> Iterator[Mount]:
 
 
 def test_bytes_written_at_any_place_are_read_as_from_a_local_file(mount: Mount, tmp_path: Path) -> None:
-    chance = random.Random(5)
+    rng = random.Random(5)
     paths = [os.path.join(mount.path, "twin"), str(tmp_path / "twin")]
     twins = [os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in paths]
     for _ in range(150):
-        offset, size = chance.randrange(5 << 20), chance.choice([1, 4096, 70_000, 1 << 20, (1 << 20) + 5, 3_000_000])
-        turn = chance.random()
+        offset, size = rng.randrange(5 << 20), rng.choice([1, 4096, 70_000, 1 << 20, (1 << 20) + 5, 3_000_000])
+        turn = rng.random()
         if turn < 0.45:
-            data = chance.randbytes(size)
+            data = rng.randbytes(size)
             assert [os.pwrite(fd, data, offset) for fd in twins] == [size, size]
         elif turn < 0.55:
             for fd in twins:

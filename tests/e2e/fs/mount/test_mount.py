@@ -155,13 +155,13 @@ def test_who_opens_after_a_close_sees_all_of_it_through_another_mount(pair: tupl
     one, two = pair
     os.mkdir(os.path.join(one.path, top))
     paths = [os.path.join(mount.path, top, "shared") for mount in (one, two)]
-    chance = random.Random(2)
+    rng = random.Random(2)
     kept = bytearray()
     for turn in range(20):
         writer, reader = paths if turn % 2 else reversed(paths)
-        offset, data = chance.randrange(len(kept) + 1), chance.randbytes(chance.choice([1, 5000, 200_000]))
+        offset, data = rng.randrange(len(kept) + 1), rng.randbytes(rng.choice([1, 5000, 200_000]))
         fd = os.open(writer, os.O_WRONLY | os.O_CREAT, 0o644)
-        if chance.random() < 0.2:
+        if rng.random() < 0.2:
             os.ftruncate(fd, offset)
             del kept[offset:]
         os.pwrite(fd, data, offset)
@@ -386,18 +386,18 @@ _OPERATIONS = 250
 
 
 def test_random_operations_of_several_descriptors_are_those_of_a_local_file(mount: Mount, tmp_path: Path) -> None:
-    chance = random.Random(11)
+    rng = random.Random(11)
     paths = [os.path.join(mount.path, "twin"), str(tmp_path / "twin")]
     opened: list[list[int]] = []
     for step in range(_OPERATIONS):
         if len(opened) < 3:
             opened.append([os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in paths])
-        twins = chance.choice(opened)
-        offset, size = chance.randrange(3 << 20), chance.choice([1, 4095, 4096, 66_000, 1 << 20])
-        turn = chance.randrange(12)
+        twins = rng.choice(opened)
+        offset, size = rng.randrange(3 << 20), rng.choice([1, 4095, 4096, 66_000, 1 << 20])
+        turn = rng.randrange(12)
         results: list[object] = [None, None]
         if turn < 4:
-            data = chance.randbytes(size)
+            data = rng.randbytes(size)
             results = [os.pwrite(fd, data, offset) for fd in twins]
         elif turn < 8:
             results = [os.pread(fd, size, offset) for fd in twins]

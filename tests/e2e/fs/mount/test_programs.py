@@ -71,10 +71,10 @@ def tree(place: Path) -> dict[str, tuple[int, int, int, bytes | str]]:
 def test_rsync_mirrors_into_it_and_out_of_it_and_sends_only_what_changed(mount: Mount, tmp_path: Path) -> None:
     source, back, there = tmp_path / "source", tmp_path / "back", Path(mount.path, "mirror")
     (source / "deep" / "er").mkdir(parents=True)
-    chance = random.Random(5)
+    rng = random.Random(5)
     for number in range(40):
-        (source / "deep" / f"file-{number}").write_bytes(chance.randbytes(number * 777))
-    (source / "large").write_bytes(chance.randbytes(3_000_000))
+        (source / "deep" / f"file-{number}").write_bytes(rng.randbytes(number * 777))
+    (source / "large").write_bytes(rng.randbytes(3_000_000))
     os.link(source / "large", source / "deep" / "er" / "same")
     (source / "link").symlink_to("deep/file-1")
     (source / "deep" / "file-2").chmod(0o4750)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.support.fs.chain_sim.request_world import RequestWorld, WholeWorld, run_seed
 from tests.support.fs.chain_sim.world import ReplicaWorld
-from tests.support.fs.manager_sim.chaos import chaos, some_cluster, suffer
+from tests.support.fs.manager_sim.chaos import chaos, inject_faults, some_cluster
 
 __all__ = ["WORLDS", "history", "main"]
 
@@ -49,7 +49,7 @@ def _trace(seed: int, name: str) -> bytes:
         return history(seed, WORLDS[name])
     cluster = some_cluster(seed)
     with contextlib.suppress(AssertionError):
-        suffer(cluster)
+        inject_faults(cluster)
     return cluster.world.trace.to_bytes()
 
 

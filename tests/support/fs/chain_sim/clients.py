@@ -15,12 +15,12 @@ from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
     Operation,
+    Query,
+    QueryKind,
+    QueryReply,
     Refused,
     Update,
     UpdateReply,
@@ -99,7 +99,7 @@ class _Call:
     change: Change | None = None
     data: bytes = b""
     sequence: int = 0
-    kind: LookKind = LookKind.READ
+    kind: QueryKind = QueryKind.READ
     asks: TargetId = 0
     number: int = 0
     timer: Timer | None = None
@@ -122,7 +122,7 @@ class Client:
         span_ns: int,
     ) -> None:
         self._node, self._number, self._wire, self._chain, self._histories = node, number, wire, chain, histories
-        self._chunks, self._chance = chunks, node.world.fork_random(f"client {number}")
+        self._chunks, self._rng = chunks, node.world.fork_random(f"client {number}")
         self._left = [count] * (channels + 1)
         self._readers = channels
         self._sequences = [0] * channels
@@ -141,20 +141,20 @@ class Client:
         self._left = [min(left, 1) for left in self._left]
 
     def _think(self, channel: int) -> None:
-        self._node.after(self._chance.randrange(2 * self._pause_ns), lambda: self._begin(channel))
+        self._node.after(self._rng.randrange(2 * self._pause_ns), lambda: self._begin(channel))
 
     def _begin(self, channel: int) -> None:
         if not self._left[channel]:
             return
         self._left[channel] -= 1
-        chunk = self._chunks[0] if self._chance.random() < 0.5 else self._chance.choice(self._chunks)
+        chunk = self._chunks[0] if self._rng.random() < 0.5 else self._rng.choice(self._chunks)
         call = _Call(channel, chunk, self._node.world.now_ns)
         if channel < self._readers:
             self._sequences[channel] += 1
             call.sequence = self._sequences[channel]
-            call.change, call.data = _some_change(self._chance, f"{self._number}{channel}{call.sequence:02d}")
-        elif self._chance.random() < 0.3:
-            call.kind = LookKind.STAT
+            call.change, call.data = _some_change(self._rng, f"{self._number}{channel}{call.sequence:02d}")
+        elif self._rng.random() < 0.3:
+            call.kind = QueryKind.STAT
         self._attempt(call)
 
     def _attempt(self, call: _Call) -> None:
@@ -172,8 +172,8 @@ class Client:
             )
             self._wire(serving[0], update, call.data, call.number)
             return
-        target = call.asks if call.asks in serving else self._chance.choice(serving)
-        self._wire(target, Look(self._chain.id, self._chain.version, call.kind, call.chunk), b"", call.number)
+        target = call.asks if call.asks in serving else self._rng.choice(serving)
+        self._wire(target, Query(self._chain.id, self._chain.version, call.kind, call.chunk), b"", call.number)
 
     def _late(self, call: _Call) -> None:
         del self._calls[call.number]
@@ -196,7 +196,7 @@ class Client:
         if chain.version > self._chain.version:
             self._chain = chain
 
-    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None:
+    def reply(self, number: int, reply: UpdateReply | QueryReply, data: bytes) -> None:
         call = self._calls.pop(number, None)
         if call is None:
             return
@@ -208,24 +208,24 @@ class Client:
             case Done():
                 assert call.change is not None
                 self._histories.update(label, call.chunk, call.change, call.data, call.begun_ns, now_ns, reply)
-            case Found((entry,)) if call.kind is LookKind.STAT:
+            case Found((entry,)) if call.kind is QueryKind.STAT:
                 assert entry.held is not None
                 self._histories.stat(label, call.chunk, (entry.held.length, entry.held.crc), call.begun_ns, now_ns)
             case Found((entry,)):
                 assert entry.held is not None
                 assert crc32c(data) == entry.held.crc, "a replica sent what does not match its checksum"
                 self._histories.read(label, call.chunk, data, call.begun_ns, now_ns)
-            case Missing() if call.kind is LookKind.STAT:
+            case Missing() if call.kind is QueryKind.STAT:
                 self._histories.stat(label, call.chunk, None, call.begun_ns, now_ns)
             case Missing():
                 self._histories.read(label, call.chunk, None, call.begun_ns, now_ns)
             case NotCommitted(tail):
                 call.asks = tail
-                self._again(call, self._chance.randrange(1, 5) * MS)
+                self._again(call, self._rng.randrange(1, 5) * MS)
                 return
             case Refused():
                 self._wire(0, self._chain, b"", 0)
-                self._again(call, self._chance.randrange(5, 50) * MS)
+                self._again(call, self._rng.randrange(5, 50) * MS)
                 return
         self._think(call.channel)
 
@@ -234,12 +234,12 @@ class Client:
         return f"client {self._number}/{call.channel} #{call.sequence} {what}"
 
 
-def _some_change(chance: random.Random, name: str) -> tuple[Change, bytes]:
-    data = name.encode() * chance.randrange(1, 3)
-    kind = chance.random()
+def _some_change(rng: random.Random, name: str) -> tuple[Change, bytes]:
+    data = name.encode() * rng.randrange(1, 3)
+    kind = rng.random()
     if kind < 0.15:
         return Change(Operation.REMOVE), b""
     if kind < 0.25:
-        return Change(Operation.TRUNCATE, 0, chance.randrange(12)), b""
-    offset = 0 if kind < 0.6 else chance.randrange(16)
+        return Change(Operation.TRUNCATE, 0, rng.randrange(12)), b""
+    offset = 0 if kind < 0.6 else rng.randrange(16)
     return Change(Operation.WRITE, offset, len(data), crc32c(data)), data

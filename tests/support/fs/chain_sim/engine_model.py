@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 
 from fireflyer.base.units import MS
 from fireflyer.fs.core.chain.effects import (
-    Adopt,
-    Adopted,
     Commit,
     Drop,
     Dropped,
     Entry,
     Failure,
     Forget,
-    Pending,
+    InstallRecords,
+    PendingContent,
+    RecordsInstalled,
     Stage,
     Staged,
     StageFailed,
 )
-from fireflyer.fs.schema.chunks import Change, Held, Listed, Operation, Row
+from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, CompletionRecord, Operation
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId
 from fireflyer.native import crc32c
 
@@ -49,14 +49,14 @@ class Block:
 class Record:
     """`held` and `block` are None where nothing is committed, or a removal is pending."""
 
-    held: Held | None = None
+    held: ChunkVersion | None = None
     block: Block | None = None
-    pending: Pending | None = None
+    pending: PendingContent | None = None
     pending_block: Block | None = None
     damaged: bool = False
 
 
-Journal = Stage | Commit | Drop | Adopt | Forget
+Journal = Stage | Commit | Drop | InstallRecords | Forget
 
 
 @dataclass
@@ -64,9 +64,9 @@ class Books:
     """What a journal says, applied record by record. It is the index that the machine looks into."""
 
     records: dict[ChunkId, Record] = field(default_factory=dict)
-    known_rows: dict[tuple[ClientId, Channel], Row] = field(default_factory=dict)
+    known_rows: dict[tuple[ClientId, Channel], CompletionRecord] = field(default_factory=dict)
 
-    def apply(self, entry: Journal, held: Held | None, block: Block | None) -> None:
+    def apply(self, entry: Journal, held: ChunkVersion | None, block: Block | None) -> None:
         match entry:
             case Stage():
                 self._stage(entry, held, block)
@@ -79,7 +79,7 @@ class Books:
                 self._put(chunk, replace(record, pending=None, pending_block=None))
                 if row is not None:
                     self._drop_row(row)
-            case Adopt(rows, reset):
+            case InstallRecords(rows, reset):
                 if reset:
                     self.known_rows.clear()
                 for one in rows:
@@ -88,9 +88,9 @@ class Books:
                 for key in [key for key in self.known_rows if key[0] == client]:
                     del self.known_rows[key]
 
-    def _stage(self, entry: Stage, held: Held | None, block: Block | None) -> None:
+    def _stage(self, entry: Stage, held: ChunkVersion | None, block: Block | None) -> None:
         record = self.records.get(entry.chunk, Record())
-        self._put(entry.chunk, replace(record, pending=Pending(entry.id, held), pending_block=block))
+        self._put(entry.chunk, replace(record, pending=PendingContent(entry.id, held), pending_block=block))
         if entry.row is not None:
             self._row(entry.row)
 
@@ -100,12 +100,12 @@ class Books:
         assert record.pending.id == content
         return record
 
-    def _drop_row(self, row: Row) -> None:
+    def _drop_row(self, row: CompletionRecord) -> None:
         last = self.known_rows.get((row.client, row.channel))
         if last is None or last.sequence == row.sequence:
             self.known_rows[row.client, row.channel] = row
 
-    def _row(self, row: Row) -> None:
+    def _row(self, row: CompletionRecord) -> None:
         if row.replaces(self.known_rows.get((row.client, row.channel))):
             self.known_rows[row.client, row.channel] = row
 
@@ -125,19 +125,19 @@ class Books:
         record = self.records.get(chunk)
         return None if record is None else Entry(record.held, record.pending, record.damaged)
 
-    def row(self, client: ClientId, channel: Channel) -> Row | None:
+    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
         return self.known_rows.get((client, channel))
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
         keys = sorted(key for key in self.known_rows if after is None or key > after)
         return tuple(self.known_rows[key] for key in keys[:limit])
 
-    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         names = sorted(name for name in self.records if after is None or name > after)[:limit]
         return tuple(self._listed(name, self.records[name]) for name in names)
 
-    def _listed(self, name: ChunkId, record: Record) -> Listed:
-        return Listed(name, None if record.pending is not None or record.damaged else record.held)
+    def _listed(self, name: ChunkId, record: Record) -> ChunkEntry:
+        return ChunkEntry(name, None if record.pending is not None or record.damaged else record.held)
 
     def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
         names = sorted((name for name in self.records if name.file == file), reverse=backwards)
@@ -151,12 +151,12 @@ class Books:
 class Disk:
     """What survives the process."""
 
-    journal: list[tuple[Journal, Held | None, Block | None]] = field(default_factory=list)
+    journal: list[tuple[Journal, ChunkVersion | None, Block | None]] = field(default_factory=list)
     durable: int = 0
     """So many records of the journal are on the platter."""
 
-    def cut_power(self, chance: random.Random) -> None:
-        kept = chance.randint(self.durable, len(self.journal))
+    def cut_power(self, rng: random.Random) -> None:
+        kept = rng.randint(self.durable, len(self.journal))
         del self.journal[kept:]
         self.durable = kept
 
@@ -177,7 +177,7 @@ def changed(data: bytes | None, change: Change, given: bytes) -> bytes | None:
 class Engine:
     """One incarnation's engine. `stage` and `adopt` say how long they take, and what to do when that is over."""
 
-    def __init__(self, disk: Disk, chance: random.Random) -> None:
+    def __init__(self, disk: Disk, rng: random.Random) -> None:
         self.disk = disk
         self.index = Books()
         disk.durable = len(disk.journal)
@@ -185,7 +185,7 @@ class Engine:
             self.index.apply(entry, held, block)
         self.slow_ns = 0
         self.full = False
-        self._chance = chance
+        self._rng = rng
         self._adopt_due_ns = 0
 
     def stage(self, effect: Stage, given: bytes) -> tuple[int, int, Staged | StageFailed]:
@@ -207,7 +207,7 @@ class Engine:
         held = block = None
         if content is not None:
             block = Block(content, crc32c(content))
-            held = Held(effect.id, len(content), block.crc)
+            held = ChunkVersion(effect.id, len(content), block.crc)
         self.disk.journal.append((effect, held, block))
         return self.delay_ns(), len(self.disk.journal), Staged(effect.chunk, effect.id, held)
 
@@ -215,16 +215,16 @@ class Engine:
         self._sync(record)
         self.index.apply(*self.disk.journal[record - 1])
 
-    def adopt(self, effect: Adopt, now_ns: int) -> tuple[int, int, Adopted]:
+    def adopt(self, effect: InstallRecords, now_ns: int) -> tuple[int, int, RecordsInstalled]:
         self.disk.journal.append((effect, None, None))
         self._adopt_due_ns = max(self._adopt_due_ns, now_ns + self.delay_ns()) + 1
-        return self._adopt_due_ns - now_ns, len(self.disk.journal), Adopted()
+        return self._adopt_due_ns - now_ns, len(self.disk.journal), RecordsInstalled()
 
     def drop(self, effect: Drop) -> tuple[int, int, Dropped]:
         self.note(effect)
         return self.delay_ns(), len(self.disk.journal), Dropped(effect.chunk, effect.id)
 
-    def finish(self, record: int, event: Staged | StageFailed | Dropped | Adopted) -> None:
+    def finish(self, record: int, event: Staged | StageFailed | Dropped | RecordsInstalled) -> None:
         """That record is durable; 0: there is none."""
         if isinstance(event, Dropped):
             self._sync(record)
@@ -258,15 +258,13 @@ class Engine:
         """Turns a bit of some committed block over."""
         blocks = [one.block for _, one in sorted(self.index.records.items()) if one.block and one.block.data]
         if blocks:
-            block = self._chance.choice(blocks)
-            at = self._chance.randrange(len(block.data))
-            block.data = (
-                block.data[:at] + bytes([block.data[at] ^ 1 << self._chance.randrange(8)]) + block.data[at + 1 :]
-            )
+            block = self._rng.choice(blocks)
+            at = self._rng.randrange(len(block.data))
+            block.data = block.data[:at] + bytes([block.data[at] ^ 1 << self._rng.randrange(8)]) + block.data[at + 1 :]
         return bool(blocks)
 
     def delay_ns(self) -> int:
-        return self._chance.randrange(MS // 10, 3 * MS) + (self._chance.randrange(self.slow_ns) if self.slow_ns else 0)
+        return self._rng.randrange(MS // 10, 3 * MS) + (self._rng.randrange(self.slow_ns) if self.slow_ns else 0)
 
     def _sync(self, record: int) -> None:
         self.disk.durable = max(self.disk.durable, record)

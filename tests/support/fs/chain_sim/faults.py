@@ -29,7 +29,7 @@ PLANS: Final = [
     "declined",
 ]  # fmt: skip
 TRIPPING: Final[list[type[fx.Effect]]] = [
-    fx.Stage, fx.Commit, fx.Reply, fx.Reply, fx.Adopt, fx.UpToDate, fx.UpToDate, fx.Send, fx.Publish,
+    fx.Stage, fx.Commit, fx.Reply, fx.Reply, fx.InstallRecords, fx.UpToDate, fx.UpToDate, fx.Send, fx.Publish,
 ]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class FaultyWorld(Protocol):
 
     sim: World
     net: SimNet
-    chance: random.Random
+    rng: random.Random
     managers: list[str]
     epoch_ns: int
 
@@ -89,7 +89,7 @@ class Faults:
         self.world.net.heal()
 
     def plan_some(self) -> None:
-        plan = self.plan = self.world.chance.choice(PLANS)
+        plan = self.plan = self.world.rng.choice(PLANS)
         faults: list[Callable[[], None]] = []
         if plan == "mixed":
             kinds = [
@@ -102,32 +102,32 @@ class Faults:
                 self._reset,
                 self._deafen,
             ]
-            faults = [self.world.chance.choice(kinds) for _ in range(self.world.chance.randrange(1, 6))]
-            if len(self.world.nodes) > 2 and self.world.chance.random() < 0.1:
+            faults = [self.world.rng.choice(kinds) for _ in range(self.world.rng.randrange(1, 6))]
+            if len(self.world.nodes) > 2 and self.world.rng.random() < 0.1:
                 faults.append(lambda: self._one().fail_disk())
-            for _ in range(self.world.chance.randrange(4)):
+            for _ in range(self.world.rng.randrange(4)):
                 self._lay_wire()
         elif plan == "flipped bits":
-            faults = [self._flip] * self.world.chance.randrange(1, 3)
+            faults = [self._flip] * self.world.rng.randrange(1, 3)
         elif plan == "cut off":
-            faults = [self._isolate] * self.world.chance.randrange(1, 4)
+            faults = [self._isolate] * self.world.rng.randrange(1, 4)
         elif plan == "restarts":
-            faults = [*[self._crash] * self.world.chance.randrange(2, 6), self._slow, self._reset, self._reset]
+            faults = [*[self._crash] * self.world.rng.randrange(2, 6), self._slow, self._reset, self._reset]
         elif plan == "lost replies":
-            faults = [self._crash, self._crash, *[self._deafen] * self.world.chance.randrange(2, 5)]
+            faults = [self._crash, self._crash, *[self._deafen] * self.world.rng.randrange(2, 5)]
         elif plan == "last moment":
-            self.wires.append(Wire(fx.UpToDate, self.world.chance.randrange(1, 3), self._last_moment))
+            self.wires.append(Wire(fx.UpToDate, self.world.rng.randrange(1, 3), self._last_moment))
             faults = [self._crash, self._crash]
         elif plan == "declined":
-            self.wires.append(Wire(fx.Drop, self.world.chance.randrange(1, 3), self._black_out))
-            faults = [self._full] * self.world.chance.randrange(2, 6)
+            self.wires.append(Wire(fx.Drop, self.world.rng.randrange(1, 3), self._black_out))
+            faults = [self._full] * self.world.rng.randrange(2, 6)
         for fault in faults:
-            self.world.sim.call_after(self.world.chance.randrange(FAULTS_NS // 10, FAULTS_NS), fault)
+            self.world.sim.call_after(self.world.rng.randrange(FAULTS_NS // 10, FAULTS_NS), fault)
 
     def _lay_wire(self) -> None:
-        effect = self.world.chance.choice(TRIPPING)
-        count = 1 if effect is fx.UpToDate else self.world.chance.randrange(1, 30)
-        fault = self.world.chance.choice([self._crash_now, self._crash_now, self._mute, self._cut_off])
+        effect = self.world.rng.choice(TRIPPING)
+        count = 1 if effect is fx.UpToDate else self.world.rng.randrange(1, 30)
+        fault = self.world.rng.choice([self._crash_now, self._crash_now, self._mute, self._cut_off])
         self.wires.append(Wire(effect, count, fault))
 
     def trip(self, node: FaultyNode, effect: fx.Effect) -> None:
@@ -138,7 +138,7 @@ class Faults:
                     wire.fault(node)
 
     def _crash_now(self, node: FaultyNode) -> None:
-        self._stop(node, self.world.chance.random() < 0.7)
+        self._stop(node, self.world.rng.random() < 0.7)
         raise SimCrash
 
     def _mute(self, node: FaultyNode) -> None:
@@ -151,16 +151,14 @@ class Faults:
     def _reset(self) -> None:
         """A connection breaks; both ends notice."""
         if len(self.world.nodes) > 1:
-            left, right = self.world.chance.sample(self.world.nodes, 2)
+            left, right = self.world.rng.sample(self.world.nodes, 2)
             for one, other in ((left, right), (right, left)):
                 if one.node.alive and not one.disk_failed:
                     one.node.guarded(functools.partial(one.feed, fx.PeerLost(other.target)))
 
     def _deafen(self) -> None:
         """A client hears nothing from a node, which hears it."""
-        self._part(
-            [self._one().node.name], [f"c{self.world.chance.randrange(len(self.world.clients)) + 1}"], one_way=True
-        )
+        self._part([self._one().node.name], [f"c{self.world.rng.randrange(len(self.world.clients)) + 1}"], one_way=True)
 
     def _last_moment(self, node: FaultyNode) -> None:
         """Who became up to date can say so to the manager alone; the others learn late of what follows."""
@@ -169,26 +167,26 @@ class Faults:
 
     def _black_out(self, node: FaultyNode) -> None:
         """All lose power soon after somebody has dropped what it had staged."""
-        after_ns = self.world.chance.randrange(4 * MS)
+        after_ns = self.world.rng.randrange(4 * MS)
         for one in self.world.nodes:
             self.world.sim.call_after(after_ns, functools.partial(self._stop, one, True))
 
     def _one(self) -> FaultyNode:
-        return self.world.chance.choice(self.world.nodes)
+        return self.world.rng.choice(self.world.nodes)
 
     def _crash(self) -> None:
-        self._stop(self._one(), self.world.chance.random() < 0.7)
+        self._stop(self._one(), self.world.rng.random() < 0.7)
 
     def _all(self) -> None:
         for node in self.world.nodes:
-            if self.world.chance.random() < 0.8:
-                delay_ns = self.world.chance.randrange(1, 30) * MS
+            if self.world.rng.random() < 0.8:
+                delay_ns = self.world.rng.randrange(1, 30) * MS
                 self.world.sim.call_after(delay_ns, functools.partial(self._stop, node, True))
 
     def _stop(self, node: FaultyNode, power: bool) -> None:
         node.crash(power=power)
-        down_ns = self.world.chance.choice([5 * MS, 60 * MS, 300 * MS, 900 * MS])
-        self.world.sim.call_after(self.world.chance.randrange(down_ns), lambda: self.start(node))
+        down_ns = self.world.rng.choice([5 * MS, 60 * MS, 300 * MS, 900 * MS])
+        self.world.sim.call_after(self.world.rng.randrange(down_ns), lambda: self.start(node))
 
     def start(self, node: FaultyNode) -> None:
         if not node.node.alive and not node.disk_failed:
@@ -196,18 +194,18 @@ class Faults:
 
     def _cut(self) -> None:
         if len(self.world.nodes) > 1:
-            left, right = self.world.chance.sample([one.node.name for one in self.world.nodes], 2)
+            left, right = self.world.rng.sample([one.node.name for one in self.world.nodes], 2)
             self._part([left], [right])
 
     def _isolate(self) -> None:
         name = self._one().node.name
         others = list(self.world.managers)
-        if self.world.chance.random() < 0.5:
+        if self.world.rng.random() < 0.5:
             others += [one.node.name for one in self.world.nodes if one.node.name != name]
-        self._part([name], others) if self.world.chance.random() < 0.5 else self._part(others, [name])
+        self._part([name], others) if self.world.rng.random() < 0.5 else self._part(others, [name])
 
     def _part(self, left: list[str], right: list[str], *, one_way: bool = False) -> None:
-        cut = (left, right, not one_way and self.world.chance.random() < 0.5)
+        cut = (left, right, not one_way and self.world.rng.random() < 0.5)
         self.cuts.append(cut)
         self.world.net.partition(left, right, symmetric=cut[2])
 
@@ -218,17 +216,17 @@ class Faults:
             for one in self.cuts:
                 self.world.net.partition(one[0], one[1], symmetric=one[2])
 
-        self.world.sim.call_after(self.world.chance.randrange(50, 1300) * MS, mend)
+        self.world.sim.call_after(self.world.rng.randrange(50, 1300) * MS, mend)
 
     def _full(self) -> None:
         node = self._one()
         node.engine.full = True
-        self.world.sim.call_after(self.world.chance.randrange(600) * MS, lambda: setattr(node.engine, "full", False))
+        self.world.sim.call_after(self.world.rng.randrange(600) * MS, lambda: setattr(node.engine, "full", False))
 
     def _slow(self) -> None:
         node = self._one()
-        node.engine.slow_ns = self.world.chance.choice([100, 400]) * MS
-        self.world.sim.call_after(self.world.chance.randrange(600) * MS, lambda: setattr(node.engine, "slow_ns", 0))
+        node.engine.slow_ns = self.world.rng.choice([100, 400]) * MS
+        self.world.sim.call_after(self.world.rng.randrange(600) * MS, lambda: setattr(node.engine, "slow_ns", 0))
 
     def _flip(self) -> None:
         serving = [one.target for one in self.world.oracle.chain.members if one.state is TargetState.SERVING]

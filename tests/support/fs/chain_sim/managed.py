@@ -19,9 +19,16 @@ from tests.support.fs.manager_sim.store import SimStore, StoreFaults
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import storage_node
-from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeRouting, Told
+from fireflyer.fs.core.chain.node_membership import (
+    End,
+    ManagerReply,
+    NodeMembership,
+    ProcessIdentity,
+    SendToManager,
+    TakeRouting,
+)
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
-from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Manager, Reply, Settings, Tick
+from fireflyer.fs.core.manager.state_machine import Effect, Event, Manager, Reply, RequestReceived, Settings, Tick
 from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema.manager import (
@@ -71,7 +78,7 @@ class _ManagerHost:
 
     def __init__(self, world: ManagedWorld, name: str) -> None:
         self._world, self._name = world, name
-        drift_ppm = world.chance.randrange(-10_000, 10_001)
+        drift_ppm = world.rng.randrange(-10_000, 10_001)
         self.node = world.sim.node(name, self._boot, clock=SimClock(world.sim, drift_ppm=drift_ppm))
 
     def _boot(self, node: SimNode) -> None:
@@ -97,7 +104,7 @@ class _ManagerHost:
             one, body = decoded(payload)
             number = self._world.ask_number()
             askers[number] = (source, one.number)
-            driver.submit(Asked(number, body if one.kind == MANAGE else GetRouting(0)))
+            driver.submit(RequestReceived(number, body if one.kind == MANAGE else GetRouting(0)))
 
         def tick() -> None:
             node.after(TICK_NS, tick)
@@ -112,10 +119,10 @@ class ManagedNode(StorageNode):
 
     def boot(self, node: SimNode) -> None:
         name = node.name
-        identity = Identity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
-        attendance = Attendance(identity, {self.target: True}, self.world.managers)
+        identity = ProcessIdentity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
+        membership = NodeMembership(identity, {self.target: True}, self.world.managers)
         self.core = storage_node.StorageCore(
-            attendance, [self.target], lambda _chain, _target: self.replica, complaint_ns=SECOND // 2
+            membership, [self.target], lambda _chain, _target: self.replica, unreachable_report_ns=SECOND // 2
         )
         super().boot(node)
 
@@ -126,7 +133,7 @@ class ManagedNode(StorageNode):
         one, body = decoded(payload)
         if one.kind == TOLD:
             if one.number >> 32 == self.node.incarnation:
-                self._handle(Told(one.number & 0xFFFFFFFF, body))
+                self._handle(ManagerReply(one.number & 0xFFFFFFFF, body))
         else:
             super().receive(source, payload)
 
@@ -135,25 +142,25 @@ class ManagedNode(StorageNode):
             case fx.Tick():
                 self._handle(NodeTick())
             case fx.ClientUpdate(waiter, update, handle):
-                self._handle(storage_node.ClientAsked(waiter, update, handle))
-            case fx.PeerSaid(source, message, handle):
-                self._handle(storage_node.PeerWrote(source, self.target, message, handle))
+                self._handle(storage_node.ClientUpdateReceived(waiter, update, handle))
+            case fx.MessageFromPeer(source, message, handle):
+                self._handle(storage_node.PeerMessageReceived(source, self.target, message, handle))
             case fx.PeerLost(peer):
                 self._handle(storage_node.NodeLost(peer))
             case _:
-                self._handle(storage_node.Of(self.target, event))
+                self._handle(storage_node.TargetScoped(self.target, event))
         assert self.replica.busy_chunks <= 2 * LIMITS.chunks + LIMITS.copies
 
     def _handle(self, event: storage_node.Event) -> None:
         for effect in self.core.handle(self.node.clock.now_ns(), event):
             match effect:
-                case Ask(number, manager, request):
+                case SendToManager(number, manager, request):
                     self.post(manager, MANAGE, request, number=self.node.incarnation << 32 | number)
                 case TakeRouting(routing):
                     self.world.seen.take(routing)  # type: ignore[attr-defined]
                 case End():
                     self.node.crash()
-                case storage_node.Of(_, what):
+                case storage_node.TargetScoped(_, what):
                     self.world.faults.trip(self, what)  # type: ignore[arg-type]
                     self._perform(what)  # type: ignore[arg-type]
 
@@ -185,7 +192,7 @@ class ManagedWorld(ReplicaWorld):
         return all(
             node.table is not None
             and node.table.serving
-            and all(node.core.attendance.sessions.admits(client) for client in CLIENTS)
+            and all(node.core.membership.sessions.admits(client) for client in CLIENTS)
             for node in self.nodes
             if isinstance(node, ManagedNode)
         )
@@ -219,8 +226,8 @@ class ManagedWorld(ReplicaWorld):
 
     def plan_faults(self) -> None:
         super().plan_faults()
-        self.store.faults = StoreFaults(slow_ns=SECOND // 2) if self.chance.random() < 0.5 else None
+        self.store.faults = StoreFaults(slow_ns=SECOND // 2) if self.rng.random() < 0.5 else None
         for host in self.hosts:
-            if self.chance.random() < 0.4:
-                after_ns = self.chance.randrange(2 * SECOND)
+            if self.rng.random() < 0.4:
+                after_ns = self.rng.randrange(2 * SECOND)
                 self.sim.call_after(after_ns, lambda host=host: host.node.restart())  # type: ignore[misc]

@@ -10,32 +10,32 @@ from tests.support.fs.chain_sim.request_world import RequestWorld
 from tests.support.fs.chain_sim.world import LIMITS, Deciding, ReplicaWorld
 
 from fireflyer.fs.core.chain import reads
-from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Phase, Wanted
+from fireflyer.fs.core.chain.chunk_state import ChunkState, Phase, QueuedPut, QueuedUpdate
 from fireflyer.fs.core.chain.effects import (
-    Adopt,
     ChunkIndex,
     Commit,
     Drop,
     Effect,
     Entry,
     Event,
+    InstallRecords,
     Publish,
     Reply,
     TableEntry,
 )
-from fireflyer.fs.core.chain.forwarding import Inbox, Place, RequestBody
+from fireflyer.fs.core.chain.forwarding import RequestBody, RequestReceiver, SlotNumber
 from fireflyer.fs.core.chain.replica import Replica
 from fireflyer.fs.core.chain.resync import SyncSource
 from fireflyer.fs.core.chain.role import Role
 from fireflyer.fs.schema.chunks import (
     Answer,
+    CompletionRecord,
     Done,
-    Look,
-    LookReply,
-    Refusal,
+    Query,
+    QueryReply,
+    RefusalReason,
     Refused,
     Request,
-    Row,
     SyncRows,
     Update,
 )
@@ -44,19 +44,19 @@ from fireflyer.fs.schema.ids import ChunkId, TargetId
 __all__ = ["BUGS", "BeginsWithWorkUnderWay", "KeepsRowsFromBefore", "ShowsTheOldVersionAfterDone"]
 __all__ += ["TakesAnswersOfAnyVersion", "plant"]
 
-Planted = Callable[[int], ReplicaWorld]
+Mutant = Callable[[int], ReplicaWorld]
 
 
-def _machine(kind: type[Replica]) -> Planted:
+def _machine(kind: type[Replica]) -> Mutant:
     return lambda seed: ReplicaWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
 
 
-def _told_to_clients(kind: type[Replica]) -> Planted:
+def _told_to_clients(kind: type[Replica]) -> Mutant:
     """Before the machine of real clients, which believes what refusals say."""
     return lambda seed: RequestWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
 
 
-def _reading(decide: Deciding) -> Planted:
+def _reading(decide: Deciding) -> Mutant:
     def make(seed: int) -> ReplicaWorld:
         world = ReplicaWorld(seed)
         world.decide = decide
@@ -66,13 +66,13 @@ def _reading(decide: Deciding) -> Planted:
 
 
 class _CommitsBeforeTheAnswer(Replica):
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         work = state.work
         super()._advance(chunk, state)
         if work is not None and state.work is work and work.posted and work.phase is Phase.PENDING:
             self._effects.append(Commit(chunk, work.id))
 
-    def _finish(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _finish(self, chunk: ChunkId, state: ChunkState) -> None:
         super()._finish(chunk, state)
         first = [index for index, one in enumerate(self._effects) if isinstance(one, Commit) and one.chunk == chunk]
         if self._index.find(chunk) is None or self._index.find(chunk).pending is None:  # type: ignore[union-attr]
@@ -80,7 +80,7 @@ class _CommitsBeforeTheAnswer(Replica):
 
 
 class _RepliesBeforeTheAnswer(Replica):
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         super()._advance(chunk, state)
         work = state.work
         if work is not None and work.waiter and work.posted and work.phase is Phase.PENDING:
@@ -89,13 +89,15 @@ class _RepliesBeforeTheAnswer(Replica):
 
 
 class _ForgetsWhatWasDone(Replica):
-    def _row(self, update: Update) -> Row | None:
+    def _row(self, update: Update) -> CompletionRecord | None:
         return None
 
 
 class _DoesNotReplicateRows(Replica):
-    def _start_asked(self, chunk: ChunkId, state: ChunkWork, item: Asked) -> None:
-        super()._start_asked(chunk, state, Asked(item.place, msgspec.structs.replace(item.put, row=None), item.handle))
+    def _start_asked(self, chunk: ChunkId, state: ChunkState, item: QueuedPut) -> None:
+        super()._start_asked(
+            chunk, state, QueuedPut(item.place, msgspec.structs.replace(item.put, row=None), item.handle)
+        )
 
 
 class _SyncsNoRows(SyncSource):
@@ -107,7 +109,7 @@ class _SyncsNoRows(SyncSource):
 class KeepsRowsFromBefore(Replica):
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         effects = super().handle(now_ns, event)
-        return [Adopt(one.rows, reset=False) if isinstance(one, Adopt) else one for one in effects]
+        return [InstallRecords(one.rows, reset=False) if isinstance(one, InstallRecords) else one for one in effects]
 
 
 class _ShowsTheOldVersion(Replica):
@@ -131,7 +133,7 @@ class ShowsTheOldVersionAfterDone(Replica):
 
 
 class _ReusesVersions(Replica):
-    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+    def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
         self._used = 0
         super()._start_wanted(chunk, state, item)
 
@@ -167,14 +169,14 @@ class _TakesUpdatesOfAnyVersion(Replica):
 
 
 class _KeepsTheQueueOverChanges(Replica):
-    def _clear(self, chunk: ChunkId, state: ChunkWork, *, keep_work: bool) -> None:
-        wanted = [one for one in state.queue if isinstance(one, Wanted)]
+    def _clear(self, chunk: ChunkId, state: ChunkState, *, keep_work: bool) -> None:
+        wanted = [one for one in state.queue if isinstance(one, QueuedUpdate)]
         for one in wanted:
             state.queue.remove(one)
         super()._clear(chunk, state, keep_work=keep_work)
         state.queue.extend(wanted)
 
-    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+    def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
         version = self._role.chain_version
         item.update = msgspec.structs.replace(item.update, chain_version=version)
         role, self._role = self._role, msgspec.structs.replace(self._role, head=True)
@@ -205,7 +207,7 @@ class BeginsWithWorkUnderWay(Replica):
 
 
 class _CommitsWithoutTheSyncing(Replica):
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         work = state.work
         if work is not None and work.phase is Phase.PENDING and self._role.last and self._acts:
             self._finish(chunk, state)
@@ -216,7 +218,7 @@ class _CommitsWithoutTheSyncing(Replica):
 class _NewTailWaitsForTheSyncing(Replica):
     """The design note as it was: what was pending before the change is not shown until the syncing successor has it."""
 
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         work = state.work
         waits = self._role.last and self._role.successor and not self._session_open
         if work is None or work.phase is not Phase.PENDING or not waits:
@@ -252,7 +254,7 @@ class _ReturnsWithoutItsPending(Replica):
 
 
 class _RefusesBeforeTheDropIsDurable(Replica):
-    def _drop(self, chunk: ChunkId, state: ChunkWork, refusal: Refusal, message: str) -> None:
+    def _drop(self, chunk: ChunkId, state: ChunkState, refusal: RefusalReason, message: str) -> None:
         work = state.work
         super()._drop(chunk, state, refusal, message)
         if work is not None:
@@ -267,20 +269,20 @@ class _CarriesOutCopies(Replica):
         return super()._asked(source, request, handle)
 
 
-class _Forgetful(Inbox):
-    def admit(self, place: Place) -> bool:
+class _Forgetful(RequestReceiver):
+    def admit(self, place: SlotNumber) -> bool:
         super().admit(place)
         return True
 
-    def answer(self, place: Place, body: object) -> bool:
+    def answer(self, place: SlotNumber, body: object) -> bool:
         return True
 
 
-def _reads_behind_the_fence(_now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def _reads_behind_the_fence(_now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     return reads.decide(0, table, index, look)
 
 
-def _reads_at_any_version(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def _reads_at_any_version(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     if table is not None:
         look = msgspec.structs.replace(look, chain_version=table.chain_version)
         table = msgspec.structs.replace(table, serving=True)
@@ -301,11 +303,11 @@ class _PendingShown:
         return getattr(self._index, name)
 
 
-def _reads_pending(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def _reads_pending(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     return reads.decide(now_ns, table, _PendingShown(index), look)  # type: ignore[arg-type]
 
 
-def _with_session(kind: type[SyncSource]) -> Planted:
+def _with_session(kind: type[SyncSource]) -> Mutant:
     class Syncing(Replica):
         def _drive_session(self) -> None:
             super()._drive_session()
@@ -318,7 +320,7 @@ def _with_session(kind: type[SyncSource]) -> Planted:
 class Bug(NamedTuple):
     """`within`: so many seeds find it, from the first; about five times as many as it took."""
 
-    world: Planted
+    world: Mutant
     within: int
 
 

@@ -1,7 +1,8 @@
 """A small cluster manager for simulations of replicas: one that never fails, and obeys the rules of the design note.
 
 It takes a role only from a target whose node was silent for T, which reported itself gone, or whose process is known to
-be dead since its successor registered. `Oracle` has the seam of the real manager: heartbeats come in, answers go out.
+be dead since its successor registered. `ReliableManager` has the seam of the real manager: heartbeats come in,
+answers go out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 from fireflyer.fs.schema.ids import ChainVersion, Incarnation, NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
-__all__ = ["Beat", "BeatAnswer", "Oracle", "next_chain"]
+__all__ = ["Beat", "BeatAnswer", "ReliableManager", "next_chain"]
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
@@ -77,7 +78,7 @@ class _Heard:
     up_to_date: ChainVersion = 0
 
 
-class Oracle:
+class ReliableManager:
     """One chain whose target t is on node t."""
 
     def __init__(self, chain: Chain, silence_ns: int) -> None:

@@ -11,10 +11,10 @@ from tests.support.fs.chain_sim.request_world import ExchangingClient, RequestCl
 from tests.support.fs.chain_sim.world import ReplicaWorld
 
 from fireflyer.fs.core.requests.channels import Channel, Channels, Place
-from fireflyer.fs.core.requests.effects import Effect, Event, Failed, Finish, Limits, Told
-from fireflyer.fs.core.requests.state import Open
+from fireflyer.fs.core.requests.effects import Effect, Event, Failed, Finish, Limits, ReplyReceived
+from fireflyer.fs.core.requests.state import PendingOperation
 from fireflyer.fs.core.requests.state_machine import Requests
-from fireflyer.fs.schema.chunks import Missing, NotCommitted, Refusal, Refused
+from fireflyer.fs.schema.chunks import Missing, NotCommitted, RefusalReason, Refused
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import OpenSession
 
@@ -24,7 +24,7 @@ __all__ = ["BUGS", "BelievesThatStaleIsNotDone", "Bug", "OneChannelForAll", "pla
 class _NumbersEachAttempt(Requests):
     """A retry looks like another update."""
 
-    def _ask(self, request: Open) -> None:
+    def _ask(self, request: PendingOperation) -> None:
         if request.channel is not None and request.attempts:
             request.channel.sequence += 1
             request.sequence = request.channel.sequence
@@ -34,7 +34,7 @@ class _NumbersEachAttempt(Requests):
 class _BelievesTheLastRefusal(Requests):
     """What earlier attempts may yet do is forgotten."""
 
-    def _fail(self, request: Open, code: str, message: str) -> None:
+    def _fail(self, request: PendingOperation, code: str, message: str) -> None:
         super()._fail(request, code, message)
         if request.refusals:
             at, said = next(
@@ -45,10 +45,10 @@ class _BelievesTheLastRefusal(Requests):
 
 
 class BelievesThatStaleIsNotDone(Requests):
-    def _refused(self, request: Open, refused: Refused, *, newest: bool) -> None:
+    def _refused(self, request: PendingOperation, refused: Refused, *, newest: bool) -> None:
         doubtful = request.doubtful
         super()._refused(request, refused, newest=newest)
-        if refused.refusal is Refusal.STALE:
+        if refused.refusal is RefusalReason.STALE:
             request.doubtful = doubtful
 
 
@@ -59,8 +59,8 @@ class _BelievesThatLostIsNotDone(Requests):
 
 class _TakesPendingForAbsent(Requests):
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
-        if isinstance(event, Told) and isinstance(event.reply, NotCommitted):
-            event = Told(event.ask, Missing())
+        if isinstance(event, ReplyReceived) and isinstance(event.reply, NotCommitted):
+            event = ReplyReceived(event.ask, Missing())
         return super().handle(now_ns, event)
 
 
@@ -108,7 +108,7 @@ OneChannelForAll = _with_channels(_OneForAll)
 class _UsesAskNumbersAgain(Requests):
     """An answer that was withdrawn is taken for that to a later request."""
 
-    def _ask(self, request: Open) -> None:
+    def _ask(self, request: PendingOperation) -> None:
         free = next(number for number in range(1, 1000) if number not in self._asks)
         self._numbers = free - 1
         super()._ask(request)
@@ -128,7 +128,7 @@ class _SendsAgain(Requests):
 class _EndsNothing(ExchangingClient):
     def exchange(self, client: ClientId) -> None:
         self.exchanges += 1
-        self._insist(OpenSession(f"client {self._number} {self.exchanges}"))
+        self._retry(OpenSession(f"client {self._number} {self.exchanges}"))
 
 
 class Bug(NamedTuple):

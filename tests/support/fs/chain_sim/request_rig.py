@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
-    Ask,
     Begin,
+    DataArrived,
     Effect,
     Event,
     Failed,
     Finish,
-    Glance,
     Limits,
     NewSession,
+    QuerySpec,
+    ReplyReceived,
     RoutingLearned,
+    SendRequest,
     Tick,
-    Told,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,
-    LookKind,
-    LookReply,
     Operation,
-    Refusal,
+    QueryKind,
+    QueryReply,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
@@ -51,9 +51,9 @@ __all__ = [
 
 CHUNK, OTHER = ChunkId(1, 0), ChunkId(1, 1)
 DONE = Done(ContentId(1, 1), None)
-ARRIVED = Arrived(1 << 20, ContentId(1, 1), 1 << 20)
-READ = Glance(LookKind.READ, 0, 4096)
-LARGE = Glance(LookKind.READ, 0, 1 << 20)
+ARRIVED = DataArrived(1 << 20, ContentId(1, 1), 1 << 20)
+READ = QuerySpec(QueryKind.READ, 0, 4096)
+LARGE = QuerySpec(QueryKind.READ, 0, 1 << 20)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
 LIMITS = Limits(attempt_ns=100 * MS, channels=2)
 
@@ -64,7 +64,7 @@ class Bench:
     def __init__(self, *serving: int, limits: Limits = LIMITS, kind: type[Requests] = Requests) -> None:
         self.machine = kind(7, limits, seed=1)
         self.now_ns, self.version, self.operations = 0, 0, 0
-        self.asks: list[Ask] = []
+        self.asks: list[SendRequest] = []
         self.ended: dict[int, object] = {}
         self.effects: list[Effect] = []
         if serving:
@@ -73,7 +73,7 @@ class Bench:
     def feed(self, event: Event) -> list[Effect]:
         effects = self.machine.handle(self.now_ns, event)
         self.effects += effects
-        self.asks += [one for one in effects if isinstance(one, Ask)]
+        self.asks += [one for one in effects if isinstance(one, SendRequest)]
         self.ended.update({one.operation: one.result for one in effects if isinstance(one, Finish)})
         return effects
 
@@ -85,13 +85,15 @@ class Bench:
         routed = tuple(Chain(one, self.version, members) for one in chains)
         self.feed(RoutingLearned(Routing(self.version, chains=routed)))
 
-    def begin(self, what: Change | Glance, chunk: ChunkId = CHUNK, *, chain: int = 1, within_ns: int = SECOND) -> int:
+    def begin(
+        self, what: Change | QuerySpec, chunk: ChunkId = CHUNK, *, chain: int = 1, within_ns: int = SECOND
+    ) -> int:
         self.operations += 1
         self.feed(Begin(self.operations, self.now_ns + within_ns, chain, chunk, what))
         return self.operations
 
-    def tell(self, reply: UpdateReply | LookReply | Arrived, ask: int = -1) -> list[Effect]:
-        return self.feed(Told(self.asks[ask].ask, reply))
+    def tell(self, reply: UpdateReply | QueryReply | DataArrived, ask: int = -1) -> list[Effect]:
+        return self.feed(ReplyReceived(self.asks[ask].ask, reply))
 
     def until(self, now_ns: int) -> None:
         """Wakes the machine whenever it wants to be."""
@@ -110,7 +112,7 @@ class Bench:
         return [one.body for one in self.asks if isinstance(one.body, Update)]
 
 
-def refused(refusal: Refusal, version: int = 1) -> Refused:
+def refused(refusal: RefusalReason, version: int = 1) -> Refused:
     return Refused(refusal, refusal.value, version)
 
 

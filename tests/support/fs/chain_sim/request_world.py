@@ -18,27 +18,27 @@ from tests.support.fs.chain_sim.world import AnyClient, ReplicaWorld
 from fireflyer.base.errors import Timeout
 from fireflyer.base.units import MS
 from fireflyer.fs.core.requests.effects import (
-    Ask,
     AskRouting,
     Begin,
+    CancelOperation,
+    ConnectionLost,
     Effect,
     Event,
     Failed,
     Finish,
-    GiveUp,
-    Glance,
     Limits,
-    Lost,
     NewSession,
+    QuerySpec,
+    ReplyReceived,
     RoutingLearned,
+    SendRequest,
     SessionOpened,
     SessionOver,
     Tick,
-    Told,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema import manager
-from fireflyer.fs.schema.chunks import Change, Done, Found, Held, LookKind, LookReply, UpdateReply
+from fireflyer.fs.schema.chunks import Change, ChunkVersion, Done, Found, QueryKind, QueryReply, UpdateReply
 from fireflyer.fs.schema.ids import ChunkId, ClientId
 from fireflyer.fs.schema.routing import Chain, Routing
 from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession, Session
@@ -67,7 +67,7 @@ class _Call:
     worker: int
     chunk: ChunkId
     begun_ns: int
-    what: Change | Glance
+    what: Change | QuerySpec
     data: bytes
 
 
@@ -76,16 +76,16 @@ class RequestClient:
 
     machine_type: type[Requests] = Requests
     limits: Limits = LIMITS
-    looks: tuple[LookKind, ...] = (LookKind.READ, LookKind.STAT, LookKind.LAST, LookKind.LIST)
+    looks: tuple[QueryKind, ...] = (QueryKind.READ, QueryKind.STAT, QueryKind.LAST, QueryKind.LIST)
 
     def __init__(
         self, node: SimNode, number: int, wire: Wire, chain: Chain, histories: Histories, *, chunks: list[ChunkId],
         channels: int, count: int, span_ns: int,
     ) -> None:  # fmt: skip
         self._node, self._number, self._wire, self._histories = node, number, wire, histories
-        self._chunks, self._chance = chunks, node.world.fork_random(f"client {number}")
+        self._chunks, self._rng = chunks, node.world.fork_random(f"client {number}")
         self._chain = chain
-        self._machine = self.machine_type(number, self.limits, seed=self._chance.getrandbits(64))
+        self._machine = self.machine_type(number, self.limits, seed=self._rng.getrandbits(64))
         self._writers, self._left = channels, [count] * (channels + 2)
         self._pause_ns = span_ns // count
         self._calls: dict[int, _Call] = {}
@@ -115,11 +115,11 @@ class RequestClient:
     def routing(self, chain: Chain) -> None:
         self._feed(RoutingLearned(Routing(chain.version, chains=(chain,))))
 
-    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None:
+    def reply(self, number: int, reply: UpdateReply | QueryReply, data: bytes) -> None:
         operation = self._asked.get(number)
         if operation is not None:
             self._data[operation] = data
-            self._feed(Told(number, reply))
+            self._feed(ReplyReceived(number, reply))
 
     def told(self, number: int, answer: manager.Answer) -> None:
         """By a manager."""
@@ -128,7 +128,7 @@ class RequestClient:
         if number != self.exchanges or self._insists is None:
             return
         if isinstance(self._insists, EndSession) and isinstance(answer, manager.Done):
-            self._insist(OpenSession(f"client {self._number} {self.exchanges}"))
+            self._retry(OpenSession(f"client {self._number} {self.exchanges}"))
         elif isinstance(self._insists, OpenSession) and isinstance(answer, Session):
             self._insists, self.client = None, answer.client
             self._feed(SessionOpened(answer.client))
@@ -138,9 +138,9 @@ class RequestClient:
 
     def exchange(self, client: ClientId) -> None:
         self.exchanges += 1
-        self._insist(EndSession(client))
+        self._retry(EndSession(client))
 
-    def _insist(self, request: msgspec.Struct) -> None:
+    def _retry(self, request: msgspec.Struct) -> None:
         self._insists = request
         self._ask_again(request)
 
@@ -152,7 +152,7 @@ class RequestClient:
     # --- work ---
 
     def _think(self, worker: int) -> None:
-        self._node.after(self._chance.randrange(2 * self._pause_ns), lambda: self._begin(worker))
+        self._node.after(self._rng.randrange(2 * self._pause_ns), lambda: self._begin(worker))
 
     def _begin(self, worker: int) -> None:
         if not self._left[worker]:
@@ -160,21 +160,21 @@ class RequestClient:
         self._left[worker] -= 1
         self._numbers += 1
         operation, now_ns = self._numbers, self._node.world.now_ns
-        chunk = self._chunks[0] if self._chance.random() < 0.5 else self._chance.choice(self._chunks)
-        what: Change | Glance = _some_glance(self._chance, self.looks)
+        chunk = self._chunks[0] if self._rng.random() < 0.5 else self._rng.choice(self._chunks)
+        what: Change | QuerySpec = _some_query(self._rng, self.looks)
         data = b""
         if worker < self._writers:
-            what, data = _some_change(self._chance, f"{self._number}{worker}{operation:02d}")
+            what, data = _some_change(self._rng, f"{self._number}{worker}{operation:02d}")
         self._calls[operation] = _Call(worker, chunk, now_ns, what, data)
-        deadline_ns = now_ns + self._chance.choice(DEADLINES_NS)
-        if self._chance.random() < GIVES_UP:
-            self._node.after(self._chance.randrange(50) * MS, lambda: self._give_up(operation))
+        deadline_ns = now_ns + self._rng.choice(DEADLINES_NS)
+        if self._rng.random() < GIVES_UP:
+            self._node.after(self._rng.randrange(50) * MS, lambda: self._give_up(operation))
         self._feed(Begin(operation, deadline_ns, self._chain.id, chunk, what))
 
     def _give_up(self, operation: int) -> None:
         call = self._calls.pop(operation, None)
         if call is not None:
-            self._feed(GiveUp(operation))
+            self._feed(CancelOperation(operation))
             self._record(operation, call, Failed(Timeout.code, "given up"))
             self._think(call.worker)
 
@@ -192,11 +192,11 @@ class RequestClient:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Ask(ask, operation, node, target, body):
+            case SendRequest(ask, operation, node, target, body):
                 self._asked[ask] = operation
                 self._wire(target, body, self._calls[operation].data, ask)
-                if self._chance.random() < BREAKS:
-                    self._node.after(self._chance.randrange(30) * MS, lambda: self._feed(Lost(node)))
+                if self._rng.random() < BREAKS:
+                    self._node.after(self._rng.randrange(30) * MS, lambda: self._feed(ConnectionLost(node)))
             case NewSession(client):
                 self.exchange(client)
             case AskRouting():
@@ -230,40 +230,40 @@ class RequestClient:
             self._unknown.setdefault(chunk, []).append(len(histories.of[chunk]) - 1)
 
     def _record_look(
-        self, label: str, call: _Call, what: Glance, result: msgspec.Struct, data: bytes, now_ns: int
+        self, label: str, call: _Call, what: QuerySpec, result: msgspec.Struct, data: bytes, now_ns: int
     ) -> None:
         entries = result.entries if isinstance(result, Found) else ()
         found = {one.chunk: one.held for one in entries}
-        if what.kind is LookKind.READ:
+        if what.kind is QueryKind.READ:
             content = data if call.chunk in found else None
             held = found.get(call.chunk)
             assert held is None or crc32c(data) == held.crc, "a replica sent what does not match its checksum"
             self._histories.read(label, call.chunk, content, call.begun_ns, now_ns)
             return
-        if what.kind is LookKind.CHAIN:  # nothing is said of what is under way
+        if what.kind is QueryKind.CHAIN:  # nothing is said of what is under way
             said = [one for one in self._chunks if one >= call.chunk and found.get(one, one) is not None]
         else:
             said = self._seen(what.kind, call.chunk, list(found))
         for chunk in said:
             self._histories.stat(label, chunk, _sizes(found.get(chunk)), call.begun_ns, now_ns)
 
-    def _seen(self, kind: LookKind, chunk: ChunkId, found: list[ChunkId]) -> list[ChunkId]:
+    def _seen(self, kind: QueryKind, chunk: ChunkId, found: list[ChunkId]) -> list[ChunkId]:
         """Of which chunks this answer says something."""
         of_file = [one for one in self._chunks if one.file == chunk.file]
-        if kind is LookKind.STAT:
+        if kind is QueryKind.STAT:
             return [chunk]
-        if kind is LookKind.LIST:
+        if kind is QueryKind.LIST:
             return [one for one in of_file if one >= chunk]
         return [one for one in of_file if one <= chunk and (not found or one >= found[0])]
 
 
-def _sizes(held: Held | None) -> tuple[int, int] | None:
+def _sizes(held: ChunkVersion | None) -> tuple[int, int] | None:
     return None if held is None else (held.length, held.crc)
 
 
-def _some_glance(chance: random.Random, looks: tuple[LookKind, ...]) -> Glance:
-    kind = chance.choice([LookKind.READ, LookKind.READ, LookKind.READ, *looks])
-    return Glance(kind, 0, READ_BYTES if kind is LookKind.READ else 100)
+def _some_query(rng: random.Random, looks: tuple[QueryKind, ...]) -> QuerySpec:
+    kind = rng.choice([QueryKind.READ, QueryKind.READ, QueryKind.READ, *looks])
+    return QuerySpec(kind, 0, READ_BYTES if kind is QueryKind.READ else 100)
 
 
 class _RealClients(ReplicaWorld):
@@ -273,8 +273,8 @@ class _RealClients(ReplicaWorld):
 
     def _client(self, number: int) -> AnyClient:
         client = super()._client(number)
-        slow_chance = self.chance.choice([self.link.slow_chance, 0.2])
-        link = msgspec.structs.replace(self.link, duplication=0.0, slow_chance=slow_chance)
+        slow_probability = self.rng.choice([self.link.slow_probability, 0.2])
+        link = msgspec.structs.replace(self.link, duplication=0.0, slow_probability=slow_probability)
         for node in self.nodes:
             self.net.set_link(f"c{number}", node.node.name, link)
             self.net.set_link(node.node.name, f"c{number}", link)
@@ -288,7 +288,7 @@ class RequestWorld(_RealClients):
 class ListingClient(RequestClient):
     """Half of what it looks at are pages of all chunks of the chain."""
 
-    looks = (LookKind.CHAIN,) * 3
+    looks = (QueryKind.CHAIN,) * 3
 
 
 class ListedWorld(_RealClients):
@@ -306,7 +306,7 @@ class ExchangingClient(RequestClient):
 
     def _begin(self, worker: int) -> None:
         super()._begin(worker)
-        if self._chance.random() < ENDED:
+        if self._rng.random() < ENDED:
             self.ended += 1
             self._wire(0, EndSession(self.client), b"", 0)
 

@@ -16,13 +16,13 @@ from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.schema.chunks import (
     Answer,
     Change,
-    Look,
-    LookKind,
-    LookReply,
     Operation,
     PeerMessage,
     Put,
-    Refusal,
+    Query,
+    QueryKind,
+    QueryReply,
+    RefusalReason,
     Refused,
     Request,
     SyncDone,
@@ -33,7 +33,18 @@ from fireflyer.fs.schema.ids import ChunkId, TargetId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 from fireflyer.native import crc32c
 
-__all__ = ["CHUNK", "FAR_NS", "LASTSRV", "OFFLINE", "REMOVE", "SERVING", "SYNCING", "Letter", "Machine", "Rig"]
+__all__ = [
+    "CHUNK",
+    "FAR_NS",
+    "LASTSRV",
+    "OFFLINE",
+    "REMOVE",
+    "SERVING",
+    "SYNCING",
+    "Machine",
+    "MessageInTransit",
+    "Rig",
+]
 __all__ += ["is_answer", "is_done", "is_put", "refusal", "write"]
 
 CHUNK = ChunkId(1, 0)
@@ -47,7 +58,7 @@ def write(data: bytes, offset: int = 0) -> Change:
 
 
 @dataclass(frozen=True)
-class Letter:
+class MessageInTransit:
     source: TargetId
     target: TargetId
     message: PeerMessage
@@ -63,7 +74,7 @@ class Machine:
         self.replica = kind(1, target, self.engine.index, limits)
         self.table: fx.TableEntry | None = None
         self.handles: dict[int, bytes] = {}
-        self.working: deque[tuple[int, fx.Staged | fx.StageFailed | fx.Dropped | fx.Adopted]] = deque()
+        self.working: deque[tuple[int, fx.Staged | fx.StageFailed | fx.Dropped | fx.RecordsInstalled]] = deque()
         self.others: list[fx.Effect] = []
         self._numbers = 0
 
@@ -74,7 +85,7 @@ class Machine:
                 case fx.Stage():
                     data = self.handles[effect.handle] if effect.handle else b""
                     self.working.append(self.engine.stage(effect, data)[1:])
-                case fx.Adopt():
+                case fx.InstallRecords():
                     self.working.append(self.engine.adopt(effect, self.rig.now_ns)[1:])
                 case fx.Drop(awaited=True):
                     self.working.append(self.engine.drop(effect)[1:])
@@ -84,7 +95,7 @@ class Machine:
                     data = self.handles[handle] if handle else b""
                     if content is not None:
                         data = self.engine.load(message.body.chunk, content) or b""  # type: ignore[union-attr]
-                    self.rig.letters.append(Letter(self.target, peer, message, data))
+                    self.rig.letters.append(MessageInTransit(self.target, peer, message, data))
                 case fx.Release(handle):
                     del self.handles[handle]
                 case fx.Reply(waiter, reply):
@@ -113,7 +124,7 @@ class Rig:
     def __init__(self, *states: str, limits: Limits | None = None, kind: type[Replica] = Replica) -> None:
         self.now_ns = 0
         self.version = 0
-        self.letters: deque[Letter] = deque()
+        self.letters: deque[MessageInTransit] = deque()
         self.replies: dict[int, UpdateReply] = {}
         self.effects: list[tuple[TargetId, fx.Effect]] = []
         self.machines = {
@@ -147,10 +158,10 @@ class Rig:
         self[target].feed(fx.ClientUpdate(self.waiters, update, self[target].keep(data)))
         return self.waiters
 
-    def read(self, target: TargetId, chunk: ChunkId = CHUNK) -> LookReply:
+    def read(self, target: TargetId, chunk: ChunkId = CHUNK) -> QueryReply:
         table = self[target].table
         version = table.chain_version if table else 0
-        look = Look(1, version, LookKind.READ, chunk)
+        look = Query(1, version, QueryKind.READ, chunk)
         return decide(self.now_ns, table, self[target].engine.index, look)
 
     def content(self, target: TargetId, chunk: ChunkId = CHUNK) -> bytes | None:
@@ -158,13 +169,15 @@ class Rig:
         record = self[target].engine.index.records.get(chunk)
         return record.block.data if record is not None and record.block is not None else None
 
-    def deliver(self, letter: Letter) -> None:
+    def deliver(self, letter: MessageInTransit) -> None:
         machine = self[letter.target]
-        machine.feed(fx.PeerSaid(letter.source, letter.message, machine.keep(letter.data)))
+        machine.feed(fx.MessageFromPeer(letter.source, letter.message, machine.keep(letter.data)))
 
-    def run(self, *, drop: Callable[[Letter], bool] = lambda _: False, idle: tuple[TargetId, ...] = ()) -> list[Letter]:
+    def run(
+        self, *, drop: Callable[[MessageInTransit], bool] = lambda _: False, idle: tuple[TargetId, ...] = ()
+    ) -> list[MessageInTransit]:
         """Until nothing moves. Returns the letters that were dropped; the engines in `idle` do nothing."""
-        dropped: list[Letter] = []
+        dropped: list[MessageInTransit] = []
         while True:
             busy = [one for one in self.machines.values() if one.working and one.target not in idle]
             if self.letters:
@@ -184,19 +197,19 @@ class Rig:
             machine.feed(fx.Tick())
 
 
-def refusal(rig: Rig, waiter: int) -> Refusal:
+def refusal(rig: Rig, waiter: int) -> RefusalReason:
     reply = rig.replies[waiter]
     assert isinstance(reply, Refused), reply
     return reply.refusal
 
 
-def is_put(letter: Letter) -> bool:
+def is_put(letter: MessageInTransit) -> bool:
     return isinstance(letter.message, Request) and isinstance(letter.message.body, Put)
 
 
-def is_answer(letter: Letter) -> bool:
+def is_answer(letter: MessageInTransit) -> bool:
     return isinstance(letter.message, Answer)
 
 
-def is_done(letter: Letter) -> bool:
+def is_done(letter: MessageInTransit) -> bool:
     return isinstance(letter.message, Request) and isinstance(letter.message.body, SyncDone)

@@ -18,7 +18,7 @@ import msgspec
 from tests.support.fs.chain_sim.clients import Client, Histories
 from tests.support.fs.chain_sim.engine_model import Disk, Engine
 from tests.support.fs.chain_sim.faults import FAULTS_NS, MANAGER, Faults
-from tests.support.fs.chain_sim.reliable_manager import Beat, BeatAnswer, Oracle
+from tests.support.fs.chain_sim.reliable_manager import Beat, BeatAnswer, ReliableManager
 
 from fireflyer.base.units import MS, SECOND, US
 from fireflyer.fs.core.chain import effects as fx
@@ -27,11 +27,11 @@ from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.schema import manager
 from fireflyer.fs.schema.chunks import (
     Found,
-    Look,
-    LookKind,
-    LookReply,
     PeerMessage,
-    Refusal,
+    Query,
+    QueryKind,
+    QueryReply,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
@@ -55,15 +55,15 @@ LIMITS: Final = Limits(
     page=2, copies=2, copy_bytes_per_tick=64,
 )  # fmt: skip
 CHUNKS: Final = [ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 0)]
-CHANCES: Final = [0.0, 0.0, 0.02, 0.1]
+PROBABILITIES: Final = [0.0, 0.0, 0.02, 0.1]
 KINDS: Final[tuple[Any, ...]] = (
-    Update, Look, UpdateReply, LookReply, PeerMessage, Beat, BeatAnswer, Chain, manager.Request, manager.Answer,
+    Update, Query, UpdateReply, QueryReply, PeerMessage, Beat, BeatAnswer, Chain, manager.Request, manager.Answer,
 )  # fmt: skip
 UPDATE, LOOK, UPDATE_REPLY, LOOK_REPLY, PEER, BEAT, BEAT_ANSWER, ROUTING, MANAGE, TOLD = range(len(KINDS))
 _DECODERS: Final = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 
 
-Deciding = Callable[[int, fx.TableEntry | None, fx.ChunkIndex, Look], LookReply]
+Deciding = Callable[[int, fx.TableEntry | None, fx.ChunkIndex, Query], QueryReply]
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -99,8 +99,8 @@ class StorageNode:
         self.world, self.target = world, target
         self.disk = Disk()
         self.disk_failed = False
-        drift_ppm = world.chance.randrange(-10_000, 10_001)
-        clock = SimClock(world.sim, offset_ns=world.chance.randrange(10 * SECOND), drift_ppm=drift_ppm)
+        drift_ppm = world.rng.randrange(-10_000, 10_001)
+        clock = SimClock(world.sim, offset_ns=world.rng.randrange(10 * SECOND), drift_ppm=drift_ppm)
         self.node = world.sim.node(f"s{target}", self.boot, clock=clock)
 
     def boot(self, node: SimNode) -> None:
@@ -161,25 +161,25 @@ class StorageNode:
         elif one.kind == LOOK:
             self._look(source, one.number, body)
         elif one.kind == PEER:
-            self.feed(fx.PeerSaid(int(source[1:]), body, self._keep(one.data)))
+            self.feed(fx.MessageFromPeer(int(source[1:]), body, self._keep(one.data)))
         elif one.kind == BEAT_ANSWER:
             self._answered(body)
 
-    def _look(self, source: str, number: int, look: Look) -> None:
+    def _look(self, source: str, number: int, look: Query) -> None:
         reply, data = self.look(look)
         self.post(source, LOOK_REPLY, reply, data, number)
 
-    def look(self, look: Look) -> tuple[LookReply, bytes]:
+    def look(self, look: Query) -> tuple[QueryReply, bytes]:
         reply = self.world.decide(self.node.clock.now_ns(), self.table, self.engine.index, look)
-        if look.kind is not LookKind.READ or not isinstance(reply, Found):
+        if look.kind is not QueryKind.READ or not isinstance(reply, Found):
             return reply, b""
         held = reply.entries[0].held
         assert held is not None
         data = self.engine.load(look.chunk, held.id)
         if data is not None:
             return reply, data
-        self.feed(fx.DamageFound(look.chunk))
-        return Refused(Refusal.CORRUPT, "damaged"), b""
+        self.feed(fx.CorruptionFound(look.chunk))
+        return Refused(RefusalReason.CORRUPT, "damaged"), b""
 
     def _number(self) -> int:
         self._numbers += 1
@@ -212,7 +212,7 @@ class StorageNode:
                     key = (effect.row.client, effect.row.channel, effect.row.sequence)
                     self.world.update_of[effect.chunk, effect.id] = key
                 self.node.after(delay_ns, lambda: self._durable(record, event))
-            case fx.Adopt():
+            case fx.InstallRecords():
                 delay_ns, record, adopted = self.engine.adopt(effect, self.world.sim.now_ns)
                 self.node.after(delay_ns, lambda: self._durable(record, adopted))
             case fx.Drop(awaited=True):
@@ -248,7 +248,7 @@ class StorageNode:
             case fx.AskRouting():
                 self.asked_routing = True
 
-    def _durable(self, record: int, event: fx.Staged | fx.StageFailed | fx.Dropped | fx.Adopted) -> None:
+    def _durable(self, record: int, event: fx.Staged | fx.StageFailed | fx.Dropped | fx.RecordsInstalled) -> None:
         if self.disk_failed:
             return
         self.engine.finish(record, event)
@@ -260,7 +260,7 @@ class StorageNode:
             chunk = effect.message.body.chunk  # type: ignore[union-attr]
             data = self.engine.load(chunk, effect.content)
             if data is None:
-                self.node.after(0, lambda: self.feed(fx.DamageFound(chunk)))
+                self.node.after(0, lambda: self.feed(fx.CorruptionFound(chunk)))
                 return
         assert data is not None
         self.post(f"s{effect.peer}", PEER, effect.message, data)
@@ -271,7 +271,7 @@ class StorageNode:
         if self.node.alive:
             self.node.crash()
             if power:
-                self.disk.cut_power(self.world.chance)
+                self.disk.cut_power(self.world.rng)
 
     def fail_disk(self) -> None:
         if not self.node.alive:
@@ -283,7 +283,7 @@ class StorageNode:
         for chunk, record in sorted(self.engine.index.records.items()):
             if record.block is not None and not record.block.sound:
                 self.engine.note_damage(chunk)
-                self.feed(fx.DamageFound(chunk))
+                self.feed(fx.CorruptionFound(chunk))
 
 
 class AnyClient(Protocol):
@@ -291,7 +291,7 @@ class AnyClient(Protocol):
     def finished(self) -> bool: ...
     def hurry(self) -> None: ...
     def routing(self, chain: Chain) -> None: ...
-    def reply(self, number: int, reply: UpdateReply | LookReply, data: bytes) -> None: ...
+    def reply(self, number: int, reply: UpdateReply | QueryReply, data: bytes) -> None: ...
     def told(self, number: int, answer: manager.Answer) -> None: ...
 
 
@@ -310,11 +310,11 @@ class ReplicaWorld:
     ) -> None:
         self.sim = World(seed)
         self.decide: Deciding = decide
-        self.chance: random.Random = self.sim.fork_random("plan")
-        count = replicas or self.chance.choice([1, 2, 2, 3, 3, 3, 4])
+        self.rng: random.Random = self.sim.fork_random("plan")
+        count = replicas or self.rng.choice([1, 2, 2, 3, 3, 3, 4])
         self.make_replica = replica or (lambda target, index: Replica(1, target, index, LIMITS))
-        loss, again, slow = (0.0, 0.0, 0.0) if calm else (self.chance.choice(CHANCES) for _ in range(3))
-        self.link = Link(50 * US, 2 * MS, slow, self.chance.choice([100, 300]) * MS, loss / 2, again)
+        loss, again, slow = (0.0, 0.0, 0.0) if calm else (self.rng.choice(PROBABILITIES) for _ in range(3))
+        self.link = Link(50 * US, 2 * MS, slow, self.rng.choice([100, 300]) * MS, loss / 2, again)
         self.net = SimNet(self.sim, default=self.link)
         self.reports: list[str] = []
         self.managers = [MANAGER]
@@ -328,13 +328,13 @@ class ReplicaWorld:
         self.nodes: list[StorageNode] = []
         self.start(range(1, count + 1))
         self.epoch_ns = self.sim.now_ns
-        self.clients = [self._client(number) for number in range(1, self.chance.randrange(2, 4))]
+        self.clients = [self._client(number) for number in range(1, self.rng.randrange(2, 4))]
         self.recovered = False
 
     def start(self, targets: range) -> None:
         """Managers and nodes, until they serve. Other worlds have other managers."""
         started = Chain(1, 1, tuple(Member(one, one, TargetState.SERVING) for one in targets))
-        self.oracle = self.decider = Oracle(started, SILENCE_NS)
+        self.oracle = self.decider = ReliableManager(started, SILENCE_NS)
         self.manager = self.sim.node(MANAGER, self._boot_manager)
         self.nodes += [StorageNode(self, target) for target in targets]
 
@@ -360,7 +360,7 @@ class ReplicaWorld:
         name = f"c{number}"
 
         def wire(target: TargetId, message: msgspec.Struct, data: bytes, request: int) -> None:
-            kinds = {Update: UPDATE, Look: LOOK, EndSession: MANAGE, OpenSession: MANAGE, KeepSession: MANAGE}
+            kinds = {Update: UPDATE, Query: LOOK, EndSession: MANAGE, OpenSession: MANAGE, KeepSession: MANAGE}
             kind = kinds.get(type(message), ROUTING)
             for to in [f"s{target}"] if target else self.managers:
                 self.net.send(name, to, frame(kind, message, data, request))
@@ -377,8 +377,8 @@ class ReplicaWorld:
         def boot(node: SimNode) -> None:
             node.on_message(receive)
 
-        channels = self.chance.randrange(1, 3) if number == 1 else self.chance.randrange(3)
-        count = self.chance.choice([6, 15, 25])
+        channels = self.rng.randrange(1, 3) if number == 1 else self.rng.randrange(3)
+        count = self.rng.choice([6, 15, 25])
         node = self.sim.node(name, boot)
         clients.append(
             type(self).make_client(
@@ -475,7 +475,7 @@ class ReplicaWorld:
             assert not node.handles, f"{node.target} keeps {len(node.handles)} buffers"
             assert not node.waiters, f"{node.target} left {len(node.waiters)} clients without a reply"
             for chunk in CHUNKS:
-                reply, data = node.look(Look(1, self.oracle.chain.version, LookKind.READ, chunk))
+                reply, data = node.look(Query(1, self.oracle.chain.version, QueryKind.READ, chunk))
                 assert not isinstance(reply, Refused), reply
                 content = data if isinstance(reply, Found) else None
                 now_ns = self.sim.now_ns

@@ -49,7 +49,7 @@ class DataConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[data.Told]] = {}
+        self._asked: dict[int, asyncio.Future[data.DataReply]] = {}
         self._reading: dict[int, tuple[int, asyncio.Future[ReadAnswer]]] = {}
         self.others: asyncio.Queue[data.Message] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._receive())
@@ -70,7 +70,7 @@ class DataConnection:
         """What is told about it. Raises `Unreachable` when the connection ends, `TimeoutError`."""
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.send(frame(MESSAGE, data.encode(data.Ask(number, body)), payload))  # type: ignore[arg-type]
+        self.send(frame(MESSAGE, data.encode(data.DataRequest(number, body)), payload))  # type: ignore[arg-type]
         try:
             return (await self._answered(answer, timeout_s)).body
         finally:
@@ -126,7 +126,7 @@ class DataConnection:
                     answer.set_result(_verified(ReadAnswer(status, chain_version, where, payload), offset, sums))
             return
         message = data.decode(body)
-        if isinstance(message, data.Told):
+        if isinstance(message, data.DataReply):
             asked = self._asked.get(message.number)
             if asked is not None and not asked.done():
                 asked.set_result(message)

@@ -9,7 +9,7 @@ import pytest
 
 from fireflyer.cli import main
 from fireflyer.cli.fs import connect
-from fireflyer.cli.fs.connect import Where
+from fireflyer.cli.fs.connect import ClusterTarget
 from fireflyer.cli.fs.files import common
 from fireflyer.fs.tools.trees import LocalTree
 from fireflyer.identity import UserCredential
@@ -37,7 +37,7 @@ class Shell:
 def shell_over(root: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Shell:
     root.mkdir()
     monkeypatch.setattr(common, "connect", lambda where: LocalTree(str(root)))
-    monkeypatch.setattr(connect, "local", lambda directory: Where((), UserCredential("none"), directory))
+    monkeypatch.setattr(connect, "local", lambda directory: ClusterTarget((), UserCredential("none"), directory))
     return Shell(root, capfdbinary)
 
 

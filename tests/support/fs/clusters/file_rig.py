@@ -12,14 +12,14 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.support.fs.clusters.meta_service import CHAINS, SERVICE, MetaRig, PlayedChunks
+from tests.support.fs.clusters.meta_service import CHAINS, SERVICE, FakeChunks, MetaRig
 
 from fireflyer.base.errors import FireflyerError, NoSpace
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.port import LoopPort
 from fireflyer.fs.client.meta import DEFAULT_TIMEOUT_NS, MetaClient
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
 from fireflyer.fs.schema.chunks import Change, Missing
 from fireflyer.fs.schema.chunks import Done as Updated
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId
@@ -28,12 +28,12 @@ from fireflyer.fs.schema.routing import ChainTable, Routing
 from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.kvstore import MemoryEngine
 
-__all__ = ["FileRig", "PlayedClient", "Store", "no_space"]
+__all__ = ["FakeClient", "FileRig", "Store", "no_space"]
 
 CONTENT = ContentId(1, 1)
 
 
-class Store(PlayedChunks):
+class Store(FakeChunks):
     """The bytes of all chunks, for clients and for the meta service."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Store(PlayedChunks):
         self.put((file, chain, index), offset, bytes(size))
 
 
-class PlayedClient:
+class FakeClient:
     """As `Chunks` and its `Control`, of one session."""
 
     def __init__(self, rig: FileRig, client: int) -> None:
@@ -89,7 +89,7 @@ class PlayedClient:
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int:  # fmt: skip
         assert timeout_ns is None
@@ -121,7 +121,7 @@ class PlayedClient:
                 return
             part = found[what.offset : what.offset + len(memory)]
             memory[: len(part)] = part
-            done(Arrived(len(part), CONTENT, len(found)))
+            done(DataArrived(len(part), CONTENT, len(found)))
 
         if isinstance(what, Change):
             self._queues.setdefault(chunk, []).append(update)
@@ -137,7 +137,7 @@ class PlayedClient:
             self._queues[chunk].pop(0)()
 
     def _later(self, call: Callable[[], None], turns: int | None = None) -> None:
-        left = self.rig.chance.randrange(6) if turns is None else turns
+        left = self.rig.rng.randrange(6) if turns is None else turns
         if left:
             asyncio.get_running_loop().call_soon(lambda: self._later(call, left - 1))
         else:
@@ -169,7 +169,7 @@ class PlayedClient:
         """The manager says that the session is over."""
         self.spawn(self.exchange())
 
-    def struck(self, client: int) -> None:
+    def evicted(self, client: int) -> None:
         assert client == self.client
         self.spawn(self.exchange())
 
@@ -187,13 +187,13 @@ class PlayedClient:
 
 class FileRig:
     def __init__(self, seed: int = 0, *, later: Later = in_loop) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.store = Store()
         self.rig = MetaRig(MemoryEngine(), chunks=self.store, later=later)
         self.sends: Callable[[Calls], Coroutine[Any, Any, Answers]] = self._serve
         """A test may put something between."""
         self._sessions = 1
-        self._clients: list[tuple[Files, PlayedClient]] = []
+        self._clients: list[tuple[Files, FakeClient]] = []
 
     def next_session(self) -> int:
         self._sessions += 1
@@ -204,8 +204,8 @@ class FileRig:
 
     async def client(
         self, options: FileOptions | None = None, *, timeout_ns: int = DEFAULT_TIMEOUT_NS
-    ) -> tuple[Files, PlayedClient]:
-        played: Any = PlayedClient(self, await self.rig.open_session(self.next_session()))
+    ) -> tuple[Files, FakeClient]:
+        played: Any = FakeClient(self, await self.rig.open_session(self.next_session()))
 
         async def sends(_: str, calls: Calls, __: int) -> Answers:
             return await self.sends(calls)

@@ -82,8 +82,8 @@ class Load:
         self._stop = asyncio.Event()
         self._state: dict[ChunkId, _Chunk] = {}
         self._answered = asyncio.Condition()
-        chances = [random.Random(seed + number) for number in range(WRITERS)]
-        self._tasks = [asyncio.create_task(self._write(number, chance)) for number, chance in enumerate(chances)]
+        probabilities = [random.Random(seed + number) for number in range(WRITERS)]
+        self._tasks = [asyncio.create_task(self._write(number, rng)) for number, rng in enumerate(probabilities)]
 
     async def progress(self, operations: int, *, within_s: float) -> None:
         """Waits until so many more were answered."""
@@ -102,22 +102,22 @@ class Load:
     def chain_of(self, chunk: ChunkId) -> int:
         return self._chains[(chunk.file + chunk.index) % len(self._chains)]
 
-    async def _write(self, number: int, chance: random.Random) -> None:
+    async def _write(self, number: int, rng: random.Random) -> None:
         last_s = time.monotonic()
         try:
-            await self._work(number, chance, last_s)
+            await self._work(number, rng, last_s)
         finally:
             async with self._answered:
                 self._answered.notify_all()
 
-    async def _work(self, number: int, chance: random.Random, last_s: float) -> None:
+    async def _work(self, number: int, rng: random.Random, last_s: float) -> None:
         while not self._stop.is_set():
-            chunk = ChunkId(FIRST_FILE + number, chance.randrange(CHUNKS))
+            chunk = ChunkId(FIRST_FILE + number, rng.randrange(CHUNKS))
             try:
-                if chance.random() < 0.5:
+                if rng.random() < 0.5:
                     await self._check(chunk)
                 else:
-                    await self._change(chunk, chance)
+                    await self._change(chunk, rng)
             except TransientError:
                 continue
             async with self._answered:
@@ -126,11 +126,11 @@ class Load:
             now_s = time.monotonic()
             self.longest_gap_s, last_s = max(self.longest_gap_s, now_s - last_s), now_s
 
-    async def _change(self, chunk: ChunkId, chance: random.Random) -> None:
+    async def _change(self, chunk: ChunkId, rng: random.Random) -> None:
         state = self._state.setdefault(chunk, _Chunk())
         if len(state.may_be) > 1:
             await self._check(chunk)
-        new = None if chance.random() < 0.1 else chance.randbytes(chance.randrange(1, MAX_BYTES))
+        new = None if rng.random() < 0.1 else rng.randbytes(rng.randrange(1, MAX_BYTES))
         before = state.may_be
         state.may_be = [*before, new]
         try:

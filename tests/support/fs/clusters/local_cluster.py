@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.jobs.leash import leash
+from tests.support.jobs.cleanup import clean_up_at_exit
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cli.fs.connect import local
@@ -34,7 +34,7 @@ class LocalCluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "fs"
         self._ending = (sys.executable, "-P", "-m", "fireflyer", "fs", "down", "--force", "--dir", str(self.directory))
-        self._release = leash(self._ending)
+        self._release = clean_up_at_exit(self._ending)
 
     def ff(self, *arguments: str, code: int = 0) -> str:
         """What `ff fs ...` printed; on standard error where it failed as it should."""
@@ -42,7 +42,7 @@ class LocalCluster:
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr, self.logs())
         return done.stderr if code else done.stdout
 
-    def insist(self, *arguments: str) -> str:
+    def retry_until(self, *arguments: str) -> str:
         """What it printed when it succeeded: until then whoever is asked may have been killed."""
         until_s = time.monotonic() + LIMIT_S
         while True:

@@ -17,22 +17,22 @@ import msgspec
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ControlClient
 from fireflyer.fs.core.chain.node_membership import (
-    Ask,
-    Attendance,
     Effect,
     End,
     Event,
-    Identity,
+    ManagerReply,
+    NodeMembership,
+    ProcessIdentity,
+    SendToManager,
     TakeRouting,
     Tick,
-    Told,
 )
 from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.identity import NodeCredential, Secret, TokenStore, UserCredential, new_secret, save_secret
 
-__all__ = ["ManagerProcess", "PlayedNode", "Site", "seconds_since"]
+__all__ = ["FakeNode", "ManagerProcess", "Site", "seconds_since"]
 
 LIMIT_S = 60.0
 
@@ -137,13 +137,13 @@ class ManagerProcess:
         return process
 
 
-class PlayedNode:
+class FakeNode:
     """Registers and keeps its fence open, as a storage process does; it has no data."""
 
     def __init__(self, node: int, targets: tuple[int, ...], managers: list[str], site: Site) -> None:
-        identity = Identity(node, f"nonce-{os.urandom(8).hex()}", f"127.0.0.1:{node}", "machine", "boot", "test")
-        self.attendance = Attendance(identity, dict.fromkeys(targets, True), managers)
-        self.told: list[Told] = []
+        identity = ProcessIdentity(node, f"nonce-{os.urandom(8).hex()}", f"127.0.0.1:{node}", "machine", "boot", "test")
+        self.membership = NodeMembership(identity, dict.fromkeys(targets, True), managers)
+        self.told: list[ManagerReply] = []
         self.changes = 0
         """How often it was given routing."""
         self.ended = False
@@ -156,7 +156,7 @@ class PlayedNode:
             await self._changed.wait_for(true)
 
     def serves(self, target: int) -> bool:
-        return self.attendance.serves(time.monotonic_ns(), target)
+        return self.membership.serves(time.monotonic_ns(), target)
 
     async def close(self) -> None:
         self._ticking.cancel()
@@ -170,17 +170,17 @@ class PlayedNode:
                 self._changed.notify_all()
             await asyncio.sleep(2.4 / 16)
 
-    def _on_told(self, told: Told) -> None:
+    def _on_told(self, told: ManagerReply) -> None:
         self.told.append(told)
         self._feed(told)
 
     def _feed(self, event: Event) -> None:
-        for effect in self.attendance.handle(time.monotonic_ns(), event):
+        for effect in self.membership.handle(time.monotonic_ns(), event):
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Ask():
+            case SendToManager():
                 self._control.ask(effect)
             case TakeRouting():
                 self.changes += 1

@@ -21,12 +21,12 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     Request,
     SetAttributes,
 )
 from fireflyer.fs.schema.routing import ChainTable
-from fireflyer.fs.service.meta.cluster_view import Surroundings
+from fireflyer.fs.service.meta.cluster_view import ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.fs.service.meta.requests import is_changing
@@ -35,7 +35,7 @@ from fireflyer.identity import Account, NodeCredential, Secret, new_secret
 from fireflyer.kvstore import Engine, Transaction
 from fireflyer.runtime.rpc import Caller
 
-__all__ = ["ADA", "CHAINS", "CREATE", "EVE", "SERVICE", "MetaRig", "PlayedChunks", "expect", "two_users", "user"]
+__all__ = ["ADA", "CHAINS", "CREATE", "EVE", "SERVICE", "FakeChunks", "MetaRig", "expect", "two_users", "user"]
 
 CHAINS = (1, 2, 3, 4)
 SERVICE = Caller("node", "test", "127.0.0.1:1", 1)
@@ -54,7 +54,7 @@ def expect(answer: Answer, kind: type[T]) -> T:
     return answer
 
 
-class PlayedChunks:
+class FakeChunks:
     """The chunk store of a session. Lengths only."""
 
     def __init__(self, session: int) -> None:
@@ -96,12 +96,12 @@ class PlayedChunks:
     async def close(self) -> None: ...
 
 
-class _PlayedSurroundings(Surroundings):
-    def __init__(self, secret: Secret, chunks: PlayedChunks) -> None:
+class _FakeClusterView(ClusterView):
+    def __init__(self, secret: Secret, chunks: FakeChunks) -> None:
         async def managers() -> Sequence[str]:
             return ()
 
-        async def open_chunks(*_: object) -> PlayedChunks:
+        async def open_chunks(*_: object) -> FakeChunks:
             return chunks
 
         super().__init__(NodeCredential(secret, "test"), managers, open_chunks)
@@ -119,20 +119,20 @@ class MetaRig:
         accounts: Sequence[Account] = (),
         shared_store: bool = False,
         secret: Secret | None = None,
-        chunks: PlayedChunks | None = None,
+        chunks: FakeChunks | None = None,
         later: Later = in_loop,
     ) -> None:
         self.engine = engine
         self.secret = secret or new_secret()
         self.accounts = {one.name: one for one in accounts}
-        self.chunks = chunks or PlayedChunks(1000)
+        self.chunks = chunks or FakeChunks(1000)
         self.service = MetaService(
             engine,
             settings or MetaSettings(trusted_root=True),
             self.secret,
             administrators=("admin",),
             accounts=self.accounts.get,
-            surroundings=_PlayedSurroundings(self.secret, self.chunks),
+            cluster_view=_FakeClusterView(self.secret, self.chunks),
             shared_store=shared_store,
             later=later,
         )
@@ -203,6 +203,6 @@ async def two_users(rig: MetaRig) -> None:
     await rig.open_session(5)
     await rig.open_session(7, "ada")
     await rig.open_session(8, "eve")
-    await rig.ask(5, SetAttributes(Place(ROOT), mode=0o777))
+    await rig.ask(5, SetAttributes(PathRef(ROOT), mode=0o777))
     expect(await rig.ask(7, MakeDirectory(at("a"), 0o700), user("ada")), Found)
     expect(await rig.ask(7, Open(at("a/f"), CREATE, 1, 0o600), user("ada")), Opened)

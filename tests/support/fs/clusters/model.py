@@ -50,7 +50,7 @@ class Model:
     def links(self, node: Node) -> int:
         return sum(other is node for _, other in self.walk())
 
-    def area(self, path: Path) -> Node | None:
+    def quota_tree(self, path: Path) -> Node | None:
         """The innermost one of what is at the path."""
         return next((node for node in reversed(self._along(path)) if node.is_area), None)
 
@@ -88,7 +88,7 @@ class Model:
             raise refuse(errno.EEXIST)
         if node.names is not None:
             raise refuse(errno.EPERM)
-        if self.area(existing) is not self.area(path[:-1]):
+        if self.quota_tree(existing) is not self.quota_tree(path[:-1]):
             raise refuse(errno.EXDEV)
         names[path[-1]] = node
 
@@ -138,7 +138,7 @@ class Model:
         _, to_names = self._directory(target[:-1])
         if other is not None and other.names and not exchange:
             raise refuse(errno.ENOTEMPTY)
-        if self.area(source[:-1]) is not self.area(target[:-1]):
+        if self.quota_tree(source[:-1]) is not self.quota_tree(target[:-1]):
             raise refuse(errno.EXDEV)
         if other is not None and not exchange:
             self._keep(target, other)
@@ -175,7 +175,7 @@ class Model:
         directory, _ = self._directory(path[:-1])
         if not directory.trash_s or self.links(node) > 1 or node.names == {}:
             return
-        head = self.area(path[:-1]) or self.root
+        head = self.quota_tree(path[:-1]) or self.root
         assert head.names is not None
         trash = head.names.get(TRASH)
         if trash is not None and trash in self._along(path[:-1]):

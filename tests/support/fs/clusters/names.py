@@ -9,30 +9,30 @@ from collections.abc import Iterable
 from typing import Any, Self, TypeVar, cast
 
 from fireflyer.fs.core.meta import tables
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context
+from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester
 from fireflyer.fs.core.meta.dispatch import carry_out, make_root
 from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.namespace import trash_expiry
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
-from fireflyer.fs.schema.meta import Found, Place, Request, Stat
+from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, Inode, Kind
+from fireflyer.fs.schema.meta import Found, PathRef, Request, Stat
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Transaction
 from fireflyer.kvstore.core.keys import EVERYTHING
 
 __all__ = ["ADMINISTRATOR", "Names", "at", "problems", "user", "violations"]
 
 A = TypeVar("A")
-ADMINISTRATOR = Asker(1, 0, 0, (), unrestricted=True)
+ADMINISTRATOR = Requester(1, 0, 0, (), unrestricted=True)
 _FIRST_NS = 1_700_000_000_000_000_000
 
 
-def user(uid: int, *groups: int) -> Asker:
+def user(uid: int, *groups: int) -> Requester:
     """The first group is the primary one; without any it has the user's number."""
-    return Asker(1, uid, groups[0] if groups else uid, groups[1:])
+    return Requester(1, uid, groups[0] if groups else uid, groups[1:])
 
 
-def at(path: bytes | str, base: int = ROOT) -> Place:
-    return Place(base, path if isinstance(path, bytes) else path.encode())
+def at(path: bytes | str, base: int = ROOT) -> PathRef:
+    return PathRef(base, path if isinstance(path, bytes) else path.encode())
 
 
 class Names:
@@ -55,20 +55,20 @@ class Names:
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
-    def context(self, rows: Transaction, asker: Asker = ADMINISTRATOR) -> Context:
+    def context(self, rows: Transaction, asker: Requester = ADMINISTRATOR) -> Context:
         return Context(rows=rows, asker=asker, now_ns=self.now_ns, new_id=self._new_id, cluster=self._cluster)
 
-    def run(self, body: Any, asker: Asker = ADMINISTRATOR) -> Any:
+    def run(self, body: Any, asker: Requester = ADMINISTRATOR) -> Any:
         """`body(context)` in a transaction of its own."""
         self.now_ns += 1000
         return self._runner.run(self._engine.transact(lambda rows: body(self.context(rows, asker))))
 
-    def ask(self, request: Request, kind: type[A], asker: Asker = ADMINISTRATOR) -> A:
+    def ask(self, request: Request, kind: type[A], asker: Requester = ADMINISTRATOR) -> A:
         answer = self.run(lambda context: carry_out(request, context), asker)
         assert isinstance(answer, kind), answer
         return answer
 
-    def errno(self, request: Request, asker: Asker = ADMINISTRATOR) -> int:
+    def errno(self, request: Request, asker: Requester = ADMINISTRATOR) -> int:
         """0: it was carried out. What is refused must have changed nothing."""
         before = self.rows()
         try:
@@ -78,16 +78,16 @@ class Names:
             return error.errno or -1
         return 0
 
-    def do(self, *requests: Request, asker: Asker = ADMINISTRATOR) -> None:
+    def do(self, *requests: Request, asker: Requester = ADMINISTRATOR) -> None:
         for request in requests:
             self.ask(request, object, asker)
 
     def stat(self, path: bytes | str, *, follow: bool = False) -> Inode:
         return self.ask(Stat(at(path), follow), Found).inode
 
-    def directory(self, path: bytes | str) -> DirectoryBody:
+    def directory(self, path: bytes | str) -> DirectoryDetails:
         body = self.stat(path).body
-        assert isinstance(body, DirectoryBody)
+        assert isinstance(body, DirectoryDetails)
         return body
 
     def expire(self, limit: int = 100) -> bool:
@@ -147,7 +147,7 @@ def violations(items: Iterable[tuple[bytes, bytes]]) -> list[str]:
     return found
 
 
-_Names = list[tuple[int, bytes, tables.EntryRow]]
+_Names = list[tuple[int, bytes, tables.DentryRow]]
 
 
 def _parent_and_name(key: bytes) -> tuple[int, bytes]:
@@ -175,9 +175,9 @@ def _wrong_counts(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
         if inode.links != links[inode.id] or (inode.kind is Kind.DIRECTORY and inode.links > 1):
             yield f"{inode.id} has {links[inode.id]} names and counts {inode.links}"
         body = inode.body
-        if isinstance(body, DirectoryBody) and body.entries != entries[inode.id]:
+        if isinstance(body, DirectoryDetails) and body.entries != entries[inode.id]:
             yield f"directory {inode.id} has {entries[inode.id]} entries and counts {body.entries}"
-        if isinstance(body, DirectoryBody) and body.subdirectories != directories[inode.id]:
+        if isinstance(body, DirectoryDetails) and body.subdirectories != directories[inode.id]:
             yield f"directory {inode.id} has {directories[inode.id]} subdirectories and counts {body.subdirectories}"
 
 
@@ -187,10 +187,10 @@ def _wrong_places(inodes: dict[int, Inode], names: _Names) -> Iterable[str]:
     for parent, name, entry in names:
         below[parent].append(entry.id)
         inode = inodes[entry.id]
-        if isinstance(inode.body, DirectoryBody) and inode.body.parent != parent:
+        if isinstance(inode.body, DirectoryDetails) and inode.body.parent != parent:
             yield f"directory {inode.id} is in {parent} and says {inode.body.parent}"
-        if inode.area not in (inodes[parent].area, inode.id if inode.kind is Kind.DIRECTORY else 0):
-            yield f"{name!r} ({inode.id}) is in area {inode.area}, its directory in {inodes[parent].area}"
+        if inode.quota_tree not in (inodes[parent].quota_tree, inode.id if inode.kind is Kind.DIRECTORY else 0):
+            yield f"{name!r} ({inode.id}) is in area {inode.quota_tree}, its directory in {inodes[parent].quota_tree}"
     reached, pending = {ROOT}, [ROOT]
     while pending:
         for each in below[pending.pop()]:
@@ -216,19 +216,19 @@ def _wrong_areas(inodes: dict[int, Inode], rows: dict[bytes, bytes], sizes: dict
     counted: Counter[int] = Counter()
     lengths: Counter[int] = Counter()
     for inode in inodes.values():
-        area, steps = inode.area, 0
-        while area:
-            if area not in areas or steps > len(areas):
-                yield f"area {area}, of inode {inode.id} or around its area, has no row, or lies in itself"
+        quota_tree, steps = inode.quota_tree, 0
+        while quota_tree:
+            if quota_tree not in areas or steps > len(areas):
+                yield f"area {quota_tree}, of inode {inode.id} or around its area, has no row, or lies in itself"
                 break
-            counted[area] += 1
-            lengths[area] += sizes[inode.id]
-            area, steps = areas[area].outer, steps + 1
+            counted[quota_tree] += 1
+            lengths[quota_tree] += sizes[inode.id]
+            quota_tree, steps = areas[quota_tree].outer, steps + 1
     for row in areas.values():
         if (row.inodes, row.bytes) != (counted[row.head], lengths[row.head]) or not row.inodes:
             yield f"area {row.head} has {counted[row.head]} inodes, {lengths[row.head]} bytes, and says {row}"
-        if not row.closed and row.head in inodes and inodes[row.head].area != row.head:
-            yield f"the head of area {row.head} is in area {inodes[row.head].area}"
+        if not row.closed and row.head in inodes and inodes[row.head].quota_tree != row.head:
+            yield f"the head of area {row.head} is in area {inodes[row.head].quota_tree}"
 
 
 def _wrong_others(inodes: dict[int, Inode], rows: dict[bytes, dict[bytes, bytes]]) -> Iterable[str]:

@@ -30,7 +30,7 @@ from fireflyer.fs.schema.routing import TargetState
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage.target_directory import make_target
 
-__all__ = ["CHAIN", "Insisting", "Running", "running"]
+__all__ = ["CHAIN", "RetryingWriter", "Running", "running"]
 
 CHAIN: ChainId = 1
 LIMIT_S = 60.0
@@ -102,7 +102,7 @@ async def running(directory: Path, *, nodes: int, replicas: int, **options: Any)
                 await node.end()
 
 
-class Insisting:
+class RetryingWriter:
     """Writes to chunks of its own, reads them, and knows what they may hold. `longest_ns`: between two updates done."""
 
     def __init__(self, chunks: Chunks, file: int, seed: int, *, timeout_ns: int = 4 * SECOND) -> None:

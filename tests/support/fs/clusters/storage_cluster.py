@@ -28,7 +28,7 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
-from fireflyer.fs.schema.chunks import Change, Done, Operation, Refusal, Update, UpdateReply
+from fireflyer.fs.schema.chunks import Change, Done, Operation, RefusalReason, Update, UpdateReply
 from fireflyer.fs.schema.ids import ChunkId, NodeId
 from fireflyer.fs.schema.manager import (
     AddChains,
@@ -221,17 +221,17 @@ class Store:
         channel = self._idle_channels.pop() if self._idle_channels else len(self._sequences)
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
         try:
-            return await self._insist(channel, chunk, change, data)
+            return await self._retry(channel, chunk, change, data)
         finally:
             self._idle_channels.append(channel)
 
-    async def _insist(self, channel: int, chunk: ChunkId, change: Change, data: bytes) -> Done:
+    async def _retry(self, channel: int, chunk: ChunkId, change: Change, data: bytes) -> Done:
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 reply = await self._attempt(channel, chunk, change, data)
                 if isinstance(reply, Done):
                     return reply
-                if reply is not None and reply.refusal not in (Refusal.STALE, Refusal.BUSY):
+                if reply is not None and reply.refusal not in (RefusalReason.STALE, RefusalReason.BUSY):
                     raise UsageError(f"{reply.refusal.value}: {reply.message}")
                 await asyncio.sleep(0.02)
                 with contextlib.suppress(FireflyerError):

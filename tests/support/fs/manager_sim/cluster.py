@@ -2,7 +2,7 @@
 
 Managers and storage processes (registration, heartbeats, fence) are the real machines. Their replicas are played: they
 stop when they are told to, and their data is one number per target: how many acknowledged updates of its chain it has.
-`Truth` knows how many there are.
+`ClusterOracle` knows how many there are.
 """
 
 from __future__ import annotations
@@ -11,31 +11,48 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 import msgspec
-from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS, Truth
-from tests.support.fs.manager_sim.sessions import SESSION_NS, PlayedClient
+from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS, ClusterOracle
+from tests.support.fs.manager_sim.sessions import SESSION_NS, FakeClient
 from tests.support.fs.manager_sim.store import SimStore
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import storage_node
-from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeSessions, Told
+from fireflyer.fs.core.chain.node_membership import (
+    End,
+    ManagerReply,
+    NodeMembership,
+    ProcessIdentity,
+    SendToManager,
+    TakeSessions,
+)
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
 from fireflyer.fs.core.manager.sessions import LiveSessions
-from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.manager.state_machine import (
+    Effect,
+    Event,
+    Leave,
+    LogDecision,
+    Manager,
+    Reply,
+    RequestReceived,
+    Settings,
+    Tick,
+)
 from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
-from fireflyer.fs.schema.manager import Answer, Drain, NotPrimary, Override, OverrideWarning, Refusal, Request
+from fireflyer.fs.schema.manager import Answer, Drain, ManagerError, NotPrimary, Override, OverrideWarning, Request
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import MachineDriver, SimClock, SimNet, SimNode, World
 
 __all__ = ["FAILURE_TIMEOUT_NS", "LEASE_NS", "Administrator", "ManagerHost", "StorageHost", "StorageProcess"]
-__all__ += ["played_client"]
+__all__ += ["fake_client"]
 
 FAILURE_TIMEOUT_NS = 6 * SECOND
 LEASE_NS = 2 * SECOND
 TICK_NS = 250 * MS
 NODE_TICK_NS = 350 * MS
-SYNC_CHANCE = 0.4
+SYNC_PROBABILITY = 0.4
 """Of a target to be synced within a tick."""
 ASK_AGAIN_NS = 800 * MS
 PATIENCE = 3
@@ -60,11 +77,13 @@ _TOLD = msgspec.msgpack.Decoder(_Told).decode
 class ManagerHost:
     """A process with one manager, restarted with nothing."""
 
-    def __init__(self, world: World, net: SimNet, store: SimStore, truth: Truth, name: str, drift_ppm: int) -> None:
+    def __init__(
+        self, world: World, net: SimNet, store: SimStore, oracle: ClusterOracle, name: str, drift_ppm: int
+    ) -> None:
         self.name = name
         self.notes: list[str] = []
         self.manager: Manager | None = None
-        self._world, self._net, self._store, self._truth = world, net, store, truth
+        self._world, self._net, self._store, self._oracle = world, net, store, oracle
         self._askers: dict[int, tuple[str, int]] = {}
         self._asked = 0
         self._leave: Callable[[], None] | None = None
@@ -97,12 +116,12 @@ class ManagerHost:
             ask = _ASKED(payload)
             self._asked += 1
             self._askers[self._asked] = (source, ask.number)
-            driver.submit(Asked(self._asked, ask.request))
-            self._truth.check_primaries()
+            driver.submit(RequestReceived(self._asked, ask.request))
+            self._oracle.check_primaries()
 
         def tick() -> None:
             driver.submit(Tick())
-            self._truth.check_primaries()
+            self._oracle.check_primaries()
             node.after(TICK_NS, tick)
 
         self._leave = lambda: driver.submit(Leave())
@@ -112,7 +131,7 @@ class ManagerHost:
     def _perform(self, effect: Effect) -> Generator[int | None, None, Event | None]:
         if isinstance(effect, Transact):
             return (yield from self._store.perform(self.name, effect))
-        if isinstance(effect, Note):
+        if isinstance(effect, LogDecision):
             self.notes.append(effect.text)
             self._world.record("note", self.name, effect.text)
         elif isinstance(effect, Reply):
@@ -164,15 +183,15 @@ class StorageHost:
         self,
         world: World,
         net: SimNet,
-        truth: Truth,
+        oracle: ClusterOracle,
         node_id: NodeId,
         targets: list[TargetId],
         name: str,
         drift_ppm: int,
     ) -> None:
-        self.world, self.net, self.truth = world, net, truth
+        self.world, self.net, self.oracle = world, net, oracle
         self.node_id, self.targets, self.name = node_id, targets, name
-        self.managers = truth.manager_names
+        self.managers = oracle.manager_names
         self.process: StorageProcess | None = None
         self.boots = 0
         self.broken_to: dict[NodeId, bool] = {}
@@ -185,10 +204,10 @@ class StorageHost:
 
     def power_cut(self) -> None:
         """The machine goes down, and what was not flushed is lost, if it is the one that has the disks."""
-        if self.process is not None and self.process.incarnation == self.truth.incarnations.get(self.node_id):
+        if self.process is not None and self.process.incarnation == self.oracle.incarnations.get(self.node_id):
             for target in self.targets:
-                self.truth.lose_unflushed(target)
-            for other in self.truth.hosts:
+                self.oracle.lose_unflushed(target)
+            for other in self.oracle.hosts:
                 if other is not self and other.node_id == self.node_id and other.node.alive:
                     other.node.restart()  # it waits for these disks: what they lack, it sees when it has them
         self.boots += 1
@@ -201,7 +220,7 @@ class _Says(msgspec.Struct, frozen=True):
     effect: fx.Effect
 
 
-class _Played:
+class _FakeReplica:
     """A replica as far as the manager hears of it. It takes its time to stop."""
 
     busy = False
@@ -217,7 +236,7 @@ class _Played:
             case fx.ChainChanged(chain):
                 self._chain_version = chain.version
             case fx.GiveUp(chain_version, reason):
-                self._process.host.truth.check_give_up(self._target, reason)
+                self._process.host.oracle.check_give_up(self._target, reason)
                 self._process.soon(self._target, fx.ReportGone(chain_version, reason))
             case fx.DiskFailed(message):
                 return [fx.ReportGone(self._chain_version, message, failed=True)]
@@ -232,11 +251,14 @@ class StorageProcess:
         self.node = node
         self._first = node.incarnation << 32
         nonce = f"{host.name}/{node.incarnation}"
-        identity = Identity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
-        sure = {target: host.truth.sure(target) for target in host.targets}
-        self.attendance = Attendance(identity, sure, host.managers)
+        identity = ProcessIdentity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
+        sure = {target: host.oracle.sure(target) for target in host.targets}
+        self.membership = NodeMembership(identity, sure, host.managers)
         self.core = storage_node.StorageCore(
-            self.attendance, host.targets, lambda _, target: _Played(self, target), complaint_ns=NODE_TICK_NS
+            self.membership,
+            host.targets,
+            lambda _, target: _FakeReplica(self, target),
+            unreachable_report_ns=NODE_TICK_NS,
         )
         self._synced: dict[TargetId, int] = {}
         node.on_message(self._hear)
@@ -248,32 +270,32 @@ class StorageProcess:
 
     @property
     def incarnation(self) -> int:
-        return self.attendance.incarnation
+        return self.membership.incarnation
 
     @property
     def routing(self) -> Routing:
-        return self.attendance.routing
+        return self.membership.routing
 
     @property
     def sessions(self) -> LiveSessions:
-        return self.attendance.sessions
+        return self.membership.sessions
 
     @property
     def key_ids(self) -> tuple[int, ...]:
-        return self.attendance.key_ids
+        return self.membership.key_ids
 
     @property
     def is_open(self) -> bool:
-        fence = self.attendance._fence
+        fence = self.membership._fence
         return self.alive and fence is not None and fence.is_open(self.host.clock.now_ns())
 
     def serves(self, target: TargetId) -> bool:
         """Whether this process lets the target serve now."""
-        return self.node.alive and self.attendance.serves(self.host.clock.now_ns(), target)
+        return self.node.alive and self.membership.serves(self.host.clock.now_ns(), target)
 
     def takes(self, target: TargetId, chain: Chain) -> bool:
         """Whether the target, which syncs in this chain version, takes updates from its predecessor."""
-        return self.node.alive and chain in self.routing.chains and self.attendance.active(target, chain.version)
+        return self.node.alive and chain in self.routing.chains and self.membership.active(target, chain.version)
 
     def stop(self, target: TargetId) -> None:
         """The data path has stopped it by itself, for now."""
@@ -282,7 +304,7 @@ class StorageProcess:
                 self._says(target, fx.ReportGone(chain.version, "it has stopped"))
 
     def fail(self, target: TargetId) -> None:
-        self.feed(storage_node.Of(target, fx.DiskFailed("the disk has failed")))
+        self.feed(storage_node.TargetScoped(target, fx.DiskFailed("the disk has failed")))
 
     def soon(self, target: TargetId, effect: fx.Effect) -> None:
         self.node.after(self.host.world.random.randrange(SECOND), lambda: self._says(target, effect))
@@ -290,16 +312,16 @@ class StorageProcess:
     def feed(self, event: storage_node.Event) -> None:
         for effect in self.core.handle(self.host.clock.now_ns(), event):
             match effect:
-                case Ask(number, manager, request):
+                case SendToManager(number, manager, request):
                     self.host.net.send(self.host.name, manager, _ENCODE(_Ask(self._first + number, request)))
                 case TakeSessions(sessions):
-                    self.host.truth.sessions.learn(self.host.targets, sessions)
+                    self.host.oracle.sessions.learn(self.host.targets, sessions)
                 case End():
                     self.node.crash()
-        self.host.truth.check_process(self)
+        self.host.oracle.check_process(self)
 
     def _says(self, target: TargetId, effect: fx.Effect) -> None:
-        self.feed(storage_node.Of(target, _Says(effect)))  # type: ignore[arg-type]
+        self.feed(storage_node.TargetScoped(target, _Says(effect)))  # type: ignore[arg-type]
 
     def _turn(self) -> None:
         self._sync()
@@ -310,7 +332,7 @@ class StorageProcess:
     def _hear(self, _source: str, payload: bytes) -> None:
         told = _TOLD(payload)
         if told.number > self._first:
-            self.feed(Told(told.number - self._first, told.answer))
+            self.feed(ManagerReply(told.number - self._first, told.answer))
 
     def _complain(self) -> None:
         for chain in self.routing.chains:
@@ -325,28 +347,28 @@ class StorageProcess:
                 target, version = member.target, chain.version
                 if target not in self.host.targets or member.state is not TargetState.SYNCING:
                     continue
-                if self._synced.get(target) == version or not self.attendance.active(target, version):
+                if self._synced.get(target) == version or not self.membership.active(target, version):
                     continue
-                if self.host.world.random.random() < SYNC_CHANCE and self.host.truth.sync(target, chain):
+                if self.host.world.random.random() < SYNC_PROBABILITY and self.host.oracle.sync(target, chain):
                     self._synced[target] = version
                     self._says(target, fx.UpToDate(version))
 
 
-def played_client(world: World, net: SimNet, truth: Truth, name: str) -> PlayedClient:
+def fake_client(world: World, net: SimNet, oracle: ClusterOracle, name: str) -> FakeClient:
     def connect(
         node: SimNode, managers: list[str]
     ) -> tuple[Callable[[Request], int], Callable[[bytes], tuple[int, Answer] | None]]:
         asker = _Asker(net, node, managers)
         return asker.ask, asker.told
 
-    return PlayedClient(world, name, truth.sessions, truth.manager_names, connect)
+    return FakeClient(world, name, oracle.sessions, oracle.manager_names, connect)
 
 
 class Administrator:
     """Asks one thing after the other, again and again until it is done. Warnings are confirmed."""
 
-    def __init__(self, world: World, net: SimNet, truth: Truth) -> None:
-        self._truth = truth
+    def __init__(self, world: World, net: SimNet, oracle: ClusterOracle) -> None:
+        self._oracle = oracle
         self.answers: list[tuple[Request, Answer]] = []
         self._requests: deque[Request] = deque()
         self._net = net
@@ -359,11 +381,11 @@ class Administrator:
     def ask(self, *requests: Request) -> None:
         for request in requests:
             if isinstance(request, Drain) and request.drain and request.at_once:
-                self._truth.may_drain[request.node] = True
+                self._oracle.may_drain[request.node] = True
         self._requests.extend(requests)
 
     def _boot(self, node: SimNode) -> None:
-        asker = _Asker(self._net, node, self._truth.manager_names)
+        asker = _Asker(self._net, node, self._oracle.manager_names)
         asked = 0
 
         def turn() -> None:
@@ -377,11 +399,11 @@ class Administrator:
             if told is None or told[0] != asked or not self._requests:
                 return
             answer = told[1]
-            if isinstance(answer, NotPrimary) or (isinstance(answer, Refusal) and answer.code == "busy"):
+            if isinstance(answer, NotPrimary) or (isinstance(answer, ManagerError) and answer.code == "busy"):
                 return
             request = self._requests.popleft()
             if isinstance(answer, OverrideWarning) and isinstance(request, Override):
-                self._truth.overridden[request.chain] = answer.confirm
+                self._oracle.overridden[request.chain] = answer.confirm
                 self._requests.appendleft(msgspec.structs.replace(request, confirm=answer.confirm))
             self.answers.append((request, answer))
 

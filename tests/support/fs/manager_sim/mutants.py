@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS
 
-from fireflyer.fs.core.chain.node_membership import Attendance
+from fireflyer.fs.core.chain.node_membership import NodeMembership
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.manager import admin, chains, migration, state_machine, transact
-from fireflyer.fs.core.manager.acknowledged import Learned
+from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.health import Health
-from fireflyer.fs.core.manager.key_rotation import KeyTurn
+from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
-from fireflyer.fs.core.manager.sessions import SessionBook
+from fireflyer.fs.core.manager.sessions import SessionTable
 from fireflyer.fs.core.manager.state_machine import Manager
 from fireflyer.fs.core.manager.transact import Outcome
 from fireflyer.fs.core.rows import MOVES, MoveRow
@@ -24,7 +24,7 @@ from fireflyer.fs.schema.manager import Answer, Condition, Done, Drain, Heartbea
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
 
-__all__ = ["PLANTED", "another_chains_versions_count", "who_is_overwritten_is_complete"]
+__all__ = ["MUTANTS", "another_chains_versions_count", "who_is_overwritten_is_complete"]
 
 Patch = pytest.MonkeyPatch
 
@@ -34,22 +34,22 @@ def no_fence(patch: Patch) -> None:
 
 
 def fence_from_the_answer(patch: Patch) -> None:
-    original = Attendance._on_heartbeat_answer
+    original = NodeMembership._on_heartbeat_answer
 
-    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+    def on_answer(self: NodeMembership, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
         original(self, now_ns, fence, answer)
         fence._until_ns = now_ns + fence._fence_ns
 
-    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+    patch.setattr(NodeMembership, "_on_heartbeat_answer", on_answer)
 
 
 def serves_on_after_it_said_gone(patch: Patch) -> None:
-    def serves(self: Attendance, now_ns: int, target: int) -> bool:
+    def serves(self: NodeMembership, now_ns: int, target: int) -> bool:
         place = self._place.get(target)
         fenced = self._fence is None or not self._fence.is_open(now_ns)
         return place is not None and place[1].state is TargetState.SERVING and not fenced
 
-    patch.setattr(Attendance, "serves", serves)
+    patch.setattr(NodeMembership, "serves", serves)
 
 
 def fence_as_long_as_the_timeout(patch: Patch) -> None:
@@ -84,18 +84,18 @@ def acts_until_told_otherwise(patch: Patch) -> None:
 
 
 def nobody_counts_as_told(patch: Patch) -> None:
-    patch.setattr(Learned, "answered", lambda _self, _node, _chains: None)
+    patch.setattr(AcknowledgedVersions, "answered", lambda _self, _node, _chains: None)
 
 
 def who_is_overwritten_is_complete(patch: Patch) -> None:
     """Too rare for seeds: it has a story of its own."""
-    original = Learned.committed
+    original = AcknowledgedVersions.committed
 
-    def committed(self: Learned, old: Chain | None, new: Chain) -> None:
+    def committed(self: AcknowledgedVersions, old: Chain | None, new: Chain) -> None:
         original(self, old, new)
         self._untold[new.id].syncing = ()
 
-    patch.setattr(Learned, "committed", committed)
+    patch.setattr(AcknowledgedVersions, "committed", committed)
 
 
 def two_syncing(patch: Patch) -> None:
@@ -201,9 +201,9 @@ def old_processes_are_heard(patch: Patch) -> None:
 
 def forgets_while_it_is_decided(patch: Patch) -> None:
     """Storage processes are told of an end that the store may not take."""
-    original = SessionBook.delta
+    original = SessionTable.delta
 
-    def delta(self: SessionBook, known: int) -> SessionsDelta | None:
+    def delta(self: SessionTable, known: int) -> SessionsDelta | None:
         ended = [one for one, row in self._ledger.sessions.changes() if row is None]
         found = original(self, known)
         if not ended or found is not None:
@@ -211,18 +211,18 @@ def forgets_while_it_is_decided(patch: Patch) -> None:
         state = self._ledger.state
         return SessionsDelta(state.sessions, state.sessions + 1, state.next_client, (), tuple(ended))
 
-    patch.setattr(SessionBook, "delta", delta)
+    patch.setattr(SessionTable, "delta", delta)
 
 
 def routing_without_its_sessions(patch: Patch) -> None:
-    original = Attendance._on_heartbeat_answer
+    original = NodeMembership._on_heartbeat_answer
 
-    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+    def on_answer(self: NodeMembership, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
         if answer.sequence % 8:
             answer = msgspec.structs.replace(answer, sessions=None)
         original(self, now_ns, fence, answer)
 
-    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+    patch.setattr(NodeMembership, "_on_heartbeat_answer", on_answer)
 
 
 def ids_are_given_again(patch: Patch) -> None:
@@ -234,12 +234,12 @@ def ids_are_given_again(patch: Patch) -> None:
 
 
 def new_primary_has_heard_no_client(patch: Patch) -> None:
-    original = SessionBook.__init__
+    original = SessionTable.__init__
 
-    def init(self: SessionBook, ledger: Ledger, lifetime_ns: int, now_ns: int) -> None:
+    def init(self: SessionTable, ledger: Ledger, lifetime_ns: int, now_ns: int) -> None:
         original(self, ledger, lifetime_ns, now_ns - lifetime_ns)
 
-    patch.setattr(SessionBook, "__init__", init)
+    patch.setattr(SessionTable, "__init__", init)
 
 
 def acts_after_it_gave_the_lease_up(patch: Patch) -> None:
@@ -301,30 +301,30 @@ def emptying_is_draining(patch: Patch) -> None:
 
 
 def a_new_key_signs_at_once(patch: Patch) -> None:
-    original = KeyTurn.due
+    original = KeyRotation.due
 
-    def due(self: KeyTurn, now_ns: int) -> bool:
+    def due(self: KeyRotation, now_ns: int) -> bool:
         return original(self, now_ns) or self._keys[0] != max(self._keys)
 
-    patch.setattr(KeyTurn, "due", due)
+    patch.setattr(KeyRotation, "due", due)
 
 
 def an_old_key_is_forgotten_at_once(patch: Patch) -> None:
-    original = KeyTurn.due
+    original = KeyRotation.due
 
-    def due(self: KeyTurn, now_ns: int) -> bool:
+    def due(self: KeyRotation, now_ns: int) -> bool:
         return original(self, now_ns + KEY_LIFE_NS // 2) if self._keys[0] == max(self._keys) else original(self, now_ns)
 
-    patch.setattr(KeyTurn, "due", due)
+    patch.setattr(KeyRotation, "due", due)
 
 
 def keys_are_told_at_registration_only(patch: Patch) -> None:
-    original = Attendance._on_heartbeat_answer
+    original = NodeMembership._on_heartbeat_answer
 
-    def on_answer(self: Attendance, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
+    def on_answer(self: NodeMembership, now_ns: int, fence: Fence, answer: HeartbeatAnswer) -> None:
         original(self, now_ns, fence, msgspec.structs.replace(answer, key_ids=()))
 
-    patch.setattr(Attendance, "_on_heartbeat_answer", on_answer)
+    patch.setattr(NodeMembership, "_on_heartbeat_answer", on_answer)
 
 
 def new_primary_forgets_moves(patch: Patch) -> None:
@@ -334,19 +334,19 @@ def new_primary_forgets_moves(patch: Patch) -> None:
 
 def another_chains_versions_count(patch: Patch) -> None:
     """Too rare for seeds with all their faults: it has a test of its own."""
-    original = Attendance._take_routing
+    original = NodeMembership._take_routing
 
-    def take_routing(self: Attendance, routing: Routing) -> None:
+    def take_routing(self: NodeMembership, routing: Routing) -> None:
         before = {target: (known.stopped_in, known.synced_in) for target, known in self._targets.items()}
         original(self, routing)
         for target, known in self._targets.items():
             known.stopped_in = max(known.stopped_in, before[target][0])
             known.synced_in = max(known.synced_in, before[target][1])
 
-    patch.setattr(Attendance, "_take_routing", take_routing)
+    patch.setattr(NodeMembership, "_take_routing", take_routing)
 
 
-PLANTED: dict[str, Callable[[Patch], None]] = {
+MUTANTS: dict[str, Callable[[Patch], None]] = {
     planted.__name__: planted
     for planted in (
         no_fence,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tests.support.fs.manager_sim.sessions import SessionTruth
+from tests.support.fs.manager_sim.sessions import SessionOracle
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.manager.sessions import LiveSessions
@@ -28,7 +28,7 @@ from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 from fireflyer.sim import SimNode, World
 
-__all__ = ["KEY_LIFE_NS", "TORN", "Truth"]
+__all__ = ["KEY_LIFE_NS", "TORN", "ClusterOracle"]
 
 STAYS_UNDER_WAY = 0.2
 """Of an update, at each target."""
@@ -84,7 +84,7 @@ KEY_LIFE_NS = 8 * SECOND
 """Of a key that signs no more, in these worlds."""
 
 
-class KeyTruth:
+class KeyOracle:
     """Keys of capabilities: what is signed is taken by whoever may answer, for as long as it was promised."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class KeyTruth:
                 assert key in process.key_ids, f"{process.host.name} knows {process.key_ids}, and {key} signs"
 
 
-class Truth:
+class ClusterOracle:
     """Raises `AssertionError` when two act as primary, when a role is taken from one that uses it, when a role is given
     to one that may lack something, or when something acknowledged is lost."""
 
@@ -133,8 +133,8 @@ class Truth:
         self.may_drain: dict[NodeId, bool] = {}
         """Of these nodes because an administrator wanted it at once."""
         self.roles_taken = self.moved = 0
-        self.sessions = SessionTruth()
-        self.keys = KeyTruth()
+        self.sessions = SessionOracle()
+        self.keys = KeyOracle()
         self._granted: dict[TargetId, int] = {}
         """The chain version in which its predecessor gave it everything: without it nothing is acknowledged then."""
         self._begun: dict[TargetId, int] = {}

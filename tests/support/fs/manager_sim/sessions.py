@@ -17,7 +17,7 @@ from fireflyer.fs.schema.manager import Answer, Request
 from fireflyer.fs.schema.sessions import EndSession, KeepSession, OpenSession, Session, SessionKept, SessionOver
 from fireflyer.sim import SimNode, World
 
-__all__ = ["SESSION_NS", "Connect", "PlayedClient", "SessionTruth"]
+__all__ = ["SESSION_NS", "Connect", "FakeClient", "SessionOracle"]
 
 SESSION_NS = Settings("", "").session_ns // 10
 BEAT_NS = 700 * MS
@@ -26,7 +26,7 @@ Connect = Callable[[SimNode, list[str]], tuple[Callable[[Request], int], Callabl
 """How a process asks managers, and reads what they answer."""
 
 
-class SessionTruth:
+class SessionOracle:
     def __init__(self) -> None:
         self.given: Rows = {}
         """Every id that was ever given."""
@@ -102,11 +102,11 @@ class SessionTruth:
             assert client in rows or not sessions.admits(client), f"{who} has forgotten client {client}, and admits it"
 
 
-class PlayedClient:
+class FakeClient:
     """Opens a session and keeps it; now and then it falls silent, ends it, or is started again."""
 
-    def __init__(self, world: World, name: str, truth: SessionTruth, managers: list[str], connect: Connect) -> None:
-        self._world, self._truth, self._managers, self._connect = world, truth, managers, connect
+    def __init__(self, world: World, name: str, oracle: SessionOracle, managers: list[str], connect: Connect) -> None:
+        self._world, self._oracle, self._managers, self._connect = world, oracle, managers, connect
         self._random = world.fork_random(name)
         self._name = name
         self.client: ClientId = 0
@@ -122,7 +122,7 @@ class PlayedClient:
             if self.client and self._random.random() < 0.01:
                 pause_ns = SESSION_NS + self._random.randrange(3 * SECOND)
             elif self.client and self._random.random() < 0.01:
-                self._truth.ends(self.client)
+                self._oracle.ends(self.client)
                 ask(EndSession(self.client))
             else:
                 request = KeepSession(self.client, 1 << 40) if self.client else OpenSession(f"{self._name}/{opened}")
@@ -137,9 +137,9 @@ class PlayedClient:
             match answer[1]:
                 case Session(client) if not self.client:
                     self.client = client
-                    self._truth.heard(client, sent_ns[answer[0]])
+                    self._oracle.heard(client, sent_ns[answer[0]])
                 case SessionKept():
-                    self._truth.heard(self.client, sent_ns[answer[0]])
+                    self._oracle.heard(self.client, sent_ns[answer[0]])
                 case SessionOver(client) if client == self.client:
                     self.client = 0
                     opened += 1

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact
 from fireflyer.fs.service.manager.transactions import transact_on
-from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedWaits, steps
+from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedTiming, steps
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.sim import World
@@ -86,7 +86,7 @@ class SimStore:
         """Who cannot reach it now."""
         self._random = world.fork_random("store")
         self._store = _Store(world, on_commit)
-        self._engine = MemoryEngine(self._store, waits=SteppedWaits(lambda: world.now_ns, self._random.randrange))
+        self._engine = MemoryEngine(self._store, waits=SteppedTiming(lambda: world.now_ns, self._random.randrange))
 
     @property
     def rows(self) -> dict[bytes, bytes]:
@@ -94,20 +94,20 @@ class SimStore:
         return self._store.rows
 
     def perform(self, name: str, order: Transact) -> Generator[int | None, None, Outcome]:
-        chance, faults = self._random, self.faults
+        rng, faults = self._random, self.faults
         self._store.unknown = faults.unknown if faults is not None else 0.0
         if self.cut.get(name, False):
-            yield chance.randrange(SECOND // 2, 2 * SECOND)
+            yield rng.randrange(SECOND // 2, 2 * SECOND)
             return Failed(order.number, "the store cannot be reached")
         if faults is None:
             return (yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS)))
-        if chance.random() < faults.slow:
-            yield chance.randrange(faults.slow_ns)
-        if chance.random() < faults.failed:
+        if rng.random() < faults.slow:
+            yield rng.randrange(faults.slow_ns)
+        if rng.random() < faults.failed:
             return Failed(order.number, "too many conflicts")
         outcome = yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS))
-        if chance.random() < faults.slow:
-            yield chance.randrange(faults.slow_ns)
+        if rng.random() < faults.slow:
+            yield rng.randrange(faults.slow_ns)
         return outcome
 
 
@@ -122,7 +122,7 @@ def rows_in(store: MemoryStore) -> dict[bytes, bytes]:
 
 
 def at_once(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of work on a `MemoryEngine` with `SteppedWaits`, with nobody in between."""
+    """The result of work on a `MemoryEngine` with `SteppedTiming`, with nobody in between."""
     step = steps(work)
     while True:
         try:

@@ -19,8 +19,8 @@ from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS
 from fireflyer.fs.core.meta.open_rows import CUTS, WAITS
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Kind
-from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, Place, SetArea
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
+from fireflyer.fs.schema.meta import Found, MakeDirectory, MakeNode, PathRef, SetQuota
 from fireflyer.sim import Link
 
 __all__ = ["begin", "chaos", "check_store", "quiet"]
@@ -44,8 +44,8 @@ PLANS: Final = (
     "holds",
     "none",
 )
-BAD: Final = Link(max_delay_ns=10 * MS, slow_chance=0.05, slow_ns=4 * SECOND, loss=0.05, duplication=0.08)
-SLOW: Final = Link(max_delay_ns=10 * MS, slow_chance=0.4, slow_ns=SECOND)
+BAD: Final = Link(max_delay_ns=10 * MS, slow_probability=0.05, slow_ns=4 * SECOND, loss=0.05, duplication=0.08)
+SLOW: Final = Link(max_delay_ns=10 * MS, slow_probability=0.4, slow_ns=SECOND)
 _KINDS_LEFT: Final = {
     tables.WRITERS: "writers", tables.HOLDS: "holds", tables.LOCKS: "locks", WAITS: "waits", CUTS: "cuts",
     tables.UNLINKED: "unlinked inodes", GRANTS: "grants",
@@ -57,64 +57,62 @@ def chaos(seed: int, *, clients: int = 3, plan: str = "", with_tokens: bool = Fa
     world = MetaWorld(seed)
     world.with_tokens = with_tokens
     begin(world)
-    world.plan = plan or world.chance.choice(PLANS)
+    world.plan = plan or world.rng.choice(PLANS)
     world.paths = (
-        PATHS[:1]
-        if world.plan in ("cuts", "sessions", "holds")
-        else world.chance.choice([PATHS, PATHS[:1], PATHS[::2]])
+        PATHS[:1] if world.plan in ("cuts", "sessions", "holds") else world.rng.choice([PATHS, PATHS[:1], PATHS[::2]])
     )
-    people = [MetaClient(world, f"c{at}") for at in range(clients)]
-    _faults(world, people)
+    workload = [MetaClient(world, f"c{at}") for at in range(clients)]
+    _faults(world, workload)
     world.sim.run(until_ns=FAULTS_NS)
     heal(world)
     world.sim.run(until_ns=FAULTS_NS + AFTER_NS)
-    for one in people:
+    for one in workload:
         one.busy = False
-    quiet(world, people)
+    quiet(world, workload)
     for file, body in check_store(world).items():
         _check_file(world, file, body)
-    world.done = {name: sum(one.done.get(name, 0) for one in people) for one in people for name in one.done}
+    world.done = {name: sum(one.done.get(name, 0) for one in workload) for one in workload for name in one.done}
     return world
 
 
 def begin(world: MetaWorld) -> None:
-    places = [Place(ROOT, name) for name in DIRECTORIES]
+    places = [PathRef(ROOT, name) for name in DIRECTORIES]
     answers = world.begin(
         *[MakeDirectory(one) for one in places],
-        SetArea(places[-1], bytes=LIMIT_BYTES, inodes=5),
-        MakeNode(Place(ROOT, b"locked"), Kind.FILE),
+        SetQuota(places[-1], bytes=LIMIT_BYTES, inodes=5),
+        MakeNode(PathRef(ROOT, b"locked"), Kind.FILE),
     )
     locked = answers[-1]
     assert isinstance(locked, Found)
     world.lock_inode = locked.inode.id
 
 
-def _faults(world: MetaWorld, people: list[MetaClient]) -> None:
-    chance = world.chance
+def _faults(world: MetaWorld, workload: list[MetaClient]) -> None:
+    rng = world.rng
     plan = world.plan
     if plan == "none":
         return
-    world.commit_faults = chance.choice([0.0, 0.03])
-    world.crashes = chance.choice([0.0, 0.01, 0.04]) if plan != "services" else 0.05
-    world.pauses = chance.choice([0.0, 0.02, 0.15])
-    world.chunks.late = chance.choice([0.0, 0.05, 0.2]) if plan not in ("cuts", "sessions") else 0.3
+    world.commit_faults = rng.choice([0.0, 0.03])
+    world.crashes = rng.choice([0.0, 0.01, 0.04]) if plan != "services" else 0.05
+    world.pauses = rng.choice([0.0, 0.02, 0.15])
+    world.chunks.late = rng.choice([0.0, 0.05, 0.2]) if plan not in ("cuts", "sessions") else 0.3
     if plan in ("network", "mixed"):
         world.net.set_default(BAD)
     if plan == "holds":
         world.net.set_default(SLOW)
     if plan == "deaths":
         world.chunks.late = 0.5
-    for _ in range(chance.randrange(6, 30) if plan == "deaths" else chance.randrange(1, 6)):
-        at_ns = chance.randrange(FAULTS_NS)
-        kinds = [lambda: chance.choice(people).crash(), lambda: chance.choice(world.services).crash()]
-        kinds += [lambda: _stop_chain(world), lambda: world.end_session(chance.choice(people).client)]
+    for _ in range(rng.randrange(6, 30) if plan == "deaths" else rng.randrange(1, 6)):
+        at_ns = rng.randrange(FAULTS_NS)
+        kinds = [lambda: rng.choice(workload).crash(), lambda: rng.choice(world.services).crash()]
+        kinds += [lambda: _stop_chain(world), lambda: world.end_session(rng.choice(workload).client)]
         pick = {
             "services": kinds[1:2],
             "clients": [kinds[0], kinds[3]],
             "deaths": [kinds[0], kinds[3]],
             "chains": kinds[2:3],
         }.get(plan, kinds)
-        world.sim.call_at(at_ns, chance.choice(pick))
+        world.sim.call_at(at_ns, rng.choice(pick))
     if plan in ("mixed", "services", "cuts"):
         _lose_sessions(world, 4)
     elif plan == "sessions":
@@ -123,14 +121,14 @@ def _faults(world: MetaWorld, people: list[MetaClient]) -> None:
 
 def _lose_sessions(world: MetaWorld, below: int) -> None:
     """Of services that live."""
-    chance = world.lost_sessions
-    for _ in range(chance.randrange(below)):
-        world.sim.call_at(chance.randrange(FAULTS_NS), chance.choice(world.services).lose_session)
+    rng = world.lost_sessions
+    for _ in range(rng.randrange(below)):
+        world.sim.call_at(rng.randrange(FAULTS_NS), rng.choice(world.services).lose_session)
 
 
 def _stop_chain(world: MetaWorld) -> None:
-    chain = world.chance.choice(CHAINS)
-    world.chunks.down_until_ns[chain] = world.sim.now_ns + world.chance.randrange(4 * SECOND)
+    chain = world.rng.choice(CHAINS)
+    world.chunks.down_until_ns[chain] = world.sim.now_ns + world.rng.randrange(4 * SECOND)
 
 
 def heal(world: MetaWorld) -> None:
@@ -139,10 +137,10 @@ def heal(world: MetaWorld) -> None:
     world.chunks.down_until_ns = dict.fromkeys(CHAINS, 0)
 
 
-def quiet(world: MetaWorld, people: list[MetaClient]) -> None:
+def quiet(world: MetaWorld, workload: list[MetaClient]) -> None:
     """Until nothing is left to be done."""
     until_ns = world.sim.now_ns + QUIET_NS
-    while left := [*[one.name for one in people if not one.idle], *_left(world)]:
+    while left := [*[one.name for one in workload if not one.idle], *_left(world)]:
         assert world.sim.now_ns < until_ns, f"there are still {left}"
         world.sim.run(until_ns=world.sim.now_ns + SECOND)
 
@@ -151,16 +149,16 @@ def _left(world: MetaWorld) -> list[str]:
     return [f"{_KINDS_LEFT[key[:2]]} {key[2:].hex()}" for key, _ in world.items() if key[:2] in _KINDS_LEFT]
 
 
-def check_store(world: MetaWorld) -> dict[int, FileBody]:
+def check_store(world: MetaWorld) -> dict[int, FileDetails]:
     """All but what the files contain; the files."""
     items = world.items()
     assert violations(items) == []
-    files: dict[int, FileBody] = {}
+    files: dict[int, FileDetails] = {}
     for key, value in items:
         if key[:2] == tables.INODES:
             inode = tables.decode_inode(key, value)
             assert inode.links > 0, f"{inode} has no name and was not collected"
-            if isinstance(inode.body, FileBody):
+            if isinstance(inode.body, FileDetails):
                 files[inode.id] = inode.body
     for chain, file, index in sorted(world.chunks.chunks):
         assert file in files, f"chunk {index} of inode {file}, which is no more, was left on chain {chain}"
@@ -172,7 +170,7 @@ def check_store(world: MetaWorld) -> dict[int, FileBody]:
     return files
 
 
-def _check_file(world: MetaWorld, file: int, body: FileBody) -> None:
+def _check_file(world: MetaWorld, file: int, body: FileDetails) -> None:
     chunks = world.chunks.of(file)
     now_ns = world.sim.now_ns
     world.files.check_length(file, body.length // CELL_BYTES, now_ns, now_ns)

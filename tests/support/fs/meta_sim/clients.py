@@ -10,7 +10,7 @@ from typing import Self
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import META, ManagerClient
-from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Actor, Answer, Call, Calls, Refused, Request
+from fireflyer.fs.schema.meta import MAX_UNDER_WAY, Actor, Answer, Call, Calls, ErrorReply, Request
 from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session
 from fireflyer.fs.service.meta.requests import is_changing
 from fireflyer.identity import Credential
@@ -60,7 +60,7 @@ class RawClient:
     async def ask(self, request: Request, *, actor: Actor | None = None, number: int | None = None) -> Answer:
         """Its answer, which is no transient error. `number`: not the next one, but this."""
         if number is not None or not is_changing(request):
-            return await self._insist(Call(request, number or 0, actor))
+            return await self._retry(Call(request, number or 0, actor))
         self._number += 1
         mine = self._number
         self._open[mine] = None
@@ -68,19 +68,19 @@ class RawClient:
             self._moved.clear()
             await self._moved.wait()
         try:
-            return await self._insist(Call(request, mine, actor))
+            return await self._retry(Call(request, mine, actor))
         finally:
             del self._open[mine]
             self._moved.set()
 
-    async def _insist(self, call: Call) -> Answer:
+    async def _retry(self, call: Call) -> Answer:
         until_s = time.monotonic() + LIMIT_S
         turn = call.number
         while True:
             reason: object
             try:
                 answer = await self._once(self._addresses[turn % len(self._addresses)], call)
-                if not isinstance(answer, Refused) or answer.errno:
+                if not isinstance(answer, ErrorReply) or answer.errno:
                     return answer
                 reason = answer
             except TransientError as error:

@@ -18,17 +18,17 @@ from fireflyer.fs.core.meta.inodes import attributes
 from fireflyer.fs.core.meta.inodes.layout import chain_of, pieces
 from fireflyer.fs.core.meta.namespace import xattrs
 from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, lock_table, locks, session_cleanup, truncate
-from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
-from fireflyer.fs.core.meta.open_files.lengths import Measured, file_of
-from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
-from fireflyer.fs.core.meta.open_rows import CutRow, Held, WriterRow, pair_of
+from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
+from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of
+from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
+from fireflyer.fs.core.meta.open_rows import HeldLock, TruncationRow, WriterRow, pair_of
 from fireflyer.fs.core.meta.open_rows import any_in as any_in_rows
 from fireflyer.fs.core.meta.ports import Ports
 from fireflyer.fs.core.meta.tables import UNLINKED, inode_key
-from fireflyer.fs.schema.inodes import FileBody, Inode
-from fireflyer.fs.schema.meta import Close, Found, LockKind, Refused, Report, Reserve, Reserved, SetAttributes
+from fireflyer.fs.schema.inodes import FileDetails, Inode
+from fireflyer.fs.schema.meta import Close, ErrorReply, Found, LockKind, Report, Reserve, Reserved, SetAttributes
 
-__all__ = ["PLANTED", "Planted"]
+__all__ = ["MUTANTS", "Mutant"]
 
 Patch = pytest.MonkeyPatch
 
@@ -39,9 +39,9 @@ Patch = pytest.MonkeyPatch
 def reports_of_another_cut_are_believed(patch: Patch) -> None:
     original = lengths._reported
 
-    async def reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
+    async def reported(request: Report | Close, context: Context, measured: ChunkEnd | None) -> tuple[Inode, WriterRow]:
         _, body = file_of(await context.inode(request.inode))
-        return await original(request, context, Measured(body.cut, request.end))
+        return await original(request, context, ChunkEnd(body.cut, request.end))
 
     patch.setattr(lengths, "_reported", reported)
     patch.setattr(lengths, "_end_of", lambda request, _inode, _measured: min(request.end, 40 * 16384))
@@ -50,9 +50,9 @@ def reports_of_another_cut_are_believed(patch: Patch) -> None:
 def reports_of_another_cut_are_ignored(patch: Patch) -> None:
     original = lengths._reported
 
-    async def reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
+    async def reported(request: Report | Close, context: Context, measured: ChunkEnd | None) -> tuple[Inode, WriterRow]:
         _, body = file_of(await context.inode(request.inode))
-        return await original(request, context, Measured(body.cut, 0) if measured is None else measured)
+        return await original(request, context, ChunkEnd(body.cut, 0) if measured is None else measured)
 
     patch.setattr(lengths, "_reported", reported)
 
@@ -80,7 +80,7 @@ def lazy_closes_end_what_was_opened_since(patch: Patch) -> None:
     """As if the client did not write the file any more: true when nothing can overtake its close."""
     original = lengths.close
 
-    async def close(request: Close, context: Context, measured: Measured | None = None) -> Found | Refused:
+    async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | ErrorReply:
         answer = await original(request, context, measured)
         if request.lazy and isinstance(answer, Found):
             return Found(await lengths.drop_writer(context, answer.inode, context.asker.client, excess=False))
@@ -120,7 +120,7 @@ def keeps_no_answer_for_others(patch: Patch) -> None:
 
     original = truncate._end
 
-    async def end(context: Context, inode_id: int, row: CutRow) -> None:
+    async def end(context: Context, inode_id: int, row: TruncationRow) -> None:
         mine = (row.client, row.number) == (context.asker.client, context.number)
         with pytest.MonkeyPatch.context() as inner:
             if not mine:
@@ -132,7 +132,7 @@ def keeps_no_answer_for_others(patch: Patch) -> None:
 
 def forgets_what_was_given_up(patch: Patch) -> None:
     """That a chunk is not there is taken to mean that nothing is on its way to it."""
-    patch.setattr(RequestPorts, "doubts", lambda *_: {})
+    patch.setattr(RequestPorts, "in_doubt", lambda *_: {})
 
 
 def takes_over_from_the_living(patch: Patch) -> None:
@@ -159,7 +159,9 @@ def two_tasks_cut_at_once(patch: Patch) -> None:
 def holes_make_chunks_longer(patch: Patch) -> None:
     original = truncate._make_hole
 
-    async def make_hole(inode_id: int, body: FileBody, order: Sequence[int], row: CutRow, ports: Ports) -> None:
+    async def make_hole(
+        inode_id: int, body: FileDetails, order: Sequence[int], row: TruncationRow, ports: Ports
+    ) -> None:
         await original(inode_id, body, order, row, ports)
         for piece in pieces(body.layout, row.start, row.end - row.start):
             if piece.size < body.layout.chunk_bytes:
@@ -175,9 +177,9 @@ def holes_make_chunks_longer(patch: Patch) -> None:
 
 
 def dead_writers_are_not_asked_for(patch: Patch) -> None:
-    async def measure(inode_id: int, ports: Ports, **_: Any) -> Measured:
-        async def look(context: Context) -> Measured:
-            return Measured(file_of(await context.inode(inode_id))[1].cut, 0)
+    async def measure(inode_id: int, ports: Ports, **_: Any) -> ChunkEnd:
+        async def look(context: Context) -> ChunkEnd:
+            return ChunkEnd(file_of(await context.inode(inode_id))[1].cut, 0)
 
         return await ports.transact(look)
 
@@ -185,9 +187,9 @@ def dead_writers_are_not_asked_for(patch: Patch) -> None:
 
 
 def reaps_before_the_last_writes_arrive(patch: Patch) -> None:
-    original = Reaper.step
+    original = SessionCleaner.step
 
-    async def step(self: Reaper, ports: Ports) -> bool:
+    async def step(self: SessionCleaner, ports: Ports) -> bool:
         class Hasty:
             settle_ns = 0
 
@@ -196,7 +198,7 @@ def reaps_before_the_last_writes_arrive(patch: Patch) -> None:
 
         return await original(self, Hasty())
 
-    patch.setattr(Reaper, "step", step)
+    patch.setattr(SessionCleaner, "step", step)
 
 
 def locks_outlive_their_clients(patch: Patch) -> None:
@@ -209,7 +211,7 @@ def locks_outlive_their_clients(patch: Patch) -> None:
 def an_unlock_takes_the_whole_lock(patch: Patch) -> None:
     """The wrong half: what remains on the right side of a change is forgotten, and of others' what it overlaps."""
 
-    def changed(held: tuple[Held, ...], wanted: Held) -> tuple[Held, ...]:
+    def changed(held: tuple[HeldLock, ...], wanted: HeldLock) -> tuple[HeldLock, ...]:
         others = tuple(one for one in held if one.start < wanted.start or one.window is not wanted.window)
         return original(others, wanted)
 
@@ -220,7 +222,7 @@ def an_unlock_takes_the_whole_lock(patch: Patch) -> None:
 def readers_do_not_stop_writers(patch: Patch) -> None:
     original = lock_table.in_the_way
 
-    def in_the_way(held: tuple[Held, ...], wanted: Held) -> list[Held]:
+    def in_the_way(held: tuple[HeldLock, ...], wanted: HeldLock) -> list[HeldLock]:
         return [one for one in original(held, wanted) if one.kind is LockKind.WRITE]
 
     patch.setattr(lock_table, "in_the_way", in_the_way)
@@ -271,7 +273,7 @@ def the_inode_goes_before_its_chunks(patch: Patch) -> None:
 def collected_bytes_stay_in_use(patch: Patch) -> None:
     async def clear(context: Context, key: bytes, inode: Inode) -> None:
         if await context.rows.get(key) is not None:
-            await quota_trees.charge(context, inode.area, inode.length, 0, checked=False)
+            await quota_trees.charge(context, inode.quota_tree, inode.length, 0, checked=False)
             await original(context, key, inode)
 
     original = garbage_collection._clear
@@ -282,7 +284,7 @@ def attributes_are_charged_again_with_each_change(patch: Patch) -> None:
     original = xattrs._charge
 
     async def charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
-        await original(context, msgspec.structs.replace(inode, value_bytes=0), kept)
+        await original(context, msgspec.structs.replace(inode, xattr_bytes=0), kept)
 
     patch.setattr(xattrs, "_charge", charge)
 
@@ -298,9 +300,9 @@ def chunks_are_forgotten(patch: Patch) -> None:
 
 
 def unlinked_files_are_forgotten(patch: Patch) -> None:
-    original = Collector._collect
+    original = GarbageCollector._collect
 
-    async def collect(self: Collector, ports: Ports) -> bool:
+    async def collect(self: GarbageCollector, ports: Ports) -> bool:
         async def drop(context: Context) -> None:
             page = await context.rows.get_range(UNLINKED, UNLINKED + b"\xff", limit=1)
             for key, _ in page.items:
@@ -310,10 +312,10 @@ def unlinked_files_are_forgotten(patch: Patch) -> None:
         await ports.transact(drop)
         return await original(self, ports)
 
-    patch.setattr(Collector, "_collect", collect)
+    patch.setattr(GarbageCollector, "_collect", collect)
 
 
-class Planted(NamedTuple):
+class Mutant(NamedTuple):
     """`within`: so many seeds find it, from the first; several times as many as it took."""
 
     plant: Callable[[Patch], None]
@@ -330,7 +332,7 @@ class Planted(NamedTuple):
         return None
 
 
-PLANTED: dict[str, Planted] = {}
+MUTANTS: dict[str, Mutant] = {}
 for _plant, _within, _plan in [
     (reports_of_another_cut_are_believed, 50, "cuts"),
     (reports_of_another_cut_are_ignored, 50, "cuts"),
@@ -364,4 +366,4 @@ for _plant, _within, _plan in [
     (chunks_are_forgotten, 50, ""),
     (unlinked_files_are_forgotten, 50, ""),
 ]:  # fmt: skip
-    PLANTED[_plant.__name__.replace("_", " ")] = Planted(_plant, _within, _plan)
+    MUTANTS[_plant.__name__.replace("_", " ")] = Mutant(_plant, _within, _plan)

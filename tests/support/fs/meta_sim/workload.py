@@ -21,18 +21,19 @@ from fireflyer.base.errors import Aborted, Timeout
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of, pieces
 from fireflyer.fs.core.meta.replies import SESSION_OVER
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode, Layout
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode, Layout
 from fireflyer.fs.schema.meta import (
     END_OF_FILE,
     UNKNOWN_CUT,
     Allocate,
     AllocateMode,
     Answer,
-    Beat,
     Call,
     Calls,
+    ClientHeartbeat,
     Close,
     Done,
+    ErrorReply,
     Found,
     Link,
     Lock,
@@ -42,11 +43,10 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
-    Refused,
+    PathRef,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
     Report,
@@ -54,7 +54,7 @@ from fireflyer.fs.schema.meta import (
     Reserve,
     Reserved,
     SetAttributes,
-    SetValue,
+    SetXattr,
     Stat,
     Symlink,
     Truncate,
@@ -93,8 +93,8 @@ class _File:
     """When the first of those began."""
 
 
-def _file_body(inode: Inode) -> FileBody:
-    assert isinstance(inode.body, FileBody)
+def _file_body(inode: Inode) -> FileDetails:
+    assert isinstance(inode.body, FileDetails)
     return inode.body
 
 
@@ -111,7 +111,7 @@ class MetaClient:
         self.idle = False
         """It has closed everything, with its session over."""
         self.done: dict[str, int] = {}
-        self.chance = world.sim.fork_random(f"client {name}")
+        self.rng = world.sim.fork_random(f"client {name}")
         self.laziness = world.sim.fork_random(f"lazy client {name}")
         self.values = world.sim.fork_random(f"attributes of client {name}")
         self.client = 0
@@ -137,8 +137,8 @@ class MetaClient:
             session = self.client
             self._lost()
             self.node.crash()
-            self.world.sim.call_after(self.chance.randrange(3 * SECOND), lambda: self.world.end_session(session))
-            self.world.sim.call_after(self.chance.randrange(2 * SECOND), self.start)
+            self.world.sim.call_after(self.rng.randrange(3 * SECOND), lambda: self.world.end_session(session))
+            self.world.sim.call_after(self.rng.randrange(2 * SECOND), self.start)
 
     def start(self) -> None:
         if not self.node.alive and not self.stay_away:
@@ -181,7 +181,7 @@ class MetaClient:
             gate.open(told.answers.answers[0])
 
     async def ask(self, request: Request, *, numbered: bool = True) -> Answer:
-        """The answer, also `Refused`. Sent again until there is one."""
+        """The answer, also `ErrorReply`. Sent again until there is one."""
         number = 0
         if numbered:
             self._number += 1
@@ -193,12 +193,12 @@ class MetaClient:
         until_ns = self.world.sim.now_ns + PATIENCE_NS
         while True:
             calls = Calls(self.client, min(self._asked, default=self._number + 1), (Call(request, number),))
-            service = self.chance.choice(self.world.services)
+            service = self.rng.choice(self.world.services)
             self.world.net.send(self.name, service.name, ENCODE(Asked(message, calls)))
             answer = await gate.wait(ASK_AGAIN_NS)
-            if isinstance(answer, Refused) and answer.code == SESSION_OVER:
+            if isinstance(answer, ErrorReply) and answer.code == SESSION_OVER:
                 raise _SessionOver
-            if answer is not None and not (isinstance(answer, Refused) and answer.errno == 0):
+            if answer is not None and not (isinstance(answer, ErrorReply) and answer.errno == 0):
                 break
             if answer is not None:
                 gate = self._answers[message] = Gate[Answer]()
@@ -208,7 +208,7 @@ class MetaClient:
         self._asked.pop(number, None)
         del self._answers[message]
         name = type(request).__name__
-        self.done[name] = self.done.get(name, 0) + (not isinstance(answer, Refused))
+        self.done[name] = self.done.get(name, 0) + (not isinstance(answer, ErrorReply))
         return answer
 
     def send_again(self, request: Request, number: int, service: str) -> Gate[Answer]:
@@ -233,13 +233,13 @@ class MetaClient:
             self._beats += 1
             self._held = {one: None for one in (*self._held, *held) if one in now}
             before = now
-            await self.ask(Beat(self._beats, tuple(held), tuple(closed)))
+            await self.ask(ClientHeartbeat(self._beats, tuple(held), tuple(closed)))
 
     # --- what it does ---
 
     async def _live(self) -> None:
         while self.busy:
-            await sleep(self.chance.randrange(120 * MS))
+            await sleep(self.rng.randrange(120 * MS))
             await self._one_thing()
         while self._files:
             await self._close(self._files[0])
@@ -270,24 +270,24 @@ class MetaClient:
                 (3, self._close_some), (3, self._append), (2, self._stop_reading), (2, self._remove),
                 (2, self._rename), (1, self._link), (1, self._directories), (3, self._lock), (2, self._unlock_some),
             ]  # fmt: skip
-        await self.chance.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0]()
+        await self.rng.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0]()
 
-    def _place(self) -> Place:
-        return Place(ROOT, self.chance.choice(self.world.paths))
+    def _place(self) -> PathRef:
+        return PathRef(ROOT, self.rng.choice(self.world.paths))
 
     def _some_file(self) -> _File | None:
-        return self.chance.choice(self._files) if self._files else None
+        return self.rng.choice(self._files) if self._files else None
 
     async def _open_to_write(self) -> None:
         if len(self._files) > 3:
             return
         flags = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE | OpenFlag.FOLLOW
         place, event = self._place(), None
-        if self.chance.random() < 0.4:
+        if self.rng.random() < 0.4:
             found = await self.ask(Stat(place), numbered=False)
-            if isinstance(found, Found) and isinstance(found.inode.body, FileBody):
+            if isinstance(found, Found) and isinstance(found.inode.body, FileDetails):
                 # By its number: so that it is known which file may be empty from now on.
-                place, flags = Place(found.inode.id), OpenFlag.WRITE | OpenFlag.TRUNCATE
+                place, flags = PathRef(found.inode.id), OpenFlag.WRITE | OpenFlag.TRUNCATE
                 event = self.world.files.cut(found.inode.id, "truncating open", 0)
                 event.by = self._next_request()
         self._handles += 1
@@ -295,7 +295,7 @@ class MetaClient:
         if not isinstance(answer, Opened):
             return
         inode, body = answer.inode.id, _file_body(answer.inode)
-        if answer.inode.area:
+        if answer.inode.quota_tree:
             self.world.limited[inode] = True
         if event is not None:
             event.done(self.world.sim.now_ns)
@@ -307,8 +307,8 @@ class MetaClient:
         file = self._some_file()
         if file is None:
             return
-        first = self.chance.randrange(FILE_CELLS)
-        await self._write(file, first, min(FILE_CELLS - first, self.chance.randrange(1, 7)))
+        first = self.rng.randrange(FILE_CELLS)
+        await self._write(file, first, min(FILE_CELLS - first, self.rng.randrange(1, 7)))
 
     async def _write(self, file: _File, first: int, count: int) -> None:
         event = self.world.files.write(file.inode, first, count)
@@ -336,7 +336,7 @@ class MetaClient:
 
     def _end_of(self, file: _File) -> tuple[int, int]:
         cut = file.cut_then if file.writes else file.cut
-        if file.writes and self.chance.random() < 0.1:
+        if file.writes and self.rng.random() < 0.1:
             cut = UNKNOWN_CUT
         return file.end * CELL_BYTES if file.writes else 0, cut
 
@@ -344,7 +344,7 @@ class MetaClient:
         writes = list(file.writes)
         report = Report(file.inode, file.handle, *self._end_of(file), bool(writes))
         if self.laziness.random() < 0.3:
-            answer = await self.ask(SetAttributes(Place(file.inode), now=Now.ATIME, report=report))
+            answer = await self.ask(SetAttributes(PathRef(file.inode), now=Now.ATIME, report=report))
         else:
             answer = await self.ask(report)
         self._reported(file, writes, answer)
@@ -379,12 +379,12 @@ class MetaClient:
 
     def _reported(self, file: _File, writes: list[Event], answer: Answer | None) -> None:
         for event in writes:
-            if isinstance(answer, Refused):
+            if isinstance(answer, ErrorReply):
                 event.done_ns = event.known_ns = NEVER
             else:
                 event.known_ns = self.world.sim.now_ns
         file.writes, file.end = [], 0
-        if isinstance(answer, Refused):
+        if isinstance(answer, ErrorReply):
             assert answer.errno == errno.EDQUOT, answer
         elif answer is not None:
             assert isinstance(answer, Found)
@@ -400,7 +400,7 @@ class MetaClient:
         if file is None:
             return
         await self._report_all(file.inode)
-        count, begun_ns = self.chance.randrange(1, 4), self.world.sim.now_ns
+        count, begun_ns = self.rng.randrange(1, 4), self.world.sim.now_ns
         grown = self.world.files.grow(file.inode, "reservation", 2 * FILE_CELLS)
         answer = await self.ask(Reserve(file.inode, file.handle, count * CELL_BYTES))
         if isinstance(answer, Reserved):
@@ -418,18 +418,18 @@ class MetaClient:
         if file is None:
             return
         await self._report_all(file.inode)
-        await self._truncate_at(Place(file.inode), file.inode, file.handle)
+        await self._truncate_at(PathRef(file.inode), file.inode, file.handle)
 
     async def _truncate_by_name(self) -> None:
         place = self._place()
         for file in self._files:
             await self._report(file)
         answer = await self.ask(Stat(place), numbered=False)
-        if isinstance(answer, Found) and isinstance(answer.inode.body, FileBody) and answer.inode.links:
-            await self._truncate_at(Place(answer.inode.id), answer.inode.id, 0)
+        if isinstance(answer, Found) and isinstance(answer.inode.body, FileDetails) and answer.inode.links:
+            await self._truncate_at(PathRef(answer.inode.id), answer.inode.id, 0)
 
-    async def _truncate_at(self, place: Place, inode: int, handle: int) -> None:
-        cells = self.chance.choice([0, 0, self.chance.randrange(FILE_CELLS)])
+    async def _truncate_at(self, place: PathRef, inode: int, handle: int) -> None:
+        cells = self.rng.choice([0, 0, self.rng.randrange(FILE_CELLS)])
         event = self.world.files.cut(inode, "truncation", cells)
         event.by = self._next_request()
         answer = await self.ask(Truncate(place, cells * CELL_BYTES, handle))
@@ -444,9 +444,9 @@ class MetaClient:
         if file is None:
             return
         await self._report_all(file.inode)
-        mode = self.chance.choice(list(AllocateMode))
-        first = self.chance.randrange(FILE_CELLS)
-        count = self.chance.randrange(1, 10)
+        mode = self.rng.choice(list(AllocateMode))
+        first = self.rng.randrange(FILE_CELLS)
+        count = self.rng.randrange(1, 10)
         zeroes = mode in (AllocateMode.PUNCH_HOLE, AllocateMode.ZERO_RANGE)
         files = self.world.files
         event = (
@@ -472,9 +472,9 @@ class MetaClient:
     async def _read_some(self) -> None:
         if not self._readers:
             return
-        inode, layout, _ = self.chance.choice(self._readers)
+        inode, layout, _ = self.rng.choice(self._readers)
         began_ns = self.world.sim.now_ns
-        answer = await self.ask(Stat(Place(inode)), numbered=False)
+        answer = await self.ask(Stat(PathRef(inode)), numbered=False)
         if not self.world.lives(self.client):
             return  # it will hear of it with its next request that is numbered
         assert isinstance(answer, Found), f"inode {inode} is open at {self.name}: {answer}"
@@ -495,7 +495,7 @@ class MetaClient:
 
     async def _stop_reading(self) -> None:
         if self._readers:
-            self._readers.remove(self.chance.choice(self._readers))
+            self._readers.remove(self.rng.choice(self._readers))
 
     # --- names ---
 
@@ -503,37 +503,37 @@ class MetaClient:
         await self.ask(Remove(self._place()))
 
     async def _rename(self) -> None:
-        flags = self.chance.choice([RenameFlag(0), RenameFlag(0), RenameFlag.NO_REPLACE, RenameFlag.EXCHANGE])
+        flags = self.rng.choice([RenameFlag(0), RenameFlag(0), RenameFlag.NO_REPLACE, RenameFlag.EXCHANGE])
         await self.ask(Rename(self._place(), self._place(), flags))
 
     async def _link(self) -> None:
         await self.ask(Link(self._place(), self._place()))
 
     async def _directories(self) -> None:
-        place = Place(ROOT, self.chance.choice((b"d/x", b"e/x", b"d/x/y")))
-        if self.chance.random() < 0.6:
+        place = PathRef(ROOT, self.rng.choice((b"d/x", b"e/x", b"d/x/y")))
+        if self.rng.random() < 0.6:
             await self.ask(MakeDirectory(place))
         else:
             await self.ask(RemoveDirectory(place))
 
     # --- what quotas count besides files ---
 
-    def _valued(self) -> Place:
+    def _valued(self) -> PathRef:
         """Of what is open too, which may have no name any more."""
         known = [file.inode for file in self._files] + [inode for inode, _, _ in self._readers]
         if known and self.values.random() < 0.5:
-            return Place(self.values.choice(known))
-        return Place(ROOT, self.values.choice((*self.world.paths, *DIRECTORIES)))
+            return PathRef(self.values.choice(known))
+        return PathRef(ROOT, self.values.choice((*self.world.paths, *DIRECTORIES)))
 
     async def _set_value(self) -> None:
         name = self.values.choice((b"user.a", b"user.bb"))
-        await self.ask(SetValue(self._valued(), name, bytes(self.values.randrange(3 * CELL_BYTES))))
+        await self.ask(SetXattr(self._valued(), name, bytes(self.values.randrange(3 * CELL_BYTES))))
 
     async def _remove_value(self) -> None:
-        await self.ask(RemoveValue(self._valued(), b"user.a"))
+        await self.ask(RemoveXattr(self._valued(), b"user.a"))
 
     async def _symlinks(self) -> None:
-        place = Place(ROOT, self.values.choice((b"q/s", b"d/s")))
+        place = PathRef(ROOT, self.values.choice((b"q/s", b"d/s")))
         if self.values.random() < 0.6:
             await self.ask(Symlink(place, b"x" * self.values.randrange(1, 300)))
         else:
@@ -544,26 +544,26 @@ class MetaClient:
     async def _lock(self) -> None:
         if len(self._locked) > 2:
             return
-        window = self.chance.choice(list(Window))
-        start = self.chance.randrange(8) * 10
-        end = self.chance.choice([start + 10, start + 30, END_OF_FILE])
+        window = self.rng.choice(list(Window))
+        start = self.rng.randrange(8) * 10
+        end = self.rng.choice([start + 10, start + 30, END_OF_FILE])
         if window is Window.WHOLE:
             start, end = 0, END_OF_FILE
-        kind = self.chance.choice([LockKind.READ, LockKind.WRITE])
-        wait_ns = self.chance.choice([0, 2 * SECOND])
-        owner = self.chance.randrange(2)
+        kind = self.rng.choice([LockKind.READ, LockKind.WRITE])
+        wait_ns = self.rng.choice([0, 2 * SECOND])
+        owner = self.rng.randrange(2)
         lock = Lock(self.world.lock_inode, window, owner, kind, start, end, wait_ns)
         self.world.locks.asking(lock.inode, window, self.client, owner, start, end)
         answer = await self.ask(lock)
         if isinstance(answer, Done) and self.world.lives(self.client):
             self.world.locks.got(lock.inode, window, self.client, owner, kind, start, end)
             self._locked.append(lock)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, ErrorReply):
             assert answer.errno in (errno.EAGAIN, errno.EDEADLK), answer
 
     async def _unlock_some(self) -> None:
         if self._locked:
-            await self._unlock(self.chance.choice(self._locked))
+            await self._unlock(self.rng.choice(self._locked))
 
     async def _unlock(self, lock: Lock) -> None:
         self._locked.remove(lock)

@@ -1,7 +1,8 @@
 """Meta services over one store in the seeded world, with sessions that end and services that die between any two steps.
 
 A service is what `fs.service.meta.service` is, without lanes: each request a task, its answer stored in the same
-transaction; what cannot be done at once goes on as a procedure; `Keeper` does the service's own work. Requests come
+transaction; what cannot be done at once goes on as a procedure; `BackgroundTasks` does the service's own work.
+Requests come
 twice, late, and to another service. Lazy closes wait for nobody here, but by chance, so that all there is may overtake
 them.
 """
@@ -20,8 +21,8 @@ from tests.support.fs.meta_sim.steps import drive, sleep
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.meta import dispatch, procedures
-from fireflyer.fs.core.meta.background_tasks import Keeper
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context, Rows
+from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
+from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester, Rows
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce
@@ -29,8 +30,8 @@ from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, ch
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Close, Open, Refused, Request
-from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedWaits, Transaction
+from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Close, ErrorReply, Open, Request
+from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming, Transaction
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING
 from fireflyer.kvstore.core.overlay import Mutations
@@ -84,7 +85,7 @@ class MetaWorld:
 
     def __init__(self, seed: int, *, services: int = 2) -> None:
         self.sim = World(seed)
-        self.chance = self.sim.fork_random("faults")
+        self.rng = self.sim.fork_random("faults")
         self.lost_sessions = self.sim.fork_random("lost sessions")
         self.laziness = self.sim.fork_random("laziness")
         self.net = SimNet(self.sim)
@@ -114,7 +115,7 @@ class MetaWorld:
         """Files that were in a quota area when they were opened."""
         self._last_session = 0
         self._random = self.sim.fork_random("store")
-        self.waits = SteppedWaits(lambda: self.sim.now_ns, self._random.randrange)
+        self.waits = SteppedTiming(lambda: self.sim.now_ns, self._random.randrange)
         self.engine = MemoryEngine(self.store, waits=self.waits, faults=self._commit_fault)
         self.cluster = ClusterDefaults(1, len(CHAINS), CHUNK_BYTES, 3)
         self.services: list[MetaService] = []
@@ -132,7 +133,7 @@ class MetaWorld:
         self.services += [MetaService(self, f"m{at}") for at in range(self._count)]
         return answers
 
-    def context(self, rows: Rows, asker: Asker, number: int = 0, owner: ClientId = 0) -> Context:
+    def context(self, rows: Rows, asker: Requester, number: int = 0, owner: ClientId = 0) -> Context:
         return Context(
             rows=rows, asker=asker, now_ns=START_NS + self.sim.now_ns, new_id=self._new_id, cluster=self.cluster,
             number=number, owner=owner,
@@ -171,7 +172,7 @@ class MetaWorld:
             self._write(SESSIONS.key(client), None)
             self.locks.ended(client)
             self.sim.record("session over", client)
-            self.sim.call_after(self.chance.randrange(SETTLE_NS), lambda: self.chunks.over.update({client: None}))
+            self.sim.call_after(self.rng.randrange(SETTLE_NS), lambda: self.chunks.over.update({client: None}))
 
     def lives(self, client: ClientId) -> bool:
         return self.store.get(self.store.version, SESSIONS.key(client)) is not None
@@ -189,7 +190,7 @@ class MetaService:
         self.exchanging = False
         """It has heard that its session is over, and has no other yet."""
         self.claimed: dict[int, None] = {}
-        self.doubts: dict[int, dict[Any, Any]] = {}
+        self.in_doubt: dict[int, dict[Any, Any]] = {}
         self.enrolled: dict[ClientId, None] = {}
         self.node = world.sim.node(name, self._boot)
 
@@ -197,9 +198,9 @@ class MetaService:
         if self.node.alive:
             session = self.session
             self.node.crash()
-            chance = self.world.chance
-            self.world.sim.call_after(chance.randrange(3 * SECOND), lambda: self.world.end_session(session))
-            self.world.sim.call_after(chance.randrange(SECOND), self.start)
+            rng = self.world.rng
+            self.world.sim.call_after(rng.randrange(3 * SECOND), lambda: self.world.end_session(session))
+            self.world.sim.call_after(rng.randrange(SECOND), self.start)
 
     def start(self) -> None:
         if not self.node.alive:
@@ -210,36 +211,36 @@ class MetaService:
         lost = self.session
         if not self.node.alive or not self.world.lives(lost):
             return
-        chance = self.world.lost_sessions
+        rng = self.world.lost_sessions
         self.world.end_session(lost)
 
         def hears() -> None:
             self.exchanging = True
-            self.node.after(chance.randrange(6 * SECOND), has_another)
+            self.node.after(rng.randrange(6 * SECOND), has_another)
 
         def has_another() -> None:
             self.session, self.exchanging = self.world.open_session(self.name), False
             self.world.sim.record("session exchanged", self.name, self.session)
 
-        self.node.after(chance.randrange(SECOND), hears)
+        self.node.after(rng.randrange(SECOND), hears)
 
     def maybe_crash(self, asked: tuple[Calls, Call] | None) -> None:
         """Before a step."""
         if asked is not None:
             self.world.before_step(self, *asked)
-        if self.world.chance.random() < self.world.crashes:
+        if self.world.rng.random() < self.world.crashes:
             self.crash()
             raise SimCrash
 
     def _boot(self, node: SimNode) -> None:
         self.session, self.exchanging = self.world.open_session(self.name), False
-        self.claimed, self.doubts, self.enrolled = {}, {}, {}
+        self.claimed, self.in_doubt, self.enrolled = {}, {}, {}
         self.chunks = ChunkClient(
             self.world.chunks, lambda: 0 if self.exchanging else self.session, exchanges=True
         )  # fmt: skip
         node.on_message(self._hear)
-        keeper = Keeper(f"{self.name}/{node.incarnation}")
-        drive(node, lambda: self._keep(keeper))
+        background_tasks = BackgroundTasks(f"{self.name}/{node.incarnation}")
+        drive(node, lambda: self._keep(background_tasks))
 
     def _hear(self, source: str, payload: bytes) -> None:
         asked = ASKED(payload)
@@ -250,7 +251,7 @@ class MetaService:
             try:
                 await self._enrol(asked.calls)
             except TransientError as error:
-                answers: list[Answer] = [Refused(0, error.message, error.code) for _ in asked.calls.calls]
+                answers: list[Answer] = [ErrorReply(0, error.message, error.code) for _ in asked.calls.calls]
             else:
                 answers = [await self._answer(asked.calls, call) for call in asked.calls.calls]
             self.world.net.send(self.name, source, ENCODE(Told(asked.number, Answers(tuple(answers)))))
@@ -276,17 +277,17 @@ class MetaService:
         try:
             return await ports.answer()
         except SessionEnded as error:
-            return Refused(error.errno or 0, error.message, SESSION_OVER)
+            return ErrorReply(error.errno or 0, error.message, SESSION_OVER)
         except FileError as error:
-            return Refused(error.errno or 0, error.message)
+            return ErrorReply(error.errno or 0, error.message)
         except TransientError as error:
-            return Refused(0, error.message, error.code)
+            return ErrorReply(0, error.message, error.code)
 
-    async def _keep(self, keeper: Keeper) -> None:
+    async def _keep(self, background_tasks: BackgroundTasks) -> None:
         ports = RequestPorts(self)
         while True:
             try:
-                more = await keeper.step(ports)
+                more = await background_tasks.step(ports)
             except TransientError:
                 more = False
             await sleep(MS if more else KEEPING_NS)
@@ -306,7 +307,7 @@ class RequestPorts:
             actor = call.actor if call is not None else None
             uid, gid = (actor.uid, actor.gid) if actor is not None else (0, 0)
             by_path = self._world.with_tokens
-            self.asker = Asker(calls.client, uid, gid, (), unrestricted=uid == 0, by_path=by_path)
+            self.asker = Requester(calls.client, uid, gid, (), unrestricted=uid == 0, by_path=by_path)
 
     async def answer(self) -> Answer:
         """Of the request: at once, or by a procedure."""
@@ -350,7 +351,7 @@ class RequestPorts:
         except FileError as error:
             if not self.number:
                 raise
-            refused = Refused(error.errno or 0, error.message)
+            refused = ErrorReply(error.errno or 0, error.message)
         await self._transact(lambda context: self._store(context, refused))
         raise Answered(refused)
 
@@ -366,8 +367,8 @@ class RequestPorts:
             return await body(context)
 
         self._service.maybe_crash(self._asked)
-        if self._world.chance.random() < self._world.pauses:
-            await sleep(self._world.chance.randrange(SECOND))
+        if self._world.rng.random() < self._world.pauses:
+            await sleep(self._world.rng.randrange(SECOND))
         return await self._world.engine.transact(attempt, timeout_ns=20 * SECOND, idempotent=True)
 
     async def together(self, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -388,11 +389,11 @@ class RequestPorts:
 
     def release(self, inode: int) -> None:
         self._service.claimed.pop(inode, None)
-        if not self._service.doubts.get(inode):
-            self._service.doubts.pop(inode, None)
+        if not self._service.in_doubt.get(inode):
+            self._service.in_doubt.pop(inode, None)
 
     def doubtful(self) -> Sequence[int]:
-        return list(self._service.doubts)
+        return list(self._service.in_doubt)
 
-    def doubts(self, inode: int) -> dict[Any, Any]:
-        return self._service.doubts.setdefault(inode, {})
+    def in_doubt(self, inode: int) -> dict[Any, Any]:
+        return self._service.in_doubt.setdefault(inode, {})

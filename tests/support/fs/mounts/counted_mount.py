@@ -20,14 +20,14 @@ from typing import Any, Final
 import msgspec
 from tests.support.fs.clusters.file_rig import FileRig
 from tests.support.fs.mounts.mounting import Mount, mounted
-from tests.support.later import PlayedTimers
+from tests.support.later import FakeTimers
 
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
 from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.serving import Serving
-from fireflyer.fs.schema.meta import Beat
-from fireflyer.fs.service.meta.group_commit import Work
-from fireflyer.fs.service.meta.requests import Asked
+from fireflyer.fs.schema.meta import ClientHeartbeat
+from fireflyer.fs.service.meta.group_commit import CommitItem
+from fireflyer.fs.service.meta.requests import QueuedRequest
 
 __all__ = ["Counts", "counted_mount"]
 
@@ -52,14 +52,14 @@ class _Counting:
         self.changes: Counter[str] = Counter()
         self.transactions = 0
         self.updates = 0
-        self._transact = rig.rig.service.house.lanes._transact
-        rig.rig.service.house.lanes._transact = self.transact  # type: ignore[method-assign]
+        self._transact = rig.rig.service.service_context.lanes._transact
+        rig.rig.service.service_context.lanes._transact = self.transact  # type: ignore[method-assign]
         self._put = rig.store.put
         rig.store.put = self.put  # type: ignore[method-assign]
 
-    async def transact(self, batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
-        requests = [work.request for work in batch if isinstance(work, Asked)]
-        own = [one for one in requests if not isinstance(one, Beat)]
+    async def transact(self, batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
+        requests = [work.request for work in batch if isinstance(work, QueuedRequest)]
+        own = [one for one in requests if not isinstance(one, ClientHeartbeat)]
         self.changes.update(type(one).__name__ for one in own)
         self.transactions += len(own) == len(batch)
         return await self._transact(batch, again=again)
@@ -74,7 +74,7 @@ class _Counting:
 
 
 async def _main(place: str) -> None:
-    rig = FileRig(later=PlayedTimers().later)
+    rig = FileRig(later=FakeTimers().later)
     async with rig:
         files, _ = await rig.client()
         counting = _Counting(rig)

@@ -20,7 +20,7 @@ import sys
 from typing import Final
 
 from fireflyer.fs.mount.daemon import MountOptions, serve_mount
-from fireflyer.fs.mount.metrics import Held
+from fireflyer.fs.mount.metrics import MountUsage
 from fireflyer.fs.mount.operations import Attributes, Caller, Changes, Listing, Opened, RangeLock, Set, Space, Written
 
 __all__ = ["LocalFiles"]
@@ -194,13 +194,13 @@ class LocalFiles:
 
     # --- extended attributes
 
-    async def get_value(self, caller: Caller, inode: int, name: bytes) -> bytes:
+    async def get_xattr(self, caller: Caller, inode: int, name: bytes) -> bytes:
         return os.getxattr(self._path(inode), name)
 
     async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
         os.setxattr(self._path(inode), name, value, flags)
 
-    async def list_values(self, caller: Caller, inode: int) -> list[bytes]:
+    async def list_xattrs(self, caller: Caller, inode: int) -> list[bytes]:
         return [os.fsencode(name) for name in os.listxattr(self._path(inode))]
 
     async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:
@@ -236,8 +236,8 @@ class LocalFiles:
 
 class Finishing(LocalFiles):
     @property
-    def held(self) -> Held:
-        return Held(0, 0, 0)
+    def held(self) -> MountUsage:
+        return MountUsage(0, 0, 0)
 
     async def finish(self) -> None:
         print("finished", flush=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.support.fs.clusters.file_rig import FileRig
-from tests.support.later import PlayedTimers
+from tests.support.later import FakeTimers
 
 from fireflyer.base.errors import Timeout
 from fireflyer.base.units import MS
@@ -26,7 +26,7 @@ ONE, OTHER = 11, 12
 WHOLE_FILE = (0, END_OF_FILE)
 
 
-def run(test: Callable[[FileRig], Coroutine[Any, Any, None]], timers: PlayedTimers | None = None) -> None:
+def run(test: Callable[[FileRig], Coroutine[Any, Any, None]], timers: FakeTimers | None = None) -> None:
     async def inside() -> None:
         async with asyncio.timeout(60), FileRig(later=in_loop if timers is None else timers.later) as rig:
             await test(rig)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.placement import Cluster, Move, Place, StorageNode, Table
+from fireflyer.fs.core.placement import Cluster, DiskLocation, Move, StorageNode, Table
 
 __all__ = ["apply_move", "clusters", "domain_of", "held_by_place", "plain_ratios", "replicas_apart", "slots_of"]
 
@@ -39,15 +39,15 @@ def apply_move(table: Table, move: Move) -> Table:
     return Table((*table.chains[: move.chain], changed, *table.chains[move.chain + 1 :]))
 
 
-def slots_of(cluster: Cluster) -> dict[Place, int]:
-    return {Place(node.id, disk): count for node in cluster for disk, count in enumerate(node.slots)}
+def slots_of(cluster: Cluster) -> dict[DiskLocation, int]:
+    return {DiskLocation(node.id, disk): count for node in cluster for disk, count in enumerate(node.slots)}
 
 
-def held_by_place(table: Table) -> Counter[Place]:
+def held_by_place(table: Table) -> Counter[DiskLocation]:
     return Counter(place for chain in table.chains for place in chain)
 
 
-def replicas_apart(chain: tuple[Place, ...], domains: dict[int, str]) -> bool:
+def replicas_apart(chain: tuple[DiskLocation, ...], domains: dict[int, str]) -> bool:
     """`domains` need not have nodes that are no more: each of those is on its own."""
     return len({domains.get(place.node, f"node-{place.node}") for place in chain}) == len(chain)
 

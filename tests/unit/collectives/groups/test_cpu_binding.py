@@ -14,12 +14,12 @@ from tests.support.fake_sysfs import tree_of_nodes, write_tree
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.bootstrap.cpu_binding import (
     MAX_MASK_TEXT,
-    Seat,
+    CpuBinding,
     bind_arena,
-    here,
+    cpu_binding_of,
+    interleave_window_pages,
+    local_machine,
     mask_text,
-    seat_of,
-    spread_window,
 )
 from fireflyer.native import Arena, create_window, interleave_window
 from fireflyer.runtime.disk import RealDisk
@@ -39,9 +39,9 @@ def machine_of(
     return read_machine(RealDisk(), root=f"{directory}/sys", status=f"{directory}/proc/self/status")
 
 
-def seats(machine: Machine | None, ranks: int, masks: list[str] | None = None) -> list[Seat]:
+def seats(machine: Machine | None, ranks: int, masks: list[str] | None = None) -> list[CpuBinding]:
     told = [mask_text(machine)] * ranks if masks is None else masks
-    return [seat_of(machine, told, local) for local in range(ranks)]
+    return [cpu_binding_of(machine, told, local) for local in range(ranks)]
 
 
 def test_two_memory_nodes_get_half_of_the_ranks_each(tmp_path: Path) -> None:
@@ -84,21 +84,21 @@ def test_ranks_keep_to_what_each_was_given(tmp_path: Path) -> None:
 
 def test_one_memory_node_is_seen_by_a_single_read(tmp_path: Path) -> None:
     write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": "0\n"})
-    assert here(f"{tmp_path}/sys") is None
-    assert seats(None, 2) == [Seat(), Seat()]
-    assert str(Seat()) == "one memory node"
+    assert local_machine(f"{tmp_path}/sys") is None
+    assert seats(None, 2) == [CpuBinding(), CpuBinding()]
+    assert str(CpuBinding()) == "one memory node"
 
 
 @pytest.mark.parametrize("text", ["", "garbage\n", "0-\n", "-1\n", "999999999999\n", "\x00\xff"])
 def test_garbage_is_one_memory_node(tmp_path: Path, text: str) -> None:
     write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": text})
-    assert here(f"{tmp_path}/sys") is None
-    assert here(f"{tmp_path}/nothing") is None
+    assert local_machine(f"{tmp_path}/sys") is None
+    assert local_machine(f"{tmp_path}/nothing") is None
 
 
 def test_two_nodes_of_which_nothing_else_is_known_pin_nothing(tmp_path: Path) -> None:
     write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": "0-1\n"})
-    assert seats(here(f"{tmp_path}/sys"), 2)[0].cpus == ()
+    assert seats(local_machine(f"{tmp_path}/sys"), 2)[0].cpus == ()
 
 
 def test_a_mask_too_long_to_tell_is_not_told(tmp_path: Path) -> None:
@@ -116,22 +116,24 @@ def test_memory_that_does_not_exist_is_a_complaint_and_no_error(
     descriptor = Arena.create(1 << 20)
     arena = Arena(descriptor)
     os.close(descriptor)
-    assert bind_arena(arena, Seat(memory_node=None)) == ""
-    assert bind_arena(arena, Seat(memory_node=900)).startswith("arena: ")
-    assert bind_arena(arena, Seat(memory_node=1 << 20)) == "arena: there is no memory node 1048576"
+    assert bind_arena(arena, CpuBinding(memory_node=None)) == ""
+    assert bind_arena(arena, CpuBinding(memory_node=900)).startswith("arena: ")
+    assert bind_arena(arena, CpuBinding(memory_node=1 << 20)) == "arena: there is no memory node 1048576"
     arena.allocate(4096)[:] = 1
     window = create_window(2, 2, 4096)
     try:
         assert interleave_window(window, [900])
-        spread_window(window, machine_of(tmp_path, [[0], [1]]))  # of which the real machine has one: that serves
-        spread_window(window, None)
+        interleave_window_pages(
+            window, machine_of(tmp_path, [[0], [1]])
+        )  # of which the real machine has one: that serves
+        interleave_window_pages(window, None)
     finally:
         os.close(window)
 
 
 def test_a_machine_with_one_memory_node_is_left_alone() -> None:
-    def seat(comm: Communicator) -> Seat:
+    def seat(comm: Communicator) -> CpuBinding:
         return comm.seat
 
-    if here() is None:
-        assert together([0, 0], seat) == [Seat(), Seat()]
+    if local_machine() is None:
+        assert together([0, 0], seat) == [CpuBinding(), CpuBinding()]

@@ -17,10 +17,10 @@ from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives import Communicator, communicator, make_plan
 from fireflyer.collectives.bootstrap import local_peers
 from fireflyer.collectives.bootstrap.arena import OwnMemory
-from fireflyer.collectives.bootstrap.local_peers import Beacon, Neighbour, Resident
-from fireflyer.collectives.bootstrap.rendezvous import Equipment
+from fireflyer.collectives.bootstrap.local_peers import LocalPeer, LocalPeerInfo, MemoryProbe
+from fireflyer.collectives.bootstrap.rendezvous import GroupResources
 from fireflyer.collectives.p2p.exchange import RankExchange
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.store import LocalStore
 
@@ -36,12 +36,14 @@ def one_descriptor() -> Iterator[int]:
         os.close(fd)
 
 
-def equipment(fd: int) -> Equipment:
+def resources(fd: int) -> GroupResources:
     """What the leader of one of two nodes has, where each descriptor is `fd`: seven of them."""
     plan = make_plan([0, 0, 1])
     names = ("rank 0", "rank 1", "rank 2")
     connections = ((0, 1, 0, fd), (1, 1, 0, fd), (2, 1, 0, -1))
-    return Equipment(plan, names, names, fd, fd, -1, ((1, fd),), connections, (Neighbour(Beacon(0, 0, 0), fd, ""),) * 2)
+    return GroupResources(
+        plan, names, names, fd, fd, -1, ((1, fd),), connections, (LocalPeer(MemoryProbe(0, 0, 0), fd, ""),) * 2
+    )
 
 
 def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
@@ -49,11 +51,11 @@ def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
         before = open_descriptors()
         for free in range(7):
             with only_free(free), pytest.raises(Busy, match="ulimit -n") as caught:
-                equipment(fd).duplicate()
+                resources(fd).duplicate()
             assert "\n" not in str(caught.value)
             assert open_descriptors() == before
         with only_free(7):
-            copies = equipment(fd).duplicate()
+            copies = resources(fd).duplicate()
         mine = [copies.window_fd, copies.doorbell_fd, *(fd for _, fd in copies.local_fds)]
         mine += [fd for _, _, _, fd in copies.connections if fd >= 0] + [one.arena_fd for one in copies.neighbours]
         assert open_descriptors() == before | set(mine)
@@ -67,7 +69,7 @@ def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
 def test_doors_that_cannot_be_made_leave_nothing_open(free: int) -> None:
     before = open_descriptors()
     with only_free(free), pytest.raises(Busy, match="ulimit -n"):
-        Doors(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
+        PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
     assert open_descriptors() == before
 
 
@@ -98,7 +100,7 @@ def test_an_arena_that_does_not_fit_is_told() -> None:
 
 
 def test_doors_that_are_closed_own_no_number_any_more() -> None:
-    doors = Doors(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
+    doors = PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
     doors.close()
     others = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(MANY)]
     doors.abandon()
@@ -132,13 +134,13 @@ def test_a_fork_while_a_group_is_formed_keeps_no_connection_of_it(monkeypatch: p
     statuses: list[int] = []
     decide = local_peers.decide
 
-    def fork_first(others: Mapping[str, socket.socket], own: Resident, residents: Sequence[Resident]) -> bool:
+    def fork_first(others: Mapping[str, socket.socket], own: LocalPeerInfo, peers: Sequence[LocalPeerInfo]) -> bool:
         found = [sock.fileno() for sock in others.values()]
         pid = os.fork()
         if pid == 0:
             os._exit(sum(is_open(fd) for fd in found))
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        return decide(others, own, residents)
+        return decide(others, own, peers)
 
     monkeypatch.setattr(local_peers, "decide", fork_first)
     assert together([0, 0, 0], lambda comm: comm.world_size) == [3] * 3

@@ -13,7 +13,7 @@ import pytest
 from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.p2p import peer_listener as doors_module
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import LocalStore
@@ -39,11 +39,11 @@ class Visitors:
 
 
 @contextmanager
-def two_ranks(secret_of_guest: Secret = SECRET) -> Iterator[tuple[Doors, Doors, Visitors]]:
+def two_ranks(secret_of_guest: Secret = SECRET) -> Iterator[tuple[PeerListener, PeerListener, Visitors]]:
     """Rank 0, which lets in, and rank 1, which only dials."""
     store, visitors = LocalStore(), Visitors()
-    host = Doors(rank=0, world_size=2, host="127.0.0.1", secret=SECRET, prefix="group")
-    guest = Doors(rank=1, world_size=2, host="127.0.0.1", secret=secret_of_guest, prefix="group")
+    host = PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=SECRET, prefix="group")
+    guest = PeerListener(rank=1, world_size=2, host="127.0.0.1", secret=secret_of_guest, prefix="group")
     try:
         for doors in (host, guest):
             doors.publish(store)
@@ -104,7 +104,7 @@ def test_strangers_keep_nobody_waiting(noise: bytes) -> None:
 
 
 def test_only_so_many_strangers_at_once_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "MAX_GUESTS", 3)
+    monkeypatch.setattr(doors_module, "MAX_PENDING_HANDSHAKES", 3)
     with two_ranks() as (host, guest, visitors):
         strangers = [socket.create_connection((host.own.host, host.own.port)) for _ in range(4)]
         strangers[0].settimeout(20)
@@ -116,7 +116,7 @@ def test_only_so_many_strangers_at_once_and_the_oldest_goes(monkeypatch: pytest.
 
 
 def test_silent_strangers_are_turned_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "GUEST_TIMEOUT_NS", SECOND // 20)
+    monkeypatch.setattr(doors_module, "PENDING_HANDSHAKE_TIMEOUT_NS", SECOND // 20)
     with two_ranks() as (host, _, _), socket.create_connection((host.own.host, host.own.port)) as stranger:
         stranger.settimeout(20)
         assert stranger.recv(1) == b""
@@ -125,7 +125,7 @@ def test_silent_strangers_are_turned_away_in_time(monkeypatch: pytest.MonkeyPatc
 def test_a_rank_that_does_not_answer_is_waited_for_only_so_long() -> None:
     with two_ranks() as (host, guest, _):
         silent = socket.create_server(("127.0.0.1", 0))
-        guest._doors[0] = doors_module.Door("127.0.0.1", silent.getsockname()[1], host.own.unix)
+        guest._doors[0] = doors_module.ListenAddress("127.0.0.1", silent.getsockname()[1], host.own.unix)
         with pytest.raises(FireflyerError, match="did not authenticate within"):
             guest.dial(0, local=False, timeout_ns=SECOND // 5)
         silent.close()
@@ -133,7 +133,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_only_so_long() -> None:
 
 def test_a_foreign_host_is_told() -> None:
     with pytest.raises(UsageError, match=r"cannot listen on host '192\.0\.2\.1'"):
-        Doors(rank=0, world_size=2, host="192.0.2.1", secret=SECRET, prefix="group")
+        PeerListener(rank=0, world_size=2, host="192.0.2.1", secret=SECRET, prefix="group")
 
 
 def test_no_thread_and_no_descriptor_is_left() -> None:

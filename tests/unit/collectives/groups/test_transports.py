@@ -18,7 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.collectives import Communicator, make_plan, torch_join
-from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, introduce, make_offer
+from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, exchange_worker_addresses, make_offer
 from fireflyer.collectives.flight import decode_dump, find_dumps
 from fireflyer.native import Fabric, ucx_module
 from fireflyer.runtime.store import LocalStore
@@ -97,14 +97,14 @@ def test_rdma_devices_are_looked_for(tmp_path: Path, over_tcp: None) -> None:
 
 
 def answered(reply: bytes) -> str:
-    """What `introduce` says to a neighbour that answers with `reply`."""
+    """What `exchange_worker_addresses` says to a neighbour that answers with `reply`."""
     fabric = Fabric(ucx_module())
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(reply)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Unreachable) as caught:
-            introduce(fabric, {1: ("rank 1", ours)})
+            exchange_worker_addresses(fabric, {1: ("rank 1", ours)})
     return str(caught.value)
 
 
@@ -208,7 +208,7 @@ def test_a_group_of_torch_asks_for_what_its_options_its_world_or_the_launcher_sa
         transport=inherited,
     )
     joined.communicator.close()
-    assert (joined.transport, joined.communicator._terms.transport) == (expected, expected)
+    assert (joined.transport, joined.communicator._config.transport) == (expected, expected)
 
 
 def test_options_of_a_torch_group_refuse_an_unknown_transport() -> None:

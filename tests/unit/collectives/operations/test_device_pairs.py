@@ -20,7 +20,7 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.torch import cuda
-from fireflyer.collectives.torch.pairs import PAIRED, Outboxes, halves
+from fireflyer.collectives.torch.pairs import PAIRED, IpcBuffers, halves
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import check_pairs, join_pairs
 from fireflyer.identity.secrets import new_secret
@@ -43,10 +43,10 @@ def ranks(nodes: list[int], pairs: list[tuple[int, int]], body: Callable[[Device
     def run(communicator: Communicator) -> Any:
         comm = DeviceCommunicator.of(communicator)
 
-        def show(pair: Communicator) -> Outboxes:
+        def show(pair: Communicator) -> IpcBuffers:
             boxes[comm.rank] = torch.zeros(4 * PLACE_BYTES, dtype=torch.uint8)
             pair.barrier()
-            return Outboxes(boxes[comm.rank], boxes[partner_of[comm.rank]])
+            return IpcBuffers(boxes[comm.rank], boxes[partner_of[comm.rank]])
 
         create = partial(Communicator.create, store=store, secret=secret, arena_bytes=ARENA_BYTES)
         places = [ThreadCopies() for _ in range(3)]

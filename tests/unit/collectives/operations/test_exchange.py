@@ -18,7 +18,7 @@ from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.p2p.exchange import RankExchange
-from fireflyer.collectives.p2p.peer_listener import Doors
+from fireflyer.collectives.p2p.peer_listener import PeerListener
 
 LAYOUTS = [[0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0], [0, 1, 2], [0, 0, 0, 1]]
 SIZES = [0, 1, 1000, 16_383, 16_384, 70_000, 600_000]  # of float32: short, the border at 64 KiB, several segments
@@ -346,13 +346,13 @@ def test_a_message_of_a_rank_that_came_and_left_before_it_was_let_in(
     nodes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = threading.Event()
-    admit, dial = RankExchange.admit, Doors.dial
+    admit, dial = RankExchange.admit, PeerListener.dial
 
     def admit_late(self: RankExchange, rank: int, fd: int) -> None:
         assert refused.wait(30)
         admit(self, rank, fd)
 
-    def dial_in_vain(self: Doors, rank: int, *, local: bool, timeout_ns: int) -> int:
+    def dial_in_vain(self: PeerListener, rank: int, *, local: bool, timeout_ns: int) -> int:
         try:
             return dial(self, rank, local=local, timeout_ns=timeout_ns)
         except (FireflyerError, OSError):
@@ -360,7 +360,7 @@ def test_a_message_of_a_rank_that_came_and_left_before_it_was_let_in(
             raise
 
     monkeypatch.setattr(RankExchange, "admit", admit_late)
-    monkeypatch.setattr(Doors, "dial", dial_in_vain)
+    monkeypatch.setattr(PeerListener, "dial", dial_in_vain)
     assert received_when_the_sender_had_closed(nodes) == 10_000
 
 

@@ -14,7 +14,7 @@ from tests.support.collectives.thread_ranks import fill_queue, telling_of, toget
 from fireflyer.base.errors import Busy, UsageError
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.compression import Compression
-from fireflyer.collectives.torch.store import Places
+from fireflyer.collectives.torch.store import WorldNodes
 from fireflyer.collectives.torch_group import HfreduceGroup
 from fireflyer.collectives.torch_join import Joined
 from fireflyer.collectives.work import when_there_is_room
@@ -50,7 +50,7 @@ def while_rank_0_is_full(body: Callable[[Communicator, Callable[[], None]], Any]
 
 def test_operations_of_a_torch_group_wait_for_room() -> None:
     def body(comm: Communicator, fill: Callable[[], None]) -> list[float]:
-        group = HfreduceGroup(Joined(comm, Places((0, 0), new_secret()), "tcp"))
+        group = HfreduceGroup(Joined(comm, WorldNodes((0, 0), new_secret()), "tcp"))
         tensors = [torch.full((5,), float(number)) for number in range(3)]
         fill()
         work = group.allreduce_coalesced(tensors)

@@ -8,72 +8,72 @@ from tests.support.fs.manager_sim.mutants import another_chains_versions_count
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain.node_membership import (
-    Ask,
-    Attendance,
     Effect,
     End,
     Event,
-    Identity,
+    ManagerReply,
     Measured,
+    NodeMembership,
     OpenFence,
-    PathsBroken,
+    PeersUnreachable,
+    ProcessIdentity,
     RoutingWanted,
+    SendToManager,
     StopTarget,
     TakeRouting,
     TargetFailed,
     TargetStopped,
     TargetSynced,
     Tick,
-    Told,
 )
 from fireflyer.fs.schema.manager import (
     Answer,
-    Behind,
     Condition,
     GiveUp,
     Heartbeat,
     HeartbeatAnswer,
+    ManagerError,
     NotPrimary,
-    Refusal,
     Register,
     Registered,
+    StaleIncarnation,
     Superseded,
     TargetReport,
 )
 from fireflyer.fs.schema.routing import Chain, Member, RoutingDelta, TargetState
 
 TIMEOUT_NS = 8 * SECOND
-ME = Identity(1, "nonce", "n1:1", "machine", "boot")
+ME = ProcessIdentity(1, "nonce", "n1:1", "machine", "boot")
 
 
 class Process:
     def __init__(self, *managers: str, sure: bool = True) -> None:
-        self.attendance = Attendance(ME, {11: sure}, managers or ("a",))
+        self.membership = NodeMembership(ME, {11: sure}, managers or ("a",))
         self.now_ns = 0
 
     def feed(self, event: Event) -> list[Effect]:
-        return self.attendance.handle(self.now_ns, event)
+        return self.membership.handle(self.now_ns, event)
 
-    def tick(self, after_ns: int = SECOND) -> Ask:
+    def tick(self, after_ns: int = SECOND) -> SendToManager:
         self.now_ns += after_ns
         (ask,) = self.feed(Tick())
-        assert isinstance(ask, Ask)
+        assert isinstance(ask, SendToManager)
         return ask
 
     def told(self, answer: Answer) -> list[Effect]:
-        return self.feed(Told(1, answer))
+        return self.feed(ManagerReply(1, answer))
 
     def registered(self) -> Process:
         self.tick()
         (beat,) = self.told(Registered(3, TIMEOUT_NS))
-        assert isinstance(beat, Ask)
+        assert isinstance(beat, SendToManager)
         assert beat.request == Heartbeat(1, 3, 1)
         return self
 
     def serving(self) -> Process:
         self.registered()
         self.told(HeartbeatAnswer(1, routing(1, TargetState.SERVING)))
-        assert self.attendance.serves(self.now_ns, 11)
+        assert self.membership.serves(self.now_ns, 11)
         return self
 
 
@@ -82,7 +82,7 @@ def routing(version: int, state: TargetState, base: int = 0) -> RoutingDelta:
 
 
 def reports(effects: list[Effect]) -> tuple[TargetReport, ...]:
-    (ask,) = [one for one in effects if isinstance(one, Ask)]
+    (ask,) = [one for one in effects if isinstance(one, SendToManager)]
     assert isinstance(ask.request, Heartbeat)
     return ask.request.reports
 
@@ -92,28 +92,28 @@ def test_it_registers_until_it_is_told_its_incarnation() -> None:
     first = process.tick()
     assert first.request == Register(1, "nonce", 0, "n1:1", "machine", "boot")
     assert process.tick().request == first.request
-    (again,) = process.told(Behind(7))
-    assert isinstance(again, Ask)
+    (again,) = process.told(StaleIncarnation(7))
+    assert isinstance(again, SendToManager)
     assert again.request == Register(1, "nonce", 7, "n1:1", "machine", "boot")
-    assert process.told(Behind(6)) == []
+    assert process.told(StaleIncarnation(6)) == []
     (beat,) = process.told(Registered(8, TIMEOUT_NS))
-    assert isinstance(beat, Ask)
+    assert isinstance(beat, SendToManager)
     assert beat.request == Heartbeat(1, 8, 1)
     assert process.told(Registered(9, TIMEOUT_NS)) == []
-    assert process.attendance.incarnation == 8
+    assert process.membership.incarnation == 8
 
 
 def test_routing_is_taken_over_before_the_fence_opens_and_the_fence_counts_from_the_sending() -> None:
     process = Process().registered()
     sent_ns = process.now_ns
-    assert not process.attendance.serves(sent_ns, 11)
+    assert not process.membership.serves(sent_ns, 11)
     process.now_ns += SECOND // 2
     taken, opened, beat = process.told(HeartbeatAnswer(1, routing(1, TargetState.SERVING)))
     assert isinstance(taken, TakeRouting)
     assert opened == OpenFence(sent_ns + TIMEOUT_NS // 2)
-    assert isinstance(beat, Ask), "what it says of the new version is said at once"
-    assert process.attendance.serves(sent_ns + TIMEOUT_NS // 2 - 1, 11)
-    assert not process.attendance.serves(sent_ns + TIMEOUT_NS // 2, 11)
+    assert isinstance(beat, SendToManager), "what it says of the new version is said at once"
+    assert process.membership.serves(sent_ns + TIMEOUT_NS // 2 - 1, 11)
+    assert not process.membership.serves(sent_ns + TIMEOUT_NS // 2, 11)
 
 
 def test_an_answer_that_comes_too_late_opens_nothing() -> None:
@@ -121,7 +121,7 @@ def test_an_answer_that_comes_too_late_opens_nothing() -> None:
     process.now_ns += TIMEOUT_NS
     effects = process.told(HeartbeatAnswer(1, routing(1, TargetState.SERVING)))
     assert not any(isinstance(one, OpenFence) for one in effects)
-    assert not process.attendance.serves(process.now_ns, 11)
+    assert not process.membership.serves(process.now_ns, 11)
 
 
 def test_older_routing_changes_nothing_and_missing_changes_are_not_guessed() -> None:
@@ -129,17 +129,17 @@ def test_older_routing_changes_nothing_and_missing_changes_are_not_guessed() -> 
     process.told(HeartbeatAnswer(2, routing(3, TargetState.OFFLINE, base=1)))
     assert process.told(HeartbeatAnswer(2, routing(2, TargetState.SERVING))) == []
     assert process.told(HeartbeatAnswer(2, routing(9, TargetState.SERVING, base=8))) == []
-    assert not process.attendance.serves(process.now_ns, 11)
+    assert not process.membership.serves(process.now_ns, 11)
 
 
 def test_a_target_that_is_to_give_up_is_gone_when_it_has_stopped_and_until_the_next_version() -> None:
     process = Process().serving()
     order = GiveUp(11, 5, 1, "drained")
     assert StopTarget(11, 1, "drained") in process.told(HeartbeatAnswer(2, None, (order,)))
-    assert process.attendance.serves(process.now_ns, 11)
+    assert process.membership.serves(process.now_ns, 11)
     effects = process.feed(TargetStopped(11, 1))
     assert reports(effects) == (TargetReport(11, Condition.GONE, 1, chain=5),)
-    assert not process.attendance.serves(process.now_ns, 11)
+    assert not process.membership.serves(process.now_ns, 11)
     assert process.told(HeartbeatAnswer(3, None, (order,))) == []
     effects = process.told(HeartbeatAnswer(3, routing(2, TargetState.OFFLINE, base=1), (order,)))
     assert reports(effects) == (TargetReport(11, Condition.ONLINE, 2, chain=5),)
@@ -160,7 +160,7 @@ def test_a_failed_disk_is_gone_in_every_version() -> None:
     assert reports(process.feed(TargetFailed(11)))[0].condition is Condition.GONE
     effects = process.told(HeartbeatAnswer(3, routing(2, TargetState.SERVING, base=1)))
     assert reports(effects) == (TargetReport(11, Condition.GONE, 2, chain=5),)
-    assert not process.attendance.serves(process.now_ns, 11)
+    assert not process.membership.serves(process.now_ns, 11)
 
 
 def test_what_was_synced_is_up_to_date_in_that_version_only_and_sure() -> None:
@@ -181,7 +181,7 @@ def test_another_manager_is_asked_when_one_names_it_and_when_one_is_silent() -> 
     assert process.tick().manager == "b"
     process.told(NotPrimary("elsewhere"))
     assert [process.tick().manager for _ in range(5)] == ["c", "c", "c", "a", "a"]
-    process.told(Refusal("busy", "later"))
+    process.told(ManagerError("busy", "later"))
     assert process.tick().manager == "a"
 
 
@@ -208,7 +208,7 @@ def test_whoever_wants_routing_has_it_asked_for_soon_but_not_all_the_time() -> N
 def test_measures_and_broken_paths_go_with_the_next_heartbeat() -> None:
     process = Process().serving()
     assert process.feed(Measured(11, 5, 9)) == []
-    assert process.feed(PathsBroken((2,))) == []
+    assert process.feed(PeersUnreachable((2,))) == []
     beat = process.tick().request
     assert isinstance(beat, Heartbeat)
     assert beat.reports == (TargetReport(11, Condition.ONLINE, 1, True, 5, 9, 5, 0),)
@@ -219,7 +219,7 @@ def test_a_process_that_was_replaced_ends() -> None:
     process = Process().serving()
     (end,) = process.told(Superseded(4))
     assert end == End("process 4 of node 1 has replaced 3")
-    assert not process.attendance.serves(process.now_ns, 11)
+    assert not process.membership.serves(process.now_ns, 11)
     process.now_ns += TIMEOUT_NS
     assert process.feed(Tick()) == []
 
@@ -228,9 +228,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvariantViolation, match="target 12 is none of node 1's"):
         Process().feed(TargetFailed(12))
     with pytest.raises(UsageError, match="there must be a manager's address"):
-        Attendance(ME, {11: True}, ())
+        NodeMembership(ME, {11: True}, ())
     with pytest.raises(UsageError, match="at most 256 targets"):
-        Attendance(ME, dict.fromkeys(range(300), True), ("a",))
+        NodeMembership(ME, dict.fromkeys(range(300), True), ("a",))
 
 
 def said_after_a_move() -> list[tuple[Condition, int, int]]:

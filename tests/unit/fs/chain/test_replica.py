@@ -10,7 +10,7 @@ from tests.support.fs.chain_sim.rig import (
     REMOVE,
     SERVING,
     SYNCING,
-    Letter,
+    MessageInTransit,
     Rig,
     is_answer,
     is_put,
@@ -27,16 +27,16 @@ from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
+    InProgress,
     Missing,
     NotCommitted,
     Operation,
     Put,
-    Refusal,
+    RefusalReason,
     Refused,
     Request,
     SyncDone,
-    Unheard,
-    Waiting,
+    UnknownRequest,
 )
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChunkId, ContentId
 
@@ -98,8 +98,8 @@ def test_a_channel_that_has_gone_on_gets_nothing_more_done_of_before() -> None:
     rig = Rig(SERVING)
     rig.update(1, write(b"two"), b"two", sequence=2)
     rig.run()
-    assert refusal(rig, rig.update(1, write(b"one"), b"one", sequence=1)) is Refusal.DUPLICATE
-    assert refusal(rig, rig.update(1, write(b"x"), b"x", sequence=2, chunk=ChunkId(9, 9))) is Refusal.USAGE
+    assert refusal(rig, rig.update(1, write(b"one"), b"one", sequence=1)) is RefusalReason.DUPLICATE
+    assert refusal(rig, rig.update(1, write(b"x"), b"x", sequence=2, chunk=ChunkId(9, 9))) is RefusalReason.USAGE
 
 
 def test_who_becomes_tail_shows_what_was_pending_although_another_is_synced_from_then_on() -> None:
@@ -146,9 +146,9 @@ def test_no_space_at_a_successor_undoes_the_update_and_its_retry_is_done_under_a
     rig[3].engine.full = True
     waiter = rig.update(1, write(b"one"), b"one", sequence=4)
     rig.run()
-    assert refusal(rig, waiter) is Refusal.NO_SPACE
+    assert refusal(rig, waiter) is RefusalReason.NO_SPACE
     assert rig.read(1) == rig.read(2) == rig.read(3) == Missing()
-    assert refusal(rig, rig.update(1, write(b"old"), b"old", sequence=3)) is Refusal.DUPLICATE
+    assert refusal(rig, rig.update(1, write(b"old"), b"old", sequence=3)) is RefusalReason.DUPLICATE
     rig[3].engine.full = False
     waiter = rig.update(1, write(b"one"), b"one", sequence=4)
     rig.run()
@@ -182,7 +182,7 @@ def test_a_refusal_waits_until_the_drop_is_durable(target: int) -> None:
     rig[3].engine.full = False
     later = rig.update(1, write(b"two"), b"two", sequence=2, client=2)
     rig.run()
-    assert refusal(rig, waiter) is Refusal.NO_SPACE
+    assert refusal(rig, waiter) is RefusalReason.NO_SPACE
     assert isinstance(rig.replies[later], Done)
     assert rig.content(1) == rig.content(3) == b"two"
 
@@ -193,7 +193,7 @@ def test_who_asks_again_in_a_later_chain_gets_the_answer_of_a_drop_under_way() -
     rig.run(idle=(2,))
     assert waiter not in rig.replies
     rig.run()
-    assert refusal(rig, waiter) is Refusal.NO_SPACE
+    assert refusal(rig, waiter) is RefusalReason.NO_SPACE
     assert rig.read(1) == rig.read(2) == Missing()
     assert not any(one.replica.busy_chunks for one in rig.machines.values())
 
@@ -201,7 +201,7 @@ def test_who_asks_again_in_a_later_chain_gets_the_answer_of_a_drop_under_way() -
 def test_a_drop_of_a_role_that_is_lost_is_nobodys() -> None:
     rig, waiter = dropping(1)
     rig[1].feed(fx.GiveUp(1, "drained"))
-    assert refusal(rig, waiter) is Refusal.STALE
+    assert refusal(rig, waiter) is RefusalReason.STALE
     assert rig[1].replica.busy_chunks == 1
     rig.run()
     assert rig[1].replica.busy_chunks == 0
@@ -250,7 +250,7 @@ def test_other_bytes_than_the_heads_are_refused_with_both_checksums() -> None:
     rig.run()
     reply = rig.replies[waiter]
     assert isinstance(reply, Refused)
-    assert "the head has Held(" in reply.message
+    assert "the head has ChunkVersion(" in reply.message
     assert "this replica None" in reply.message
     assert rig.read(1) == rig.read(2) == Missing()
 
@@ -262,7 +262,7 @@ def test_nothing_leaves_a_replica_behind_the_fence_and_all_goes_on_when_it_is_ex
     rig.run()
     assert not rig.letters
     assert rig.content(1) is None
-    assert refusal(rig, rig.update(1, write(b"x"), b"x", client=2)) is Refusal.STALE
+    assert refusal(rig, rig.update(1, write(b"x"), b"x", client=2)) is RefusalReason.STALE
     for machine in rig.machines.values():
         machine.feed(fx.FenceExtended(2 * FAR_NS))
     rig.run()
@@ -272,21 +272,21 @@ def test_nothing_leaves_a_replica_behind_the_fence_and_all_goes_on_when_it_is_ex
 def test_what_a_client_may_not_ask_is_refused() -> None:
     rig = Rig(SERVING, SERVING)
     for change in (Change(Operation.REPLACE, 0, 1), Change(Operation.WRITE, MAX_CHUNK_BYTES, 1)):
-        assert refusal(rig, rig.update(1, change)) is Refusal.USAGE
-    assert refusal(rig, rig.update(1, REMOVE, sequence=0)) is Refusal.USAGE
-    assert refusal(rig, rig.update(2, REMOVE)) is Refusal.STALE
-    assert refusal(rig, rig.update(1, REMOVE, version=7)) is Refusal.STALE
+        assert refusal(rig, rig.update(1, change)) is RefusalReason.USAGE
+    assert refusal(rig, rig.update(1, REMOVE, sequence=0)) is RefusalReason.USAGE
+    assert refusal(rig, rig.update(2, REMOVE)) is RefusalReason.STALE
+    assert refusal(rig, rig.update(1, REMOVE, version=7)) is RefusalReason.STALE
 
 
 def test_every_queue_has_an_end() -> None:
     rig = Rig(SERVING, limits=Limits(chunks=2, queue=2, rows=3))
     waiters = [rig.update(1, write(b"x"), b"x", client=client) for client in range(1, 6)]
     assert [waiter in rig.replies for waiter in waiters] == [False, False, False, True, True]
-    assert refusal(rig, waiters[4]) is Refusal.BUSY
+    assert refusal(rig, waiters[4]) is RefusalReason.BUSY
     rig.update(1, REMOVE, chunk=ChunkId(2, 0), client=1)
-    assert refusal(rig, rig.update(1, REMOVE, chunk=ChunkId(3, 0), client=1)) is Refusal.BUSY
+    assert refusal(rig, rig.update(1, REMOVE, chunk=ChunkId(3, 0), client=1)) is RefusalReason.BUSY
     rig.run()
-    assert refusal(rig, rig.update(1, REMOVE, client=9)) is Refusal.BUSY
+    assert refusal(rig, rig.update(1, REMOVE, client=9)) is RefusalReason.BUSY
     rig[1].feed(fx.ClientEnded(2))
     waiter = rig.update(1, REMOVE, client=9)
     rig.run()
@@ -333,7 +333,7 @@ def test_what_waits_of_a_client_that_is_over_is_refused_before_its_rows_are_forg
     other = rig.update(1, write(b"two"), b"two", client=2)
     rig[1].feed(fx.ClientEnded(1))
     assert rig.replies.keys() == {retry}
-    assert refusal(rig, retry) is Refusal.ENDED
+    assert refusal(rig, retry) is RefusalReason.ENDED
     rig.run()
     assert [type(rig.replies[one]) for one in (first, other)] == [Done, Done]
     assert rig.content(1) == b"two"
@@ -345,7 +345,7 @@ def test_a_later_attempt_takes_the_place_of_one_that_waits() -> None:
     rig.update(1, write(b"a"), b"a", client=2)
     first = rig.update(1, write(b"b"), b"b")
     second = rig.update(1, write(b"b"), b"b")
-    assert refusal(rig, first) is Refusal.DUPLICATE
+    assert refusal(rig, first) is RefusalReason.DUPLICATE
     rig.run()
     assert isinstance(rig.replies[second], Done)
 
@@ -356,7 +356,7 @@ def test_who_is_behind_asks_for_routing() -> None:
     rig.update(1, write(b"one"), b"one", version=1)
     rig.run()
     assert rig[1].others == [fx.AskRouting()]
-    rig[2].feed(fx.PeerSaid(1, Request(1, 9, 0, 0, 1, SyncDone())))
+    rig[2].feed(fx.MessageFromPeer(1, Request(1, 9, 0, 0, 1, SyncDone())))
     assert rig[2].others == [fx.AskRouting()]
 
 
@@ -364,8 +364,8 @@ def test_who_is_behind_asks_for_routing() -> None:
 def test_a_request_from_anybody_but_the_predecessor_is_ignored(source: int) -> None:
     rig = Rig(SERVING, SERVING)
     put = Put(CHUNK, ContentId(1, 1), None, REMOVE, None, None)
-    rig[2].feed(fx.PeerSaid(source, Request(1, 1, 0, 0, 1, put)))
-    rig[1].feed(fx.PeerSaid(source, Answer(1, 1, 0, 0, 1, Accepted())))
+    rig[2].feed(fx.MessageFromPeer(source, Request(1, 1, 0, 0, 1, put)))
+    rig[1].feed(fx.MessageFromPeer(source, Answer(1, 1, 0, 0, 1, Accepted())))
     assert not rig[2].working
     assert not rig.letters
 
@@ -393,7 +393,7 @@ def test_who_waits_for_another_is_not_taken_for_the_one_that_is_cut_off(hangs: s
     waiter = rig.update(1, write(b"one"), b"one")
     idle = {"path": (), "disk of 3": (3,), "disk of 2": (2,), "disk of 1": (1,)}[hangs]
 
-    def lost(letter: Letter) -> bool:
+    def lost(letter: MessageInTransit) -> bool:
         return hangs == "path" and 3 in (letter.source, letter.target)
 
     def blamed() -> set[tuple[int, fx.Effect]]:
@@ -428,6 +428,6 @@ def test_data_are_sent_again_only_where_they_are_missing() -> None:
     while rig.letters and rig.letters[0].source == 1:
         rig.deliver(rig.letters.popleft())
     bodies = [letter.message.body for letter in rig.letters if isinstance(letter.message, Answer)]
-    assert bodies == [Waiting(), Unheard()]
+    assert bodies == [InProgress(), UnknownRequest()]
     rig.run()
     assert all(isinstance(rig.replies[waiter], Done) for waiter in waiters)

@@ -18,7 +18,7 @@ from tests.support.fs.chain_sim.rig import (
     REMOVE,
     SERVING,
     SYNCING,
-    Letter,
+    MessageInTransit,
     Rig,
     is_done,
     is_put,
@@ -33,7 +33,7 @@ from fireflyer.fs.schema.chunks import (
     Done,
     Missing,
     NotCommitted,
-    Refusal,
+    RefusalReason,
     Request,
     SyncStart,
 )
@@ -69,7 +69,7 @@ def grants_done(kind: type[Replica]) -> None:
     for target, effect in rig.effects:
         if target == 1 and isinstance(effect, fx.Publish):
             kinds.append("old" if effect.entry.answers_committed else "none")
-        elif target == 1 and isinstance(effect, fx.Send) and is_done(Letter(1, 2, effect.message, b"")):
+        elif target == 1 and isinstance(effect, fx.Send) and is_done(MessageInTransit(1, 2, effect.message, b"")):
             kinds.append("done")
     assert kinds[-2:] == ["none", "done"]
     rig.tick(SECOND)
@@ -168,7 +168,7 @@ def test_the_only_replica_goes_on_with_what_is_not_damaged() -> None:
     waiter = rig.update(1, write(b"x", 2), b"x", sequence=2)
     other = rig.update(1, write(b"y"), b"y", client=2, chunk=ChunkId(5, 5))
     rig.run()
-    assert refusal(rig, waiter) is Refusal.CORRUPT
+    assert refusal(rig, waiter) is RefusalReason.CORRUPT
     assert isinstance(rig.replies[other], Done)
     assert rig[1].table is not None
     assert rig[1].table.serving
@@ -251,7 +251,7 @@ def test_a_reader_that_finds_damage_does_not_disturb_the_copying_of_the_rest() -
     rig.chain(SERVING, SYNCING)
     rig.run(drop=is_put)
     session = rig[1].replica.session
-    rig[1].feed(fx.DamageFound(ChunkId(8, 8)))
+    rig[1].feed(fx.CorruptionFound(ChunkId(8, 8)))
     assert rig[1].replica.session is session
 
 

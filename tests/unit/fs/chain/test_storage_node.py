@@ -6,19 +6,28 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import node_membership as node
 from fireflyer.fs.core.chain.storage_node import (
-    ClientAsked,
+    ClientRecordsFound,
+    ClientUpdateReceived,
     Effect,
     Event,
     Leave,
     Left,
     NodeLost,
-    Of,
-    PeerWrote,
+    PeerMessageReceived,
     StorageCore,
-    Swept,
+    TargetScoped,
 )
 from fireflyer.fs.schema import manager
-from fireflyer.fs.schema.chunks import Accepted, Answer, Behind, Change, Operation, Refusal, Refused, Update
+from fireflyer.fs.schema.chunks import (
+    Accepted,
+    Answer,
+    Change,
+    Operation,
+    RefusalReason,
+    Refused,
+    StaleChainVersion,
+    Update,
+)
 from fireflyer.fs.schema.ids import ChainId, ChunkId, TargetId
 from fireflyer.fs.schema.manager import Condition, GiveUp, Heartbeat, HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import Chain, Member, RoutingDelta, TargetState
@@ -55,10 +64,10 @@ class _Process:
     def __init__(self) -> None:
         self.now_ns = 0
         self.made: list[_Replica] = []
-        self.asked: list[node.Ask] = []
-        identity = node.Identity(1, "nonce", "localhost:1", "machine", "boot")
-        attendance = node.Attendance(identity, {1: True, 2: True}, ["manager"])
-        self.core = StorageCore(attendance, [1, 2], self._make, complaint_ns=5 * SECOND)
+        self.asked: list[node.SendToManager] = []
+        identity = node.ProcessIdentity(1, "nonce", "localhost:1", "machine", "boot")
+        membership = node.NodeMembership(identity, {1: True, 2: True}, ["manager"])
+        self.core = StorageCore(membership, [1, 2], self._make, unreachable_report_ns=5 * SECOND)
         self.feed(node.Tick())
         self.told(Registered(1, T))
 
@@ -68,11 +77,11 @@ class _Process:
 
     def feed(self, event: Event) -> list[Effect]:
         effects = self.core.handle(self.now_ns, event)
-        self.asked += [one for one in effects if isinstance(one, node.Ask)]
+        self.asked += [one for one in effects if isinstance(one, node.SendToManager)]
         return effects
 
     def told(self, answer: manager.Answer) -> list[Effect]:
-        return self.feed(node.Told(self.asked[-1].number, answer))
+        return self.feed(node.ManagerReply(self.asked[-1].number, answer))
 
     def beat(self) -> Heartbeat:
         request = self.asked[-1].request
@@ -91,11 +100,11 @@ class _Process:
         self.feed(node.Tick())
         self.told(HeartbeatAnswer(self.beat().sequence, None, (), delta))
 
-    def refused(self, client: int) -> Refusal | None:
+    def refused(self, client: int) -> RefusalReason | None:
         """Why an update of this client is not admitted to chain 10."""
         update = Update(10, 1, client, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-        for effect in self.feed(ClientAsked(4, update, 3)):
-            if isinstance(effect, Of) and isinstance(effect.what, fx.Reply):
+        for effect in self.feed(ClientUpdateReceived(4, update, 3)):
+            if isinstance(effect, TargetScoped) and isinstance(effect.what, fx.Reply):
                 assert isinstance(effect.what.reply, Refused)
                 return effect.what.reply.refusal
         return None
@@ -134,29 +143,29 @@ def test_what_replicas_report_goes_to_the_manager() -> None:
     process.feed(node.Tick())
     assert process.beat().unreachable == (7,)
 
-    def beaten() -> tuple[int, ...]:
+    def heartbeat_sent() -> tuple[int, ...]:
         process.now_ns += SECOND
         process.feed(node.Tick())
         return process.beat().unreachable
 
-    process.feed(PeerWrote(8, 2, Answer(20, 3, 0, 0, 1, Accepted())))
-    process.feed(PeerWrote(7, 1, Behind(10, 1)))
-    assert beaten() == (7,)
+    process.feed(PeerMessageReceived(8, 2, Answer(20, 3, 0, 0, 1, Accepted())))
+    process.feed(PeerMessageReceived(7, 1, StaleChainVersion(10, 1)))
+    assert heartbeat_sent() == (7,)
     for ends in (
-        PeerWrote(7, 1, Answer(10, 1, 0, 0, 1, Accepted())),
-        Of(1, fx.ChainChanged(chain(10, 1, SERVING, OFFLINE))),
+        PeerMessageReceived(7, 1, Answer(10, 1, 0, 0, 1, Accepted())),
+        TargetScoped(1, fx.ChainChanged(chain(10, 1, SERVING, OFFLINE))),
     ):
         process.feed(ends)
-        assert beaten() == ()
+        assert heartbeat_sent() == ()
         process.made[0].says = [fx.ReportUnreachable(7)]
         process.feed(node.Tick())
-        assert beaten() == (7,)
+        assert heartbeat_sent() == (7,)
     process.now_ns += 5 * SECOND
     process.feed(node.Tick())
-    assert beaten() == ()
-    process.feed(Of(2, fx.DiskFailed("no such device")))
+    assert heartbeat_sent() == ()
+    process.feed(TargetScoped(2, fx.DiskFailed("no such device")))
     process.made[1].says = [fx.ReportGone(3, "no such device", failed=True)]
-    process.feed(Of(2, fx.Tick()))
+    process.feed(TargetScoped(2, fx.Tick()))
     assert process.conditions()[2] is Condition.GONE
 
 
@@ -166,32 +175,36 @@ def test_messages_find_the_replica_and_those_for_nobody_are_answered() -> None:
     process.sessions(1, 9, opened=(5,))
     del process.made[0].heard[2:]
     update = Update(10, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-    process.feed(ClientAsked(4, update))
-    process.feed(PeerWrote(7, 1, Behind(10, 1)))
+    process.feed(ClientUpdateReceived(4, update))
+    process.feed(PeerMessageReceived(7, 1, StaleChainVersion(10, 1)))
     process.feed(NodeLost(7))
     process.feed(NodeLost(99))
-    assert process.made[0].heard[2:] == [fx.ClientUpdate(4, update), fx.PeerSaid(7, Behind(10, 1)), fx.PeerLost(7)]
+    assert process.made[0].heard[2:] == [
+        fx.ClientUpdate(4, update),
+        fx.MessageFromPeer(7, StaleChainVersion(10, 1)),
+        fx.PeerLost(7),
+    ]
     lost = Update(11, 1, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-    reply, release = process.feed(ClientAsked(5, lost, 3))
-    assert isinstance(reply, Of)
+    reply, release = process.feed(ClientUpdateReceived(5, lost, 3))
+    assert isinstance(reply, TargetScoped)
     assert isinstance(reply.what, fx.Reply)
     assert isinstance(reply.what.reply, Refused)
-    assert reply.what.reply.refusal is Refusal.STALE
-    assert release == Of(0, fx.Release(3))
-    assert process.feed(PeerWrote(7, 2, Behind(20, 1), 9)) == [Of(0, fx.Release(9))]
+    assert reply.what.reply.refusal is RefusalReason.STALE
+    assert release == TargetScoped(0, fx.Release(3))
+    assert process.feed(PeerMessageReceived(7, 2, StaleChainVersion(20, 1), 9)) == [TargetScoped(0, fx.Release(9))]
 
 
 def test_only_clients_that_live_are_admitted_and_what_was_theirs_is_forgotten() -> None:
     process = _Process()
     process.route(1, chain(10, 1, SERVING, SERVING))
-    assert process.refused(1) is Refusal.BUSY
+    assert process.refused(1) is RefusalReason.BUSY
     process.sessions(1, 3, opened=(1, 2))
-    assert [process.refused(client) for client in (1, 2, 3)] == [None, None, Refusal.BUSY]
+    assert [process.refused(client) for client in (1, 2, 3)] == [None, None, RefusalReason.BUSY]
     process.sessions(2, 3, ended=(1,))
     assert fx.ClientEnded(1) in process.made[0].heard
-    assert [process.refused(client) for client in (1, 2)] == [Refusal.ENDED, None]
+    assert [process.refused(client) for client in (1, 2)] == [RefusalReason.ENDED, None]
     process.made[0].heard.clear()
-    process.feed(Swept(1, (1, 2, 7)))
+    process.feed(ClientRecordsFound(1, (1, 2, 7)))
     assert process.made[0].heard == [fx.ClientEnded(1)]
 
 
@@ -210,7 +223,7 @@ def test_a_target_that_is_moved_gets_its_new_replica_when_the_old_one_is_idle() 
     assert old.heard[-2:-1] == [fx.ChainChanged(without)]
     assert process.core.target_of(20) == 0
     old.busy = False
-    process.feed(Of(1, fx.Staged(ChunkId(1, 1), None, None)))  # type: ignore[arg-type]
+    process.feed(TargetScoped(1, fx.Staged(ChunkId(1, 1), None, None)))  # type: ignore[arg-type]
     assert [(one.chain, one.heard[0]) for one in process.made[1:]] == [(20, fx.ChainChanged(new_chain))]
     assert (process.core.target_of(10), process.core.target_of(20)) == (0, 1)
 
@@ -254,12 +267,12 @@ def test_who_leaves_is_gone_for_good_and_knows_when_the_manager_has_heard_it() -
         fx.GiveUp(version, "the administrator stops it") for version in (1, 3)
     ]
     assert process.conditions() == {1: Condition.GONE, 2: Condition.GONE}
-    assert Left() not in process.feed(node.Told(before.number, HeartbeatAnswer(1, None)))
+    assert Left() not in process.feed(node.ManagerReply(before.number, HeartbeatAnswer(1, None)))
     assert Left() in process.route(2, chain(10, 2, OFFLINE, SERVING))
     process.now_ns += SECOND
     process.feed(node.Tick())
     assert process.conditions() == {1: Condition.GONE, 2: Condition.GONE}
     update = Update(10, 2, 5, 0, 1, ChunkId(1, 1), Change(Operation.REMOVE))
-    (reply,) = process.feed(ClientAsked(5, update))
-    assert isinstance(reply, Of)
+    (reply,) = process.feed(ClientUpdateReceived(5, update))
+    assert isinstance(reply, TargetScoped)
     assert isinstance(reply.what, fx.Reply)

@@ -10,7 +10,7 @@ from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy, Unreachable
 from fireflyer.fs.client.chunk_session import MAX_REMOVALS, ClientChunkSession
-from fireflyer.fs.schema.chunks import Held, Listed
+from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
 FILE = 7
@@ -20,16 +20,18 @@ class Stored:
     """Answers as `Chunks` does, from a dict of chunks; removals are counted while they are under way."""
 
     def __init__(self, lengths: dict[int, int | None]) -> None:
-        self.listed = [Listed(ChunkId(FILE, index), None if size is None else Held(ContentId(1, 1), size, 0))
-                       for index, size in lengths.items()]  # fmt: skip
+        self.listed = [
+            ChunkEntry(ChunkId(FILE, index), None if size is None else ChunkVersion(ContentId(1, 1), size, 0))
+            for index, size in lengths.items()
+        ]
         self.under_way = self.most = 0
         self.removed: list[int] = []
         self.failing: int | None = None
 
-    async def last_chunk(self, chain: int, file: int) -> Listed | None:
+    async def last_chunk(self, chain: int, file: int) -> ChunkEntry | None:
         return self.listed[-1] if chain == 1 and self.listed else None
 
-    async def list(self, chain: int, file: int, *, start: int, limit: int) -> list[Listed]:
+    async def list(self, chain: int, file: int, *, start: int, limit: int) -> list[ChunkEntry]:
         return [one for one in self.listed if one.chunk.index >= start][:limit]
 
     async def remove(self, chain: int, chunk: ChunkId, *, session: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fireflyer.base.errors import Timeout, UsageError
-from fireflyer.fs.client.files.engine import Engine
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.files.engine import ThreadPort
+from fireflyer.fs.client.futures import ClientFuture
 
 
 class _Ring:
@@ -35,11 +35,11 @@ class _Ring:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[ThreadPort]:
     ring: Any = _Ring()
     background: Any = SimpleNamespace(say=lambda call: ring.due.append(call), is_here=False)
     meta: Any = SimpleNamespace(on_lost=[])
-    made = Engine(ring, background, meta)
+    made = ThreadPort(ring, background, meta)
 
     async def nothing() -> None: ...
 
@@ -48,16 +48,16 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-def later(engine: Engine, result: Any, *, remote: bool = False) -> Ticket[Any]:
+def later(engine: ThreadPort, result: Any, *, remote: bool = False) -> ClientFuture[Any]:
     ring: Any = engine.ring
-    ticket: Ticket[Any] = Ticket(engine.wait)
+    ticket: ClientFuture[Any] = ClientFuture(engine.wait)
     ticket.remote = remote
     error = isinstance(result, BaseException)
     ring.due.append(lambda: ticket.fail(result) if error else ticket.finish(result))
     return ticket
 
 
-def test_several_go_on_as_what_they_wait_for_comes(engine: Engine) -> None:
+def test_several_go_on_as_what_they_wait_for_comes(engine: ThreadPort) -> None:
     done: list[Any] = []
 
     async def one(name: str, *waits: Any, remote: bool = False) -> None:
@@ -76,7 +76,7 @@ def test_several_go_on_as_what_they_wait_for_comes(engine: Engine) -> None:
     assert done != sorted(done)
 
 
-def test_what_is_interrupted_ends_all_of_them(engine: Engine) -> None:
+def test_what_is_interrupted_ends_all_of_them(engine: ThreadPort) -> None:
     ended: list[str] = []
 
     async def one(name: str, *, breaks: bool) -> None:
@@ -93,7 +93,7 @@ def test_what_is_interrupted_ends_all_of_them(engine: Engine) -> None:
     assert sorted(ended) == ["a", "b", "c"]
 
 
-def test_what_is_begun_in_the_middle_of_a_call_is_done_when_it_has_ended(engine: Engine) -> None:
+def test_what_is_begun_in_the_middle_of_a_call_is_done_when_it_has_ended(engine: ThreadPort) -> None:
     done: list[str] = []
 
     async def say(word: str) -> None:
@@ -116,7 +116,7 @@ def test_what_is_begun_in_the_middle_of_a_call_is_done_when_it_has_ended(engine:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_what_is_begun_while_a_thread_waits_does_not_wait_for_itself(engine: Engine, remote: bool) -> None:
+def test_what_is_begun_while_a_thread_waits_does_not_wait_for_itself(engine: ThreadPort, remote: bool) -> None:
     """The garbage collector closes a file in the thread that leads."""
     ring: Any = engine.ring
     busy: list[bool] = []
@@ -147,7 +147,7 @@ def test_what_is_begun_while_a_thread_waits_does_not_wait_for_itself(engine: Eng
     assert not engine.busy_here
 
 
-def test_the_thread_that_speaks_with_the_services_waits_for_no_file(engine: Engine) -> None:
+def test_the_thread_that_speaks_with_the_services_waits_for_no_file(engine: ThreadPort) -> None:
     """The garbage collector closes a file there: what that waits for would come from this very thread."""
     background: Any = engine._background
     done: list[str] = []
@@ -165,7 +165,7 @@ def test_the_thread_that_speaks_with_the_services_waits_for_no_file(engine: Engi
     assert done == ["first", "second"]
 
 
-def test_what_comes_too_late_is_not_begun(engine: Engine) -> None:
+def test_what_comes_too_late_is_not_begun(engine: ThreadPort) -> None:
     """Nor is it complained of."""
 
     async def say() -> None: ...
@@ -177,7 +177,7 @@ def test_what_comes_too_late_is_not_begun(engine: Engine) -> None:
     assert inspect.getcoroutinestate(early) == inspect.getcoroutinestate(late) == inspect.CORO_CLOSED
 
 
-def test_the_end_of_a_session_is_heard_in_the_thread_that_drives(engine: Engine) -> None:
+def test_the_end_of_a_session_is_heard_in_the_thread_that_drives(engine: ThreadPort) -> None:
     heard: list[tuple[int, int]] = []
     engine.on_lost(lambda session: heard.append((session, threading.get_ident())))
     meta: Any = engine.meta

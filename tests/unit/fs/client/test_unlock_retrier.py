@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fireflyer.base.errors import FireflyerError, Timeout
-from fireflyer.fs.client.files.unlock_retrier import Endings
+from fireflyer.fs.client.files.unlock_retrier import UnlockRetrier
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.meta import Actor, Answer, Close, Done, Request
 
@@ -49,27 +49,27 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(inside())
 
 
-async def leave(endings: Endings, *inodes: int) -> None:
+async def leave(unlock_retrier: UnlockRetrier, *inodes: int) -> None:
     for inode in inodes:
         with pytest.raises(Timeout):
-            await endings.end(Close(inode, 1, 0, 0, False), key=inode)
+            await unlock_retrier.end(Close(inode, 1, 0, 0, False), key=inode)
 
 
 def test_what_was_not_answered_is_asked_until_it_is() -> None:
     async def test() -> None:
         meta = PlayedMeta()
-        endings = Endings(meta)
-        await leave(endings, 5)
+        unlock_retrier = UnlockRetrier(meta)
+        await leave(unlock_retrier, 5)
         await meta.again.wait()
-        assert len(endings) == 1
+        assert len(unlock_retrier) == 1
         meta.error = None
-        await endings.ended(5)
-        assert len(endings) == 0
+        await unlock_retrier.ended(5)
+        assert len(unlock_retrier) == 0
         asked = len(meta.asked)
-        await endings.end(Close(6, 1, 0, 0, False), key=6)
-        await endings.ended(6)
+        await unlock_retrier.end(Close(6, 1, 0, 0, False), key=6)
+        await unlock_retrier.ended(6)
         assert meta.asked[asked:] == [6]
-        await endings.close()
+        await unlock_retrier.close()
 
     run(test())
 
@@ -77,15 +77,15 @@ def test_what_was_not_answered_is_asked_until_it_is() -> None:
 def test_one_asks_while_nobody_answers_and_then_many_at_once() -> None:
     async def test() -> None:
         meta = PlayedMeta()
-        endings = Endings(meta)
+        unlock_retrier = UnlockRetrier(meta)
         for inode in range(300):
-            await leave(endings, inode)
+            await leave(unlock_retrier, inode)
         assert meta.most <= 2  # the one that goes on, and the one that is new
         meta.error = None
         for inode in range(300):
-            await endings.ended(inode)
+            await unlock_retrier.ended(inode)
         assert meta.most == 64
-        await endings.close()
+        await unlock_retrier.close()
 
     run(test())
 
@@ -93,12 +93,12 @@ def test_one_asks_while_nobody_answers_and_then_many_at_once() -> None:
 def test_a_session_that_is_over_has_ended_all_of_it() -> None:
     async def test() -> None:
         meta = PlayedMeta()
-        endings = Endings(meta)
-        await leave(endings, 5, 6)
+        unlock_retrier = UnlockRetrier(meta)
+        await leave(unlock_retrier, 5, 6)
         meta.client = 2
-        await endings.ended(5)
-        await endings.ended(6)
-        await endings.close()
+        await unlock_retrier.ended(5)
+        await unlock_retrier.ended(6)
+        await unlock_retrier.close()
 
     run(test())
 
@@ -106,11 +106,11 @@ def test_a_session_that_is_over_has_ended_all_of_it() -> None:
 def test_a_refusal_is_an_answer() -> None:
     async def test() -> None:
         meta = PlayedMeta()
-        endings = Endings(meta)
-        await leave(endings, 5)
+        unlock_retrier = UnlockRetrier(meta)
+        await leave(unlock_retrier, 5)
         meta.error = file_error(errno.EBADF)
-        await endings.ended(5)
-        await endings.close()
+        await unlock_retrier.ended(5)
+        await unlock_retrier.close()
 
     run(test())
 
@@ -118,13 +118,13 @@ def test_a_refusal_is_an_answer() -> None:
 def test_closing_leaves_the_rest_to_the_end_of_the_session() -> None:
     async def test() -> None:
         meta = PlayedMeta()
-        endings = Endings(meta)
-        await leave(endings, 5, 6)
-        waiting = asyncio.create_task(endings.ended(6))
-        await endings.close()
+        unlock_retrier = UnlockRetrier(meta)
+        await leave(unlock_retrier, 5, 6)
+        waiting = asyncio.create_task(unlock_retrier.ended(6))
+        await unlock_retrier.close()
         await waiting
         asked = len(meta.asked)
-        await leave(endings, 7)
+        await leave(unlock_retrier, 7)
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(meta.asked) == asked + 1

@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
 from fireflyer.fs.core.meta.tables import entry_key, inode_key
 from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decode_row, encode_row
 from fireflyer.fs.schema.inodes import ROOT, Kind
-from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, SetArea, SetValue, Symlink
+from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, SetQuota, SetXattr, Symlink
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 from fireflyer.fs.service.meta.inode_ids import KEY as IDS_KEY
 from fireflyer.fs.service.meta.inode_ids import skipped
@@ -33,9 +33,9 @@ Rows = list[tuple[bytes, bytes]]
 def made() -> Rows:
     with Names() as names:
         names.do(
-            MakeDirectory(at("d")), SetArea(at("d"), 1000), MakeDirectory(at("d/e")), MakeNode(at("d/f"), Kind.FILE)
+            MakeDirectory(at("d")), SetQuota(at("d"), 1000), MakeDirectory(at("d/e")), MakeNode(at("d/f"), Kind.FILE)
         )
-        names.do(Link(at("d/f"), at("d/e/g")), Symlink(at("l"), b"d/f"), SetValue(at("d/f"), b"user.x", b"1"))
+        names.do(Link(at("d/f"), at("d/e/g")), Symlink(at("l"), b"d/f"), SetXattr(at("d/f"), b"user.x", b"1"))
         names.check()
         return [*names.rows(), (IDS_KEY, skipped(None, 1000))]
 

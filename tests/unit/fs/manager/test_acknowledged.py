@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fireflyer.fs.core.manager.acknowledged import Learned
+from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
 LETTERS = {"S": "serving", "L": "lastsrv", "Y": "syncing", "W": "waiting", "O": "offline"}
@@ -14,7 +14,7 @@ class Told:
     """A chain whose target t is on node t; a version is a letter for each target."""
 
     def __init__(self, states: str) -> None:
-        self.learned = Learned()
+        self.learned = AcknowledgedVersions()
         self.chain = self.version(1, states)
 
     def version(self, number: int, states: str) -> Chain:
@@ -83,7 +83,7 @@ def test_one_that_came_back_and_died_before_it_was_told_changes_nothing() -> Non
 
 
 def test_the_first_version_of_a_chain_has_nobody_before_it() -> None:
-    learned = Learned()
+    learned = AcknowledgedVersions()
     first = Told("SS").chain
     learned.committed(None, first)
     assert learned.complete(1) == ()

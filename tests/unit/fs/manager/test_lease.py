@@ -7,7 +7,14 @@ import pytest
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.manager.lease import LeaseMachine
-from fireflyer.fs.core.manager.transact import Committed, Failed, Held, Refused, Transact, Unknown
+from fireflyer.fs.core.manager.transact import (
+    Committed,
+    Failed,
+    LeaseCondition,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Transact,
+)
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row, encode_row
 
 LEASE_NS = 2 * SECOND
@@ -50,7 +57,7 @@ def taken(lease: LeaseMachine) -> int:
 def test_an_empty_store_is_taken_and_the_holder_acts_half_a_lease_from_the_start_of_the_taking() -> None:
     lease = machine()
     start_ns = taken(lease)
-    assert lease.held == Held("a/1", 1)
+    assert lease.held == LeaseCondition("a/1", 1)
     assert lease.may_act(start_ns + LEASE_NS // 2 - 1)
     assert not lease.may_act(start_ns + LEASE_NS // 2)
 
@@ -74,7 +81,7 @@ def test_a_row_that_stands_still_is_taken_when_its_lease_has_passed_since_the_fi
     take = tick(lease, 1500 * MS + 2 * LEASE_NS)
     assert take.expect == ((LEASE_KEY, other(7)),)
     assert written(take).term == 5
-    lease.outcome(6 * SECOND, Refused(take.number, other(8), ((LEASE_KEY, other(8)),)))
+    lease.outcome(6 * SECOND, PreconditionFailed(take.number, other(8), ((LEASE_KEY, other(8)),)))
     assert lease.held is None
     assert not tick(lease, 7 * SECOND).write
 
@@ -85,14 +92,14 @@ def test_a_holder_without_answers_stops_acting_and_goes_on_where_it_was() -> Non
     for _ in range(8):
         now_ns += SECOND
         order = tick(lease, now_ns)
-        assert order.held == Held("a/1", 1)
-        lease.outcome(now_ns, Failed(order.number, "") if now_ns % 2 else Unknown(order.number, ""))
-        assert lease.held == Held("a/1", 1)
+        assert order.held == LeaseCondition("a/1", 1)
+        lease.outcome(now_ns, Failed(order.number, "") if now_ns % 2 else OutcomeUnknown(order.number, ""))
+        assert lease.held == LeaseCondition("a/1", 1)
     assert not lease.may_act(now_ns)
     order = tick(lease, now_ns + SECOND)
     lease.outcome(now_ns + SECOND, Committed(order.number, None))
     assert lease.may_act(now_ns + SECOND)
-    assert lease.held == Held("a/1", 1)
+    assert lease.held == LeaseCondition("a/1", 1)
 
 
 def test_each_renewal_has_a_new_beat_and_one_is_under_way_at_a_time() -> None:
@@ -100,14 +107,14 @@ def test_each_renewal_has_a_new_beat_and_one_is_under_way_at_a_time() -> None:
     now_ns = taken(lease)
     first = tick(lease, now_ns + SECOND)
     assert lease.tick(now_ns + 9 * SECOND, 99) is None
-    lease.outcome(now_ns + 9 * SECOND, Unknown(first.number, ""))
+    lease.outcome(now_ns + 9 * SECOND, OutcomeUnknown(first.number, ""))
     assert written(tick(lease, now_ns + 9 * SECOND)).beat == written(first).beat + 1
 
 
 def test_a_holder_that_finds_the_row_in_other_hands_is_a_candidate() -> None:
     lease = machine()
     order = tick(lease, taken(lease) + SECOND)
-    lease.outcome(3 * SECOND, Refused(order.number, other(1)))
+    lease.outcome(3 * SECOND, PreconditionFailed(order.number, other(1)))
     assert lease.held is None
     assert not lease.may_act(3 * SECOND)
 
@@ -118,14 +125,14 @@ def test_a_taking_that_came_through_unnoticed_counts_only_after_a_renewal() -> N
     look = tick(lease, 0)
     lease.outcome(0, Committed(look.number, None))
     take = tick(lease, SECOND)
-    lease.outcome(2 * SECOND, Unknown(take.number, "the connection broke"))
+    lease.outcome(2 * SECOND, OutcomeUnknown(take.number, "the connection broke"))
     assert not lease.may_act(2 * SECOND)
     again = tick(lease, 9 * SECOND)
-    lease.outcome(9 * SECOND, Refused(again.number, take.write[0][1], ((LEASE_KEY, take.write[0][1]),)))
-    assert lease.held == Held("a/1", 1)
+    lease.outcome(9 * SECOND, PreconditionFailed(again.number, take.write[0][1], ((LEASE_KEY, take.write[0][1]),)))
+    assert lease.held == LeaseCondition("a/1", 1)
     assert not lease.may_act(9 * SECOND)
     renewal = tick(lease, 9 * SECOND)
-    assert renewal.held == Held("a/1", 1)
+    assert renewal.held == LeaseCondition("a/1", 1)
     lease.outcome(9 * SECOND, Committed(renewal.number, take.write[0][1]))
     assert lease.may_act(9 * SECOND)
 

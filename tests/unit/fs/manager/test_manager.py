@@ -16,16 +16,16 @@ from fireflyer.fs.core.manager import admin
 from fireflyer.fs.core.manager.admin import MAX_CHAINS, MAX_NODES, STATUS_TARGETS
 from fireflyer.fs.core.manager.state_machine import (
     MAX_PENDING,
-    Asked,
     Effect,
     Event,
+    LogDecision,
     Manager,
-    Note,
     Reply,
+    RequestReceived,
     Settings,
     Tick,
 )
-from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact, Unknown
+from fireflyer.fs.core.manager.transact import Failed, Outcome, OutcomeUnknown, Transact
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY
 from fireflyer.fs.schema.manager import (
@@ -34,7 +34,6 @@ from fireflyer.fs.schema.manager import (
     AddTable,
     AddTargets,
     Answer,
-    Behind,
     ChangeMembers,
     Condition,
     Done,
@@ -43,18 +42,19 @@ from fireflyer.fs.schema.manager import (
     GetStatus,
     Heartbeat,
     HeartbeatAnswer,
+    ManagerError,
     NewChain,
     NodeStatus,
     NotPrimary,
     Override,
     OverrideWarning,
-    Refusal,
     Register,
     Registered,
     Request,
     RetireNode,
     RetireTargets,
     RoutingAnswer,
+    StaleIncarnation,
     Status,
     Superseded,
     TargetReport,
@@ -62,7 +62,7 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.service.manager.transactions import transact_on
-from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedWaits
+from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
 
 TIMEOUT_NS = 6 * SECOND
@@ -73,7 +73,7 @@ class Desk:
 
     def __init__(self, store: MemoryStore | None = None, *, name: str = "a") -> None:
         self.store = store or MemoryStore()
-        self.engine = MemoryEngine(self.store, waits=SteppedWaits(lambda: self.now_ns, lambda _bound: 0))
+        self.engine = MemoryEngine(self.store, waits=SteppedTiming(lambda: self.now_ns, lambda _bound: 0))
         self.manager = Manager(Settings(name, f"{name}:1", TIMEOUT_NS, 2 * SECOND))
         self.now_ns = 0
         self.orders: list[Transact] = []
@@ -94,7 +94,7 @@ class Desk:
                 assert effect.request_id not in self.answers, "answered twice"
                 self.answers[effect.request_id] = effect.answer
             else:
-                assert isinstance(effect, Note)
+                assert isinstance(effect, LogDecision)
                 self.notes.append(effect.text)
 
     def settle(self) -> None:
@@ -118,7 +118,7 @@ class Desk:
 
     def put(self, request: Request) -> int:
         self.asked += 1
-        self.feed(Asked(self.asked, request))
+        self.feed(RequestReceived(self.asked, request))
         return self.asked
 
     def ask(self, request: Request) -> Answer:
@@ -128,7 +128,7 @@ class Desk:
 
     def refused(self, request: Request) -> str:
         answer = self.ask(request)
-        assert isinstance(answer, Refusal), answer
+        assert isinstance(answer, ManagerError), answer
         return f"{answer.code}: {answer.message}"
 
     def chain(self, number: int = 1) -> Chain:
@@ -232,9 +232,9 @@ def test_a_primary_that_stood_still_does_not_blame_the_nodes() -> None:
 def test_a_registration_may_come_twice_and_a_straggler_of_a_dead_process_changes_nothing() -> None:
     desk = cluster()
     assert desk.ask(register(1)) == Registered(1, TIMEOUT_NS)
-    assert desk.ask(register(1, "y")) == Behind(1)
+    assert desk.ask(register(1, "y")) == StaleIncarnation(1)
     assert desk.ask(register(1, "y", 1)) == Registered(2, TIMEOUT_NS)
-    assert desk.ask(register(1)) == Behind(2)
+    assert desk.ask(register(1)) == StaleIncarnation(2)
     assert desk.ask(register(1, "y", 1)) == Registered(2, TIMEOUT_NS)
     assert beat(desk, 1, 9) == Superseded(2)
 
@@ -315,9 +315,9 @@ def test_a_node_about_which_it_is_being_decided_gets_no_answer(in_doubt: bool) -
     assert len(taking) == 1, "the role of node 2 is being taken"
     if in_doubt:
         desk.orders.remove(taking[0])
-        desk.feed(Unknown(taking[0].number, "the connection broke"))
+        desk.feed(OutcomeUnknown(taking[0].number, "the connection broke"))
     late = desk.put(Heartbeat(2, 1, 2))
-    assert isinstance(desk.answers[late], Refusal)
+    assert isinstance(desk.answers[late], ManagerError)
     other = desk.put(Heartbeat(1, 1, 301))
     assert isinstance(desk.answers[other], HeartbeatAnswer)
     desk.pass_time(SECOND // 2)
@@ -361,7 +361,7 @@ def test_a_failed_transaction_leaves_no_trace() -> None:
     number, order = unsettled(desk)
     desk.feed(Failed(order.number, "the disk is full"))
     answer = desk.answers[number]
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, ManagerError)
     assert "did not take the change (the disk is full)" in answer.message
     status = desk.ask(GetStatus())
     assert isinstance(status, Status)
@@ -377,7 +377,7 @@ def test_a_transaction_of_unknown_outcome_is_asked_again_until_it_is_known(came_
     number, order = unsettled(desk)
     if came_through:
         desk.carry_out(order)
-    desk.feed(Unknown(order.number, "the connection broke"))
+    desk.feed(OutcomeUnknown(order.number, "the connection broke"))
     assert number not in desk.answers
     for _ in range(failures):
         desk.now_ns += 200 * MS
@@ -410,7 +410,7 @@ def test_requests_beyond_the_bound_are_refused() -> None:
     first = desk.put(AddNode(100))
     numbers = [desk.put(AddNode(1000 + place)) for place in range(MAX_PENDING + 1)]
     answer = desk.answers[numbers[-1]]
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, ManagerError)
     assert answer.code == "busy"
     desk.settle()
     assert desk.answers[first] == Done("node 100 may register")

@@ -10,17 +10,17 @@ import pytest
 from fireflyer.base.errors import Busy, PermissionDenied, StaleVersion
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain.node_membership import (
-    Attendance,
-    Identity,
+    ManagerReply,
+    NodeMembership,
     OpenFence,
+    ProcessIdentity,
     TakeRouting,
     TakeSessions,
     Tick,
-    Told,
 )
 from fireflyer.fs.core.manager import sessions
 from fireflyer.fs.core.manager.ledger import Ledger
-from fireflyer.fs.core.manager.sessions import MAX_LOGGED, LiveSessions, SessionBook, apply_sessions
+from fireflyer.fs.core.manager.sessions import MAX_LOGGED, LiveSessions, SessionTable, apply_sessions
 from fireflyer.fs.schema.manager import HeartbeatAnswer, Registered
 from fireflyer.fs.schema.routing import RoutingDelta
 from fireflyer.fs.schema.sessions import EndSession, OpenSession, SessionsDelta
@@ -36,7 +36,7 @@ class Book:
         self.term = term
         self.ledger = Ledger(term, 6 * SECOND)
         self.ledger.load(sorted(self.rows.items()))
-        self.book = SessionBook(self.ledger, LIFETIME_NS, 0)
+        self.book = SessionTable(self.ledger, LIFETIME_NS, 0)
 
     def commit(self, now_ns: int = 0) -> None:
         pending = self.ledger.pending()
@@ -132,25 +132,25 @@ def test_who_is_silent_for_its_lifetime_is_over_and_a_new_primary_gives_it_all_o
     book.book.heard(2, 10 * SECOND)
     assert book.book.silent(LIFETIME_NS - 1) == []
     assert book.book.silent(LIFETIME_NS) == [1]
-    book.book.forgive(5 * SECOND)
+    book.book.restart_clocks(5 * SECOND)
     assert book.book.silent(LIFETIME_NS) == []
     assert book.next_primary().book.silent(LIFETIME_NS - 1) == []
 
 
 def test_every_process_has_the_list_after_any_history_of_answers() -> None:
-    chance = random.Random(1)
+    rng = random.Random(1)
     book = Book()
     processes = [LiveSessions() for _ in range(4)]
     for step in range(600):
         living = list(book.ledger.sessions.committed)
-        if living and chance.random() < 0.45:
-            book.end(chance.choice(living))
+        if living and rng.random() < 0.45:
+            book.end(rng.choice(living))
         else:
             book.open(f"n{step}")
-        if chance.random() < 0.01:
+        if rng.random() < 0.01:
             book = book.next_primary()
         for number, live in enumerate(processes):
-            if chance.random() < (0.9, 0.3, 0.05, 0.01)[number]:
+            if rng.random() < (0.9, 0.3, 0.05, 0.01)[number]:
                 delta = book.book.delta(live.version)
                 processes[number] = apply_sessions(live, delta) if delta is not None else live
     for live in processes:
@@ -185,23 +185,23 @@ def test_changes_that_do_not_fit_are_not_applied() -> None:
         apply_sessions(live, SessionsDelta(4, 5, 6, (5,)))
 
 
-def attending() -> Attendance:
-    attendance = Attendance(Identity(1, "n", "a:1", "m", "b"), {11: True}, ["a"])
-    attendance.handle(0, Tick())
-    attendance.handle(0, Told(1, Registered(1, 6 * SECOND)))
-    return attendance
+def registered() -> NodeMembership:
+    membership = NodeMembership(ProcessIdentity(1, "n", "a:1", "m", "b"), {11: True}, ["a"])
+    membership.handle(0, Tick())
+    membership.handle(0, ManagerReply(1, Registered(1, 6 * SECOND)))
+    return membership
 
 
 def test_the_list_is_taken_before_the_routing_and_the_fence() -> None:
-    attendance = attending()
+    membership = registered()
     answer = HeartbeatAnswer(1, RoutingDelta(0, 1), (), SessionsDelta(0, 2, 4, (1, 3)))
-    effects = attendance.handle(1, Told(2, answer))
+    effects = membership.handle(1, ManagerReply(2, answer))
     assert [type(one) for one in effects[:3]] == [TakeSessions, TakeRouting, OpenFence]
     assert isinstance(effects[0], TakeSessions)
     assert effects[0].ended == ()
-    assert attendance.sessions.over(2)
+    assert membership.sessions.over(2)
     later = HeartbeatAnswer(1, None, (), SessionsDelta(2, 3, 4, (), (3,)))
-    (taken,) = [one for one in attendance.handle(2, Told(3, later)) if isinstance(one, TakeSessions)]
+    (taken,) = [one for one in membership.handle(2, ManagerReply(3, later)) if isinstance(one, TakeSessions)]
     assert taken.ended == (3,)
 
 
@@ -213,6 +213,6 @@ def test_the_list_is_taken_before_the_routing_and_the_fence() -> None:
     ],
 )
 def test_of_an_answer_of_which_a_part_does_not_fit_nothing_is_taken(answer: HeartbeatAnswer) -> None:
-    attendance = attending()
-    assert attendance.handle(1, Told(2, answer)) == []
-    assert (attendance.sessions.version, attendance.routing.version) == (0, 0)
+    membership = registered()
+    assert membership.handle(1, ManagerReply(2, answer)) == []
+    assert (membership.sessions.version, membership.routing.version) == (0, 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.support.fs.clusters.names import Names, at, user
 
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.core.meta.inodes import directories
 from fireflyer.fs.schema.inodes import MAX_DEPTH, MAX_PATH_BYTES, ROOT, Defaults, Kind
 from fireflyer.fs.schema.meta import (
@@ -88,9 +88,9 @@ def test_nobody_climbs_for_ever(names: Names) -> None:
     deep = chains[2][-2]
     names.do(MakeDirectory(at("e")), asker=ANN)
     assert names.errno(Rename(at("e"), at("e", deep)), ANN) == errno.ENAMETOOLONG
-    eve = Asker(7, 1002, 1002, by_path=True)
+    eve = Requester(7, 1002, 1002, by_path=True)
     assert names.errno(ListDirectory(deep), eve) == errno.ENAMETOOLONG
-    names.do(ListDirectory(deep), asker=Asker(7, 500, 500, by_path=True))
+    names.do(ListDirectory(deep), asker=Requester(7, 500, 500, by_path=True))
 
 
 def test_the_trash_is_a_place_like_others(names: Names) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.inodes.layout import max_bytes
 from fireflyer.fs.core.meta.open_files import lengths, truncate
-from fireflyer.fs.core.meta.open_files.lengths import Measured
+from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.rows import SESSIONS
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import (
     Close,
     Found,
@@ -33,7 +33,7 @@ from fireflyer.fs.schema.meta import (
 )
 
 WRITING = OpenFlag.READ | OpenFlag.WRITE | OpenFlag.CREATE
-ANN, BOB = Asker(7, 500, 500), Asker(8, 501, 501)
+ANN, BOB = Requester(7, 500, 500), Requester(8, 501, 501)
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def names() -> Iterator[Names]:
         yield made
 
 
-def opened(names: Names, asker: Asker = ANN, handle: int = 1, flags: int = WRITING) -> Inode:
+def opened(names: Names, asker: Requester = ANN, handle: int = 1, flags: int = WRITING) -> Inode:
     return names.ask(Open(at(b"f"), flags, handle, 0o6777), Opened, asker).inode
 
 
-def body_of(inode: Inode) -> FileBody:
-    assert isinstance(inode.body, FileBody)
+def body_of(inode: Inode) -> FileDetails:
+    assert isinstance(inode.body, FileDetails)
     return inode.body
 
 
@@ -56,10 +56,10 @@ def test_what_was_measured_under_another_cut_is_measured_again(names: Names) -> 
     report = Report(file.id, 1, 5000, 3)
 
     async def with_old(context: Context) -> object:
-        return await lengths.report(report, context, Measured(9, 4000))
+        return await lengths.report(report, context, ChunkEnd(9, 4000))
 
     async def with_new(context: Context) -> object:
-        return await lengths.report(report, context, Measured(0, 4000))
+        return await lengths.report(report, context, ChunkEnd(0, 4000))
 
     with pytest.raises(NotAtOnce):
         names.run(with_old, ANN)

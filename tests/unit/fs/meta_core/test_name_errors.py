@@ -11,7 +11,7 @@ from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta import tables
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.open_files import locks
 from fireflyer.fs.core.meta.open_files.renew import renew
 from fireflyer.fs.schema.inodes import MAX_LINKS, ROOT, Defaults, Kind
@@ -19,13 +19,13 @@ from fireflyer.fs.schema.meta import (
     Access,
     Found,
     FoundMany,
-    GetArea,
+    GetQuota,
     GetSpace,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     Lock,
     LockKind,
     MakeDirectory,
@@ -33,26 +33,26 @@ from fireflyer.fs.schema.meta import (
     Now,
     Open,
     OpenFlag,
-    Place,
+    PathRef,
     ReadLink,
     Remove,
     RemoveDirectory,
     RemoveTree,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
     Renew,
     Request,
-    SetArea,
     SetAttributes,
     SetDefaults,
-    SetValue,
+    SetQuota,
+    SetXattr,
     Stat,
     StatMany,
     Symlink,
     Truncate,
-    ValueFlag,
     Window,
+    XattrFlag,
 )
 
 ALICE, BOB, CAROL = user(1001, 1001, 500), user(1002, 1002, 500), user(1003)
@@ -81,7 +81,7 @@ def names() -> Iterator[Names]:
             MakeDirectory(at("tmp"), 0o1777),
             MakeDirectory(at("open"), 0o777),
             MakeDirectory(at("quota")),
-            SetArea(at("quota"), 1000, 2),
+            SetQuota(at("quota"), 1000, 2),
             MakeDirectory(at("quota/one")),
         )
         names.do(SetAttributes(at("tmp"), mode=0o1777), SetAttributes(at("open"), mode=0o777))
@@ -93,7 +93,7 @@ def names() -> Iterator[Names]:
             MakeDirectory(at("open/searched"), 0o711),
             Open(at("open/group"), EXCLUSIVE | READ, 0, 0o070),
             Open(at("open/program"), EXCLUSIVE | READ, 0, 0o710),
-            SetValue(at("tmp/file"), b"user.there", b"1"),
+            SetXattr(at("tmp/file"), b"user.there", b"1"),
             asker=ALICE,
         )
         names.do(SetAttributes(at("open/group"), gid=500), asker=ALICE)
@@ -140,14 +140,14 @@ def test_a_path_that_leads_nowhere(names: Names, path: bytes, expected: int) -> 
         Access(place, 0),
         Open(place, READ | FOLLOW),
         SetAttributes(place, mode=0o600),
-        GetValue(place, b"user.x"),
-        SetValue(place, b"user.x", b""),
-        RemoveValue(place, b"user.x"),
-        ListValues(place),
+        GetXattr(place, b"user.x"),
+        SetXattr(place, b"user.x", b""),
+        RemoveXattr(place, b"user.x"),
+        ListXattrs(place),
         Link(place, at("new"), follow=True),
         Truncate(place, 0),
-        GetArea(place),
-        SetArea(place, 1),
+        GetQuota(place),
+        SetQuota(place, 1),
         SetDefaults(place, Defaults()),
     ]
     for request in requests:
@@ -214,7 +214,7 @@ AS_ROOT: list[tuple[Request, int]] = [
     (Access(at("d"), 7), 0),
     (Access(at("open/program"), 7), 0),
     (GetSpace(GONE), errno.ESTALE),
-    (GetArea(at("d")), errno.ENODATA),
+    (GetQuota(at("d")), errno.ENODATA),
     # open
     (Open(at("d"), READ | CREATE), errno.EISDIR),
     (Open(at("d"), WRITE, 1), errno.EISDIR),
@@ -313,21 +313,21 @@ AS_ROOT: list[tuple[Request, int]] = [
     (SetDefaults(at("d"), Defaults(chunk_bytes=100_000)), errno.EINVAL),
     (SetDefaults(at("d"), Defaults(chunk_bytes=1 << 27)), errno.EINVAL),
     (SetDefaults(at("d"), Defaults(stripe=5000)), errno.EINVAL),
-    (SetArea(at("f"), 1), errno.ENOTDIR),
-    (SetArea(at("d")), errno.ENODATA),
+    (SetQuota(at("f"), 1), errno.ENOTDIR),
+    (SetQuota(at("d")), errno.ENODATA),
     # extended attributes
-    (GetValue(at("f"), b"user.nothing"), errno.ENODATA),
-    (GetValue(at("f"), b""), errno.ERANGE),
-    (GetValue(at("f"), b"user." + b"n" * 251), errno.ERANGE),
-    (GetValue(at("f"), b"user."), errno.EINVAL),
-    (GetValue(at("f"), b"system.posix_acl_access"), errno.EOPNOTSUPP),
-    (SetValue(at("f"), b"colour", b"x"), errno.EOPNOTSUPP),
-    (SetValue(at("f"), b"user.x", b"x", ValueFlag.REPLACE), errno.ENODATA),
-    (SetValue(at("tmp/file"), b"user.there", b"x", ValueFlag.CREATE), errno.EEXIST),
-    (SetValue(at("to_f"), b"user.x", b"x", follow=False), errno.EPERM),
-    (GetValue(at("to_f"), b"user.x", follow=False), errno.ENODATA),
-    (SetValue(at("fifo"), b"user.x", b"x"), errno.EPERM),
-    (RemoveValue(at("f"), b"user.nothing"), errno.ENODATA),
+    (GetXattr(at("f"), b"user.nothing"), errno.ENODATA),
+    (GetXattr(at("f"), b""), errno.ERANGE),
+    (GetXattr(at("f"), b"user." + b"n" * 251), errno.ERANGE),
+    (GetXattr(at("f"), b"user."), errno.EINVAL),
+    (GetXattr(at("f"), b"system.posix_acl_access"), errno.EOPNOTSUPP),
+    (SetXattr(at("f"), b"colour", b"x"), errno.EOPNOTSUPP),
+    (SetXattr(at("f"), b"user.x", b"x", XattrFlag.REPLACE), errno.ENODATA),
+    (SetXattr(at("tmp/file"), b"user.there", b"x", XattrFlag.CREATE), errno.EEXIST),
+    (SetXattr(at("to_f"), b"user.x", b"x", follow=False), errno.EPERM),
+    (GetXattr(at("to_f"), b"user.x", follow=False), errno.ENODATA),
+    (SetXattr(at("fifo"), b"user.x", b"x"), errno.EPERM),
+    (RemoveXattr(at("f"), b"user.nothing"), errno.ENODATA),
 ]
 
 
@@ -336,7 +336,7 @@ def test_what_root_is_refused(names: Names, request_: Request, expected: int) ->
     assert names.errno(request_) == expected
 
 
-AS_USERS: list[tuple[Asker, Request, int]] = [
+AS_USERS: list[tuple[Requester, Request, int]] = [
     # search
     (BOB, Stat(at("open/private/f")), errno.EACCES),
     (BOB, Stat(at("open/private/nothing")), errno.EACCES),
@@ -404,26 +404,26 @@ AS_USERS: list[tuple[Asker, Request, int]] = [
     (BOB, SetAttributes(at("open/group"), mtime_ns=1), errno.EPERM),
     (BOB, SetAttributes(at("open/group"), now=Now.MTIME), errno.EPERM),
     (BOB, SetDefaults(at("open/private"), Defaults()), errno.EPERM),
-    (ALICE, SetArea(at("open/private"), 1), errno.EPERM),
+    (ALICE, SetQuota(at("open/private"), 1), errno.EPERM),
     # extended attributes
-    (BOB, SetValue(at("tmp/file"), b"user.x", b""), errno.EACCES),
-    (BOB, GetValue(at("open/group"), b"user.x"), errno.ENODATA),
-    (CAROL, GetValue(at("open/group"), b"user.x"), errno.EACCES),
-    (BOB, SetValue(at("tmp"), b"user.x", b""), errno.EPERM),
-    (ALICE, SetValue(at("tmp/file"), b"trusted.x", b""), errno.EPERM),
-    (ALICE, GetValue(at("tmp/file"), b"trusted.x"), errno.ENODATA),
-    (ALICE, SetValue(at("tmp/file"), b"security.x", b""), errno.EPERM),
-    (ALICE, GetValue(at("tmp/file"), b"security.x"), errno.ENODATA),
+    (BOB, SetXattr(at("tmp/file"), b"user.x", b""), errno.EACCES),
+    (BOB, GetXattr(at("open/group"), b"user.x"), errno.ENODATA),
+    (CAROL, GetXattr(at("open/group"), b"user.x"), errno.EACCES),
+    (BOB, SetXattr(at("tmp"), b"user.x", b""), errno.EPERM),
+    (ALICE, SetXattr(at("tmp/file"), b"trusted.x", b""), errno.EPERM),
+    (ALICE, GetXattr(at("tmp/file"), b"trusted.x"), errno.ENODATA),
+    (ALICE, SetXattr(at("tmp/file"), b"security.x", b""), errno.EPERM),
+    (ALICE, GetXattr(at("tmp/file"), b"security.x"), errno.ENODATA),
 ]
 
 
 @pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if row[2]])
-def test_what_users_are_refused(names: Names, asker: Asker, request_: Request, expected: int) -> None:
+def test_what_users_are_refused(names: Names, asker: Requester, request_: Request, expected: int) -> None:
     assert names.errno(request_, asker) == expected
 
 
 @pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if not row[2]])
-def test_what_users_are_not_refused(names: Names, asker: Asker, request_: Request, expected: int) -> None:
+def test_what_users_are_not_refused(names: Names, asker: Requester, request_: Request, expected: int) -> None:
     assert names.errno(request_, asker) == 0
 
 
@@ -443,7 +443,7 @@ def test_in_a_removed_directory_nothing_is_found_or_made(names: Names) -> None:
         Open(at("x", gone), READ | CREATE),
         Stat(at("x", gone)),
         ListDirectory(gone),
-        SetArea(at("", gone), 1),
+        SetQuota(at("", gone), 1),
     ]
     for request in refused:
         assert names.errno(request) == errno.ENOENT, request
@@ -456,7 +456,7 @@ def test_what_has_no_name_gets_none() -> None:
         names.do(MakeNode(at("f"), Kind.FILE))
         inode = names.stat("f").id
         names.do(Remove(at("f")))
-        assert names.errno(Link(Place(inode), at("again"))) == errno.ENOENT
+        assert names.errno(Link(PathRef(inode), at("again"))) == errno.ENOENT
         names.check()
 
 
@@ -486,9 +486,9 @@ def test_a_file_has_only_so_many_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_extended_attributes_of_an_inode_have_an_end() -> None:
     with Names() as names:
-        names.do(MakeNode(at("f"), Kind.FILE), SetValue(at("f"), b"user.a", b"x" * 65536))
-        assert names.errno(SetValue(at("f"), b"user.b", b"x" * 65536)) == errno.ENOSPC
-        names.do(SetValue(at("f"), b"user.a", b"x"), SetValue(at("f"), b"user.b", b"x" * 65536))
+        names.do(MakeNode(at("f"), Kind.FILE), SetXattr(at("f"), b"user.a", b"x" * 65536))
+        assert names.errno(SetXattr(at("f"), b"user.b", b"x" * 65536)) == errno.ENOSPC
+        names.do(SetXattr(at("f"), b"user.a", b"x"), SetXattr(at("f"), b"user.b", b"x" * 65536))
 
 
 def test_rows_that_cannot_be_are_told_apart_from_refusals() -> None:
@@ -516,7 +516,7 @@ def lock(inode: int) -> Request:
 
 
 def test_who_has_listed_a_directory_goes_on_until_it_is_closed_where_a_mount_says_so() -> None:
-    mount, user_himself = Asker(8, 1002, 1002), Asker(7, 1002, 1002, by_path=True)
+    mount, user_himself = Requester(8, 1002, 1002), Requester(7, 1002, 1002, by_path=True)
     with Names() as names:
         names.do(MakeDirectory(at("d")), MakeNode(at("d/f"), Kind.FILE))
         directory = names.stat("d").id
@@ -531,8 +531,8 @@ def test_who_has_listed_a_directory_goes_on_until_it_is_closed_where_a_mount_say
 
 def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
     """They are given one after the other, so anybody can guess them."""
-    eve = Asker(7, 1002, 1002, by_path=True)
-    walked = Asker(8, 1002, 1002)
+    eve = Requester(7, 1002, 1002, by_path=True)
+    walked = Requester(8, 1002, 1002)
     with Names() as names:
         names.do(MakeDirectory(at("ada"), 0o700), MakeDirectory(at("ada/in"), 0o777), asker=ALICE)
         names.do(MakeNode(at("ada/file"), Kind.FILE, 0o666), MakeNode(at("ada/in/f"), Kind.FILE, 0o666), asker=ALICE)
@@ -543,7 +543,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
             ListDirectory(directory),
             ListDirectory(directory, opened=True),
             GetSpace(directory),
-            Stat(Place(directory)),
+            Stat(PathRef(directory)),
             Stat(at("f", directory)),
             Stat(at("..", directory)),
             Remove(at("f", directory)),
@@ -552,16 +552,16 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
             Rename(at("f", directory), at("stolen")),
             Rename(at("ada"), at("new", directory)),
             Link(at("f", directory), at("stolen")),
-            SetValue(at("f", directory), b"user.x", b""),
+            SetXattr(at("f", directory), b"user.x", b""),
         ]
         for path in ("ada/file", "ada/in/f", "ada/in/moved", "ada/in/linked"):
-            place = Place(names.stat(path).id)
+            place = PathRef(names.stat(path).id)
             asked += [
                 Stat(place),
                 Open(place, READ),
                 Open(place, WRITE, 1),
                 Access(place, 4),
-                GetValue(place, b"user.x"),
+                GetXattr(place, b"user.x"),
             ]
             asked += [Truncate(place, 0), Link(place, at("stolen")), lock(place.base)]
             with pytest.raises(PermissionError):
@@ -570,7 +570,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
             assert names.errno(request, eve) == errno.EACCES, request
         unlocking = [Lock(number, Window.RANGE, 1, LockKind.NONE) for number in (directory, 1 << 40)]
         assert [names.errno(request, eve) for request in unlocking] == [0, 0], "which does not say which there are"
-        found = names.ask(StatMany((at("f", directory), Place(directory))), FoundMany, eve).inodes
+        found = names.ask(StatMany((at("f", directory), PathRef(directory))), FoundMany, eve).inodes
         assert found == (errno.EACCES, errno.EACCES)
         assert names.errno(Stat(at("f", directory)), walked) == 0
         assert names.errno(Stat(at("f", directory)), ALICE) == 0
@@ -578,7 +578,7 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
         for request in (
             ListDirectory(directory),
             Stat(at("f", directory)),
-            Open(Place(names.stat("ada/file").id), READ),
+            Open(PathRef(names.stat("ada/file").id), READ),
         ):
             assert names.errno(request, eve) == 0, request
         names.check()

@@ -11,39 +11,39 @@ from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 from fireflyer.fs.core.meta.context import ClusterDefaults, Context
 from fireflyer.fs.core.meta.dispatch import carry_out, make_root
 from fireflyer.fs.core.meta.tables import ENTRIES, INODES
-from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import ROOT, Defaults, DirectoryDetails, FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import (
     Found,
     FoundMany,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     MakeDirectory,
     MakeNode,
     Now,
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
     ReadLink,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     RenameFlag,
     Request,
     SetAttributes,
     SetDefaults,
-    SetValue,
+    SetXattr,
     Stat,
     StatMany,
     Symlink,
     Target,
-    Value,
+    XattrValue,
 )
-from fireflyer.fs.schema.meta import Names as ValueNames
+from fireflyer.fs.schema.meta import XattrNames as ValueNames
 
 ALICE, BOB = user(1001, 1001, 500), user(1002)
 
@@ -75,7 +75,7 @@ TIMES: list[tuple[Request, str, str]] = [
     (SetAttributes(at("d/f"), now=Now.ATIME), "", "d/f"),
     (SetAttributes(at("d/l"), follow=False, uid=5), "", "d/l"),
     (SetAttributes(at("d/l"), uid=5), "", "d/f"),
-    (SetValue(at("d/f"), b"user.x", b"1"), "", "d/f"),
+    (SetXattr(at("d/f"), b"user.x", b"1"), "", "d/f"),
     (SetDefaults(at("d"), Defaults(stripe=1)), "", "d"),
     (Stat(at("d/f")), "", ""),
     (ReadLink(at("d/l")), "", ""),
@@ -211,9 +211,9 @@ def test_what_is_unlinked_is_still_there_by_its_number() -> None:
         file, directory = names.stat("d/f").id, names.stat("e/empty").id
         names.do(Remove(at("d/f")), RemoveDirectory(at("e/empty")))
         for inode in (file, directory):
-            assert names.ask(Stat(Place(inode)), Found).inode.links == 0
+            assert names.ask(Stat(PathRef(inode)), Found).inode.links == 0
         assert names.ask(Stat(at("..", directory)), Found).inode.id == names.stat("e").id
-        names.do(SetAttributes(Place(file), mode=0o600))
+        names.do(SetAttributes(PathRef(file), mode=0o600))
         names.check()
 
 
@@ -223,7 +223,7 @@ def test_a_rename_replaces_at_once_and_an_exchange_swaps() -> None:
         f, g, s, empty = (names.stat(path).id for path in ("d/f", "e/g", "d/s", "e/empty"))
         names.do(Rename(at("d/f"), at("e/g")))
         assert names.stat("e/g").id == f
-        assert names.ask(Stat(Place(g)), Found).inode.links == 0
+        assert names.ask(Stat(PathRef(g)), Found).inode.links == 0
         names.do(Rename(at("d/s"), at("e/empty")))
         assert names.stat("e/empty").id == s
         assert names.stat("e/empty/..").id == names.stat("e").id
@@ -231,7 +231,7 @@ def test_a_rename_replaces_at_once_and_an_exchange_swaps() -> None:
         assert names.stat("d/l/..").id == names.stat("d").id
         assert names.stat("e/empty").kind is Kind.SYMLINK
         assert (names.directory("d").subdirectories, names.directory("e").subdirectories) == (1, 0)
-        assert names.ask(Stat(Place(empty)), Found).inode.links == 0
+        assert names.ask(Stat(PathRef(empty)), Found).inode.links == 0
         names.do(MakeNode(at("d/g"), Kind.FILE), Rename(at("d/l"), at("d/g"), RenameFlag.EXCHANGE))
         assert (names.stat("d/g").id, names.directory("d").subdirectories) == (s, 1)
         names.check()
@@ -245,7 +245,7 @@ def test_new_files_have_the_layout_of_their_directory_or_of_the_cluster() -> Non
         layouts = []
         for path in ("d/s/f", "f"):
             body = names.stat(path).body
-            assert isinstance(body, FileBody)
+            assert isinstance(body, FileDetails)
             layouts.append((body.layout.table, body.layout.chunk_bytes, body.layout.stripe))
         assert layouts == [(3, 1 << 17, 6), (3, 1 << 20, 4)]
 
@@ -325,7 +325,7 @@ def test_many_places_are_looked_at_at_once() -> None:
             at("..", d),
             at("d/f"),
         ]
-        places += [at("n" * 256, d), Place(f), at("f/", d), at("a\0", d)]
+        places += [at("n" * 256, d), PathRef(f), at("f/", d), at("a\0", d)]
         for follow in (True, False):
             found = names.ask(StatMany(tuple(places), follow), FoundMany, ALICE).inodes
             for place, inode in zip(places, found, strict=True):
@@ -338,19 +338,19 @@ def test_extended_attributes() -> None:
         begin(names)
         names.do(SetAttributes(at("d/f"), mode=0o644))
         for name in (b"user.b", b"trusted.a", b"security.c", b"user.a"):
-            names.do(SetValue(at("d/f"), name, b"<" + name + b">"))
-        names.do(SetValue(at("d"), b"user.d", b""))
-        assert names.ask(GetValue(at("d/l"), b"user.b"), Value, BOB).value == b"<user.b>"
-        assert names.ask(GetValue(at("d/f"), b"security.c"), Value, BOB).value == b"<security.c>"
-        assert names.ask(GetValue(at("d/f"), b"trusted.a"), Value).value == b"<trusted.a>"
-        assert set(names.ask(ListValues(at("d/f")), ValueNames).names) == {
+            names.do(SetXattr(at("d/f"), name, b"<" + name + b">"))
+        names.do(SetXattr(at("d"), b"user.d", b""))
+        assert names.ask(GetXattr(at("d/l"), b"user.b"), XattrValue, BOB).value == b"<user.b>"
+        assert names.ask(GetXattr(at("d/f"), b"security.c"), XattrValue, BOB).value == b"<security.c>"
+        assert names.ask(GetXattr(at("d/f"), b"trusted.a"), XattrValue).value == b"<trusted.a>"
+        assert set(names.ask(ListXattrs(at("d/f")), ValueNames).names) == {
             b"user.a", b"user.b", b"trusted.a", b"security.c"
         }  # fmt: skip
-        assert set(names.ask(ListValues(at("d/f")), ValueNames, BOB).names) == {b"user.a", b"user.b", b"security.c"}
-        assert names.ask(ListValues(at("d/l"), follow=False), ValueNames).names == ()
-        names.do(RemoveValue(at("d/f"), b"user.b"))
-        assert names.errno(GetValue(at("d/f"), b"user.b")) == errno.ENODATA
-        assert names.ask(GetValue(at("d"), b"user.d"), Value).value == b""
+        assert set(names.ask(ListXattrs(at("d/f")), ValueNames, BOB).names) == {b"user.a", b"user.b", b"security.c"}
+        assert names.ask(ListXattrs(at("d/l"), follow=False), ValueNames).names == ()
+        names.do(RemoveXattr(at("d/f"), b"user.b"))
+        assert names.errno(GetXattr(at("d/f"), b"user.b")) == errno.ENODATA
+        assert names.ask(GetXattr(at("d"), b"user.d"), XattrValue).value == b""
         names.check()
 
 
@@ -378,5 +378,5 @@ def test_the_root_is_made_once() -> None:
 
         assert names.run(again) is False
         assert names.stat("/") == root
-        assert isinstance(root.body, DirectoryBody)
+        assert isinstance(root.body, DirectoryDetails)
         assert msgspec.structs.replace(root, mode=0o777) == root

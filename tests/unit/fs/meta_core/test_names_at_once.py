@@ -23,17 +23,17 @@ from fireflyer.fs.schema.meta import (
     Rename,
     RenameFlag,
     Request,
-    SetArea,
+    SetQuota,
 )
-from fireflyer.kvstore import MemoryEngine, SteppedWaits, steps
+from fireflyer.kvstore import MemoryEngine, SteppedTiming, steps
 from fireflyer.kvstore.errors import Conflict
 
 NAMES = ["a", "b", "c", "d", "e"]
 
 
-def request(chance: random.Random, directories: list[int]) -> Request:
+def request(rng: random.Random, directories: list[int]) -> Request:
     """By the numbers of directories, so that nothing above them is read but what has to be."""
-    one, other = (at(chance.choice(NAMES), chance.choice(directories)) for _ in range(2))
+    one, other = (at(rng.choice(NAMES), rng.choice(directories)) for _ in range(2))
     kinds: list[Any] = [
         MakeDirectory(one),
         MakeNode(one, Kind.FILE),
@@ -43,17 +43,17 @@ def request(chance: random.Random, directories: list[int]) -> Request:
         RemoveDirectory(one),
         *[Rename(one, other)] * 30,
         Rename(one, other, RenameFlag.EXCHANGE),
-        SetArea(one, chance.choice([None, 1 << 30])),
+        SetQuota(one, rng.choice([None, 1 << 30])),
     ]
-    picked: Request = chance.choice(kinds)
+    picked: Request = rng.choice(kinds)
     return picked
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_at_the_same_time(seed: int) -> None:
     with Names() as names:
-        chance = random.Random(seed)
-        engine = MemoryEngine(names.store, waits=SteppedWaits(lambda: 0, chance.randrange))
+        rng = random.Random(seed)
+        engine = MemoryEngine(names.store, waits=SteppedTiming(lambda: 0, rng.randrange))
         ends: Counter[str] = Counter()
         made = ["/".join(name * depth) for name in "abcde" for depth in range(1, 5)]
         names.do(*(MakeDirectory(at(path)) for path in made))
@@ -61,7 +61,7 @@ def test_at_the_same_time(seed: int) -> None:
 
         async def client() -> None:
             for _ in range(100):
-                asked = request(chance, directories)
+                asked = request(rng, directories)
                 try:
                     await engine.transact(lambda rows: carry_out(asked, names.context(rows, ADMINISTRATOR)))  # noqa: B023
                     ends["done"] += 1
@@ -72,7 +72,7 @@ def test_at_the_same_time(seed: int) -> None:
 
         clients = [steps(client) for _ in range(6)]
         while clients:
-            one = chance.choice(clients)
+            one = rng.choice(clients)
             try:
                 next(one)
             except StopIteration:

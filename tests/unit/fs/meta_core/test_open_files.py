@@ -18,7 +18,19 @@ from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.open_inode import file_of
 from fireflyer.fs.core.meta.tables import HOLDS, WRITERS
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.meta import Answers, Beat, Calls, Close, Found, Open, OpenFlag, Place, Report, Request, Stat
+from fireflyer.fs.schema.meta import (
+    Answers,
+    Calls,
+    ClientHeartbeat,
+    Close,
+    Found,
+    Open,
+    OpenFlag,
+    PathRef,
+    Report,
+    Request,
+    Stat,
+)
 from fireflyer.fs.schema.routing import Routing
 
 
@@ -44,7 +56,7 @@ def test_an_open_that_cuts_comes_after_what_was_written_before(by: str) -> None:
         if by == "path":
             second = await files.open("/a", "wb")
         else:
-            place = Place((await files.stat("/a")).inode.id)
+            place = PathRef((await files.stat("/a")).inode.id)
             second = await files.open_at(place, OpenFlag.WRITE | OpenFlag.TRUNCATE)
         assert (await files.stat("/a")).st_size == first.length == 0
         await second.pwrite(b"new", 0)
@@ -79,7 +91,7 @@ def test_what_waits_when_the_session_ends_is_never_written(sent: bool) -> None:
         await read.close()
         assert await content(other, "/a") == b"0123456789"
         assert {len(chunk) for chunk in rig.store.bytes.values()} == {10}
-        assert not files.opening.dirty_bytes
+        assert not files.open_files.dirty_bytes
         async with await files.open("/a", "r+b") as file:
             await file.pwrite(b"X", 3)
         assert await content(other, "/a") == b"012X456789"
@@ -213,18 +225,18 @@ def test_an_open_that_was_given_up_leaves_no_writer(done: bool) -> None:
         silent = Silent(rig, Open, done=done)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(files.open("/a", "r+b"), 0.05)
-        abandoned, came = files.opening.abandoned, asyncio.Event()
-        add = abandoned.add
+        orphaned, came = files.open_files.orphaned, asyncio.Event()
+        add = orphaned.add
 
         def adds(one: Any) -> None:
             add(one)
             came.set()
 
-        abandoned.add = adds  # type: ignore[method-assign]
+        orphaned.add = adds  # type: ignore[method-assign]
         silent.over = True
         await came.wait()  # the answer, when nobody waits for it
         assert await handles_of(rig, files, "/a") == 1
-        await files.opening.look_after()
+        await files.open_files.maintain()
         assert await handles_of(rig, files, "/a") == 0
         assert await content(files, "/a") == b"kept"
 
@@ -247,9 +259,9 @@ def test_an_open_that_was_not_answered_in_time_leaves_no_writer() -> None:
             await files.open("/a", "r+b")
         silent.over = True
         assert await handles_of(rig, files, "/a") == 1
-        await files.opening.look_after()
+        await files.open_files.maintain()
         assert await handles_of(rig, files, "/a") == 0
-        assert not len(files.opening.abandoned)
+        assert not len(files.open_files.orphaned)
 
     run(test)
 
@@ -280,12 +292,12 @@ def test_a_close_that_was_not_answered_is_said_again(cancelled: bool) -> None:
         assert (await files.stat("/a")).st_size == 100
         assert (await other.stat("/a")).st_size == 0
         silent.over = True
-        while len(files.opening.abandoned):
-            await files.opening.look_after()
+        while len(files.open_files.orphaned):
+            await files.open_files.maintain()
             await asyncio.sleep(0)
         assert (await other.stat("/a")).st_size == 100
         assert await handles_of(rig, files, "/a") == 0
-        assert not files.opening.bodies
+        assert not files.open_files.bodies
 
     run(test)
 
@@ -297,7 +309,7 @@ def test_a_file_whose_chains_are_away_leaves_room_to_write_others() -> None:
         played.away = stuck.inode_id
         more = asyncio.create_task(stuck.pwrite(bytes(20 * MIB), 0))
         await asyncio.sleep(0)
-        assert files.opening.dirty_bytes == 12 * MIB
+        assert files.open_files.dirty_bytes == 12 * MIB
         for at in range(0, 8 * MIB, MIB // 2):
             await file.pwrite(bytes(MIB // 2), at)
         await file.close()
@@ -319,14 +331,14 @@ def test_all_files_together_keep_no_more_than_the_write_budget() -> None:
         most = 0
         for _ in range(100):
             await asyncio.sleep(0)
-            most = max(most, files.opening.dirty_bytes)
+            most = max(most, files.open_files.dirty_bytes)
         done = [write.done() for write in writes]
         played.held = False
         assert await asyncio.gather(*writes) == [8 * MIB] * 3
         assert most == 16 * MIB
         assert done == [True, True, False]
         await asyncio.gather(*(file.close() for file in opened))
-        assert files.opening.dirty_bytes == 0
+        assert files.open_files.dirty_bytes == 0
 
     run(test)
 
@@ -358,7 +370,7 @@ def test_files_that_are_open_are_held_before_they_are_looked_for_in_another_sess
             await read.pread(0, 4)
         assert caught.value.errno == errno.ESTALE
         beat, stat = asked
-        assert isinstance(beat, Beat)
+        assert isinstance(beat, ClientHeartbeat)
         assert beat.held == (read.inode_id,)
         assert beat.whole
         assert isinstance(stat, Stat)
@@ -378,7 +390,7 @@ def test_what_was_closed_while_a_beat_waited_for_another_session_is_not_held_the
         kept = await files.open("/a", "r+b")
         await kept.close()
         await files.meta.beat()
-        silent = Silent(rig, Beat, done=False)
+        silent = Silent(rig, ClientHeartbeat, done=False)
         beat = asyncio.create_task(files.meta.beat())
         await turns()
         await read.close()
@@ -457,11 +469,11 @@ def test_what_ends_all_files_waits_for_all_of_them_at_once() -> None:
             return await before(calls)
 
         rig.sends = sends
-        await files.opening.look_after()
+        await files.open_files.maintain()
         assert asked == [20]
         for file in opened:
             await file.pwrite(b"y", 0)
-        await files.opening.close()
+        await files.open_files.close()
         assert sum(asked) == 40
         assert len(asked) < 15
 
@@ -484,7 +496,7 @@ def test_chains_that_a_service_knows_first_are_asked_for() -> None:
         with pytest.raises(NotFound):
             await other.open("/a", "r+b")
         assert await handles_of(rig, files, "/a") == 1
-        await other.opening.look_after()
+        await other.open_files.maintain()
         assert await handles_of(rig, files, "/a") == 0
 
     run(test)
@@ -537,7 +549,7 @@ def test_who_waits_for_room_when_the_session_ends_writes_nothing() -> None:
         assert caught.value.errno == errno.ESTALE
         await turns()
         assert not rig.store.bytes
-        assert not files.opening.dirty_bytes
+        assert not files.open_files.dirty_bytes
         with pytest.raises(FileError):
             await written.close()
 

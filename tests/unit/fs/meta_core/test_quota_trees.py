@@ -13,21 +13,21 @@ from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.fsck.rows import ProblemKind
 from fireflyer.fs.core.meta.open_files import garbage_collection
 from fireflyer.fs.core.meta.tables import inode_key
-from fireflyer.fs.schema.inodes import FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import FileDetails, Inode, Kind
 from fireflyer.fs.schema.meta import (
-    Area,
-    GetArea,
+    GetQuota,
     GetSpace,
     Link,
     MakeDirectory,
     MakeNode,
-    Place,
+    PathRef,
+    QuotaTree,
     Remove,
     RemoveDirectory,
-    RemoveValue,
+    RemoveXattr,
     Rename,
-    SetArea,
-    SetValue,
+    SetQuota,
+    SetXattr,
     Space,
     Symlink,
 )
@@ -44,8 +44,8 @@ def grow(names: Names, path: str, length: int) -> None:
     inode = names.stat(path)
 
     async def body(context: Context) -> None:
-        assert isinstance(inode.body, FileBody)
-        await quota_trees.charge(context, inode.area, length - inode.body.length, 0)
+        assert isinstance(inode.body, FileDetails)
+        await quota_trees.charge(context, inode.quota_tree, length - inode.body.length, 0)
         context.put(msgspec.structs.replace(inode, body=msgspec.structs.replace(inode.body, length=length)))
 
     names.run(body)
@@ -59,22 +59,22 @@ def collect(names: Names, inode: Inode) -> None:
         for key, _ in names.rows():
             if key[:2] == b"FU" and key.endswith(inode.id.to_bytes(8, "big")):
                 context.rows.clear(key)
-        await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)
+        await quota_trees.charge(context, inode.quota_tree, -inode.charged_bytes, -1)
 
     names.run(body)
     names.check()
 
 
 def use(names: Names, path: str) -> tuple[int, int]:
-    area = names.ask(GetArea(at(path)), Area)
+    quota_tree = names.ask(GetQuota(at(path)), QuotaTree)
     names.check()
-    return area.bytes, area.inodes
+    return quota_tree.bytes, quota_tree.inodes
 
 
 def test_use_is_counted_to_the_area_and_to_all_around_it() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), None, 100))
-        names.do(MakeDirectory(at("a/b")), SetArea(at("a/b"), 1000, None))
+        names.do(MakeDirectory(at("a")), SetQuota(at("a"), None, 100))
+        names.do(MakeDirectory(at("a/b")), SetQuota(at("a/b"), 1000, None))
         make_file(names, "a/f", 10)
         make_file(names, "a/b/f", 500)
         names.do(Symlink(at("a/b/l"), b"f"), Link(at("a/b/f"), at("a/b/again")))
@@ -85,7 +85,7 @@ def test_use_is_counted_to_the_area_and_to_all_around_it() -> None:
 def test_what_would_go_over_a_limit_is_refused_and_what_takes_less_is_not() -> None:
     with Names() as names:
         names.do(
-            MakeDirectory(at("a")), SetArea(at("a"), 100, 3), MakeDirectory(at("a/b")), SetArea(at("a/b"), 1000, 9)
+            MakeDirectory(at("a")), SetQuota(at("a"), 100, 3), MakeDirectory(at("a/b")), SetQuota(at("a/b"), 1000, 9)
         )
         make_file(names, "a/b/f", 60)
         for refused in (MakeDirectory(at("a/b/x")), MakeNode(at("a/x"), Kind.FIFO), Symlink(at("a/b/x"), b"t")):
@@ -93,7 +93,7 @@ def test_what_would_go_over_a_limit_is_refused_and_what_takes_less_is_not() -> N
         with pytest.raises(OSError, match="over the quota of 100 bytes"):
             grow(names, "a/b/f", 101)
         grow(names, "a/b/f", 100)
-        names.do(SetArea(at("a"), 50, 1))
+        names.do(SetQuota(at("a"), 50, 1))
         grow(names, "a/b/f", 70)
         with pytest.raises(OSError, match="over the quota"):
             grow(names, "a/b/f", 71)
@@ -103,35 +103,35 @@ def test_what_would_go_over_a_limit_is_refused_and_what_takes_less_is_not() -> N
 
 def test_attributes_and_targets_count_as_bytes_do() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 1000), MakeDirectory(at("a/b")), SetArea(at("a/b"), 2000))
+        names.do(MakeDirectory(at("a")), SetQuota(at("a"), 1000), MakeDirectory(at("a/b")), SetQuota(at("a/b"), 2000))
         make_file(names, "a/b/f", 100)
-        names.do(SetValue(at("a/b/f"), b"user.x", bytes(94)), SetValue(at("a/b"), b"user.x", bytes(4)))
+        names.do(SetXattr(at("a/b/f"), b"user.x", bytes(94)), SetXattr(at("a/b"), b"user.x", bytes(4)))
         names.do(Symlink(at("a/b/l"), b"t" * 90))
         assert use(names, "a/b") == use(names, "a/b") == (300, 3)
         assert use(names, "a") == (300, 4)
-        for refused in (SetValue(at("a/b/f"), b"user.y", bytes(695)), Symlink(at("a/b/m"), b"t" * 701)):
+        for refused in (SetXattr(at("a/b/f"), b"user.y", bytes(695)), Symlink(at("a/b/m"), b"t" * 701)):
             assert names.errno(refused) == errno.EDQUOT
-        names.do(SetValue(at("a/b/f"), b"user.x", bytes(794)))
+        names.do(SetXattr(at("a/b/f"), b"user.x", bytes(794)))
         assert use(names, "a") == (1000, 4)
-        names.do(SetArea(at("a"), 10))
-        names.do(SetValue(at("a/b/f"), b"user.x", b""))
+        names.do(SetQuota(at("a"), 10))
+        names.do(SetXattr(at("a/b/f"), b"user.x", b""))
         assert use(names, "a") == (206, 4)
-        names.do(RemoveValue(at("a/b/f"), b"user.x"), RemoveValue(at("a/b"), b"user.x"))
-        assert names.errno(RemoveValue(at("a/b"), b"user.x")) == errno.ENODATA
+        names.do(RemoveXattr(at("a/b/f"), b"user.x"), RemoveXattr(at("a/b"), b"user.x"))
+        assert names.errno(RemoveXattr(at("a/b"), b"user.x")) == errno.ENODATA
         assert use(names, "a/b") == (190, 3)
-        names.do(SetArea(at("a")), MakeDirectory(at("a/c")), SetValue(at("a/c"), b"user.z", bytes(4)))
-        names.do(SetArea(at("a"), 900))
+        names.do(SetQuota(at("a")), MakeDirectory(at("a/c")), SetXattr(at("a/c"), b"user.z", bytes(4)))
+        names.do(SetQuota(at("a"), 900))
         assert use(names, "a") == (200, 5)
 
 
 def test_attributes_of_what_is_open_without_a_name_count_until_it_is_collected() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 1000))
+        names.do(MakeDirectory(at("a")), SetQuota(at("a"), 1000))
         make_file(names, "a/f", 100)
         inode = names.stat("a/f")
-        names.do(SetValue(at("a/f"), b"user.x", bytes(4)), Remove(at("a/f")))
+        names.do(SetXattr(at("a/f"), b"user.x", bytes(4)), Remove(at("a/f")))
         (key,) = [key for key, _ in names.rows() if key[:2] == tables.UNLINKED]
-        names.do(SetValue(Place(inode.id), b"user.x", bytes(40)))
+        names.do(SetXattr(PathRef(inode.id), b"user.x", bytes(40)))
         assert use(names, "a") == (146, 2)
         names.run(
             lambda context: garbage_collection._clear(context, key, inode)
@@ -141,24 +141,24 @@ def test_attributes_of_what_is_open_without_a_name_count_until_it_is_collected()
 
 def test_what_was_stored_before_attributes_counted_is_counted_when_it_changes() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 1000), MakeNode(at("a/f"), Kind.FILE))
-        names.do(SetValue(at("a/f"), b"user.x", bytes(4)))
+        names.do(MakeDirectory(at("a")), SetQuota(at("a"), 1000), MakeNode(at("a/f"), Kind.FILE))
+        names.do(SetXattr(at("a/f"), b"user.x", bytes(4)))
         inode = names.stat("a/f")
 
         async def as_before(context: Context) -> None:
-            context.put(msgspec.structs.replace(inode, value_bytes=0))
-            await quota_trees.charge(context, inode.area, -inode.value_bytes, 0)
+            context.put(msgspec.structs.replace(inode, xattr_bytes=0))
+            await quota_trees.charge(context, inode.quota_tree, -inode.xattr_bytes, 0)
 
         names.run(as_before)
         assert [one.kind for one in problems(names)] == [ProblemKind.VALUES]
-        names.do(RemoveValue(at("a/f"), b"user.x"))
+        names.do(RemoveXattr(at("a/f"), b"user.x"))
         assert use(names, "a") == (0, 2)
         assert problems(names) == []
 
 
 def test_what_is_unlinked_counts_until_it_is_collected() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 100, 2))
+        names.do(MakeDirectory(at("a")), SetQuota(at("a"), 100, 2))
         make_file(names, "a/f", 60)
         inode = names.stat("a/f")
         names.do(Remove(at("a/f")))
@@ -172,7 +172,7 @@ def test_what_is_unlinked_counts_until_it_is_collected() -> None:
 
 def test_the_area_of_a_removed_directory_goes_with_its_last_inode() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 100), MakeDirectory(at("a/b")), SetArea(at("a/b"), 100))
+        names.do(MakeDirectory(at("a")), SetQuota(at("a"), 100), MakeDirectory(at("a/b")), SetQuota(at("a/b"), 100))
         make_file(names, "a/b/f", 60)
         head, file = names.stat("a/b"), names.stat("a/b/f")
         names.do(Remove(at("a/b/f")), RemoveDirectory(at("a/b")))
@@ -186,19 +186,24 @@ def test_the_area_of_a_removed_directory_goes_with_its_last_inode() -> None:
 
 def test_a_directory_with_entries_becomes_an_area_between_others() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("a"), 10_000))
-        names.do(MakeDirectory(at("a/b")), MakeDirectory(at("a/b/c")), SetArea(at("a/b/c"), 1000))
+        names.do(MakeDirectory(at("a")), SetQuota(at("a"), 10_000))
+        names.do(MakeDirectory(at("a/b")), MakeDirectory(at("a/b/c")), SetQuota(at("a/b/c"), 1000))
         make_file(names, "a/b/f", 7)
         make_file(names, "a/b/c/f", 20)
         names.do(Link(at("a/b/f"), at("a/b/again")))
         before = use(names, "a")
-        area = names.ask(SetArea(at("a/b"), 500, 50), Area)
-        assert (area.bytes, area.inodes, area.limit_bytes, area.limit_inodes) == (27, 4, 500, 50)
+        quota_tree = names.ask(SetQuota(at("a/b"), 500, 50), QuotaTree)
+        assert (quota_tree.bytes, quota_tree.inodes, quota_tree.limit_bytes, quota_tree.limit_inodes) == (
+            27,
+            4,
+            500,
+            50,
+        )
         assert use(names, "a") == before
         grow(names, "a/b/c/f", 30)
         assert (use(names, "a/b/c"), use(names, "a/b"), use(names, "a")) == ((30, 2), (37, 4), (37, 5))
-        names.do(SetArea(at("a/b")))
-        assert names.errno(GetArea(at("a/b"))) == errno.ENODATA
+        names.do(SetQuota(at("a/b")))
+        assert names.errno(GetQuota(at("a/b"))) == errno.ENODATA
         assert (use(names, "a/b/c"), use(names, "a")) == ((30, 2), (37, 5))
         make_file(names, "a/b/c/g", 5)
         assert (use(names, "a/b/c"), use(names, "a")) == ((35, 3), (42, 6))
@@ -209,15 +214,15 @@ def test_what_is_unlinked_stays_counted_when_its_area_ends_and_begins_again_else
     with Names() as names:
         for path in ("a", "a/b", "a/b/c"):
             names.do(MakeDirectory(at(path)))
-        names.do(SetArea(at("a"), 10_000), SetArea(at("a/b"), 1000), SetArea(at("a/b/c"), 100))
+        names.do(SetQuota(at("a"), 10_000), SetQuota(at("a/b"), 1000), SetQuota(at("a/b/c"), 100))
         make_file(names, "a/b/c/f", 60)
         file = names.stat("a/b/c/f")
         names.do(Remove(at("a/b/c/f")))
-        names.do(SetArea(at("a/b/c")))
+        names.do(SetQuota(at("a/b/c")))
         names.check()
-        names.do(SetArea(at("a/b")))
+        names.do(SetQuota(at("a/b")))
         assert use(names, "a") == (60, 4)
-        names.do(SetArea(at("a/b/c"), 100))
+        names.do(SetQuota(at("a/b/c"), 100))
         assert use(names, "a/b/c") == (60, 2)
         names.check()
         assert use(names, "a") == (60, 4)
@@ -233,17 +238,17 @@ def test_a_large_directory_and_one_with_names_outside_cannot_become_areas(monkey
         for number in range(5):
             make_file(names, f"a/{number}")
         names.do(Link(at("a/1"), at("out")))
-        assert names.errno(SetArea(at("a"), 1)) == errno.EXDEV
-        names.do(Remove(at("out")), SetArea(at("a"), 1), MakeDirectory(at("a/6")))
-        assert names.errno(SetArea(at("a"))) == errno.EFBIG
-        names.do(SetArea(at("a"), 2))  # changing limits counts nothing
+        assert names.errno(SetQuota(at("a"), 1)) == errno.EXDEV
+        names.do(Remove(at("out")), SetQuota(at("a"), 1), MakeDirectory(at("a/6")))
+        assert names.errno(SetQuota(at("a"))) == errno.EFBIG
+        names.do(SetQuota(at("a"), 2))  # changing limits counts nothing
         names.check()
 
 
 def test_space_is_what_the_narrowest_area_leaves() -> None:
     with Names() as names:
         names.do(
-            MakeDirectory(at("a")), SetArea(at("a"), 500, 10), MakeDirectory(at("a/b")), SetArea(at("a/b"), 800, 5)
+            MakeDirectory(at("a")), SetQuota(at("a"), 500, 10), MakeDirectory(at("a/b")), SetQuota(at("a/b"), 800, 5)
         )
         make_file(names, "a/b/f", 100)
         make_file(names, "a/g", 300)
@@ -255,9 +260,9 @@ def test_space_is_what_the_narrowest_area_leaves() -> None:
 
 def test_the_root_can_be_an_area() -> None:
     with Names() as names:
-        names.do(MakeDirectory(at("a")), SetArea(at("/"), 1000, 3))
+        names.do(MakeDirectory(at("a")), SetQuota(at("/"), 1000, 3))
         make_file(names, "a/f", 10)
         assert use(names, "/") == (10, 3)
         assert names.errno(MakeDirectory(at("b")), user(1000)) == errno.EDQUOT
-        names.do(SetArea(at("/")))
+        names.do(SetQuota(at("/")))
         names.check()

@@ -21,7 +21,7 @@ from fireflyer.fs.core.meta.replies import (
 from fireflyer.fs.core.meta.tables import number_key
 from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.meta import MAX_NUMBERS, Answer, Done, Refused
+from fireflyer.fs.schema.meta import MAX_NUMBERS, Answer, Done, ErrorReply
 from fireflyer.kvstore import Engine, MemoryEngine, Transaction
 
 
@@ -39,9 +39,9 @@ async def _end_session(kv: Engine, client: int) -> None:
     await kv.transact(body)
 
 
-async def _enrol(kv: Engine, client: int, user: str, *, struck: bool = False) -> None:
+async def _enrol(kv: Engine, client: int, user: str, *, evicted: bool = False) -> None:
     async def body(tx: Transaction) -> None:
-        tx.set(number_key(CLIENTS, client), CLIENT_ROWS.encode(ClientRow(0, user, struck=struck)))
+        tx.set(number_key(CLIENTS, client), CLIENT_ROWS.encode(ClientRow(0, user, evicted=evicted)))
 
     await kv.transact(body)
 
@@ -69,11 +69,11 @@ async def _rows(kv: Engine) -> int:
 async def test_a_request_that_comes_again_is_answered_as_the_first_time() -> None:
     async with MemoryEngine() as kv:
         await _open_session(kv, 7)
-        assert await _ask(kv, 7, 1, Refused(errno.EEXIST, "it is there")) == (
-            Refused(errno.EEXIST, "it is there"),
+        assert await _ask(kv, 7, 1, ErrorReply(errno.EEXIST, "it is there")) == (
+            ErrorReply(errno.EEXIST, "it is there"),
             True,
         )
-        assert await _ask(kv, 7, 1, Done()) == (Refused(errno.EEXIST, "it is there"), False)
+        assert await _ask(kv, 7, 1, Done()) == (ErrorReply(errno.EEXIST, "it is there"), False)
         assert await _ask(kv, 7, 2, Done()) == (Done(), True)
 
 
@@ -87,7 +87,7 @@ async def test_answers_are_forgotten_when_the_client_has_them_and_stragglers_are
         with pytest.raises(FileError) as refused:
             await _ask(kv, 7, 1, Done())
         assert refused.value.errno == errno.EINVAL
-        assert (await _ask(kv, 7, 4 * STEP - 1, Refused(1, "")))[0] == Done()
+        assert (await _ask(kv, 7, 4 * STEP - 1, ErrorReply(1, "")))[0] == Done()
 
 
 @on_loop
@@ -120,7 +120,7 @@ async def test_a_session_that_is_over_changes_nothing_but_a_service_is_told_what
         await _enrol(kv, 7, "")
         await _ask(kv, 7, 1, Done(), user="")
         await _end_session(kv, 7)
-        assert await _ask(kv, 7, 1, Refused(1, ""), user="") == (Done(), False)
+        assert await _ask(kv, 7, 1, ErrorReply(1, ""), user="") == (Done(), False)
         with pytest.raises(SessionEnded):
             await _ask(kv, 7, 2, Done(), user="")
 
@@ -153,7 +153,7 @@ async def test_after_the_end_a_user_is_told_what_was_done_until_nobody_knows() -
         await _enrol(kv, 7, "ada")
         await _ask(kv, 7, 1, Done())
         await _end_session(kv, 7)
-        assert await _ask(kv, 7, 1, Refused(1, "")) == (Done(), False)
+        assert await _ask(kv, 7, 1, ErrorReply(1, "")) == (Done(), False)
         with pytest.raises(SessionEnded) as over:
             await _ask(kv, 7, 2, Done())
         assert not isinstance(over.value, SessionForgotten)
@@ -173,8 +173,8 @@ async def test_nothing_is_done_for_a_client_that_was_struck() -> None:
         await _open_session(kv, 7)
         await _enrol(kv, 7, "ada")
         await _ask(kv, 7, 1, Done())
-        await _enrol(kv, 7, "ada", struck=True)
-        assert await _ask(kv, 7, 1, Refused(1, "")) == (Done(), False)
+        await _enrol(kv, 7, "ada", evicted=True)
+        assert await _ask(kv, 7, 1, ErrorReply(1, "")) == (Done(), False)
         with pytest.raises(SessionEnded):
             await _ask(kv, 7, 2, Done())
 

@@ -9,26 +9,26 @@ from tests.support.fs.clusters.names import ADMINISTRATOR, Names, at, user
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.background_tasks import EXPIRE_EVERY_NS
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.core.meta.namespace.trash import MOST_STEP_NS
 from fireflyer.fs.core.meta.namespace.trash_expiry import TrashClock
 from fireflyer.fs.schema.inodes import Defaults, Kind
 from fireflyer.fs.schema.meta import (
-    Area,
-    GetArea,
+    GetQuota,
     Link,
     ListDirectory,
     Listing,
     MakeDirectory,
     MakeNode,
+    QuotaTree,
     Remove,
     Removed,
     RemoveDirectory,
     RemoveTree,
     Rename,
-    SetArea,
     SetAttributes,
     SetDefaults,
+    SetQuota,
     Stat,
 )
 
@@ -47,7 +47,7 @@ def begin(names: Names, *paths: str, seconds: int = 60) -> None:
             names.do(MakeNode(at("d/" + path), Kind.FILE), asker=ALICE)
 
 
-def listed(names: Names, path: str, asker: Asker = ADMINISTRATOR) -> list[str]:
+def listed(names: Names, path: str, asker: Requester = ADMINISTRATOR) -> list[str]:
     answer = names.ask(ListDirectory(names.stat(path).id), Listing, asker)
     return [entry.name.decode() for entry in answer.entries]
 
@@ -94,7 +94,7 @@ def test_what_lies_below_a_tree_that_is_removed_goes_to_its_own_trash(limit: int
 def test_a_trash_that_lies_in_the_tree_goes_with_it(limit: int) -> None:
     """As the last name of what is in there."""
     with Names() as names:
-        names.do(MakeDirectory(at("t"), 0o777), MakeDirectory(at("t/head")), SetArea(at("t/head"), inodes=100))
+        names.do(MakeDirectory(at("t"), 0o777), MakeDirectory(at("t/head")), SetQuota(at("t/head"), inodes=100))
         names.do(SetDefaults(at("t/head"), Defaults(trash_s=60)), MakeDirectory(at("t/head/in")))
         for path in ("t/head/!", "t/head/z", "t/head/in/f"):
             names.do(MakeNode(at(path), Kind.FILE))
@@ -262,16 +262,16 @@ def test_what_cannot_be_removed_in_a_tree_ends_with_all_counted() -> None:
 def test_each_area_has_its_own_and_a_full_one_can_still_be_emptied() -> None:
     with Names() as names:
         begin(names)
-        names.do(SetArea(at("d"), None, 3), SetAttributes(at("d"), uid=1001))
+        names.do(SetQuota(at("d"), None, 3), SetAttributes(at("d"), uid=1001))
         names.do(MakeNode(at("d/f"), Kind.FILE), MakeNode(at("d/g"), Kind.FILE), asker=ALICE)
         names.do(Remove(at("d/f")), asker=ALICE)
         assert len(listed(names, "d/.trash/1001")) == 1
-        assert names.ask(GetArea(at("d")), Area).inodes == 5
+        assert names.ask(GetQuota(at("d")), QuotaTree).inodes == 5
         names.check()
 
 
 @pytest.mark.parametrize(("asker", "mode"), [(BOB, 0o755), (ADMINISTRATOR, 0o775)])
-def test_a_name_that_is_taken_is_left_alone(asker: Asker, mode: int) -> None:
+def test_a_name_that_is_taken_is_left_alone(asker: Requester, mode: int) -> None:
     with Names() as names:
         begin(names, "f", "g")
         names.do(MakeDirectory(at(".trash"), mode), asker=asker)

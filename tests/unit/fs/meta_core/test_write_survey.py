@@ -5,35 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from tests.support.fs.clusters.meta_service import CHAINS, MetaRig, PlayedChunks, expect, user
+from tests.support.fs.clusters.meta_service import CHAINS, FakeChunks, MetaRig, expect, user
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import LIFETIME_S
-from fireflyer.fs.core.meta.background_tasks import Keeper
+from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
-from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
+from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS, MINUTE_NS
 from fireflyer.fs.core.meta.open_files.write_survey import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Inode
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Inode
 from fireflyer.fs.schema.meta import (
-    Area,
-    Beat,
+    ClientHeartbeat,
     Close,
     Done,
     Found,
-    GetArea,
+    GetQuota,
     MakeDirectory,
     Open,
     Opened,
     OpenFlag,
-    Place,
+    PathRef,
+    QuotaTree,
     Remove,
-    SetArea,
     SetAttributes,
+    SetQuota,
     Stat,
     Truncate,
 )
@@ -46,7 +46,7 @@ EVE = user("eve")
 MIB = 1 << 20
 
 
-class _AwayChunks(PlayedChunks):
+class _AwayChunks(FakeChunks):
     away = False
 
     async def last(self, file: int, chains: Sequence[int]) -> Sequence[tuple[int, int] | None]:
@@ -55,7 +55,7 @@ class _AwayChunks(PlayedChunks):
         return await super().last(file, chains)
 
 
-class _MeanwhileChunks(PlayedChunks):
+class _MeanwhileChunks(FakeChunks):
     """When it has been asked for last chunks, and before that is told, something else happens: once."""
 
     meanwhile: Callable[[], Awaitable[None]] | None = None
@@ -80,26 +80,26 @@ class _Ports(RequestPorts):
 class _Rig(MetaRig):
     """With a user, client 7, and a directory of hers. What the service does by itself is done by the test."""
 
-    def __init__(self, chunks: PlayedChunks | None = None) -> None:
+    def __init__(self, chunks: FakeChunks | None = None) -> None:
         super().__init__(MemoryEngine(), accounts=(Account("eve", 1001, 1001, ()),), chunks=chunks)
 
         async def nothing(part: object) -> None: ...
 
         self.service._keep = nothing  # type: ignore[method-assign]
         self.surveyor = Surveyor()
-        self.ports = _Ports(self.service.house)
+        self.ports = _Ports(self.service.service_context)
 
     async def begin(self) -> None:
         await self.open_session(5)
         await self.open_session(7, "eve")
         made = expect(await self.ask(5, MakeDirectory(at("d"))), Found)
-        expect(await self.ask(5, SetAttributes(Place(made.inode.id), uid=1001)), Found)
+        expect(await self.ask(5, SetAttributes(PathRef(made.inode.id), uid=1001)), Found)
 
     async def opened(self, handle: int = 1) -> Inode:
         return expect(await self.ask(7, Open(at("d/f"), CREATE, handle), EVE), Opened).inode
 
     def write(self, inode: Inode, chunk: int, length: int = MIB) -> None:
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         chain = chain_of(order_of(inode.body.layout, CHAINS), chunk)
         self.chunks.lengths[inode.id, chain, chunk] = length
 
@@ -121,22 +121,22 @@ class _Rig(MetaRig):
             pass
 
 
-def at(name: str) -> Place:
-    return Place(ROOT, name.encode())
+def at(name: str) -> PathRef:
+    return PathRef(ROOT, name.encode())
 
 
 @on_loop
 async def test_what_was_written_behind_an_end_told_too_low_is_charged() -> None:
     async with _Rig() as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=100 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=100 * MIB)), QuotaTree)
         file = await rig.opened()
         expect(await rig.ask(7, Close(file.id, 1, 0, 0), EVE), Found)
         for chunk in range(8):  # by the capability, which counts for some minutes more
             rig.write(file, chunk)
         await rig.survey_later()
         assert expect(await rig.ask(5, Stat(at("d/f"))), Found).inode.length == 8 * MIB
-        assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == 8 * MIB
+        assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == 8 * MIB
         assert not await rig.grants()
 
 
@@ -144,37 +144,37 @@ async def test_what_was_written_behind_an_end_told_too_low_is_charged() -> None:
 async def test_what_was_written_over_the_quota_without_a_word_is_cut_off() -> None:
     async with _Rig() as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=4 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=4 * MIB)), QuotaTree)
         file = await rig.opened()
         rig.write(file, 0)
         expect(await rig.ask(7, Close(file.id, 1, MIB, 0), EVE), Found)
         rig.write(file, 9)
         await rig.survey_later()
-        keeper = Keeper("k")
-        await keeper.lead(rig.ports)
-        await keeper.cut(rig.ports)
+        background_tasks = BackgroundTasks("k")
+        await background_tasks.lead(rig.ports)
+        await background_tasks.cut(rig.ports)
         assert [key[2] for key in rig.chunks.lengths] == [0]
-        assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == MIB
+        assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == MIB
 
 
 @on_loop
 async def test_a_file_that_is_never_closed_is_charged_now_and_then() -> None:
     async with _Rig() as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=100 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=100 * MIB)), QuotaTree)
         file = await rig.opened()
         for chunk in (3, 6):
             rig.write(file, chunk)
             await rig.survey_later()
-            assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == (chunk + 1) * MIB
+            assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == (chunk + 1) * MIB
             assert len(await rig.grants()) == 1
-        expect(await rig.ask(5, SetArea(at("d"), bytes=8 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=8 * MIB)), QuotaTree)
         rig.write(file, 20)
         await rig.survey_later()
         assert expect(await rig.ask(7, Close(file.id, 1, 0, 0), EVE), Found).inode.length == 7 * MIB
-        keeper = Keeper("k")
-        await keeper.lead(rig.ports)
-        await keeper.cut(rig.ports)
+        background_tasks = BackgroundTasks("k")
+        await background_tasks.lead(rig.ports)
+        await background_tasks.cut(rig.ports)
         assert sorted(key[2] for key in rig.chunks.lengths) == [3, 6]
 
 
@@ -184,14 +184,14 @@ async def test_a_file_that_is_truncated_while_its_chains_are_asked_is_asked_for_
     chunks = _MeanwhileChunks(1000)
     async with _Rig(chunks) as rig:
         await rig.begin()
-        expect(await rig.ask(5, SetArea(at("d"), bytes=100 * MIB)), Area)
+        expect(await rig.ask(5, SetQuota(at("d"), bytes=100 * MIB)), QuotaTree)
         file = await rig.opened()
         rig.write(file, 7)
 
         ends = []
 
         async def truncate() -> None:
-            assert expect(await rig.ask(7, Truncate(Place(file.id), 0, 1), EVE), Found).inode.length == 0
+            assert expect(await rig.ask(7, Truncate(PathRef(file.id), 0, 1), EVE), Found).inode.length == 0
             ends.append(list(chunks.lengths))
             rig.write(file, 0)
 
@@ -199,7 +199,7 @@ async def test_a_file_that_is_truncated_while_its_chains_are_asked_is_asked_for_
         await rig.survey_later()
         assert ends == [[]]
         assert expect(await rig.ask(5, Stat(at("d/f"))), Found).inode.length == MIB
-        assert expect(await rig.ask(5, GetArea(at("d"))), Area).bytes == MIB
+        assert expect(await rig.ask(5, GetQuota(at("d"))), QuotaTree).bytes == MIB
 
 
 @on_loop
@@ -210,11 +210,15 @@ async def test_chunks_written_to_a_file_that_was_collected_are_removed() -> None
         rig.write(file, 0)
         expect(await rig.ask(7, Close(file.id, 1, MIB, 0), EVE), Found)
         expect(await rig.ask(7, Remove(at("d/f")), EVE), Done)
-        collector = Collector()
+        collector = GarbageCollector()
         await collector.step(rig.ports)
         for client, caller in ((5, None), (7, EVE)):
             for _ in range(BEATS_AFTER):
-                await (rig.ask(client, Beat(1)) if caller is None else rig.ask(client, Beat(1), caller))
+                await (
+                    rig.ask(client, ClientHeartbeat(1))
+                    if caller is None
+                    else rig.ask(client, ClientHeartbeat(1), caller)
+                )
         await collector.step(rig.ports)
         assert not rig.chunks.lengths
         rig.write(file, 0)

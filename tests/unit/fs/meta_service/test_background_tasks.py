@@ -7,27 +7,28 @@ from collections.abc import Sequence
 from typing import Self
 
 import pytest
-from tests.support.fs.clusters.meta_service import MetaRig, PlayedChunks, expect
+from tests.support.fs.clusters.meta_service import FakeChunks, MetaRig, expect
 from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.meta.background_tasks import LEASE_NS, Keeper
+from fireflyer.fs.core.meta.background_tasks import LEASE_NS, BackgroundTasks
 from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
-from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, Collector
+from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, GarbageCollector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
-from fireflyer.fs.core.meta.open_files.lengths import start_cut
-from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
-from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, CutKind, CutRow
+from fireflyer.fs.core.meta.open_files.lengths import start_truncation
+from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
+from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, TruncationKind, TruncationRow
 from fireflyer.fs.core.meta.ports import Ports
-from fireflyer.fs.core.meta.replies import SESSION_OVER, SESSION_STRUCK, STEP, forget_client, rows_of
+from fireflyer.fs.core.meta.replies import SESSION_EVICTED, SESSION_OVER, STEP, forget_client, rows_of
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, UNLINKED, WRITERS, number_key, prefix_end
 from fireflyer.fs.schema.inodes import Inode
 from fireflyer.fs.schema.meta import (
-    Beat,
+    ClientHeartbeat,
     Close,
     Done,
+    ErrorReply,
     Found,
     Lock,
     LockKind,
@@ -35,7 +36,6 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Refused,
     Remove,
     Window,
 )
@@ -49,14 +49,14 @@ class _Ports(RequestPorts):
     """With a clock that the test moves."""
 
     def __init__(self, rig: MetaRig) -> None:
-        super().__init__(rig.service.house)
+        super().__init__(rig.service.service_context)
         self.clock_ns = SECOND
 
     def now_ns(self) -> int:
         return self.clock_ns
 
 
-class _AwayChunks(PlayedChunks):
+class _AwayChunks(FakeChunks):
     """One chain is away."""
 
     away = 0
@@ -92,7 +92,7 @@ async def damage(rig: MetaRig, key: bytes) -> None:
 
 async def beaten(rig: MetaRig, client: int) -> None:
     for _ in range(BEATS_AFTER):
-        assert await rig.ask(client, Beat(1)) == Done()
+        assert await rig.ask(client, ClientHeartbeat(1)) == Done()
 
 
 async def made(rig: MetaRig, client: int, name: str, handle: int, *, close: bool = True) -> Opened:
@@ -110,7 +110,7 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
         await rig.ask(6, MakeDirectory(at("d")))
         await made(rig, 5, "f", 1)
         assert await rig.ask(5, Remove(at("f"))) == Done()
-        ports, collector = _Ports(rig), Collector()
+        ports, collector = _Ports(rig), GarbageCollector()
         await collector.step(ports)
         await beaten(rig, 5)
         for _ in range(STRIKE_NS // SECOND):
@@ -121,16 +121,16 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
         for _ in range(3):
             ports.clock_ns += SECOND
             await collector.step(ports)
-        assert collector.struck == 1
+        assert collector.evicted == 1
         assert not await rows(rig, UNLINKED)
         assert collector.trouble == ""
-        for request in (MakeDirectory(at("e")), Beat(1), Open(at("d"), OpenFlag.READ)):
-            assert expect(await rig.ask(6, request), Refused).code == SESSION_STRUCK
+        for request in (MakeDirectory(at("e")), ClientHeartbeat(1), Open(at("d"), OpenFlag.READ)):
+            assert expect(await rig.ask(6, request), ErrorReply).code == SESSION_EVICTED
         expect(await rig.ask(5, MakeDirectory(at("e"))), Found)
         rig.service._enrolled.clear()  # as in a service that has just started
-        assert expect(await rig.ask(6, MakeDirectory(at("e"))), Refused).code == SESSION_STRUCK
+        assert expect(await rig.ask(6, MakeDirectory(at("e"))), ErrorReply).code == SESSION_EVICTED
         await rig.end_session(6)
-        assert expect(await rig.ask(6, Beat(1)), Refused).code == SESSION_OVER
+        assert expect(await rig.ask(6, ClientHeartbeat(1)), ErrorReply).code == SESSION_OVER
 
 
 @on_loop
@@ -139,11 +139,11 @@ async def test_nobody_is_struck_for_time_in_which_nobody_looked() -> None:
         await rig.open_session(5)
         await made(rig, 5, "f", 1)
         await rig.ask(5, Remove(at("f")))
-        ports, collector = _Ports(rig), Collector()
+        ports, collector = _Ports(rig), GarbageCollector()
         for _ in range(3):
             await collector.step(ports)
             ports.clock_ns += 10 * STRIKE_NS
-        assert collector.struck == 0
+        assert collector.evicted == 0
         await beaten(rig, 5)
         await collector.step(ports)
         assert not await rows(rig, UNLINKED)
@@ -161,7 +161,7 @@ async def test_files_on_a_chain_that_is_away_and_damaged_ones_do_not_stop_collec
             await rig.ask(5, Remove(at(f"f{number}")))
         (damaged, *_) = await rows(rig, UNLINKED)
         await damage(rig, b"FI" + damaged[10:])
-        ports, collector = _Ports(rig), Collector()
+        ports, collector = _Ports(rig), GarbageCollector()
         await collector.step(ports)
         await beaten(rig, 5)
         chunks.away = 1
@@ -199,12 +199,12 @@ async def test_what_a_dead_client_has_on_a_chain_that_is_away_does_not_keep_the_
             opened = await made(rig, 6, f"b{number}", number + 1, close=False)
             whole = Lock(opened.inode.id, Window.RANGE, 1, LockKind.WRITE, 0, 10)
             assert await rig.ask(6, whole) == Done()
-            assert await rig.ask(6, Beat(1, held=(opened.inode.id,))) == Done()
+            assert await rig.ask(6, ClientHeartbeat(1, held=(opened.inode.id,))) == Done()
         locks = await rows(rig, LOCKS)
         await damage(rig, locks[0])
         await rig.end_session(6)
         chunks.away = 1
-        ports, reaper = _Ports(rig), Reaper()
+        ports, reaper = _Ports(rig), SessionCleaner()
         await reaper.step(ports)
         ports.clock_ns += ports.settle_ns
         while await reaper.step(ports):
@@ -228,24 +228,24 @@ async def test_each_part_goes_on_while_another_waits(monkeypatch: pytest.MonkeyP
         await door.wait()
         return False
 
-    monkeypatch.setattr(Reaper, "step", waits)
-    monkeypatch.setattr(Keeper, "cut", waits)
+    monkeypatch.setattr(SessionCleaner, "step", waits)
+    monkeypatch.setattr(BackgroundTasks, "cut", waits)
     monkeypatch.setattr("fireflyer.fs.service.meta.service.REST_S", 0.001)
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
         await made(rig, 5, "f", 1)
         await rig.ask(5, Remove(at("f")))
         while await rows(rig, UNLINKED):
-            await rig.ask(5, Beat(1))
+            await rig.ask(5, ClientHeartbeat(1))
         door.set()
 
 
-async def begun(rig: MetaRig, inode: Inode, client: int, number: int, owner: int) -> CutRow:
+async def begun(rig: MetaRig, inode: Inode, client: int, number: int, owner: int) -> TruncationRow:
     """A truncation to nothing, of a request whose service has gone."""
-    row = CutRow(CutKind.TRUNCATE, 0, 0, 0, owner, client, number)
+    row = TruncationRow(TruncationKind.TRUNCATE, 0, 0, 0, owner, client, number)
 
     async def body(tx: Transaction) -> None:
-        start_cut(rig.service.house.context(tx), inode, row)
+        start_truncation(rig.service.service_context.context(tx), inode, row)
 
     await rig.engine.transact(body)
     return row
@@ -258,14 +258,14 @@ async def test_an_answer_that_nobody_can_ask_for_is_not_kept() -> None:
             await rig.open_session(client)
         opened = [await made(rig, client, f"f{client}", 1) for client in (5, 6)]
         for _ in range(2 * STEP):
-            await rig.ask(5, Beat(1))
+            await rig.ask(5, ClientHeartbeat(1))
         numbers = (3, 3 * STEP)  # of the first it has said that it has the answer
         ports = _Ports(rig)
-        keeper = Keeper("k")
-        await keeper.lead(ports)
+        background_tasks = BackgroundTasks("k")
+        await background_tasks.lead(ports)
         for number in numbers:
             await begun(rig, opened[0].inode, 5, number, 0)
-            await keeper.cut(ports)
+            await background_tasks.cut(ports)
         await begun(rig, opened[1].inode, 6, 9, 0)
 
         async def forget(tx: Transaction) -> None:
@@ -273,7 +273,7 @@ async def test_an_answer_that_nobody_can_ask_for_is_not_kept() -> None:
             forget_client(tx, 6)
 
         await rig.engine.transact(forget)
-        await keeper.cut(ports)
+        await background_tasks.cut(ports)
         assert not await rows(rig, CUTS)
         kept = await rows(rig, b"FR")
         assert [rows_of(5, number)[1] in kept for number in numbers] == [False, True]
@@ -285,21 +285,21 @@ async def test_doubts_about_a_cut_that_another_process_has_ended_are_forgotten()
     async with _Rig(MemoryEngine()) as rig:
         await rig.open_session(5)
         ended, under_way = [(await made(rig, 5, name, 1)).inode for name in ("a", "b")]
-        ports, keeper, house = _Ports(rig), Keeper("k"), rig.service.house
+        ports, background_tasks, service_context = _Ports(rig), BackgroundTasks("k"), rig.service.service_context
         await rig.open_session(77)
         row = await begun(rig, under_way, 5, 9, 77)  # another's, who lives
-        house.doubts[ended.id] = {(row, 1, 0): None}
-        house.doubts[under_way.id] = {(row, 1, 0): None}
-        house.doubts[9999] = {(row, 1, 0): None}
+        service_context.in_doubt[ended.id] = {(row, 1, 0): None}
+        service_context.in_doubt[under_way.id] = {(row, 1, 0): None}
+        service_context.in_doubt[9999] = {(row, 1, 0): None}
         assert ports.claim(9999)
-        await keeper.cut(ports)
-        assert list(house.doubts) == [under_way.id, 9999]
+        await background_tasks.cut(ports)
+        assert list(service_context.in_doubt) == [under_way.id, 9999]
 
 
 @on_loop
 async def test_trouble_of_one_who_leads_no_more_is_not_told() -> None:
     async with _Rig(MemoryEngine()) as rig:
-        ports, first, second = _Ports(rig), Keeper("first"), Keeper("second")
+        ports, first, second = _Ports(rig), BackgroundTasks("first"), BackgroundTasks("second")
         await first.lead(ports)
         first.reaper.trouble = "inode 7: chain 1 is away"
         assert "inode 7" in first.trouble

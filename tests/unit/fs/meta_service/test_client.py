@@ -14,7 +14,7 @@ from tests.support.fs.clusters.file_rig import FileRig, no_space
 
 from fireflyer.base.errors import Aborted, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.client.meta import SESSION_FORGOTTEN, SESSION_STRUCK
+from fireflyer.fs.client.meta import SESSION_EVICTED, SESSION_FORGOTTEN
 from fireflyer.fs.core.files.request_routing import service_for
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT
@@ -23,13 +23,13 @@ from fireflyer.fs.schema.meta import (
     Answers,
     Calls,
     Close,
+    ErrorReply,
     Lock,
     LockKind,
     MakeDirectory,
     Open,
     OpenFlag,
-    Place,
-    Refused,
+    PathRef,
     Report,
     Stat,
     Truncate,
@@ -61,8 +61,8 @@ def test_requests_of_one_turn_go_together_and_reads_apart() -> None:
     async def test(rig: FileRig) -> None:
         files, _ = await rig.client()
         sent = heard(rig)
-        made = [files.meta.call(MakeDirectory(Place(ROOT, b"d%d" % one))) for one in range(70)]
-        seen = [files.meta.call(Stat(Place(ROOT))) for _ in range(3)]
+        made = [files.meta.call(MakeDirectory(PathRef(ROOT, b"d%d" % one))) for one in range(70)]
+        seen = [files.meta.call(Stat(PathRef(ROOT))) for _ in range(3)]
         await asyncio.gather(*made, *seen)
         assert sorted(len(one.calls) for one in sent) == [3, 6, 64]
         numbers = [call.number for one in sent for call in one.calls if call.number]
@@ -142,14 +142,16 @@ def test_not_now_is_asked_again_and_never_in_time_is_a_timeout() -> None:
             nonlocal left
             left -= 1
             return (
-                await before(calls) if left < 0 else Answers(tuple(Refused(0, "not now", "busy") for _ in calls.calls))
+                await before(calls)
+                if left < 0
+                else Answers(tuple(ErrorReply(0, "not now", "busy") for _ in calls.calls))
             )
 
         rig.sends = busy
         assert (await files.stat("/")).is_dir()
         left = 1 << 30
         with pytest.raises(Timeout, match="not now"):
-            await files.meta.call(Stat(Place(ROOT)), timeout_ns=300 * MS)
+            await files.meta.call(Stat(PathRef(ROOT)), timeout_ns=300 * MS)
 
     run(test)
 
@@ -166,7 +168,9 @@ def test_a_service_that_ends_is_no_end() -> None:
                 raise Aborted("the manager ends; ask another one")
             answers = await before(calls)
             return (
-                answers if left < 0 else Answers(tuple(Refused(errno.EIO, "it ends", "aborted") for _ in calls.calls))
+                answers
+                if left < 0
+                else Answers(tuple(ErrorReply(errno.EIO, "it ends", "aborted") for _ in calls.calls))
             )
 
         rig.sends = ends
@@ -221,7 +225,7 @@ def test_one_request_that_hangs_stops_no_others() -> None:
         door = hanging(rig, Truncate)
         hangs = asyncio.create_task(files.truncate("/a", 5))
         for one in range(MAX_UNDER_WAY + 50):
-            await files.meta.call(MakeDirectory(Place(ROOT, b"d%d" % one)))
+            await files.meta.call(MakeDirectory(PathRef(ROOT, b"d%d" % one)))
         assert not hangs.done()
         door.set()
         await hangs
@@ -234,7 +238,7 @@ def test_who_opens_to_cut_makes_nobody_wait_who_asks_in_the_same_turn() -> None:
         files, _ = await rig.client()
         async with await files.open("/cut", "wb") as file:
             await file.pwrite(b"x", 0)
-        place = Place(ROOT, b"cut")
+        place = PathRef(ROOT, b"cut")
         door = hanging(rig, Open)
         cut = asyncio.create_task(files.meta.call(Open(place, OpenFlag.WRITE | OpenFlag.TRUNCATE, files.meta.handle())))
         await files.mkdir("/beside")
@@ -341,7 +345,7 @@ def test_who_was_struck_opens_another_session() -> None:
         async def sends(calls: Calls) -> Answers:
             if calls.client != client:
                 return await before(calls)
-            return Answers(tuple(Refused(errno.ESTALE, "silent", SESSION_STRUCK) for _ in calls.calls))
+            return Answers(tuple(ErrorReply(errno.ESTALE, "silent", SESSION_EVICTED) for _ in calls.calls))
 
         rig.sends = sends
         played.want_routing = lambda: None  # type: ignore[method-assign]
@@ -355,7 +359,7 @@ def test_who_was_struck_opens_another_session() -> None:
 def test_of_a_session_that_nobody_knows_what_was_sent_is_in_doubt() -> None:
     async def test(rig: FileRig) -> None:
         files, _ = await rig.client()
-        forgotten = Refused(errno.ESTALE, "session 1 is over", SESSION_FORGOTTEN)
+        forgotten = ErrorReply(errno.ESTALE, "session 1 is over", SESSION_FORGOTTEN)
         answers: list[Answers | Unreachable] = [Unreachable("lost"), Answers((forgotten,))]
 
         async def sends(calls: Calls) -> Answers:

@@ -8,18 +8,26 @@ from typing import Any
 
 import pytest
 from tests.support.kvstore.engines import values
-from tests.support.later import PlayedTimers
+from tests.support.later import FakeTimers
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy, DataCorruption, NotFound, UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.fs.service.meta.group_commit import LAZY_NS, MAX_BATCH, MAX_LAZY, MAX_WAITING, Lanes, Reads, Work
+from fireflyer.fs.service.meta.group_commit import (
+    LAZY_NS,
+    MAX_BATCH,
+    MAX_LAZY,
+    MAX_WAITING,
+    CommitItem,
+    CommitQueues,
+    Reads,
+)
 from fireflyer.fs.service.meta.inode_ids import BATCH, Ids
-from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Part, TransactionTimeout
-from fireflyer.kvstore.timing import LoopWaits
+from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Savepoint, TransactionTimeout
+from fireflyer.kvstore.timing import LoopTiming
 
 
-class _Count(Work):
+class _Count(CommitItem):
     """Adds one to `key`, and may raise afterwards."""
 
     def __init__(self, key: bytes, error: Exception | None = None, size: int = 0, *, lazy: bool = False) -> None:
@@ -29,7 +37,7 @@ class _Count(Work):
         self._lazy = lazy
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def carry_out(self, rows: Part) -> int:
+    async def carry_out(self, rows: Savepoint) -> int:
         number = int(await rows.get(self.key) or b"0") + 1
         rows.set(self.key, b"%d" % number)
         for at in range(self.size):
@@ -53,8 +61,8 @@ class _Count(Work):
 async def _ready(_: int) -> None: ...
 
 
-def _lanes(kv: MemoryEngine, width: int = 1) -> Lanes:
-    return Lanes(kv, width=width, prepare=_ready)
+def _lanes(kv: MemoryEngine, width: int = 1) -> CommitQueues:
+    return CommitQueues(kv, width=width, prepare=_ready)
 
 
 @on_loop
@@ -158,9 +166,9 @@ async def turns() -> None:
 @on_loop
 async def test_lazy_works_go_in_their_order_with_the_next_transaction() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = [_Count(b"a", lazy=True) for _ in range(5)]
         for work in lazy:
             lanes.put("file", work)
@@ -179,9 +187,9 @@ async def test_lazy_works_go_in_their_order_with_the_next_transaction() -> None:
 @on_loop
 async def test_lazy_works_that_nothing_follows_have_their_own_transaction_when_the_time_has_come() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         for turn in range(2):
             first, second = _Count(b"a", lazy=True), _Count(b"a", lazy=True)
             lanes.put(1, first)
@@ -195,13 +203,13 @@ async def test_lazy_works_that_nothing_follows_have_their_own_transaction_when_t
 @on_loop
 async def test_lazy_works_that_come_during_a_transaction_wait_for_the_next_one() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = _Count(b"a", lazy=True)
 
         class Putting(_Count):
-            async def carry_out(self, rows: Part) -> int:
+            async def carry_out(self, rows: Savepoint) -> int:
                 lanes.put(1, lazy)
                 return await super().carry_out(rows)
 
@@ -220,9 +228,9 @@ async def test_lazy_works_that_come_during_a_transaction_wait_for_the_next_one()
 @on_loop
 async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None:
     attempts: list[Attempted] = []
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a", lazy=True) for _ in range(MAX_LAZY)]
         for work in works:
             lanes.put(1, work)
@@ -238,9 +246,9 @@ async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None
 
 @on_loop
 async def test_a_batch_that_is_too_long_takes_the_lazy_ones_behind_it_along() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
     async with MemoryEngine() as kv:
-        lanes = Lanes(kv, width=1, prepare=_ready, later=timers.later)
+        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a") for _ in range(MAX_BATCH)]
         works += [_Count(b"a", lazy=True) for _ in range(3)]
         for work in works:
@@ -249,7 +257,7 @@ async def test_a_batch_that_is_too_long_takes_the_lazy_ones_behind_it_along() ->
         assert timers.delays_ns == []
 
 
-class _Look(Work):
+class _Look(CommitItem):
     def __init__(self, look: Callable[[Any], Any]) -> None:
         self._look = look
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -285,7 +293,7 @@ async def test_reads_of_one_turn_share_a_snapshot_and_errors_are_each_ones_own()
 class _Slow(_Count):
     """Takes longer than a transaction may."""
 
-    async def carry_out(self, rows: Part) -> int:
+    async def carry_out(self, rows: Savepoint) -> int:
         await super().carry_out(rows)
         await asyncio.Event().wait()
         return 0
@@ -330,7 +338,7 @@ class _Busy(_Count):
         super().__init__(key)
         self.clock = clock
 
-    async def carry_out(self, rows: Part) -> int:
+    async def carry_out(self, rows: Savepoint) -> int:
         self.clock.now += 100 * SECOND
         return await super().carry_out(rows)
 
@@ -338,7 +346,7 @@ class _Busy(_Count):
 @on_loop
 async def test_whoever_takes_too_long_without_waiting_fails_alone() -> None:
     clock = _Clock()
-    async with MemoryEngine(waits=LoopWaits(clock=clock)) as kv:
+    async with MemoryEngine(waits=LoopTiming(clock=clock)) as kv:
         lanes, reads = _lanes(kv), Reads(kv)
         works = [_Count(b"a"), _Busy(b"b", clock), _Count(b"c"), _Count(b"d")]
         for work in works:

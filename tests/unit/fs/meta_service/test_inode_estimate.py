@@ -10,7 +10,7 @@ from tests.support.loops import on_loop
 
 from fireflyer.fs.core.meta.tables import inode_key
 from fireflyer.fs.schema.inodes import ROOT
-from fireflyer.fs.schema.meta import GetSpace, MakeDirectory, Place, Space
+from fireflyer.fs.schema.meta import GetSpace, MakeDirectory, PathRef, Space
 from fireflyer.fs.service.meta.inode_estimate import about_inodes
 from fireflyer.kvstore import MemoryEngine, Transaction
 
@@ -52,7 +52,7 @@ async def test_space_tells_them() -> None:
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
         for number in range(9):
-            await rig.ask(5, MakeDirectory(Place(ROOT, b"%d" % number)))
-        await rig.service.house.count()
-        await rig.service.house.look()
+            await rig.ask(5, MakeDirectory(PathRef(ROOT, b"%d" % number)))
+        await rig.service.service_context.count()
+        await rig.service.service_context.look()
         assert expect(await rig.ask(5, GetSpace(ROOT)), Space).inodes == 10

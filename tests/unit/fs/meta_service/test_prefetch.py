@@ -10,13 +10,14 @@ from tests.support.fs.clusters.meta_service import MetaRig, expect
 from tests.support.fs.clusters.names import at
 from tests.support.loops import on_loop
 
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.tables import entry_key
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import (
     Answer,
     Close,
+    ErrorReply,
     Found,
     FoundMany,
     MakeDirectory,
@@ -24,7 +25,6 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Refused,
     Remove,
     Rename,
     Report,
@@ -34,8 +34,8 @@ from fireflyer.fs.schema.meta import (
     StatMany,
     Symlink,
 )
-from fireflyer.fs.service.meta.prefetch import foresee
-from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, Trunk
+from fireflyer.fs.service.meta.prefetch import prefetch
+from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, TransactionBatch
 
 
 class _Counting:
@@ -66,12 +66,12 @@ async def test_paths_are_read_a_step_at_a_time_for_all_requests_together() -> No
 
         async def look(reader: Reader) -> None:
             counting = _Counting(reader)
-            trunk = Trunk(counting)
-            await foresee(trunk, [(5, 0, one) for one in requests])
+            transaction_batch = TransactionBatch(counting)
+            await prefetch(transaction_batch, [(5, 0, one) for one in requests])
             assert counting.many == 4
             for one in requests:
                 try:
-                    await carry_out(one, rig.service.house.context(trunk.part()))
+                    await carry_out(one, rig.service.service_context.context(transaction_batch.part()))
                 except OSError:
                     pass
             assert counting.single == 0
@@ -89,9 +89,11 @@ async def test_the_row_of_a_writer_is_foreseen_for_its_reports_and_its_close() -
         async def look(transaction: Transaction) -> None:
             for request in (Report(file, 1, 7, 0), Reserve(file, 1, 5), Close(file, 1, 9, 0)):
                 counting = _Counting(transaction)
-                trunk = Trunk(counting)
-                await foresee(trunk, [(5, 0, request)])
-                await carry_out(request, rig.service.house.context(trunk.part(), Asker(5, 0, 0)))
+                transaction_batch = TransactionBatch(counting)
+                await prefetch(transaction_batch, [(5, 0, request)])
+                await carry_out(
+                    request, rig.service.service_context.context(transaction_batch.part(), Requester(5, 0, 0))
+                )
                 assert counting.single == 0
 
         await rig.engine.transact(look)
@@ -109,7 +111,7 @@ async def test_a_damaged_name_is_told_to_who_reads_it_and_to_nobody_else() -> No
 
         await rig.engine.transact(damage)
         answers = await rig.ask_all(5, [Stat(at("a")), Stat(at("b"))])
-        assert isinstance(answers[0], Refused)
+        assert isinstance(answers[0], ErrorReply)
         assert answers[0].code == "data_corruption"
         expect(answers[1], Found)
 
@@ -117,20 +119,20 @@ async def test_a_damaged_name_is_told_to_who_reads_it_and_to_nobody_else() -> No
 @pytest.mark.parametrize("seed", range(3))
 @on_loop
 async def test_answers_are_the_same_with_and_without(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     paths = ["a", "b", "a/b", "a/b/c", "b/a", "l", "l/b", "a/../b", "./a", "a/b/", "", "/a"]
     async with MetaRig(MemoryEngine(MemoryStore())) as near, MetaRig(MemoryEngine(), shared_store=True) as far:
         for rig in (near, far):
             await rig.open_session(5)
         for _ in range(60):
-            requests = [_request(chance, paths) for _ in range(4)]
+            requests = [_request(rng, paths) for _ in range(4)]
             # One at a time: lanes of a database take no order between each other.
             found = [[_seen(await rig.ask(5, one)) for one in requests] for rig in (near, far)]
             assert found[0] == found[1]
 
 
-def _request(chance: random.Random, paths: list[str]) -> Request:
-    one, other = at(chance.choice(paths)), at(chance.choice(paths))
+def _request(rng: random.Random, paths: list[str]) -> Request:
+    one, other = at(rng.choice(paths)), at(rng.choice(paths))
     possible: list[Request] = [
         MakeDirectory(one),
         MakeNode(one, Kind.FIFO),
@@ -140,12 +142,12 @@ def _request(chance: random.Random, paths: list[str]) -> Request:
         Stat(one),
         StatMany((one, other)),
     ]
-    return chance.choice(possible)
+    return rng.choice(possible)
 
 
 def _seen(answer: Answer) -> object:
     """Without times and numbers of inodes."""
-    if isinstance(answer, Refused):
+    if isinstance(answer, ErrorReply):
         return answer.errno
     if isinstance(answer, Found):
         return answer.inode.kind, answer.inode.links

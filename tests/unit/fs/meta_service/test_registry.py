@@ -6,7 +6,7 @@ import pytest
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.service.meta.registry import Heard, Registration, ServiceRow
+from fireflyer.fs.service.meta.registry import LiveServices, Registration, ServiceRow
 from fireflyer.kvstore import MemoryEngine, Transaction
 
 
@@ -18,7 +18,7 @@ async def test_who_does_not_change_his_row_is_dead_after_a_while_and_then_forgot
         other = Registration(kv, "other", "b:2", manager=False)
         await one.beat()
         await other.beat()
-        heard = Heard(kv, lambda: now_ns)
+        heard = LiveServices(kv, lambda: now_ns)
         assert [row.address for row in await heard.services()] == ["a:1", "b:2"]
         for _ in range(6):
             now_ns += 1_000_000_000
@@ -39,11 +39,11 @@ async def test_who_does_not_change_his_row_is_dead_after_a_while_and_then_forgot
 async def test_a_process_that_starts_counts_all_rows_as_alive_and_damaged_ones_are_told() -> None:
     async with MemoryEngine() as kv:
         await Registration(kv, "one", "a:1", manager=False).beat()
-        assert await Heard(kv).services() == [ServiceRow("a:1", 1, False)]
+        assert await LiveServices(kv).services() == [ServiceRow("a:1", 1, False)]
 
         async def damage(tx: Transaction) -> None:
             tx.set(b"FXmsx", b"\x01\xc1")
 
         await kv.transact(damage)
         with pytest.raises(DataCorruption):
-            await Heard(kv).services()
+            await LiveServices(kv).services()

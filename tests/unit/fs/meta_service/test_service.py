@@ -13,8 +13,8 @@ from tests.support.fs.clusters.meta_service import (
     CREATE,
     EVE,
     SERVICE,
+    FakeChunks,
     MetaRig,
-    PlayedChunks,
     expect,
     two_users,
     user,
@@ -31,15 +31,16 @@ from fireflyer.fs.core.meta.open_rows import WAITS
 from fireflyer.fs.core.meta.replies import SESSION_FORGOTTEN, SESSION_OVER
 from fireflyer.fs.core.meta.tables import encode_inode, inode_key
 from fireflyer.fs.core.rows import TABLES, encode_row
-from fireflyer.fs.schema.inodes import ROOT, FileBody, Kind
+from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
 from fireflyer.fs.schema.meta import (
     MAX_NUMBERS,
     Actor,
-    Beat,
     Call,
     Calls,
+    ClientHeartbeat,
     Close,
     Done,
+    ErrorReply,
     Found,
     FoundMany,
     ListDirectory,
@@ -51,8 +52,7 @@ from fireflyer.fs.schema.meta import (
     Open,
     Opened,
     OpenFlag,
-    Place,
-    Refused,
+    PathRef,
     Remove,
     Rename,
     Renew,
@@ -66,7 +66,7 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.schema.routing import ChainTable
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.meta.requests import is_changing, lane_of
+from fireflyer.fs.service.meta.requests import commit_queue_key, is_changing
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Transaction
 
 # --- again is once ---
@@ -77,10 +77,10 @@ async def test_the_root_is_made_once() -> None:
     store = MemoryStore()
     async with MetaRig(MemoryEngine(store), MetaSettings(root_uid=7, root_gid=8, root_mode=0o711)) as first:
         await first.open_session(5)
-        root = expect(await first.ask(5, Stat(Place(ROOT))), Found).inode
+        root = expect(await first.ask(5, Stat(PathRef(ROOT))), Found).inode
         assert (root.kind, root.uid, root.gid, root.mode) == (Kind.DIRECTORY, 7, 8, 0o711)
     async with MetaRig(MemoryEngine(store), MetaSettings(root_uid=1)) as second:
-        assert expect(await second.ask(5, Stat(Place(ROOT))), Found).inode == root
+        assert expect(await second.ask(5, Stat(PathRef(ROOT))), Found).inode == root
 
 
 @on_loop
@@ -91,7 +91,7 @@ async def test_a_request_that_comes_again_is_done_once_also_at_another_service_a
         made = await one.ask(5, MakeDirectory(at("d")), number=1)
         expect(made, Found)
         refused = await one.ask(5, MakeDirectory(at("d")), number=2)
-        assert expect(refused, Refused).errno == errno.EEXIST
+        assert expect(refused, ErrorReply).errno == errno.EEXIST
         assert await one.ask(5, Rename(at("d"), at("e")), number=3) == Done()
         for rig in (one, other):
             assert await rig.ask(5, MakeDirectory(at("d")), number=1) == made
@@ -124,7 +124,7 @@ async def test_commits_of_unknown_outcome_are_repeated_and_done_once() -> None:
         for number in range(20):
             expect(await rig.ask(5, MakeDirectory(at(f"d{number}"))), Found)
         armed = False
-        root = expect(await rig.ask(5, Stat(Place(ROOT))), Found).inode
+        root = expect(await rig.ask(5, Stat(PathRef(ROOT))), Found).inode
         assert root.body.subdirectories == 20  # type: ignore[union-attr]
 
 
@@ -135,8 +135,8 @@ async def test_numbers_outside_the_window_are_refused() -> None:
         for number, done_below in ((0, 0), (4, 5), (5 + MAX_NUMBERS, 5)):
             calls = Calls(5, done_below, (Call(MakeDirectory(at("d")), number),))
             (answer,) = (await rig.service.serve(calls, SERVICE)).answers
-            assert expect(answer, Refused).errno == errno.EINVAL
-        assert expect(await rig.ask(5, Stat(at("d"))), Refused).errno == errno.ENOENT
+            assert expect(answer, ErrorReply).errno == errno.EINVAL
+        assert expect(await rig.ask(5, Stat(at("d"))), ErrorReply).errno == errno.ENOENT
 
 
 @on_loop
@@ -146,10 +146,10 @@ async def test_nothing_is_done_for_a_session_that_is_over_and_each_answer_says_s
         made = await rig.ask(5, MakeDirectory(at("d")), number=1)
         await rig.end_session(5)
         assert await rig.ask(5, MakeDirectory(at("d")), number=1) == made
-        for request in (MakeDirectory(at("e")), Open(at("d"), OpenFlag.READ), Renew(2, 1), Beat(1)):
-            answer = expect(await rig.ask(5, request, number=2), Refused)
+        for request in (MakeDirectory(at("e")), Open(at("d"), OpenFlag.READ), Renew(2, 1), ClientHeartbeat(1)):
+            answer = expect(await rig.ask(5, request, number=2), ErrorReply)
             assert (answer.errno, answer.code) == (errno.ESTALE, SESSION_OVER)
-        assert expect(await rig.ask(99, Open(at("d"), OpenFlag.READ)), Refused).code == SESSION_FORGOTTEN
+        assert expect(await rig.ask(99, Open(at("d"), OpenFlag.READ)), ErrorReply).code == SESSION_FORGOTTEN
 
 
 @on_loop
@@ -160,9 +160,9 @@ async def test_after_the_end_of_a_session_its_user_hears_what_he_had_done_and_no
         await rig.end_session(7)
         assert await rig.ask(7, Rename(at("a/f"), at("a/g")), user("ada"), number=70) == Done()
         told = await rig.ask(7, Rename(at("a/f"), at("a/g")), user("eve"), number=70)
-        assert expect(told, Refused).errno == errno.EPERM
+        assert expect(told, ErrorReply).errno == errno.EPERM
         told = await rig.ask(7, Rename(at("a/g"), at("a/h")), user("ada"), number=71)
-        assert expect(told, Refused).code == SESSION_OVER
+        assert expect(told, ErrorReply).code == SESSION_OVER
 
 
 @on_loop
@@ -170,11 +170,11 @@ async def test_of_many_requests_at_once_each_gets_its_own_answer() -> None:
     async with MetaRig(MemoryEngine()) as rig:
         await rig.open_session(5)
         requests: list[Request] = [MakeDirectory(at(name)) for name in ("a", "b", "a", "c/d", "c")]
-        answers = await rig.ask_all(5, [*requests, Stat(Place(ROOT)), Stat(at("nothing"))])
-        assert [one.errno if isinstance(one, Refused) else 0 for one in answers] == [
+        answers = await rig.ask_all(5, [*requests, Stat(PathRef(ROOT)), Stat(at("nothing"))])
+        assert [one.errno if isinstance(one, ErrorReply) else 0 for one in answers] == [
             0, 0, errno.EEXIST, errno.ENOENT, 0, 0, errno.ENOENT,
         ]  # fmt: skip
-        root = expect(await rig.ask(5, Stat(Place(ROOT))), Found).inode
+        root = expect(await rig.ask(5, Stat(PathRef(ROOT))), Found).inode
         assert root.body.entries == 3  # type: ignore[union-attr]
         many = await rig.ask(5, StatMany(tuple(at(name) for name in "abxc")))
         assert [one if isinstance(one, int) else one.kind for one in expect(many, FoundMany).inodes] == [
@@ -188,7 +188,7 @@ async def test_no_file_is_made_before_there_is_a_chain_table() -> None:
     async with MetaRig(MemoryEngine(store), MetaSettings(trusted_root=True, table=2)) as rig:
         await rig.open_session(5)
         for request in (Open(at("f"), CREATE, 1), MakeNode(at("f"), Kind.FILE)):
-            answer = expect(await rig.ask(5, request), Refused)
+            answer = expect(await rig.ask(5, request), ErrorReply)
             assert (answer.errno, answer.code) == (0, "busy")
         expect(await rig.ask(5, MakeDirectory(at("d"))), Found)
 
@@ -220,7 +220,7 @@ async def test_links_lead_over_a_bounded_number_of_names_and_others_go_on_meanwh
             if link == "long":
                 await rig.ask(5, Symlink(at("long"), b"./" * 1200 + b"l0"))
             answer = await rig.ask(5, Stat(at(link)))
-            assert (answer.errno if isinstance(answer, Refused) else 0) == answered, link
+            assert (answer.errno if isinstance(answer, ErrorReply) else 0) == answered, link
         turns = 0
         asked = asyncio.ensure_future(rig.ask(5, StatMany((at("l0"),) * 500)))
         while not asked.done():
@@ -245,10 +245,10 @@ async def test_another_request_under_a_number_that_was_used_does_not_get_the_ans
             (MakeDirectory(at("d")), None),
             (Open(at("d"), OpenFlag.WRITE, 1), Actor(12, 13)),
         ):
-            told = expect(await rig.ask(5, request, number=90, actor=actor), Refused)
+            told = expect(await rig.ask(5, request, number=90, actor=actor), ErrorReply)
             assert (told.errno, "another request" in told.message) == (errno.EINVAL, True)
         assert await rig.ask(5, MakeDirectory(at("d")), number=90, actor=Actor(12, 13)) == made
-        assert expect(await rig.ask(5, Stat(at("e"))), Refused).errno == errno.ENOENT
+        assert expect(await rig.ask(5, Stat(at("e"))), ErrorReply).errno == errno.ENOENT
 
 
 # --- what takes several transactions ---
@@ -277,10 +277,10 @@ async def test_who_waits_for_a_lock_writes_that_once_and_leaves_room_for_others(
                 for one in range(3)
             ]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            told = expect(done.pop().result(), Refused)  # a quarter of all is Ada's
+            told = expect(done.pop().result(), ErrorReply)  # a quarter of all is Ada's
             assert told.code == "busy"
             while len(committed) < 30:
-                expect(await rig.ask(5, Stat(Place(ROOT))), Found)
+                expect(await rig.ask(5, Stat(PathRef(ROOT))), Found)
             assert sum(any(key[:2] == WAITS for key, _ in one.mutations.writes) for one in committed) <= 2
             assert await rig.ask(5, lock(LockKind.NONE, 1)) == Done()
             while not all(one.done() for one in waiting):
@@ -298,16 +298,16 @@ async def test_a_file_that_is_being_collected_is_lost_to_who_had_it_open() -> No
         await rig.open_session(5)
         file = expect(await rig.ask(5, Open(at("f"), CREATE, 1)), Opened).inode
         assert await rig.ask(5, Remove(at("f"))) == Done()
-        expect(await rig.ask(5, Stat(Place(file.id))), Found)
-        assert isinstance(file.body, FileBody)
+        expect(await rig.ask(5, Stat(PathRef(file.id))), Found)
+        assert isinstance(file.body, FileDetails)
         doomed = msgspec.structs.replace(file, links=0, body=msgspec.structs.replace(file.body, cutting=0))
 
         async def doom(tx: Transaction) -> None:
             tx.set(inode_key(file.id), encode_inode(doomed))
 
         await rig.engine.transact(doom)
-        for request in (Stat(Place(file.id)), Renew(file.id, Rights.READ)):
-            assert expect(await rig.ask(5, request), Refused).errno == errno.ESTALE
+        for request in (Stat(PathRef(file.id)), Renew(file.id, Rights.READ)):
+            assert expect(await rig.ask(5, request), ErrorReply).errno == errno.ESTALE
 
 
 @on_loop
@@ -347,13 +347,13 @@ async def test_a_truncation_removes_the_chunks_behind_and_is_answered_again_alik
 async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_next_session() -> None:
     engine, reached, goes_on = MemoryEngine(), asyncio.Event(), asyncio.Event()
 
-    class SlowChunks(PlayedChunks):
+    class SlowChunks(FakeChunks):
         async def remove(self, file: int, chunks: Sequence[tuple[int, int]], *, session: int) -> None:
             reached.set()
             await goes_on.wait()
             await super().remove(file, chunks, session=session)
 
-    slow, quick = SlowChunks(1000), PlayedChunks(2000)
+    slow, quick = SlowChunks(1000), FakeChunks(2000)
     quick.lengths = slow.lengths
     async with (
         MetaRig(engine, accounts=(ADA,), chunks=slow) as first,
@@ -361,19 +361,19 @@ async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_nex
     ):
         await two_users(first)
         inode = expect(await first.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         layout, size = inode.body.layout, inode.body.layout.chunk_bytes
         order = order_of(layout, slow.chains(1))
         chunks = {(inode.id, order[index % len(order)], index): size for index in range(3)}
         slow.lengths.update(chunks)
         await first.ask(7, Report(inode.id, 1, 3 * size, 0), user("ada"))
-        second.service.house.settle_ns = MS
-        truncate = Truncate(Place(inode.id), 0, 1)
+        second.service.service_context.settle_ns = MS
+        truncate = Truncate(PathRef(inode.id), 0, 1)
         asked = asyncio.create_task(first.ask(7, truncate, user("ada"), number=200))
         await reached.wait()
         await first.end_session(1000)
         done = expect(await second.ask(7, truncate, user("ada"), number=200), Found).inode
-        assert isinstance(done.body, FileBody)
+        assert isinstance(done.body, FileDetails)
         slow.lengths.update(chunks)  # written since
         expect(await second.ask(7, Report(inode.id, 1, 3 * size, done.body.cut), user("ada"), number=201), Found)
         await first.open_session(1001)
@@ -387,7 +387,7 @@ async def test_a_service_that_was_taken_for_dead_cuts_nothing_more_under_its_nex
 async def test_a_small_file_is_emptied_without_asking_one_chain_after_the_other() -> None:
     asked: list[str] = []
 
-    class Counted(PlayedChunks):
+    class Counted(FakeChunks):
         async def last(self, file: int, chains: Sequence[int]) -> Sequence[tuple[int, int] | None]:
             asked.append("last")
             return await super().last(file, chains)
@@ -404,7 +404,7 @@ async def test_a_small_file_is_emptied_without_asking_one_chain_after_the_other(
     async with MetaRig(MemoryEngine(), accounts=(ADA,), chunks=chunks) as rig:
         await two_users(rig)
         inode = expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode
-        assert isinstance(inode.body, FileBody)
+        assert isinstance(inode.body, FileDetails)
         order = order_of(inode.body.layout, chunks.chains(1))
         chunks.lengths.update({(inode.id, order[index % len(order)], index): 5 for index in (0, 1, 9)})
         await rig.ask(7, Report(inode.id, 1, 5, 0), user("ada"))
@@ -421,6 +421,8 @@ def test_which_requests_are_numbered_and_in_which_lane_they_wait() -> None:
     assert all(is_changing(Open(at("a"), flag)) for flag in (OpenFlag.WRITE, OpenFlag.CREATE, OpenFlag.TRUNCATE))
     assert is_changing(Remove(at("a")))
     assert (
-        lane_of(Remove(at("d/a")), 5) == lane_of(MakeDirectory(at("d/b")), 6) == lane_of(Rename(at("d/c"), at("x")), 7)
+        commit_queue_key(Remove(at("d/a")), 5)
+        == commit_queue_key(MakeDirectory(at("d/b")), 6)
+        == commit_queue_key(Rename(at("d/c"), at("x")), 7)
     )
-    assert lane_of(Remove(at("a", 9)), 5) == lane_of(Close(9, 1, 0, 0), 5)
+    assert commit_queue_key(Remove(at("a", 9)), 5) == commit_queue_key(Close(9, 1, 0, 0), 5)

@@ -18,17 +18,17 @@ from fireflyer.fs.core.meta.tables import HOLDS, prefix_end
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import (
     Actor,
-    Beat,
+    ClientHeartbeat,
     Close,
     Done,
+    ErrorReply,
     Found,
     ListDirectory,
     MakeDirectory,
     Open,
     Opened,
     OpenFlag,
-    Place,
-    Refused,
+    PathRef,
     Remove,
     Rename,
     Renew,
@@ -51,7 +51,7 @@ async def test_users_act_as_themselves_and_may_not_say_otherwise() -> None:
         assert (made.uid, made.gid) == (ADA.uid, ADA.gid)
         for actor in (Actor(0, 0), Actor(ADA.uid, ADA.gid), Actor(EVE.uid, EVE.gid)):
             for request in (Stat(at("a/f")), MakeDirectory(at("e")), Remove(at("a/f"))):
-                answer = expect(await rig.ask(8, request, user("eve"), actor=actor), Refused)
+                answer = expect(await rig.ask(8, request, user("eve"), actor=actor), ErrorReply)
                 assert answer.errno == errno.EPERM
         with pytest.raises(PermissionDenied, match="not known any more"):
             await rig.ask(7, Stat(at("a")), user("nobody"))
@@ -67,20 +67,20 @@ async def test_a_user_reaches_nothing_of_another_one() -> None:
             Stat(at("a/f")),
             ListDirectory(directory.id),
             Open(at("a/f"), OpenFlag.READ),
-            Open(Place(file.id), OpenFlag.READ),
-            Open(Place(file.id), OpenFlag.WRITE, 1),
+            Open(PathRef(file.id), OpenFlag.READ),
+            Open(PathRef(file.id), OpenFlag.WRITE, 1),
             Open(at("g", directory.id), CREATE, 2),
             MakeDirectory(at("a/d")),
             Remove(at("f", directory.id)),
             Rename(at("f", directory.id), at("mine")),
             Rename(at("a/f"), at("mine")),
-            SetAttributes(Place(file.id), mode=0o777),
-            SetAttributes(Place(file.id), uid=EVE.uid),
-            Truncate(Place(file.id), 0),
+            SetAttributes(PathRef(file.id), mode=0o777),
+            SetAttributes(PathRef(file.id), uid=EVE.uid),
+            Truncate(PathRef(file.id), 0),
             Renew(file.id, Rights.READ),
         ]
         for request in attempts:
-            answer = expect(await rig.ask(8, request, user("eve")), Refused)
+            answer = expect(await rig.ask(8, request, user("eve")), ErrorReply)
             assert answer.errno in (errno.EACCES, errno.EPERM), (request, answer)
         assert expect(await rig.ask(7, Stat(at("a/f")), user("ada")), Found).inode == file
 
@@ -94,10 +94,10 @@ async def test_handles_of_others_are_of_no_use() -> None:
             Report(file.id, 1, 100, 0),
             Close(file.id, 1, 100, 0),
             Reserve(file.id, 1, 100),
-            Truncate(Place(file.id), 0, 1),
+            Truncate(PathRef(file.id), 0, 1),
             Renew(file.id, Rights.WRITE, 1),
         ):
-            answer = expect(await rig.ask(8, request, user("eve")), Refused)
+            answer = expect(await rig.ask(8, request, user("eve")), ErrorReply)
             # By number she gets at nothing that lies where she may not go.
             expected = errno.EACCES if isinstance(request, Truncate) else errno.EBADF
             assert answer.errno == expected, (request, answer)
@@ -120,15 +120,15 @@ async def test_a_user_holds_only_what_he_may_open_or_owns_and_so_many(monkeypatc
         public = expect(await rig.ask(7, Open(at("i"), CREATE, 4, 0o604), user("ada")), Opened).inode.id
         own = [expect(await rig.ask(8, Open(at(f"e{n}"), CREATE, n + 1, 0), user("eve")), Opened) for n in range(4)]
         owned = [one.inode.id for one in own]
-        assert await rig.ask(8, Beat(1, held=(hidden, closed, public, 10**6)), user("eve")) == Done()
+        assert await rig.ask(8, ClientHeartbeat(1, held=(hidden, closed, public, 10**6)), user("eve")) == Done()
         assert await held(8) == [public]
-        assert await rig.ask(8, Beat(2, held=(public, *owned)), user("eve")) == Done()
+        assert await rig.ask(8, ClientHeartbeat(2, held=(public, *owned)), user("eve")) == Done()
         assert await held(8) == [public, *owned[:2]]
-        assert await rig.ask(8, Beat(3, held=(owned[3],), closed=(public,)), user("eve")) == Done()
+        assert await rig.ask(8, ClientHeartbeat(3, held=(owned[3],), closed=(public,)), user("eve")) == Done()
         assert await held(8) == [owned[0], owned[1], owned[3]]
-        assert await rig.ask(7, Beat(1, held=(hidden, closed)), user("ada")) == Done()
+        assert await rig.ask(7, ClientHeartbeat(1, held=(hidden, closed)), user("ada")) == Done()
         assert await held(7) == [hidden, closed]
-        await rig.ask(5, Beat(1, held=(hidden, closed, public, *owned)))
+        await rig.ask(5, ClientHeartbeat(1, held=(hidden, closed, public, *owned)))
         assert len(await held(5)) == 7
 
 
@@ -143,12 +143,12 @@ async def test_the_session_of_another_user_is_of_no_use() -> None:
             Open(at("e"), CREATE, 9),
             Open(at("a"), OpenFlag.READ),
             Report(file.id, 1, 100, 0),
-            Beat(1, closed=(file.id,)),
+            ClientHeartbeat(1, closed=(file.id,)),
         ):
-            answer = expect(await rig.ask(7, request, user("eve"), number=51), Refused)
+            answer = expect(await rig.ask(7, request, user("eve"), number=51), ErrorReply)
             assert answer.errno == errno.EPERM, (request, answer)
         replayed = await rig.ask(7, MakeDirectory(at("a/d")), user("eve"), number=50)
-        assert expect(replayed, Refused).errno == errno.EPERM
+        assert expect(replayed, ErrorReply).errno == errno.EPERM
         assert await rig.ask(7, MakeDirectory(at("a/d")), user("ada"), number=50) == answered
 
 
@@ -157,7 +157,7 @@ async def test_a_mount_speaks_for_its_users_and_for_root_only_where_that_is_said
     store = MemoryStore()
     async with MetaRig(MemoryEngine(store), MetaSettings(trusted_root=True)) as trusting:
         await trusting.open_session(5)
-        await trusting.ask(5, SetAttributes(Place(ROOT), mode=0o777))
+        await trusting.ask(5, SetAttributes(PathRef(ROOT), mode=0o777))
         made = await trusting.ask(5, MakeDirectory(at("r")), actor=Actor(0, 0, (0,)))
         assert expect(made, Found).inode.uid == 0
         made = await trusting.ask(5, MakeDirectory(at("u")), actor=Actor(12, 13))
@@ -168,7 +168,7 @@ async def test_a_mount_speaks_for_its_users_and_for_root_only_where_that_is_said
         assert (expect(made, Found).inode.uid, expect(made, Found).inode.gid) == (NOBODY, NOBODY)
         made = await careful.ask(6, MakeDirectory(at("t")))
         assert expect(made, Found).inode.uid == NOBODY
-        assert expect(await careful.ask(6, SetAttributes(at("u"), mode=0)), Refused).errno == errno.EPERM
+        assert expect(await careful.ask(6, SetAttributes(at("u"), mode=0)), ErrorReply).errno == errno.EPERM
         made = await careful.ask(6, SetAttributes(at("u"), mode=0o700), actor=Actor(12, 13))
         assert expect(made, Found).inode.mode == 0o700
 
@@ -193,7 +193,7 @@ async def test_administrators_are_root() -> None:
         await rig.open_session(9, "admin")
         made = expect(await rig.ask(9, MakeDirectory(at("d"), 0o700), user("admin")), Found).inode
         assert made.uid == 0
-        changed = await rig.ask(9, SetAttributes(Place(made.id), uid=ADA.uid), user("admin"))
+        changed = await rig.ask(9, SetAttributes(PathRef(made.id), uid=ADA.uid), user("admin"))
         assert expect(changed, Found).inode.uid == ADA.uid
 
 
@@ -221,7 +221,7 @@ async def test_opening_gives_users_the_right_to_what_they_opened_and_nothing_els
             assert (found.client, found.first_file, found.last_file, found.rights) == (7, file.id, file.id, rights)
         again = right(await rig.ask(7, Renew(file.id, Rights.READ | Rights.WRITE, 3), user("ada")))
         assert again.rights == Rights.READ | Rights.WRITE
-        assert expect(await rig.ask(7, Renew(file.id, Rights.WRITE, 4), user("ada")), Refused).errno == errno.EBADF
+        assert expect(await rig.ask(7, Renew(file.id, Rights.WRITE, 4), user("ada")), ErrorReply).errno == errno.EBADF
         directory = expect(await rig.ask(7, Open(at("a"), OpenFlag.READ), user("ada")), Opened)
         assert not directory.capability
         by_service = expect(await rig.ask(5, Open(at("a/f"), OpenFlag.READ)), Opened)
@@ -246,9 +246,9 @@ async def test_under_the_number_of_another_request_nobody_gets_more_than_that_on
     async with MetaRig(MemoryEngine(), accounts=(ADA, EVE)) as rig:
         await two_users(rig)
         closed = expect(await rig.ask(7, Open(at("closed"), CREATE, 2, 0o600), user("ada")), Opened).inode
-        theirs = Open(Place(closed.id), OpenFlag.READ | OpenFlag.WRITE, 3)
-        assert expect(await rig.ask(8, theirs, user("eve")), Refused).errno == errno.EACCES
+        theirs = Open(PathRef(closed.id), OpenFlag.READ | OpenFlag.WRITE, 3)
+        assert expect(await rig.ask(8, theirs, user("eve")), ErrorReply).errno == errno.EACCES
         for number, request in ((40, theirs), (41, Open(at("closed"), OpenFlag.READ | OpenFlag.WRITE, 3))):
             nothing = expect(await rig.ask(8, Open(at("closed"), OpenFlag.CREATE), user("eve"), number=number), Opened)
             assert not nothing.rights
-            assert expect(await rig.ask(8, request, user("eve"), number=number), Refused).errno == errno.EINVAL
+            assert expect(await rig.ask(8, request, user("eve"), number=number), ErrorReply).errno == errno.EINVAL

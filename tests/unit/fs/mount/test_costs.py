@@ -20,22 +20,22 @@ from tests.support.fs.mounts.mounted_rig import (
     unanswered,
     write,
 )
-from tests.support.later import PlayedTimers
+from tests.support.later import FakeTimers
 
 from fireflyer.fs.core.meta.tables import WRITERS
 from fireflyer.fs.mount.files import MountedFiles
 from fireflyer.fs.mount.operations import Caller, Changes, Set
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.meta import (
-    Beat,
+    ClientHeartbeat,
     Close,
     Open,
     Report,
     Request,
     SetAttributes,
 )
-from fireflyer.fs.service.meta.group_commit import Work
-from fireflyer.fs.service.meta.requests import Asked
+from fireflyer.fs.service.meta.group_commit import CommitItem
+from fireflyer.fs.service.meta.requests import QueuedRequest
 
 # --- attributes of what was written
 
@@ -108,12 +108,12 @@ def test_attributes_of_a_file_that_was_cut_elsewhere_come_with_the_length_that_i
 def transactions(rig: FileRig) -> list[list[Request]]:
     """The requests of each, from now on; without those that the service or a beat begins, whenever that is."""
     seen: list[list[Request]] = []
-    lanes = rig.rig.service.house.lanes
+    lanes = rig.rig.service.service_context.lanes
     before = lanes._transact
 
-    async def transact(batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
-        requests = [work.request for work in batch if isinstance(work, Asked)]
-        if len(requests) == len(batch) and not any(isinstance(one, Beat) for one in requests):
+    async def transact(batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
+        requests = [work.request for work in batch if isinstance(work, QueuedRequest)]
+        if len(requests) == len(batch) and not any(isinstance(one, ClientHeartbeat) for one in requests):
             seen.append(requests)
         return await before(batch, again=again)
 
@@ -135,7 +135,7 @@ async def make(mounted: MountedFiles, name: bytes) -> int:
 
 
 def test_a_new_file_costs_two_commits() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
@@ -155,7 +155,7 @@ def test_a_new_file_costs_two_commits() -> None:
 
 
 def test_who_has_something_to_tell_or_to_unlock_does_not_close_lazily() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
@@ -176,7 +176,7 @@ def test_who_has_something_to_tell_or_to_unlock_does_not_close_lazily() -> None:
 
 def test_a_lazy_close_comes_before_what_its_client_does_next() -> None:
     """Or its truncations had to ask the chains, as they do beside another writer."""
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
@@ -206,18 +206,18 @@ def test_a_lazy_close_that_is_not_answered_is_asked_again() -> None:
         files = mounted._files
         answered = unanswered(rig, mounted, lambda request: isinstance(request, Close))
         await mounted.release(handle, ONE, unlock=False)
-        while not len(files.opening.abandoned):
+        while not len(files.open_files.orphaned):
             await turns(1)
         answered()
         assert await writers(rig) == 1
-        await files.opening.look_after()
+        await files.open_files.maintain()
         assert await writers(rig) == 0
 
     run(test)
 
 
 def test_at_the_end_lazy_closes_wait_for_nothing() -> None:
-    timers = PlayedTimers()
+    timers = FakeTimers()
 
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)

@@ -170,14 +170,14 @@ def test_an_empty_directory_and_an_offset_that_nobody_was_told() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_what_stays_is_told_once_whatever_comes_and_goes(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     names = Names(2500)
     reader = Reader(names)
     always = set(names.lengths)
-    while reader.read(chance.choice([20, 190, 700]), plus=chance.random() < 0.5):
-        for name in chance.sample(sorted(names.lengths), 20):
+    while reader.read(rng.choice([20, 190, 700]), plus=rng.random() < 0.5):
+        for name in rng.sample(sorted(names.lengths), 20):
             del names.lengths[name]
             always.discard(name)
-        names.lengths |= {b"%05d+" % chance.randrange(2500): 0 for _ in range(20)}
+        names.lengths |= {b"%05d+" % rng.randrange(2500): 0 for _ in range(20)}
     told = [name for name in reader.seen if name in always]
     assert sorted(told) == sorted(always)

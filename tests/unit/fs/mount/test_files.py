@@ -29,7 +29,7 @@ from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.open_inode import file_of
 from fireflyer.fs.mount.files import MountedFiles
-from fireflyer.fs.mount.metrics import Held
+from fireflyer.fs.mount.metrics import MountUsage
 from fireflyer.fs.mount.operations import Changes, Opened, Set
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import ROOT
@@ -94,16 +94,16 @@ def test_each_close_of_one_open_file_returns_when_all_is_stored() -> None:
 def test_it_tells_what_it_holds() -> None:
     async def test(rig: FileRig) -> None:
         mounted, _ = await mount(rig)
-        assert mounted.held == Held(0, 0, 0)
+        assert mounted.held == MountUsage(0, 0, 0)
         inode, handle = await create(mounted)
         again = await mounted.open(ROOT_USER, inode, os.O_RDONLY)
         await write(mounted, handle, b"dirty")
-        assert mounted.held == Held(1, 2, 5)
+        assert mounted.held == MountUsage(1, 2, 5)
         await mounted.flush(handle, ONE)
-        assert mounted.held == Held(1, 2, 0)
+        assert mounted.held == MountUsage(1, 2, 0)
         await mounted.release(handle, ONE, unlock=False)
         await mounted.release(again.handle, ONE, unlock=False)
-        assert mounted.held == Held(0, 0, 0)
+        assert mounted.held == MountUsage(0, 0, 0)
 
     run(test)
 

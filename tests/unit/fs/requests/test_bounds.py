@@ -6,16 +6,16 @@ from tests.support.fs.chain_sim.request_rig import ARRIVED, LARGE, READ, Bench
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
-    Glance,
+    DataArrived,
     Limits,
+    QuerySpec,
+    ReplyReceived,
     RoutingLearned,
-    Told,
 )
 from fireflyer.fs.schema.chunks import (
     Found,
-    LookKind,
     Missing,
+    QueryKind,
 )
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
@@ -29,7 +29,7 @@ def test_no_more_is_begun_than_the_bound() -> None:
 
 def test_a_node_has_more_time_for_much_data() -> None:
     bench = Bench(1, 2, limits=Limits(attempt_ns=100 * MS, least_bytes_per_s=1 << 20))
-    bench.begin(Glance(LookKind.READ, 0, 1 << 18))
+    bench.begin(QuerySpec(QueryKind.READ, 0, 1 << 18))
     bench.until(340 * MS)
     assert len(bench.asks) == 1
     bench.until(360 * MS)
@@ -68,7 +68,7 @@ def test_at_most_so_many_nodes_send_large_replies_at_once_and_each_has_its_turn(
     while answered < len(bench.asks):
         assert bench.machine.senders <= 2
         order.append(bench.asks[answered].node)
-        bench.feed(Told(bench.asks[answered].ask, Arrived(1 << 20, ContentId(1, 1), 1 << 20)))
+        bench.feed(ReplyReceived(bench.asks[answered].ask, DataArrived(1 << 20, ContentId(1, 1), 1 << 20)))
         answered += 1
     assert len(order) == 51
     assert {order[:20].count(node) for node in range(1, 6)} <= {3, 4, 5}
@@ -119,6 +119,6 @@ def test_what_is_queued_at_a_node_that_hangs_goes_to_another_replica() -> None:
 
 def test_listing_is_passed_on_as_it_is() -> None:
     bench = Bench(1)
-    operation = bench.begin(Glance(LookKind.LIST, 0, 10))
+    operation = bench.begin(QuerySpec(QueryKind.LIST, 0, 10))
     bench.tell(Found(()))
     assert bench.ended[operation] == Found(())

@@ -28,12 +28,12 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.client import PerProcess, connect, connect_to, open_ring, open_ring_to
 from fireflyer.fs.client.control.capabilities import Renewals, Right
-from fireflyer.fs.client.control.session import Control
+from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.client.dispatch import Dispatch
 from fireflyer.fs.control.local_lock import RunLock
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance, Limits
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, Limits, QuerySpec
 from fireflyer.fs.schema import data
-from fireflyer.fs.schema.chunks import Change, Done, LookKind, Operation, Refusal, Refused, Update
+from fireflyer.fs.schema.chunks import Change, Done, Operation, QueryKind, RefusalReason, Refused, Update
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 from fireflyer.fs.schema.routing import Chain, Member, Node, Routing, TargetState
 from fireflyer.fs.schema.sessions import CapabilityAnswer
@@ -45,7 +45,7 @@ from fireflyer.runtime.raw_connections import RawConnection, RawListener
 CHUNK = ChunkId(1, 0)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)
 RIGHT, OTHER = Right(1, 9, 3), Right(11, 19, 3)
-READ = Glance(LookKind.READ, 0, 5)
+READ = QuerySpec(QueryKind.READ, 0, 5)
 DONE = Done(ContentId(1, 1), None)
 _PREFIX_BYTES = 24
 
@@ -76,7 +76,7 @@ class Bench:
         members = tuple(Member(one, one, TargetState.SERVING) for one in serving)
         self.dispatch.learned(Routing(version, nodes, (Chain(1, version, members),)))
 
-    def begin(self, what: Change | Glance, memory: bytearray | None = None) -> None:
+    def begin(self, what: Change | QuerySpec, memory: bytearray | None = None) -> None:
         view = None if memory is None else memoryview(memory)
         self.dispatch.begin(1, CHUNK, what, view, SECOND, self.results.append)
         self.dispatch.flush()
@@ -89,7 +89,7 @@ class Bench:
             self.ends[node.id].settimeout(30)
             self.dispatch.connected(node, ours.detach())
 
-    def heard(self, node: int) -> data.Ask:
+    def heard(self, node: int) -> data.DataRequest:
         """The next message that the node gets."""
         end = self.ends[node]
         prefix = end.recv(_PREFIX_BYTES, socket.MSG_WAITALL)
@@ -98,10 +98,10 @@ class Bench:
         end.recv(payload_bytes, socket.MSG_WAITALL)
         assert kind == MESSAGE
         message = data.decode(body)
-        assert isinstance(message, data.Ask)
+        assert isinstance(message, data.DataRequest)
         return message
 
-    def say(self, node: int, message: data.Told) -> None:
+    def say(self, node: int, message: data.DataReply) -> None:
         self.ends[node].sendall(frame(MESSAGE, data.encode(message)))
 
     def take(self) -> None:
@@ -127,7 +127,7 @@ def test_what_is_asked_before_there_is_a_connection_waits_for_it(bench: Bench) -
     bench.connect()
     asked = bench.heard(1)
     assert isinstance(asked.body, Update)
-    bench.say(1, data.Told(asked.number, DONE))
+    bench.say(1, data.DataReply(asked.number, DONE))
     bench.take()
     assert bench.results == [DONE]
 
@@ -137,14 +137,14 @@ def test_an_answer_before_the_loss_of_its_connection_counts_and_what_follows_goe
     bench.begin(TRUNCATE)
     bench.begin(TRUNCATE)
     bench.connect()
-    bench.say(1, data.Told(bench.heard(1).number, DONE))
+    bench.say(1, data.DataReply(bench.heard(1).number, DONE))
     bench.ends[1].close()
     while not bench.wanted:
         bench.take()
         bench.dispatch.tick()
     assert bench.results == [DONE]
     bench.connect()
-    bench.say(1, data.Told(bench.heard(1).number, DONE))
+    bench.say(1, data.DataReply(bench.heard(1).number, DONE))
     bench.take()
     assert bench.results == [DONE, DONE]
 
@@ -161,13 +161,13 @@ def test_capabilities_are_granted_before_anything_is_asked(bench: Bench) -> None
     with pytest.raises(BlockingIOError):
         bench.ends[1].recv(1)
     bench.ends[1].settimeout(30)
-    bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
+    bench.say(1, data.DataReply(shown.number, data.Granted(60 * SECOND)))
     bench.take()
     assert isinstance(bench.heard(1).body, Update)
 
 
-def refuse(bench: Bench, shown: data.Ask) -> None:
-    bench.say(1, data.Told(shown.number, Refused(Refusal.DENIED, "another key")))
+def refuse(bench: Bench, shown: data.DataRequest) -> None:
+    bench.say(1, data.DataReply(shown.number, Refused(RefusalReason.DENIED, "another key")))
     bench.take()
 
 
@@ -193,7 +193,7 @@ def test_what_a_node_refused_is_asked_for_anew_and_nothing_else_is_said_there_me
     shown = bench.heard(1)
     assert shown.body == data.Present(b"second")
     assert silent(bench)
-    bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
+    bench.say(1, data.DataReply(shown.number, data.Granted(60 * SECOND)))
     bench.take()
     assert isinstance(bench.heard(1).body, Update)
     assert bench.rights == [RIGHT]
@@ -203,7 +203,7 @@ def test_a_connection_that_has_the_right_still_goes_on_when_the_next_capability_
     bench.dispatch.present(RIGHT, b"first")
     bench.begin(TRUNCATE)
     bench.connect()
-    bench.say(1, data.Told(bench.heard(1).number, data.Granted(60 * SECOND)))
+    bench.say(1, data.DataReply(bench.heard(1).number, data.Granted(60 * SECOND)))
     bench.take()
     assert isinstance(bench.heard(1).body, Update)
     bench.dispatch.present(RIGHT, b"second")
@@ -220,7 +220,7 @@ def test_nothing_is_said_with_a_right_whose_life_has_passed_until_it_is_renewed(
     bench.dispatch.warm()
     bench.connect()
     for left_ns in (1, 60 * SECOND):
-        bench.say(1, data.Told(bench.heard(1).number, data.Granted(left_ns)))
+        bench.say(1, data.DataReply(bench.heard(1).number, data.Granted(left_ns)))
         bench.take()
     for chunk in (CHUNK, ChunkId(2, 0)):
         bench.dispatch.begin(1, chunk, TRUNCATE, None, SECOND, bench.results.append)
@@ -235,7 +235,7 @@ def test_nothing_is_said_with_a_right_whose_life_has_passed_until_it_is_renewed(
         shown = bench.heard(1)
         assert shown.body == data.Present(b"second")
         assert silent(bench)
-        bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
+        bench.say(1, data.DataReply(shown.number, data.Granted(60 * SECOND)))
         bench.take()
     assert [type(bench.heard(1).body) for _ in range(2)] == [Update, Update]
     assert bench.rights == [RIGHT]
@@ -274,7 +274,7 @@ def test_another_session_is_used_where_its_rights_are_granted() -> None:
     bench.begin(TRUNCATE)
     bench.connect()
     for _ in range(2):
-        bench.say(1, data.Told(bench.heard(1).number, data.Granted(60 * SECOND)))
+        bench.say(1, data.DataReply(bench.heard(1).number, data.Granted(60 * SECOND)))
         bench.take()
     asked = bench.heard(1).body
     assert isinstance(asked, Update)
@@ -287,7 +287,7 @@ def test_another_session_is_used_where_its_rights_are_granted() -> None:
     shown = bench.heard(1)
     assert shown.body == data.Present(b"second")
     assert silent(bench)
-    bench.say(1, data.Told(shown.number, data.Granted(60 * SECOND)))
+    bench.say(1, data.DataReply(shown.number, data.Granted(60 * SECOND)))
     bench.take()
     asked = bench.heard(1).body
     assert isinstance(asked, Update)
@@ -352,7 +352,7 @@ def test_who_is_not_the_node_that_was_looked_for_is_left_again() -> None:
         secret, heard = new_secret(), asyncio.Queue[tuple[Node, FireflyerError | None]]()
         accepted: list[RawConnection] = []
 
-        class Hears(Control):
+        class Hears(ManagerSession):
             def connected(self, node: Node, fd: int) -> None:
                 os.close(fd)
                 heard.put_nowait((node, None))
@@ -415,7 +415,7 @@ def test_a_node_that_was_started_again_is_connected_anew(bench: Bench) -> None:
     assert old.recv(1) == b""
     old.close()
     bench.connect()
-    bench.say(1, data.Told(bench.heard(1).number, DONE))
+    bench.say(1, data.DataReply(bench.heard(1).number, DONE))
     bench.take()
     assert bench.results == [DONE]
 
@@ -445,7 +445,7 @@ def test_memory_is_not_touched_by_what_comes_after_the_caller_gave_up(bench: Ben
     reply = struct.pack("<QQQIIIII", tag, 1, 0, 1, 1, 1, 5, crc32c(b"there"))
     bench.ends[1].sendall(frame(READ_REPLY, reply, b"there"))
     bench.take()
-    assert bench.results == [Arrived(5, ContentId(1, 1), 5)]
+    assert bench.results == [DataArrived(5, ContentId(1, 1), 5)]
     assert memory == bytearray(5)
     assert other == b"there"
 

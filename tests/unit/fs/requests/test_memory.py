@@ -10,7 +10,7 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.client.replica_selector import READ, Reads, Spread, check_reads
+from fireflyer.fs.client.replica_selector import READ, Reads, ReplicaSelector, check_reads
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 
 torch = pytest.importorskip("torch")
@@ -80,7 +80,7 @@ def reads(*chains: int) -> Reads:
 
 
 def test_reads_go_to_those_that_serve_in_turns() -> None:
-    spread = Spread(routing((3, [1, 2]), (5, [2, 4])), {1: 11, 2: 12, 4: 14, 99: 19})
+    spread = ReplicaSelector(routing((3, [1, 2]), (5, [2, 4])), {1: 11, 2: 12, 4: 14, 99: 19})
     placed, lost = spread.place(reads(*[3] * 8, *[5] * 8))
     assert lost is None
     assert sorted(placed["server"][:8].tolist()) == [11] * 4 + [12] * 4
@@ -89,12 +89,12 @@ def test_reads_go_to_those_that_serve_in_turns() -> None:
 
 
 def test_what_nobody_can_be_asked_for_is_said() -> None:
-    spread = Spread(routing((3, [1, 2]), (5, [4])), {1: 0})
+    spread = ReplicaSelector(routing((3, [1, 2]), (5, [4])), {1: 0})
     placed, lost = spread.place(reads(3, 5, 3, 4, 9))
     assert lost is not None
     assert lost.tolist() == [False, True, False, True, True]
     assert placed["server"][[0, 2]].tolist() == [0, 0]
-    assert Spread(Routing(0), {}).place(reads(1))[1] is not None
+    assert ReplicaSelector(Routing(0), {}).place(reads(1))[1] is not None
 
 
 @pytest.mark.parametrize(("field", "value"), [("at", 9), ("length", 17), ("at", (1 << 64) - 4), ("offset", 1 << 26)])

@@ -8,27 +8,27 @@ from tests.support.fs.chain_sim.request_rig import CHUNK, DONE, LARGE, OTHER, RE
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
-    Ask,
     AskRouting,
-    Doubt,
-    GiveUp,
-    Glance,
+    CancelOperation,
+    ConnectionLost,
+    DataArrived,
     Limits,
-    Lost,
+    QuerySpec,
+    ReplyReceived,
     RoutingConfirmed,
-    Told,
+    SendCorruptionHint,
+    SendRequest,
     Withdraw,
 )
 from fireflyer.fs.core.requests.state_machine import Requests
 from fireflyer.fs.schema.chunks import (
     Change,
-    Look,
-    LookKind,
     Missing,
     NotCommitted,
     Operation,
-    Refusal,
+    Query,
+    QueryKind,
+    RefusalReason,
 )
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
@@ -83,24 +83,24 @@ def test_a_late_read_is_withdrawn_before_another_replica_is_asked() -> None:
     bench.effects.clear()
     bench.until(120 * MS)
     kinds = [type(one) for one in bench.effects]
-    assert kinds.index(Withdraw) < kinds.index(Ask)
+    assert kinds.index(Withdraw) < kinds.index(SendRequest)
     assert AskRouting in kinds
     first, second = bench.asks
     assert first.target != second.target
-    assert bench.feed(Told(first.ask, Missing())) == []
-    bench.tell(Arrived(5, ContentId(1, 1), 5))
-    assert bench.ended[operation] == Arrived(5, ContentId(1, 1), 5)
+    assert bench.feed(ReplyReceived(first.ask, Missing())) == []
+    bench.tell(DataArrived(5, ContentId(1, 1), 5))
+    assert bench.ended[operation] == DataArrived(5, ContentId(1, 1), 5)
 
 
 def test_damage_is_told_and_read_elsewhere_until_there_is_nobody_left() -> None:
     bench = Bench(1, 2)
     operation = bench.begin(READ)
-    bench.tell(refused(Refusal.CORRUPT))
+    bench.tell(refused(RefusalReason.CORRUPT))
     one, two = bench.asks
     assert {one.target, two.target} == {1, 2}
-    assert Doubt(one.node, one.target, 1, CHUNK) in bench.effects
+    assert SendCorruptionHint(one.node, one.target, 1, CHUNK) in bench.effects
     while operation not in bench.ended:
-        if not any(isinstance(one, Ask) for one in bench.tell(refused(Refusal.CORRUPT))):
+        if not any(isinstance(one, SendRequest) for one in bench.tell(refused(RefusalReason.CORRUPT))):
             bench.until(bench.machine.due_ns or bench.now_ns)
     assert bench.failure(operation).code == "data_corruption"
     assert len(bench.asks) == 6
@@ -110,7 +110,7 @@ def test_a_node_that_is_lost_is_asked_again_only_where_there_is_no_other() -> No
     bench = Bench(1, 2)
     bench.begin(READ)
     lost = bench.asks[0].node
-    bench.feed(Lost(lost))
+    bench.feed(ConnectionLost(lost))
     for _ in range(4):
         bench.begin(READ)
     assert {ask.node for ask in bench.asks[1:]} == {3 - lost}
@@ -125,11 +125,11 @@ def test_a_stale_version_asks_for_routing_and_what_rests_goes_on_when_it_comes()
     bench.until(SECOND)
     operation = bench.begin(READ, within_ns=10 * SECOND)
     bench.effects.clear()
-    bench.tell(refused(Refusal.STALE, 2))
+    bench.tell(refused(RefusalReason.STALE, 2))
     assert bench.effects == [AskRouting()]
     bench.route(2)
     assert bench.asks[-1].target == 2
-    assert isinstance(bench.asks[-1].body, Look)
+    assert isinstance(bench.asks[-1].body, Query)
     assert bench.asks[-1].body.chain_version == 2
     bench.tell(Missing())
     assert bench.ended[operation] == Missing()
@@ -209,12 +209,12 @@ def test_who_does_little_at_a_time_uses_few_channels_and_those_that_have_rows() 
     for at in (7, 1, 4):
         bench.tell(DONE, ask=at)
     for at in (0, 2, 3, 5, 6):
-        bench.tell(refused(Refusal.BUSY), ask=at)
+        bench.tell(refused(RefusalReason.BUSY), ask=at)
     told = 8
     while len(bench.ended) < 8:
         bench.until(bench.machine.due_ns or bench.now_ns)
         while told < len(bench.asks):
-            bench.tell(refused(Refusal.BUSY), ask=told)
+            bench.tell(refused(RefusalReason.BUSY), ask=told)
             told += 1
     assert bench.machine.unresolved_channels == 0
     before = len(bench.updates)
@@ -234,15 +234,15 @@ def test_who_was_refused_each_time_was_not_done() -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE, within_ns=20 * MS)
     while operation not in bench.ended:
-        bench.tell(refused(Refusal.BUSY))
+        bench.tell(refused(RefusalReason.BUSY))
         bench.until(bench.machine.due_ns or bench.now_ns)
     assert bench.failure(operation).code == "busy"
     assert len(bench.asks) > 2
     assert bench.machine.unresolved_channels == 0
 
 
-@pytest.mark.parametrize("refusal", [Refusal.NO_SPACE, Refusal.USAGE, Refusal.DENIED])
-def test_some_refusals_are_final(refusal: Refusal) -> None:
+@pytest.mark.parametrize("refusal", [RefusalReason.NO_SPACE, RefusalReason.USAGE, RefusalReason.DENIED])
+def test_some_refusals_are_final(refusal: RefusalReason) -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE)
     bench.tell(refused(refusal))
@@ -253,12 +253,12 @@ def test_after_an_attempt_without_an_answer_no_refusal_says_that_nothing_was_don
     bench = Bench(1)
     operation = bench.begin(TRUNCATE)
     bench.until(120 * MS)
-    bench.tell(refused(Refusal.NO_SPACE))
+    bench.tell(refused(RefusalReason.NO_SPACE))
     failed = bench.failure(operation)
     assert failed.code == "timeout"
     assert "may or may not" in failed.message
     assert bench.machine.unresolved_channels == 1
-    bench.feed(Told(bench.asks[0].ask, refused(Refusal.BUSY)))
+    bench.feed(ReplyReceived(bench.asks[0].ask, refused(RefusalReason.BUSY)))
     assert bench.machine.unresolved_channels == 0
 
 
@@ -270,7 +270,7 @@ def test_a_stale_version_does_not_say_that_nothing_was_done(kind: type[Requests]
     """The head that lost its role may have passed it on: whoever follows it drives it to its end."""
     bench = Bench(1, kind=kind)
     operation = bench.begin(TRUNCATE, within_ns=1 * MS)
-    bench.tell(refused(Refusal.STALE))
+    bench.tell(refused(RefusalReason.STALE))
     bench.until(2 * MS)
     assert bench.failure(operation).code == code
 
@@ -279,7 +279,7 @@ def test_a_stale_version_does_not_say_that_nothing_was_done(kind: type[Requests]
 def test_a_lost_connection_leaves_doubts_unless_there_never_was_one(sent: bool, code: str) -> None:
     bench = Bench(1)
     operation = bench.begin(TRUNCATE, within_ns=1 * MS)
-    bench.feed(Lost(1, sent))
+    bench.feed(ConnectionLost(1, sent))
     bench.until(2 * MS)
     assert bench.failure(operation).code == code
 
@@ -315,7 +315,7 @@ def test_two_unknown_outcomes_of_a_chunk_are_not_resolved_by_a_refusal_of_the_la
     for _ in range(2):
         bench.begin(TRUNCATE, within_ns=50 * MS)
         bench.until(bench.now_ns + 60 * MS)
-    bench.tell(refused(Refusal.BUSY))
+    bench.tell(refused(RefusalReason.BUSY))
     assert bench.machine.unresolved_channels == 1
     bench.begin(TRUNCATE)
     bench.tell(DONE)
@@ -343,8 +343,8 @@ def test_what_nobody_waits_for_ends_without_a_word() -> None:
     bench = Bench(1)
     read, write = bench.begin(READ), bench.begin(TRUNCATE)
     bench.effects.clear()
-    bench.feed(GiveUp(read))
-    bench.feed(GiveUp(write))
+    bench.feed(CancelOperation(read))
+    bench.feed(CancelOperation(write))
     assert bench.effects == [Withdraw(bench.asks[0].ask)]
     assert bench.machine.open == 0
     assert bench.machine.unresolved_channels == 1
@@ -353,15 +353,15 @@ def test_what_nobody_waits_for_ends_without_a_word() -> None:
 @pytest.mark.parametrize(
     ("what", "chunk"),
     [
-        (Glance(LookKind.READ, 1 << 26, 1), CHUNK),
-        (Glance(LookKind.READ, -1, 1), CHUNK),
+        (QuerySpec(QueryKind.READ, 1 << 26, 1), CHUNK),
+        (QuerySpec(QueryKind.READ, -1, 1), CHUNK),
         (Change(Operation.TRUNCATE, 0, -5), CHUNK),
         (READ, ChunkId(1 << 63, 0)),
         (TRUNCATE, ChunkId(1, 1 << 32)),
         (TRUNCATE, ChunkId(1, -1)),
     ],
 )
-def test_what_cannot_be_is_refused_here(what: Change | Glance, chunk: ChunkId) -> None:
+def test_what_cannot_be_is_refused_here(what: Change | QuerySpec, chunk: ChunkId) -> None:
     """A node ends the connection of who sends what cannot be decoded."""
     bench = Bench(1)
     operation = bench.begin(what, chunk)

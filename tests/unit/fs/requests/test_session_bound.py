@@ -6,8 +6,8 @@ import pytest
 from tests.support.fs.chain_sim.request_rig import CHUNK, DONE, OTHER, TRUNCATE, Bench, exchanges, exchanging, refused
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.requests.effects import Begin, SessionOpened, SessionOver, Told
-from fireflyer.fs.schema.chunks import Refusal
+from fireflyer.fs.core.requests.effects import Begin, ReplyReceived, SessionOpened, SessionOver
+from fireflyer.fs.schema.chunks import RefusalReason
 from fireflyer.fs.schema.ids import ChunkId
 
 
@@ -53,7 +53,7 @@ def test_what_waits_for_a_replica_is_not_sent_by_the_next_session() -> None:
 def test_what_was_refused_because_the_session_is_over_is_not_sent_by_the_next_one() -> None:
     bench = Bench(1)
     bound = begin(bench, 7)
-    bench.tell(refused(Refusal.ENDED))
+    bench.tell(refused(RefusalReason.ENDED))
     another_session(bench)
     assert bench.failure(bound).code == "stale_version"
     assert {one.client for one in bench.updates} == {7}
@@ -62,7 +62,7 @@ def test_what_was_refused_because_the_session_is_over_is_not_sent_by_the_next_on
 def test_what_waits_for_its_turn_is_not_sent_by_the_next_session() -> None:
     bench = Bench(1)
     first, bound = bench.begin(TRUNCATE, within_ns=20 * SECOND), begin(bench, 7)
-    bench.tell(refused(Refusal.BUSY))
+    bench.tell(refused(RefusalReason.BUSY))
     another_session(bench)
     bench.tell(DONE)
     assert bench.ended[first] == DONE
@@ -84,7 +84,7 @@ def test_while_the_session_is_exchanged_none_begins() -> None:
     bench.until(60 * MS)
     waits = begin(bench, 7, ChunkId(2, 1))
     assert waits not in bench.ended
-    bench.feed(Told(next(one.ask for one in bench.asks if one.operation == under_way), DONE))
+    bench.feed(ReplyReceived(next(one.ask for one in bench.asks if one.operation == under_way), DONE))
     assert exchanges(bench)
     late = begin(bench, 7)
     assert bench.failure(waits).code == bench.failure(late).code == "stale_version"

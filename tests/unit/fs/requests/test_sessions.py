@@ -18,14 +18,14 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.requests.effects import (
     End,
     NewSession,
+    ReplyReceived,
     SessionOpened,
     SessionOver,
-    Told,
     Withdraw,
 )
 from fireflyer.fs.schema.chunks import (
     Missing,
-    Refusal,
+    RefusalReason,
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId
@@ -41,7 +41,7 @@ def test_with_too_many_unknown_outcomes_nothing_begins_until_there_is_another_se
     assert bench.ended[look] == Missing()
     assert len(bench.updates) == 3
     assert not exchanges(bench)
-    bench.feed(Told(next(one.ask for one in bench.asks if one.operation == under_way), DONE))
+    bench.feed(ReplyReceived(next(one.ask for one in bench.asks if one.operation == under_way), DONE))
     assert exchanges(bench) == [NewSession(7)]
     bench.until(200 * MS)
     assert exchanges(bench) == [NewSession(7)]
@@ -52,9 +52,9 @@ def test_with_too_many_unknown_outcomes_nothing_begins_until_there_is_another_se
         (8, ChunkId(2, 1), 1),
     ]
     assert bench.machine.unresolved_channels == 0
-    bench.feed(Told(bench.asks[0].ask, DONE))  # of the first session: of no interest any more
+    bench.feed(ReplyReceived(bench.asks[0].ask, DONE))  # of the first session: of no interest any more
     for ask in bench.asks[-2:]:
-        bench.feed(Told(ask.ask, DONE))
+        bench.feed(ReplyReceived(ask.ask, DONE))
     assert bench.ended[waiting] == bench.ended[again] == DONE
     assert exchanges(bench) == [NewSession(7)]
 
@@ -82,7 +82,7 @@ def test_when_a_session_was_ended_what_was_sent_is_unknown_and_all_else_is_done_
     bench = Bench(1)
     sent, behind = bench.begin(TRUNCATE), bench.begin(TRUNCATE)
     declined = bench.begin(TRUNCATE, OTHER)
-    bench.tell(refused(Refusal.ENDED))
+    bench.tell(refused(RefusalReason.ENDED))
     look = bench.begin(READ)
     bench.feed(SessionOver(6))  # of an earlier one
     assert not exchanges(bench)
@@ -97,16 +97,16 @@ def test_when_a_session_was_ended_what_was_sent_is_unknown_and_all_else_is_done_
     again = {one.operation: one.body for one in bench.asks if isinstance(one.body, Update) and one.body.client == 8}
     assert sorted(again) == [behind, declined]
     for ask in bench.asks[-2:]:
-        bench.feed(Told(ask.ask, DONE))
+        bench.feed(ReplyReceived(ask.ask, DONE))
     assert bench.ended[behind] == bench.ended[declined] == DONE
     assert look not in bench.ended
-    bench.feed(Told(bench.asks[0].ask, DONE))  # the straggler's
+    bench.feed(ReplyReceived(bench.asks[0].ask, DONE))  # the straggler's
 
 
 def test_without_another_session_nothing_is_said_to_be_done() -> None:
     bench = Bench(1)
     declined = bench.begin(TRUNCATE)
-    bench.tell(refused(Refusal.ENDED))
+    bench.tell(refused(RefusalReason.ENDED))
     bench.feed(SessionOver(7))
     bench.until(2 * SECOND)
     assert bench.failure(declined).code == "aborted"

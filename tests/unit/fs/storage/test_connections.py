@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from fireflyer.fs.schema import data
-from fireflyer.fs.service.storage.connections import USERS_SHARE, DataLinks
+from fireflyer.fs.service.storage.connections import USERS_SHARE, DataConnections
 from fireflyer.identity.handshake import Role, Session
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
@@ -19,7 +19,7 @@ FOR_USERS = int(MOST * USERS_SHARE)
 class Bench:
     def __init__(self) -> None:
         self.node = ChunkNode(io_threads=1, job_threads=1, buffer_bytes=1 << 20)
-        self.links = DataLinks(self.node, 1, Secret(b"s" * 32), lambda _: None, MOST)
+        self.links = DataConnections(self.node, 1, Secret(b"s" * 32), lambda _: None, MOST)
         self._mine: list[socket.socket] = []
 
     def connect(self, role: Role, peer: str, times: int = 1) -> int:

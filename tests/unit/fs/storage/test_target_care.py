@@ -13,10 +13,10 @@ from fireflyer.base.errors import NoSpace
 from fireflyer.base.units import MIB
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain.node_membership import Measured
-from fireflyer.fs.core.chain.storage_node import Of
+from fireflyer.fs.core.chain.storage_node import TargetScoped
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage.target_directory import TargetDirectory, make_target
-from fireflyer.fs.service.storage.targets import OpenTarget, close_targets, look_after, open_targets
+from fireflyer.fs.service.storage.targets import OpenTarget, close_targets, maintain, open_targets
 from fireflyer.native import ChunkNode
 
 
@@ -25,11 +25,11 @@ class _Full(TargetDirectory):
 
     refusals = 1
 
-    def now_sure(self) -> None:
+    def mark_clean(self) -> None:
         if self.refusals:
             self.refusals -= 1
             raise NoSpace("write run.json: no space left on the device")
-        super().now_sure()
+        super().mark_clean()
 
 
 def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is_one(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is
         full.prepare()
         full.begin(durable=True)
         target = OpenTarget(opened.config, full, opened.engine, opened.scrub)
-        heard: asyncio.Queue[Measured | Of] = asyncio.Queue()
+        heard: asyncio.Queue[Measured | TargetScoped] = asyncio.Queue()
         news = asyncio.Event()
         looking = asyncio.create_task(
-            look_after(target, news, config=config, is_sure=lambda: True, post=heard.put_nowait)
+            maintain(target, news, config=config, is_sure=lambda: True, post=heard.put_nowait)
         )
         news.set()
         assert isinstance(await heard.get(), Measured)

@@ -50,7 +50,7 @@ def test_a_directory_is_one_target_for_ever(directory: str, tmp_path: Path) -> N
 def test_a_new_target_is_not_sure_until_it_serves(directory: str) -> None:
     one = opened(directory)
     assert not one.sure
-    one.now_sure()
+    one.mark_clean()
     assert opened(directory).sure
     shutil.rmtree(directory)
     with pytest.raises(NotFound):
@@ -95,7 +95,7 @@ def test_what_was_not_flushed_when_its_machine_went_down_may_be_lost(
     directory: str, durable: bool, ends: bool, boot: str, sure: bool
 ) -> None:
     one = opened(directory, durable=durable)
-    one.now_sure()
+    one.mark_clean()
     if ends:
         one.end()
     later = opened(directory, boot=boot)
@@ -106,10 +106,10 @@ def test_what_was_not_flushed_when_its_machine_went_down_may_be_lost(
 
 def test_chunks_that_were_removed_or_put_aside_are_missed(directory: str) -> None:
     one = opened(directory)
-    one.now_sure()
+    one.mark_clean()
     shutil.rmtree(one.chunks)
     assert not opened(directory).sure
-    one.now_sure()
+    one.mark_clean()
     later = TargetDirectory(directory, "home", 7, "boot 1")
     later.prepare()
     later.put_aside()
@@ -122,12 +122,12 @@ def test_chunks_that_were_removed_or_put_aside_are_missed(directory: str) -> Non
 
 def test_a_disk_that_failed_one_who_did_not_wait_for_it_leaves_nobody_sure(directory: str) -> None:
     one = opened(directory, durable=False)
-    one.now_sure()
+    one.mark_clean()
     one.failed()
-    one.now_sure()  # who still serves says so
+    one.mark_clean()  # who still serves says so
     assert not one.sure
     assert not opened(directory, durable=False).sure
     waited = opened(directory)
-    waited.now_sure()
+    waited.mark_clean()
     waited.failed()  # nothing was acknowledged that is not there
     assert opened(directory).sure

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs.connect import CLUSTER_HELP, Where, ask_one, directory_of, expect, where_options
+from fireflyer.cli.fs.connect import CLUSTER_HELP, ClusterTarget, ask_one, directory_of, expect, where_options
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _drain_options(function: click.decorators.FC) -> click.decorators.FC:
 @where_options
 @_drain_options
 @click.option("--now", is_flag=True, help="Lay down the roles at once: for a while, chains have a replica less.")
-def drain_command(*, where: Where, targets: tuple[int, ...], node: int | None, now: bool) -> int:
+def drain_command(*, where: ClusterTarget, targets: tuple[int, ...], node: int | None, now: bool) -> int:
     """Let targets be emptied. They serve on until `rebalance` has put others in their places, one by one, so no chain
     has a replica less for it.
 
@@ -45,12 +45,12 @@ def drain_command(*, where: Where, targets: tuple[int, ...], node: int | None, n
 @click.command("undrain", short_help="Let drained targets have roles again.")
 @where_options
 @_drain_options
-def undrain_command(*, where: Where, targets: tuple[int, ...], node: int | None) -> int:
+def undrain_command(*, where: ClusterTarget, targets: tuple[int, ...], node: int | None) -> int:
     """Let drained targets have roles again: those that laid them down are synced and then serve."""
     return _drain(where, targets, node, drain=False, at_once=True)
 
 
-def _drain(where: Where, targets: tuple[int, ...], node: int | None, *, drain: bool, at_once: bool) -> int:
+def _drain(where: ClusterTarget, targets: tuple[int, ...], node: int | None, *, drain: bool, at_once: bool) -> int:
     from fireflyer.fs.schema.manager import Drain
 
     if not targets and node is None:
@@ -58,7 +58,7 @@ def _drain(where: Where, targets: tuple[int, ...], node: int | None, *, drain: b
     return _do(where, Drain(targets, node or 0, drain, at_once))
 
 
-def _do(where: Where, request: Request) -> int:
+def _do(where: ClusterTarget, request: Request) -> int:
     from fireflyer.fs.schema.manager import Done
 
     click.echo(f"{expect(ask_one(where, request), Done).note}.")
@@ -70,7 +70,7 @@ def _do(where: Where, request: Request) -> int:
 @click.option("--chain", metavar="ID", type=WholeNumber(1, MAX_NODE), required=True, help="That nobody serves.")
 @click.option("--target", metavar="ID", type=WholeNumber(1, MAX_ID), required=True, help="That shall serve it.")
 @click.option("--confirm", metavar="VERSION", type=WholeNumber(1), help="As the warning names it.")
-def override_command(*, where: Where, chain: int, target: int, confirm: int | None) -> int:
+def override_command(*, where: ClusterTarget, chain: int, target: int, confirm: int | None) -> int:
     """Let TARGET serve a chain that nobody serves, although it may lack updates that were acknowledged. Without
     --confirm it only says what may be lost."""
     from fireflyer.fs.schema.manager import Override, OverrideWarning
@@ -93,7 +93,7 @@ def _say(answer: object) -> int:
 @click.command("sessions", short_help="List the sessions of clients.")
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
-def sessions_command(*, where: Where, as_json: bool) -> int:
+def sessions_command(*, where: ClusterTarget, as_json: bool) -> int:
     """List the sessions of clients: whose they are, and when they were heard."""
     import msgspec
 
@@ -114,7 +114,7 @@ def sessions_command(*, where: Where, as_json: bool) -> int:
 @click.command("end-session", short_help="End the session of a client.")
 @where_options
 @click.argument("client", metavar="CLIENT", type=WholeNumber(1, MAX_ID))
-def end_session_command(*, where: Where, client: int) -> int:
+def end_session_command(*, where: ClusterTarget, client: int) -> int:
     """End the session of CLIENT: nothing of it is done any more, whatever it has asked for."""
     from fireflyer.fs.schema.sessions import EndSession
 
@@ -124,7 +124,7 @@ def end_session_command(*, where: Where, client: int) -> int:
 @click.command("rotate-keys", short_help="Sign the rights of clients with a new key.")
 @where_options
 @click.option("--revoke", is_flag=True, help="What was signed so far counts no more; clients ask for it again.")
-def rotate_keys_command(*, where: Where, revoke: bool) -> int:
+def rotate_keys_command(*, where: ClusterTarget, revoke: bool) -> int:
     """Sign capabilities, the rights of clients to files, with a new key. The old one is valid until all that it has
     signed have expired, so nobody notices; with --revoke it is not, and clients ask for their rights again."""
     from fireflyer.fs.schema.manager import RotateKeys

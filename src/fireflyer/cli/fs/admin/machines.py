@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs.connect import Where, ask_all, expect, routing, where_options
+from fireflyer.cli.fs.connect import ClusterTarget, ask_all, expect, routing, where_options
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MAX_NODE = (1 << 32) - 1
     required=True,
     help="Of its empty directories; repeatable.",
 )
-def register_node_command(*, where: Where, node: int, targets: tuple[int, ...]) -> int:
+def register_node_command(*, where: ClusterTarget, node: int, targets: tuple[int, ...]) -> int:
     """Let the storage process of node NODE register, with these targets. `add-chains` or `rebalance` uses them."""
     from fireflyer.fs.schema.manager import AddNode, AddTargets
 
@@ -48,7 +48,7 @@ def register_node_command(*, where: Where, node: int, targets: tuple[int, ...]) 
     "--table", "table_id", metavar="ID", type=WholeNumber(1), default=1, show_default=True, help="Its number."
 )
 @click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="The same seed, the same table.")
-def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int) -> int:
+def add_chains_command(*, where: ClusterTarget, replicas: int, table_id: int, seed: int) -> int:
     """Make chains of all targets that were in no chain yet, and a chain table of them, such that the loss of a node
     spreads evenly. Their storage processes must run."""
     from fireflyer.fs.core.manager.move_plan import chains_of_new_targets
@@ -71,7 +71,7 @@ def add_chains_command(*, where: Where, replicas: int, table_id: int, seed: int)
 @click.command("retire-node", short_help="Forget a node whose targets are in no chain.")
 @where_options
 @click.argument("node", metavar="NODE", type=WholeNumber(1, MAX_NODE))
-def retire_node_command(*, where: Where, node: int) -> int:
+def retire_node_command(*, where: ClusterTarget, node: int) -> int:
     """Forget node NODE and its targets, which are in no chain any more: drain it and `rebalance` first. A process of
     `ff fs up` is ended; what is in its directories stays, and may be removed."""
     from fireflyer.fs.control.local_lock import signal_holder
@@ -107,7 +107,7 @@ def issue_token_command(*, tokens_file: str, days: int | None, user: str) -> int
     return 0
 
 
-def _do(where: Where, requests: list[Request]) -> int:
+def _do(where: ClusterTarget, requests: list[Request]) -> int:
     from fireflyer.fs.schema.manager import Done
 
     for answer in ask_all(where, requests):

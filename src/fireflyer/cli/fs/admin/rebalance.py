@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from fireflyer.base.errors import NotFound, Timeout, UsageError
-from fireflyer.cli.fs.connect import Where, ask_all, ask_one, expect, routing, where_options
+from fireflyer.cli.fs.connect import ClusterTarget, ask_all, ask_one, expect, routing, where_options
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ TABLE: Final = 1
 )
 @click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="The same seed, the same plan.")
 def rebalance_command(
-    *, where: Where, only_plan: bool, wait_s: int | None, cancel: bool, table_id: int, seed: int
+    *, where: ClusterTarget, only_plan: bool, wait_s: int | None, cancel: bool, table_id: int, seed: int
 ) -> int:
     """Move as few targets as possible, so that every node has its share of the chains and the loss of any spreads
     evenly. The manager carries the moves out, a few at a time: the new target is synced and serves before the old one
@@ -103,7 +103,7 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _wait(where: Where, wait_s: int) -> None:
+def _wait(where: ClusterTarget, wait_s: int) -> None:
     from fireflyer.fs.schema.manager import GetMoves, MoveList
 
     until_s = time.monotonic() + wait_s

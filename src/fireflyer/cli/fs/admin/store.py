@@ -81,7 +81,7 @@ def fsck_command(*, store: str, mends: bool, yes: bool) -> int:
     to /lost+found. Chunks are not looked at.
 
     Exit code: 0 when nothing is wrong (any more), 1 when something is."""
-    from fireflyer.fs.service.meta.offline_store import check_store, mend_store
+    from fireflyer.fs.service.meta.offline_store import check_store, repair_store
 
     problems = _on(store, check_store)
     _show(problems)
@@ -92,9 +92,9 @@ def fsck_command(*, store: str, mends: bool, yes: bool) -> int:
     if not yes:
         click.confirm("Mend them?", abort=True)
     for _ in range(MAX_ROUNDS):
-        mended = _on(store, functools.partial(mend_store, problems=problems, now_ns=time.time_ns()))
+        repaired = _on(store, functools.partial(repair_store, problems=problems, now_ns=time.time_ns()))
         problems = _on(store, check_store)
-        click.echo(f"mended {mended}; {len(problems)} left")
+        click.echo(f"mended {repaired}; {len(problems)} left")
         if not problems:
             return 0
     _show(problems)
@@ -103,7 +103,7 @@ def fsck_command(*, store: str, mends: bool, yes: bool) -> int:
 
 def _show(problems: list[Problem]) -> None:
     for each in problems[:SHOWN]:
-        click.echo(f"{each.kind.value}: {each.text}{'' if each.repair is not None else ' (cannot be mended)'}")
+        click.echo(f"{each.kind.value}: {each.text}{'' if each.repair is not None else ' (cannot be repaired)'}")
     if len(problems) > SHOWN:
         click.echo(f"... and {len(problems) - SHOWN} more")
     kinds = Counter(each.kind.value for each in problems)

@@ -10,7 +10,7 @@ import stat
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs.files.common import Bars, Place, Places, clean, files_options, say
+from fireflyer.cli.fs.files.common import Bars, PathResolver, TreePath, clean, files_options, say
 
 __all__ = ["into", "mkdir_command", "mv_command", "rm_command"]
 
@@ -33,7 +33,9 @@ def _octal(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
 @click.option("-m", "--mode", callback=_octal, metavar="OCTAL", help="Permissions, whatever the umask.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what is made.")
 @files_options
-def mkdir_command(*, paths: tuple[str, ...], parents: bool, mode: int | None, verbose: bool, places: Places) -> None:
+def mkdir_command(
+    *, paths: tuple[str, ...], parents: bool, mode: int | None, verbose: bool, places: PathResolver
+) -> None:
     """Make directories."""
     for path in paths:
         with places.each(path):
@@ -63,7 +65,7 @@ def mkdir_command(*, paths: tuple[str, ...], parents: bool, mode: int | None, ve
 @click.option("-v", "--verbose", is_flag=True, help="Say what is removed.")
 @files_options
 def rm_command(
-    *, paths: tuple[str, ...], recursive: bool, empty: bool, force: bool, verbose: bool, places: Places
+    *, paths: tuple[str, ...], recursive: bool, empty: bool, force: bool, verbose: bool, places: PathResolver
 ) -> None:
     """Remove names of files, and directories with -r. Symbolic links are not followed. Nothing is asked."""
     with Bars(places, "Removing", counts="names") as bars:
@@ -82,7 +84,7 @@ def rm_command(
                     say(f"{path}: removed")
 
 
-def _remove(place: Place, recursive: bool, empty: bool, bars: Bars) -> None:
+def _remove(place: TreePath, recursive: bool, empty: bool, bars: Bars) -> None:
     if not stat.S_ISDIR(place.tree.stat(place.path, False).st_mode):
         place.tree.unlink(place.path)
     elif recursive:
@@ -101,7 +103,7 @@ def _remove(place: Place, recursive: bool, empty: bool, bars: Bars) -> None:
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say what is moved.")
 @files_options
-def mv_command(*, paths: tuple[str, ...], keep: bool, exact: bool, verbose: bool, places: Places) -> None:
+def mv_command(*, paths: tuple[str, ...], keep: bool, exact: bool, verbose: bool, places: PathResolver) -> None:
     """Rename SOURCE to TARGET, or move it into TARGET where that is a directory. At once, however large: what is
     replaced is there until the new is. Only within one cluster; `cp` and `rm` go further."""
     *sources, last = _at_least_two(paths)
@@ -129,7 +131,7 @@ def _at_least_two(paths: tuple[str, ...]) -> tuple[str, ...]:
     return paths
 
 
-def into(target: Place, source: str, *, several: bool = False) -> Place:
+def into(target: TreePath, source: str, *, several: bool = False) -> TreePath:
     """`target`, or the name of `source` in it where it is a directory. Raises `UsageError` where it must be one and is
     not."""
     try:

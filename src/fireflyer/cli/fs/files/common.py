@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.cli.fs.connect import TARGET_VARIABLE, Where, cluster_options, named, target_of
+from fireflyer.cli.fs.connect import TARGET_VARIABLE, ClusterTarget, cluster_options, named, target_of
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from fireflyer.fs.client.ring import Ring
     from fireflyer.fs.tools.plans import Step
 
-__all__ = ["TARGET_VARIABLE", "Bars", "Place", "Places", "clean", "files_options", "flush_out", "jobs_option", "reason"]
+__all__ = [
+    "TARGET_VARIABLE",
+    "Bars",
+    "PathResolver",
+    "TreePath",
+    "clean",
+    "files_options",
+    "flush_out",
+    "jobs_option",
+    "reason",
+]
 __all__ += ["say", "write_out"]
 
 DEFAULT_JOBS: Final = 8
@@ -36,7 +46,7 @@ SETTINGS: Final = {"help_option_names": ["--help"]}
 """Of commands whose -h is "human-readable"."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class TreePath(msgspec.Struct, frozen=True):
     tree: Any
     """A `fireflyer.fs.tools.trees.Tree`."""
     path: str
@@ -49,14 +59,14 @@ class Place(msgspec.Struct, frozen=True):
     def ends_in_slash(self) -> bool:
         return self.given.endswith("/")
 
-    def below(self, name: str) -> Place:
+    def below(self, name: str) -> TreePath:
         """`name`: also several names with slashes between them, or nothing."""
         from fireflyer.fs.tools.trees import join
 
         return msgspec.structs.replace(self, path=join(self.path, name), given=join(self.given, name))
 
 
-class Places:
+class PathResolver:
     """Connections to the clusters that the arguments of one command name, and the errors that it has met."""
 
     def __init__(
@@ -80,7 +90,7 @@ class Places:
             with contextlib.suppress(FireflyerError, OSError):
                 tree.close()
 
-    def remote(self, text: str) -> Place:
+    def remote(self, text: str) -> TreePath:
         """Raises `UsageError`, and what connecting raises."""
         from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
 
@@ -90,16 +100,16 @@ class Places:
             address = Address(path=text)
         else:
             raise UsageError(f"{text!r} is no path of the file system: those begin with / or {SCHEME}")
-        return Place(self._tree(address.target), clean_path(address.path), text)
+        return TreePath(self._tree(address.target), clean_path(address.path), text)
 
-    def local(self, text: str) -> Place:
+    def local(self, text: str) -> TreePath:
         from fireflyer.fs.tools.trees import LocalTree
 
         if not text:
             raise UsageError("a path is empty")
-        return Place(LocalTree(), os.path.abspath(text), text, remote=False)
+        return TreePath(LocalTree(), os.path.abspath(text), text, remote=False)
 
-    def either(self, text: str) -> Place:
+    def either(self, text: str) -> TreePath:
         """Of this machine unless it begins with `ff://`."""
         from fireflyer.fs.tools.addresses import SCHEME
 
@@ -129,7 +139,7 @@ class Places:
             raise UsageError("a user may not look at the chunks of everybody; give --secret-file, not --token-file")
         return open_ring(where.managers, where.credential)
 
-    def _where(self, target: str) -> Where:
+    def _where(self, target: str) -> ClusterTarget:
         return named(target, self._token_file, self._secret_file)
 
     # --- errors of single files: the command goes on with the others, and ends with 1 ---
@@ -158,7 +168,7 @@ class Places:
         return 1 if self.failures else 0
 
 
-def connect(where: Where) -> FileSystem:
+def connect(where: ClusterTarget) -> FileSystem:
     """The blocking file system of a cluster."""
     from fireflyer.fs import connect as connect_files
 
@@ -179,7 +189,7 @@ def files_options(function: Callable[..., object]) -> Callable[..., object]:
         secret_file: str | None,
         **options: object,
     ) -> object:
-        with Places(directory, managers, token_file, secret_file) as places:
+        with PathResolver(directory, managers, token_file, secret_file) as places:
             code = function(*args, places=places, **options)
             return places.code if code is None else code
 
@@ -246,7 +256,7 @@ class Bars:
     """How far long work is, on standard error where that is a terminal; nothing otherwise."""
 
     def __init__(
-        self, places: Places, what: str, *, counts: str = "", quiet: bool = False, verbose: bool = False
+        self, places: PathResolver, what: str, *, counts: str = "", quiet: bool = False, verbose: bool = False
     ) -> None:
         """`counts`: of what, where it is not bytes."""
         self._places, self._what, self._verbose = places, what, verbose

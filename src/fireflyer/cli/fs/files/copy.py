@@ -18,7 +18,7 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import counted, format_bytes
 from fireflyer.cli.fs.files.change import into
-from fireflyer.cli.fs.files.common import Bars, Place, Places, files_options, jobs_option, say
+from fireflyer.cli.fs.files.common import Bars, PathResolver, TreePath, files_options, jobs_option, say
 
 if TYPE_CHECKING:
     from fireflyer.fs.tools.plans import Step
@@ -58,7 +58,7 @@ def _copy_options(function: Callable[..., object]) -> Callable[..., object]:
 @click.argument("paths", metavar="SOURCE... TARGET", nargs=-1, required=True)
 @_copy_options
 @files_options
-def cp_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flags]) -> None:
+def cp_command(*, paths: tuple[str, ...], places: PathResolver, **flags: Unpack[_Flags]) -> None:
     """Copy SOURCE to TARGET, or into TARGET where that is a directory; both in clusters. The bytes go through this
     machine."""
     _copy(places, paths, places.remote, places.remote, "Copying", **flags)
@@ -68,7 +68,7 @@ def cp_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flags
 @click.argument("paths", metavar="LOCAL... TARGET", nargs=-1, required=True)
 @_copy_options
 @files_options
-def put_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flags]) -> None:
+def put_command(*, paths: tuple[str, ...], places: PathResolver, **flags: Unpack[_Flags]) -> None:
     """Copy files of this machine to TARGET in the cluster, or into it where it is a directory. LOCAL - is standard
     input."""
     if len(paths) == 2 and paths[0] == "-":
@@ -81,16 +81,16 @@ def put_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flag
 @click.argument("paths", metavar="SOURCE... LOCAL", nargs=-1, required=True)
 @_copy_options
 @files_options
-def get_command(*, paths: tuple[str, ...], places: Places, **flags: Unpack[_Flags]) -> None:
+def get_command(*, paths: tuple[str, ...], places: PathResolver, **flags: Unpack[_Flags]) -> None:
     """Copy SOURCE to LOCAL on this machine, or into it where it is a directory. For standard output: `cat`."""
     _copy(places, paths, places.remote, places.local, "Getting", **flags)
 
 
 def _copy(
-    places: Places,
+    places: PathResolver,
     paths: tuple[str, ...],
-    source_of: Callable[[str], Place],
-    target_of: Callable[[str], Place],
+    source_of: Callable[[str], TreePath],
+    target_of: Callable[[str], TreePath],
     what: str,
     *,
     recursive: bool,
@@ -136,7 +136,7 @@ def _copy(
                 Runner(source.tree, place.tree, options, bars, workers=jobs).run(steps)
 
 
-def _there(place: Place, step: Step) -> bool:
+def _there(place: TreePath, step: Step) -> bool:
     try:
         place.tree.stat(step.place, False)
     except OSError:
@@ -144,7 +144,7 @@ def _there(place: Place, step: Step) -> bool:
     return True
 
 
-def _check(source: Place, place: Place) -> None:
+def _check(source: TreePath, place: TreePath) -> None:
     """A file copied onto itself, by whatever name, would be lost; a directory into itself would never end."""
     from fireflyer.fs.tools.plans import check_not_inside
 
@@ -170,7 +170,7 @@ def _identity(attributes: Attributes) -> tuple[int, int]:
     return getattr(attributes, "st_dev", 0), attributes.st_ino
 
 
-def _from_stdin(place: Place) -> None:
+def _from_stdin(place: TreePath) -> None:
     """The target has its name when standard input has ended."""
     import uuid
 
@@ -192,7 +192,7 @@ def _from_stdin(place: Place) -> None:
         raise
 
 
-def _mode(place: Place) -> int:
+def _mode(place: TreePath) -> int:
     try:
         return int(place.tree.stat(place.path).st_mode)
     except FileNotFoundError:
@@ -219,7 +219,7 @@ def sync_command(
     verbose: bool,
     quiet: bool,
     jobs: int,
-    places: Places,
+    places: PathResolver,
 ) -> None:
     """Make what is in the directory TARGET as what is in the directory SOURCE: content, permissions and times.
 

@@ -15,15 +15,15 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.cli.fs.files.common import Places, files_options, say
+from fireflyer.cli.fs.files.common import PathResolver, files_options, say
 
 if TYPE_CHECKING:
-    from fireflyer.cli.fs.files.common import Place
+    from fireflyer.cli.fs.files.common import TreePath
     from fireflyer.fs.tools.trees import Walked
 
 __all__ = ["Condition", "conditions", "find_command"]
 
-Condition = Callable[["Place", "Walked"], bool]
+Condition = Callable[["TreePath", "Walked"], bool]
 _KINDS: Final = {
     "f": stat.S_IFREG,
     "d": stat.S_IFDIR,
@@ -67,7 +67,7 @@ def find_command(
     mindepth: int,
     maxdepth: int,
     zero: bool,
-    places: Places,
+    places: PathResolver,
 ) -> None:
     """Print what is at each PATH and below it that meets all conditions. Without PATH: from the root."""
     from fireflyer.fs.tools.trees import walk
@@ -175,7 +175,7 @@ def _size(text: str) -> tuple[int, Callable[[int], bool]]:
     return _UNITS[match[2]], _number(match[1], "-size")
 
 
-def _empty(here: Place, found: Walked) -> bool:
+def _empty(here: TreePath, found: Walked) -> bool:
     if stat.S_ISREG(found.attributes.st_mode):
         return found.attributes.st_size == 0
     if not stat.S_ISDIR(found.attributes.st_mode):

@@ -12,13 +12,13 @@ import click
 import msgspec
 
 from fireflyer.base.errors import PermanentError, UsageError
-from fireflyer.cli.fs.connect import Where, ask_one, expect, where_options
-from fireflyer.cli.fs.files.common import Bars, Places, files_options, jobs_option, say
+from fireflyer.cli.fs.connect import ClusterTarget, ask_one, expect, where_options
+from fireflyer.cli.fs.files.common import Bars, PathResolver, files_options, jobs_option, say
 from fireflyer.cli.fs.files.show import print_rows
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.fs.tools.measuring import Figure, Load
+    from fireflyer.fs.tools.measuring import Load, Measurement
 
 __all__ = ["bench_command", "gc_command", "to_json"]
 
@@ -47,7 +47,7 @@ LOOK_S: Final = 1.0
 @jobs_option
 @files_options
 def bench_command(
-    *, path: str, size: str, files: int, small: str, beside: str | None, as_json: bool, jobs: int, places: Places
+    *, path: str, size: str, files: int, small: str, beside: str | None, as_json: bool, jobs: int, places: PathResolver
 ) -> None:
     """Write, read, list and remove files in a directory that is made in PATH, and the same in a directory of this
     machine through Python. What was written is read back, so this machine reads from its cache."""
@@ -74,7 +74,7 @@ def bench_command(
         say(to_json(load, found, local).decode())
         return
 
-    def shown(figure: Figure) -> str:
+    def shown(figure: Measurement) -> str:
         return format_rate(figure.per_s) if figure.unit == "B" else f"{figure.per_s:,.0f} {figure.unit}/s"
 
     rows = [["", "cluster", "here", "share"]]
@@ -83,7 +83,7 @@ def bench_command(
     print_rows(rows, right=(1, 2))
 
 
-def to_json(load: Load, cluster: Sequence[Figure], here: Sequence[Figure]) -> bytes:
+def to_json(load: Load, cluster: Sequence[Measurement], here: Sequence[Measurement]) -> bytes:
     """Of `ff fs bench --json`."""
     return msgspec.json.encode({"load": load, "cluster": cluster, "here": here})
 
@@ -93,7 +93,7 @@ def to_json(load: Load, cluster: Sequence[Figure], here: Sequence[Figure]) -> by
     "--wait", "wait_s", metavar="SECONDS", type=float, help="Wait so long until nothing is left; else end with 1."
 )
 @where_options
-def gc_command(*, where: Where, wait_s: float | None) -> int:
+def gc_command(*, where: ClusterTarget, wait_s: float | None) -> int:
     """Show files that are removed and whose chunks are still there: open somewhere, or the collector has not come to
     them. The collector needs no help; this is for who has to know when space is free."""
     from fireflyer.base.units import format_bytes

@@ -10,13 +10,13 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import counted, format_bytes, format_duration, parse_bytes, parse_duration
-from fireflyer.cli.fs.files.common import Places, files_options, say
+from fireflyer.cli.fs.files.common import PathResolver, files_options, say
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
     from fireflyer.fs.client.files.file_system import FileSystem
     from fireflyer.fs.schema.inodes import Defaults
-    from fireflyer.fs.schema.meta import Area
+    from fireflyer.fs.schema.meta import QuotaTree
 
 __all__ = ["defaults_command", "quota_command"]
 
@@ -38,7 +38,7 @@ DAY_S = 86400
 @click.option("--none", "ends", is_flag=True, help="Take the quota away.")
 @files_options
 def quota_command(
-    *, paths: tuple[str, ...], max_bytes: str | None, max_inodes: int | None, ends: bool, places: Places
+    *, paths: tuple[str, ...], max_bytes: str | None, max_inodes: int | None, ends: bool, places: PathResolver
 ) -> None:
     """Show the quotas of directories, or set them, which administrators may. What is in a directory with a quota is
     counted exactly, also by the quotas of the directories around it, and cannot be renamed or linked to the outside. A
@@ -56,7 +56,7 @@ def quota_command(
                 say(f"{path}: no quota")
                 continue
             if limit_bytes is None and max_inodes is None:
-                say(f"{path}: {_quota_text(place.tree.get_area(place.path))}")
+                say(f"{path}: {_quota_text(place.tree.get_quota(place.path))}")
                 continue
             before = _area(place.tree, place.path)
             limits = {
@@ -66,16 +66,16 @@ def quota_command(
             say(f"{path}: {_quota_text(place.tree.set_area(place.path, **limits))}")
 
 
-def _area(tree: FileSystem, path: str) -> Area | None:
+def _area(tree: FileSystem, path: str) -> QuotaTree | None:
     try:
-        return tree.get_area(path)
+        return tree.get_quota(path)
     except OSError as error:
         if error.errno != errno.ENODATA:
             raise
         return None
 
 
-def _quota_text(area: Area) -> str:
+def _quota_text(area: QuotaTree) -> str:
     of_bytes = "" if area.limit_bytes is None else f" of {format_bytes(area.limit_bytes)}"
     inodes = (
         counted(area.inodes, "inode") if area.limit_inodes is None else f"{area.inodes} of {area.limit_inodes} inodes"
@@ -95,7 +95,7 @@ def _quota_text(area: Area) -> str:
 @click.option("--trash", metavar="TIME", help="Keep what is removed for so long, like 7d. 0: do not.")
 @files_options
 def defaults_command(
-    *, paths: tuple[str, ...], chunk: str | None, stripe: int | None, trash: str | None, places: Places
+    *, paths: tuple[str, ...], chunk: str | None, stripe: int | None, trash: str | None, places: PathResolver
 ) -> None:
     """Show what directories give to the files and directories made in them from now on, or set it, which their owners
     may.
@@ -103,7 +103,7 @@ def defaults_command(
     With --trash, what is removed moves to .trash/UID in the root, or in the directory whose quota counts it; move it
     from there to get it back."""
     from fireflyer.base.units import SECOND
-    from fireflyer.fs.schema.inodes import Defaults, DirectoryBody
+    from fireflyer.fs.schema.inodes import Defaults, DirectoryDetails
 
     changes = {
         "chunk_bytes": None if chunk is None else parse_bytes(chunk),
@@ -115,9 +115,9 @@ def defaults_command(
         with places.each(path):
             place = places.remote(path)
             body = place.tree.stat(place.path).inode.body
-            before = body.defaults if isinstance(body, DirectoryBody) else Defaults()
+            before = body.defaults if isinstance(body, DirectoryDetails) else Defaults()
             after = msgspec.structs.replace(before, **given)
-            if given or not isinstance(body, DirectoryBody):
+            if given or not isinstance(body, DirectoryDetails):
                 place.tree.set_defaults(place.path, after)
             say(f"{path}: {_defaults_text(after)}")
 

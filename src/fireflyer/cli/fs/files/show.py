@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from fireflyer.cli.fs.files.common import SETTINGS, Place, Places, clean, files_options, flush_out, say, write_out
+from fireflyer.cli.fs.files.common import (
+    SETTINGS,
+    PathResolver,
+    TreePath,
+    clean,
+    files_options,
+    flush_out,
+    say,
+    write_out,
+)
 
 if TYPE_CHECKING:
     from fireflyer.fs.schema.inodes import Layout
@@ -77,7 +86,7 @@ class _Names:
 class _Listed(msgspec.Struct, frozen=True):
     name: str
     attributes: Attributes
-    place: Place
+    place: TreePath
 
 
 class _ListOptions(msgspec.Struct, frozen=True):
@@ -120,7 +129,7 @@ def ls_command(
     reverse: bool,
     numeric: bool,
     numbers: bool,
-    places: Places,
+    places: PathResolver,
 ) -> None:
     """List what is in directories, or files. Without PATH: the root."""
     options = _ListOptions(
@@ -150,7 +159,7 @@ def ls_command(
     first = not files
     while directories:
         here = directories.pop(0)
-        below: list[Place] = []
+        below: list[TreePath] = []
         with places.each(here.given):
             found = [
                 _Listed(entry.name, entry.attributes, here.below(entry.name))
@@ -234,7 +243,7 @@ def print_rows(rows: list[list[str]], right: Iterable[int]) -> None:
 @click.command("cat", short_help="Write files to standard output.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @files_options
-def cat_command(*, paths: tuple[str, ...], places: Places) -> None:
+def cat_command(*, paths: tuple[str, ...], places: PathResolver) -> None:
     """Write the content of files to standard output, one after the other."""
     block = memoryview(bytearray(BLOCK_BYTES))
     for path in paths:
@@ -265,7 +274,7 @@ _KINDS: Final = {
 @click.option("-L", "--dereference", "follow", is_flag=True, help="Follow symbolic links.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @files_options
-def stat_command(*, paths: tuple[str, ...], follow: bool, as_json: bool, places: Places) -> None:
+def stat_command(*, paths: tuple[str, ...], follow: bool, as_json: bool, places: PathResolver) -> None:
     """Show kind, size, inode, owner, times and layout of files."""
     names = _Names(numeric=False)
     for path in paths:

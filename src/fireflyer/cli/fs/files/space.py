@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.fs.files.common import SETTINGS, Place, Places, files_options, say
+from fireflyer.cli.fs.files.common import SETTINGS, PathResolver, TreePath, files_options, say
 from fireflyer.cli.fs.files.show import print_rows, size_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def du_command(
     with_total: bool,
     depth: int,
     inodes: bool,
-    places: Places,
+    places: PathResolver,
 ) -> None:
     """Show the lengths of files, summed up by directory; a file with several names counts once. Replicas and holes are
     not looked at: that is what `ff fs status` and the quota of a directory know."""
@@ -73,14 +73,14 @@ class _Summing:
     """A directory is shown when all below it has been; sums of those that it is in stand on a stack."""
 
     def __init__(
-        self, places: Places, show: Callable[[int, str], None], *, depth: int, files: bool, inodes: bool
+        self, places: PathResolver, show: Callable[[int, str], None], *, depth: int, files: bool, inodes: bool
     ) -> None:
         self._places, self._show = places, show
         self._depth, self._files, self._inodes = depth, files, inodes
         self._seen: set[tuple[int, int]] = set()
         self._open: list[_Open] = []
 
-    def sum_of(self, place: Place) -> int:
+    def sum_of(self, place: TreePath) -> int:
         from fireflyer.fs.tools.trees import walk
 
         def failed(error: OSError) -> None:
@@ -101,7 +101,7 @@ class _Summing:
                 self._show(size, place.below(found.relative).given)
         return total + self._end(place, 0)
 
-    def _size(self, place: Place, found: Walked) -> int:
+    def _size(self, place: TreePath, found: Walked) -> int:
         attributes = found.attributes
         if attributes.st_nlink > 1:
             known = id(place.tree), attributes.st_ino
@@ -113,7 +113,7 @@ class _Summing:
     def _shown(self, found: Walked) -> bool:
         return self._depth < 0 or found.depth <= self._depth
 
-    def _end(self, place: Place, depth: int) -> int:
+    def _end(self, place: TreePath, depth: int) -> int:
         """Of the directories from this depth on; returns the sum of the outermost, if it is among them."""
         size = 0
         while len(self._open) > depth:
@@ -132,7 +132,7 @@ class _Summing:
 @click.option("-h", "--human-readable", "human", is_flag=True, help="Sizes like 1.5M.")
 @click.option("-i", "--inodes", is_flag=True, help="Inodes instead of bytes.")
 @files_options
-def df_command(*, paths: tuple[str, ...], human: bool, inodes: bool, places: Places) -> None:
+def df_command(*, paths: tuple[str, ...], human: bool, inodes: bool, places: PathResolver) -> None:
     """Show room and use of the cluster, or of the quota that PATH is under, in KiB. Without PATH: of the root."""
     rows = [["Inodes", "Used", "Free", "Use%", "Path"] if inodes else ["Size", "Used", "Avail", "Use%", "Path"]]
     for path in paths or ("/",):

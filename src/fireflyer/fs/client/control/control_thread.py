@@ -14,20 +14,20 @@ import uvloop
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.fs.client.control.capabilities import Right
-from fireflyer.fs.client.control.session import Control, Hears
+from fireflyer.fs.client.control.session import ControlEvents, ManagerSession
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.fs.schema.sessions import Session
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
-__all__ = ["Background"]
+__all__ = ["ControlThread"]
 
 _T = TypeVar("_T")
 _STOP_S: Final = 5.0
 
 
-class Background:
+class ControlThread:
     """`fd` is readable while `deliver` has something to say."""
 
     def __init__(self, managers: Sequence[str], credential: Credential, *, name: str) -> None:
@@ -36,13 +36,13 @@ class Background:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="chunk client", daemon=True)
         self._thread.start()
-        self._inbox: collections.deque[Callable[[Hears], None]] = collections.deque()
+        self._inbox: collections.deque[Callable[[ControlEvents], None]] = collections.deque()
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.expected = 0
         """Connections and sessions that were asked for and have not come: worth waiting for."""
         self._closed = False
         try:
-            self._control: Control = self.call(_made(managers, credential, name))
+            self._control: ManagerSession = self.call(_made(managers, credential, name))
         except BaseException:
             self._stop()
             raise
@@ -79,7 +79,7 @@ class Background:
         return threading.get_ident() == self._thread.ident
 
     @property
-    def control(self) -> Control:
+    def control(self) -> ManagerSession:
         """To be used in its loop alone, by `call`."""
         return self._control
 
@@ -104,7 +104,7 @@ class Background:
     def keep_right(self, right: Right, expires_unix_s: int) -> None:
         self._loop.call_soon_threadsafe(self._control.rights.keep, right, expires_unix_s)
 
-    def deliver(self, hears: Hears) -> None:
+    def deliver(self, hears: ControlEvents) -> None:
         """Says all that waits to `hears`, in the caller's thread."""
         if not self._inbox:
             return
@@ -138,7 +138,7 @@ class Background:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def _say(self, what: Callable[[Hears], None]) -> None:
+    def _say(self, what: Callable[[ControlEvents], None]) -> None:
         self._inbox.append(what)
         os.eventfd_write(self.fd, 1)
 
@@ -151,14 +151,14 @@ class Background:
         self._say(lambda hears: hears.confirmed(asked_ns))
 
     def connected(self, node: Node, fd: int) -> None:
-        def take(hears: Hears) -> None:
+        def take(hears: ControlEvents) -> None:
             self.expected -= 1
             hears.connected(node, fd)
 
         self._say(take)
 
     def not_connected(self, node: Node, error: FireflyerError) -> None:
-        def take(hears: Hears) -> None:
+        def take(hears: ControlEvents) -> None:
             self.expected -= 1
             hears.not_connected(node, error)
 
@@ -174,7 +174,7 @@ class Background:
         self._say(lambda hears: hears.over(client))
 
     def exchanged(self, client: ClientId, capabilities: Mapping[Right, bytes]) -> None:
-        def take(hears: Hears) -> None:
+        def take(hears: ControlEvents) -> None:
             self.expected -= 1
             hears.exchanged(client, capabilities)
 
@@ -215,5 +215,5 @@ class _Closing:
         pass
 
 
-async def _made(managers: Sequence[str], credential: Credential, name: str) -> Control:
-    return Control(managers, credential, name=name)
+async def _made(managers: Sequence[str], credential: Credential, name: str) -> ManagerSession:
+    return ManagerSession(managers, credential, name=name)

@@ -40,7 +40,7 @@ from fireflyer.fs.schema.sessions import (
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.raw_connections import connect_raw
 
-__all__ = ["Control", "Hears"]
+__all__ = ["ControlEvents", "ManagerSession"]
 
 _log = logging.getLogger(__name__)
 _BEATS_PER_LIFETIME: Final = 8
@@ -51,7 +51,7 @@ _TABLE_S: Final = 5.0
 _TABLE_PAUSE_S: Final = 0.05
 
 
-class Hears(Protocol):
+class ControlEvents(Protocol):
     """Called in the loop."""
 
     def learned(self, routing: Routing) -> None: ...
@@ -65,7 +65,7 @@ class Hears(Protocol):
     def end(self, reason: str) -> None: ...
 
 
-class Control:
+class ManagerSession:
     def __init__(self, managers: Sequence[str], credential: Credential, *, name: str = "") -> None:
         self._managers = ManagerClient(managers, credential)
         self._addresses = tuple(managers)
@@ -75,11 +75,11 @@ class Control:
         self._session: Session | None = None
         self._exchange_lock = asyncio.Lock()
         """Held while there is no session, or another one."""
-        self._hears: Hears | None = None
+        self._hears: ControlEvents | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._answered = True
-        self._struck: ClientId = 0
+        self._evicted: ClientId = 0
         self.on_exchange: list[Callable[[], None]] = []
         """Called in the loop when there is another session, before anybody uses it."""
         self.rights = Renewals(self.capability, spawn=self.spawn, renewed=self._renewed, denied=self._denied)
@@ -149,8 +149,8 @@ class Control:
         """And its rights. Nobody keeps it before that, so it may be over by then; then there is another one."""
         while True:
             # In this order, and each only when the one before is committed: see `core.requests.channels`.
-            await self._insist(EndSession(client))
-            answer = await self._insist(self._opening())
+            await self._retry(EndSession(client))
+            answer = await self._retry(self._opening())
             if not isinstance(answer, Session):
                 raise InvariantViolation(f"the manager answered OpenSession with {type(answer).__name__}")
             self._session = answer
@@ -160,14 +160,14 @@ class Control:
                 _log.warning("the next session is exchanged as well reason=%s", error)
                 client = answer.client
 
-    async def _insist(self, request: Request) -> Answer:
+    async def _retry(self, request: Request) -> Answer:
         while True:
             try:
                 return await self._managers.ask(request)
             except TransientError as error:
                 _log.warning("the session is not exchanged yet reason=%s", error)
 
-    def start(self, hears: Hears) -> None:
+    def start(self, hears: ControlEvents) -> None:
         """From now on the session is kept, and routing is told."""
         self._hears = hears
         self.spawn(self._beats())
@@ -176,13 +176,13 @@ class Control:
         if self._keeping is None:
             self._keeping = self.spawn(self._keep())
 
-    def struck(self, client: ClientId) -> None:
+    def evicted(self, client: ClientId) -> None:
         """A service does nothing for this session any more, though it lives: there is to be another one."""
         session = self._session
         if self._hears is None or session is None or session.client != client or self._exchange_lock.locked():
             return
-        if self._struck != client:
-            self._struck = client
+        if self._evicted != client:
+            self._evicted = client
             _log.warning("the session was silent for too long client=%d; another one is opened", client)
             self._hears.over(client)
 
@@ -270,7 +270,7 @@ class Control:
         elif isinstance(answer, SessionKept):
             self._take(self._hears, answer.routing, asked_ns)
 
-    def _take(self, hears: Hears, delta: RoutingDelta | None, asked_ns: int) -> None:
+    def _take(self, hears: ControlEvents, delta: RoutingDelta | None, asked_ns: int) -> None:
         if delta is not None:
             try:
                 routing = apply_delta(self._routing, delta)

@@ -21,7 +21,7 @@ from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.client.files.attributes import Attributes, DirEntry, Statvfs, path_bytes, text_of
 from fireflyer.fs.client.files.modes import flags_of
 from fireflyer.fs.client.files.open_file import File
-from fireflyer.fs.client.files.open_file_table import FileOptions, Opening
+from fireflyer.fs.client.files.open_file_table import FileOptions, OpenFileTable
 from fireflyer.fs.client.files.open_inode import as_file_error
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.client.fork_safety import refuse_pickling
@@ -34,42 +34,42 @@ from fireflyer.fs.schema.meta import (
     Access,
     Actor,
     Answer,
-    Area,
     Entry,
     Found,
     FoundMany,
-    GetArea,
+    GetQuota,
     GetSpace,
-    GetValue,
+    GetXattr,
     Link,
     ListDirectory,
     Listing,
-    ListValues,
+    ListXattrs,
     MakeDirectory,
     MakeNode,
-    Names,
     Now,
-    Place,
+    PathRef,
+    QuotaTree,
     ReadLink,
     Remove,
     Removed,
     RemoveDirectory,
     RemoveTree,
-    RemoveValue,
+    RemoveXattr,
     Rename,
     Request,
-    SetArea,
     SetAttributes,
     SetDefaults,
-    SetValue,
+    SetQuota,
+    SetXattr,
     Space,
     Stat,
     StatMany,
     Symlink,
     Target,
     Truncate,
-    Value,
-    ValueFlag,
+    XattrFlag,
+    XattrNames,
+    XattrValue,
 )
 
 __all__ = ["Files", "Path"]
@@ -91,7 +91,7 @@ class Files:
     def __init__(self, port: Port, options: FileOptions, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """`close`: of what the port uses."""
         self.meta = port.meta
-        self.opening = Opening(port, options)
+        self.open_files = OpenFileTable(port, options)
         self._port = port
         self._close = close
         self._umask = process_umask() if options.umask is None else options.umask
@@ -99,12 +99,12 @@ class Files:
 
     def start(self) -> None:
         """Begins to look after what has been written, in this event loop."""
-        self._looking = asyncio.get_running_loop().create_task(self._look_after())
+        self._looking = asyncio.get_running_loop().create_task(self._maintain())
 
-    async def _look_after(self) -> None:
+    async def _maintain(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self.opening.look_after()
+            await self.open_files.maintain()
 
     def answered_ns(self, chain: ChainId) -> int:
         """When it has last answered a read of this client, by `time.monotonic_ns`; 0: never."""
@@ -136,22 +136,22 @@ class Files:
 
     async def stat_inodes(self, inodes: Iterable[int]) -> list[Attributes | FileError]:
         """The same of inodes, whatever their names, and those that have none any more."""
-        found = await self._stat_places([Place(one) for one in inodes], False)
+        found = await self._stat_places([PathRef(one) for one in inodes], False)
         return [file_error(one) if isinstance(one, int) else self._attributes(one) for one in found]
 
-    async def _stat_places(self, places: list[Place], follow: bool) -> list[Inode | int]:
-        tickets = [
+    async def _stat_places(self, places: list[PathRef], follow: bool) -> list[Inode | int]:
+        futures = [
             self._port.call(StatMany(tuple(places[at : at + _STATS]), follow)) for at in range(0, len(places), _STATS)
         ]
         found: list[Inode | int] = []
-        for ticket in tickets:
-            found += _as(FoundMany, await ticket).inodes
+        for future in futures:
+            found += _as(FoundMany, await future).inodes
         return found
 
     def told(self, inode: Inode) -> Inode:
         """As the service has answered, with the length and times of what was written by this client and is not reported
         yet, and not older than what is known of an open file."""
-        body = self.opening.bodies.get(inode.id)
+        body = self.open_files.bodies.get(inode.id)
         return inode if body is None else body.told(inode)
 
     def known(self, inode: Inode) -> int:
@@ -300,15 +300,15 @@ class Files:
         self, change: SetAttributes, *, actor: Actor | None = None, path: Path | None = None
     ) -> Inode:
         """What this client has written to the file, and not told yet, comes before it."""
-        body = None if change.place.path else self.opening.bodies.get(change.place.base)
+        body = None if change.place.path else self.open_files.bodies.get(change.place.base)
         if body is not None and body.unreported:
             try:
                 return await body.set_attributes(change, actor)
             except FileError as error:
                 raise as_file_error(error, None if path is None else _shown(path)) from None
-        await self.opening.settle(change.place, change.follow, actor)
+        await self.open_files.settle(change.place, change.follow, actor)
         inode = _as(Found, await self._call(change, path, actor)).inode
-        body = self.opening.bodies.get(inode.id)
+        body = self.open_files.bodies.get(inode.id)
         if body is not None:
             body.learn(inode, writing=False)
         return inode
@@ -320,11 +320,11 @@ class Files:
         await self.truncate_at(_place(path), length, path=path)
 
     async def truncate_at(
-        self, place: Place, length: int, *, actor: Actor | None = None, path: Path | None = None
+        self, place: PathRef, length: int, *, actor: Actor | None = None, path: Path | None = None
     ) -> Inode:
-        await self.opening.settle(place, True, actor)
+        await self.open_files.settle(place, True, actor)
         inode = _as(Found, await self._call(Truncate(place, length), path, actor)).inode
-        body = self.opening.bodies.get(inode.id)
+        body = self.open_files.bodies.get(inode.id)
         if body is not None:
             body.learn(inode, writing=True)
             body.forget(0, 1 << 62)
@@ -333,27 +333,27 @@ class Files:
     # --- extended attributes, areas, defaults ---
 
     async def getxattr(self, path: Path, name: str | bytes, follow: bool = True) -> bytes:
-        return _as(Value, await self._call(GetValue(_place(path), _value_name(name), follow), path)).value
+        return _as(XattrValue, await self._call(GetXattr(_place(path), _xattr_name(name), follow), path)).value
 
     async def setxattr(
-        self, path: Path, name: str | bytes, value: bytes, flag: ValueFlag = ValueFlag.ANY, follow: bool = True
+        self, path: Path, name: str | bytes, value: bytes, flag: XattrFlag = XattrFlag.ANY, follow: bool = True
     ) -> None:
-        await self._call(SetValue(_place(path), _value_name(name), bytes(value), flag, follow), path)
+        await self._call(SetXattr(_place(path), _xattr_name(name), bytes(value), flag, follow), path)
 
     async def listxattr(self, path: Path, follow: bool = True) -> list[str]:
-        names = _as(Names, await self._call(ListValues(_place(path), follow), path)).names
+        names = _as(XattrNames, await self._call(ListXattrs(_place(path), follow), path)).names
         return [text_of(one) for one in names]
 
     async def removexattr(self, path: Path, name: str | bytes, follow: bool = True) -> None:
-        await self._call(RemoveValue(_place(path), _value_name(name), follow), path)
+        await self._call(RemoveXattr(_place(path), _xattr_name(name), follow), path)
 
-    async def get_area(self, path: Path) -> Area:
+    async def get_quota(self, path: Path) -> QuotaTree:
         """Use and limits of the quota area of which this directory is the head. ENODATA if it is none."""
-        return _as(Area, await self._call(GetArea(_place(path)), path))
+        return _as(QuotaTree, await self._call(GetQuota(_place(path)), path))
 
-    async def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> Area:  # noqa: A002
+    async def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
         """Both None: it is none any more."""
-        return _as(Area, await self._call(SetArea(_place(path), bytes, inodes), path))
+        return _as(QuotaTree, await self._call(SetQuota(_place(path), bytes, inodes), path))
 
     async def set_defaults(self, path: Path, defaults: Defaults) -> None:
         await self._call(SetDefaults(_place(path), defaults), path)
@@ -368,7 +368,7 @@ class Files:
 
     async def open_at(
         self,
-        place: Place,
+        place: PathRef,
         flags: int,
         permissions: int = 0o666,
         *,
@@ -378,14 +378,14 @@ class Files:
         """`flags`: `schema.meta.OpenFlag`."""
         shown = None if path is None else _shown(path)
         try:
-            return await self.opening.open(place, flags, permissions, actor, shown)
+            return await self.open_files.open(place, flags, permissions, actor, shown)
         except FileError as error:
             raise as_file_error(error, shown) from None
 
     async def read_batch(self, reads: Sequence[tuple[File, int, Any]]) -> list[int]:
         """Of each (file, offset, buffer) how many bytes there were; all at once, straight into the buffers."""
-        tickets = [self._begin(file.pread_into(buffer, offset)) for file, offset, buffer in reads]
-        return [await one for one in tickets]
+        futures = [self._begin(file.pread_into(buffer, offset)) for file, offset, buffer in reads]
+        return [await one for one in futures]
 
     async def write_batch(self, writes: Sequence[tuple[File, int, Any]]) -> list[int]:
         """(file, offset, data). When it returns all of it is at the storage nodes."""
@@ -404,7 +404,7 @@ class Files:
         if self._looking is not None:
             self._looking.cancel()
         try:
-            await self.opening.close()
+            await self.open_files.close()
         finally:
             await self._close()
 
@@ -415,7 +415,7 @@ class Files:
         await self.close()
 
     async def _call(self, request: Request, path: Path | None, actor: Actor | None = None) -> Answer:
-        self.opening.check()
+        self.open_files.check()
         try:
             return await self._port.call(request, actor)
         except FileError as error:
@@ -425,14 +425,14 @@ class Files:
         return _as(Found, await self._call(request, path)).inode
 
 
-def _place(path: Path) -> Place:
+def _place(path: Path) -> PathRef:
     """From the root, with or without a slash in front. An empty path is ENOENT, as everywhere."""
     name = path_bytes(path)
     if not name:
         raise file_error(errno.ENOENT, "an empty path names nothing", "")
     if b"\0" in name:
         raise file_error(errno.EINVAL, "a path has no zero bytes", text_of(name.replace(b"\0", b"\\0")))
-    return Place(ROOT, _sendable(name))
+    return PathRef(ROOT, _sendable(name))
 
 
 def _sendable(path: bytes) -> bytes:
@@ -445,7 +445,7 @@ def _mode(permissions: int) -> int:
     return permissions & 0o7777
 
 
-def _value_name(name: str | bytes) -> bytes:
+def _xattr_name(name: str | bytes) -> bytes:
     return path_bytes(name)[:MAX_VALUE_NAME_BYTES]
 
 

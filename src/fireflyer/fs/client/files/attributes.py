@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from fireflyer.fs.schema.inodes import DeviceBody, DirectoryBody, FileBody, Inode, Kind
+from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, FileDetails, Inode, Kind
 
 __all__ = ["Attributes", "DirEntry", "Statvfs", "text_of"]
 
@@ -50,7 +50,7 @@ class Attributes:
     @property
     def st_nlink(self) -> int:
         body = self.inode.body
-        return 2 + body.subdirectories if isinstance(body, DirectoryBody) and self.inode.links else self.inode.links
+        return 2 + body.subdirectories if isinstance(body, DirectoryDetails) and self.inode.links else self.inode.links
 
     @property
     def st_uid(self) -> int:
@@ -62,11 +62,11 @@ class Attributes:
 
     @property
     def st_rdev(self) -> int:
-        return self.inode.body.device if isinstance(self.inode.body, DeviceBody) else 0
+        return self.inode.body.device if isinstance(self.inode.body, DeviceDetails) else 0
 
     @property
     def st_blksize(self) -> int:
-        return self.inode.body.layout.chunk_bytes if isinstance(self.inode.body, FileBody) else 4096
+        return self.inode.body.layout.chunk_bytes if isinstance(self.inode.body, FileDetails) else 4096
 
     @property
     def st_blocks(self) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.files.readahead import MAX_BLOCK_BYTES, Block
-from fireflyer.fs.core.files.write_behind import Extent, Pending
+from fireflyer.fs.core.files.write_behind import Extent, WriteBehindBuffer
 
 __all__ = ["ReadAheadBudget", "WriteBudget", "Writer"]
 
@@ -24,10 +24,10 @@ _OF_ONE: Final = 0.75
 
 
 class Writer(Protocol):
-    """What was written to one file: `client.files.open_inode.Body`."""
+    """What was written to one file: `client.files.open_inode.OpenInode`."""
 
-    pending: Pending
-    flying: dict[Extent, Ticket[None]]
+    pending: WriteBehindBuffer
+    in_flight: dict[Extent, ClientFuture[None]]
     """Extents that are on their way to the storage nodes."""
 
     def begin(self, *, everything: bool) -> None:
@@ -57,19 +57,19 @@ class WriteBudget:
             or len(writer.pending.extents) >= MAX_EXTENTS
         ):
             writer.begin(everything=True)
-            flying = _oldest([writer]) or _oldest(self._writers)
-            if flying is None:
+            in_flight = _oldest([writer]) or _oldest(self._writers)
+            if in_flight is None:
                 for other in list(self._writers):
                     other.begin(everything=True)
-                flying = _oldest(self._writers)
-                if flying is None:
+                in_flight = _oldest(self._writers)
+                if in_flight is None:
                     return
             try:
-                await flying
+                await in_flight
             except FireflyerError:
                 pass  # the file that it belongs to says so
 
-    def use_again(self, pending: Pending, extent: Extent, view: memoryview) -> None:
+    def use_again(self, pending: WriteBehindBuffer, extent: Extent, view: memoryview) -> None:
         """The memory of what is at the storage nodes."""
         data, most = extent.data, self._limit_bytes // pending.unit
         if isinstance(data, memoryview) or len(data) != pending.unit or len(pending.buffers) >= most:
@@ -81,8 +81,8 @@ class WriteBudget:
         pending.buffers.append(data)
 
 
-def _oldest(writers: Iterable[Writer]) -> Ticket[None] | None:
-    return next((ticket for writer in writers for ticket in writer.flying.values()), None)
+def _oldest(writers: Iterable[Writer]) -> ClientFuture[None] | None:
+    return next((future for writer in writers for future in writer.in_flight.values()), None)
 
 
 class ReadAheadBudget:
@@ -107,8 +107,8 @@ class ReadAheadBudget:
             block.dropped = True
             if block.users or block.memory is None:
                 continue
-            if block.ticket is not None:
-                block.ticket.give_up()
+            if block.future is not None:
+                block.future.give_up()
             self._free.append(block.memory)
             block.memory = None
             self._lent -= 1

@@ -23,16 +23,16 @@ import numpy as np
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.client.control.capabilities import Right
-from fireflyer.fs.client.control.control_thread import Background
+from fireflyer.fs.client.control.control_thread import ControlThread
 from fireflyer.fs.client.files.port import Port
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.meta import MetaClient
 from fireflyer.fs.client.replica_selector import Reads
 from fireflyer.fs.client.ring import Completed, Ring
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["Engine", "Records"]
+__all__ = ["Records", "ThreadPort"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -49,18 +49,18 @@ _STOP_S: Final = 5.0
 class Records:
     """Counts of a batch of plain reads: bytes that there were, or `ring.MISSING`."""
 
-    __slots__ = ("counts", "error", "first", "left", "ticket")
+    __slots__ = ("counts", "error", "first", "future", "left")
 
-    def __init__(self, first: int, count: int, ticket: Ticket[Any]) -> None:
+    def __init__(self, first: int, count: int, future: ClientFuture[Any]) -> None:
         self.first = first
         self.counts = np.zeros(count, dtype=np.int64)
         self.left = count
         self.error: FireflyerError | None = None
-        self.ticket = ticket
+        self.future = future
 
 
-class Engine(Port):
-    def __init__(self, ring: Ring, background: Background, meta: MetaClient) -> None:
+class ThreadPort(Port):
+    def __init__(self, ring: Ring, background: ControlThread, meta: MetaClient) -> None:
         super().__init__(ring, meta)
         self.ring = ring
         self._background = background
@@ -99,11 +99,11 @@ class Engine(Port):
             with self._mutex:
                 self._owner = me
                 try:
-                    self._work_off()
+                    self._retry_all()
                     try:
                         return self._run(work)
                     finally:
-                        self._work_off()
+                        self._retry_all()
                 finally:
                     self._owner = 0
         finally:
@@ -128,7 +128,7 @@ class Engine(Port):
         while self._later:
             self._later.popleft().close()
 
-    def _work_off(self) -> None:
+    def _retry_all(self) -> None:
         while self._later:
             try:
                 self._run(self._later.popleft())
@@ -139,14 +139,14 @@ class Engine(Port):
         error: BaseException | None = None
         while True:
             try:
-                ticket = work.send(None) if error is None else work.throw(error)
+                future = work.send(None) if error is None else work.throw(error)
             except StopIteration as end:
                 self._after()
                 result: _T = end.value
                 return result
             try:
                 error = None
-                self._drive(ticket)
+                self._drive(future)
             except BaseException as raised:
                 error = raised
 
@@ -159,11 +159,11 @@ class Engine(Port):
             if not self._wanted.is_set():
                 self._wanted.set()
 
-    def _drive(self, ticket: Ticket[Any]) -> None:
+    def _drive(self, future: ClientFuture[Any]) -> None:
         self.ring.send()
-        while not ticket.done:
-            if len(self._inside) == 1 and not self._leading and not ticket.remote:
-                self._take(next((one.left for one in self._records if one.ticket is ticket), 1), _ALONE_NS)
+        while not future.done:
+            if len(self._inside) == 1 and not self._leading and not future.remote:
+                self._take(next((one.left for one in self._records if one.future is future), 1), _ALONE_NS)
                 continue
             self._owner = 0
             try:
@@ -209,7 +209,7 @@ class Engine(Port):
                 return
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + LOOK_S
-                self._look_after()
+                self._maintain()
             elif time.monotonic() - self._last_s < _IDLE_S or self._leading:
                 time.sleep(_IDLE_S)
             else:
@@ -232,7 +232,7 @@ class Engine(Port):
             finally:
                 self._owner = 0
 
-    def _look_after(self) -> None:
+    def _maintain(self) -> None:
         try:
             if self._look is not None:
                 self.run(self._look())
@@ -242,29 +242,29 @@ class Engine(Port):
 
     # --- as a port ---
 
-    def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
-        yield ticket
+    def wait(self, future: ClientFuture[Any]) -> Generator[Any, None, None]:
+        yield future
 
     def on_lost(self, call: Callable[[ClientId], None]) -> None:
         self.meta.on_lost.append(lambda client: self._background.say(lambda: call(client)))
 
-    def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
-        ticket: Ticket[Any] = Ticket(self.wait)
-        ticket.remote = True
+    def future_of(self, work: Coroutine[Any, Any, Any]) -> ClientFuture[Any]:
+        future: ClientFuture[Any] = ClientFuture(self.wait)
+        future.remote = True
 
         def ended(result: Any, error: BaseException | None) -> None:
             if error is not None:
-                ticket.fail(error)
+                future.fail(error)
             else:
-                ticket.finish(result)
+                future.finish(result)
 
         self._background.start(work, ended)
-        return ticket
+        return future
 
     async def together(self, work: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
         ends: list[BaseException | None] = [None] * len(work)
         left, came = len(work), collections.deque(range(len(work)))
-        any_: Ticket[None] = Ticket(self.wait)
+        any_: ClientFuture[None] = ClientFuture(self.wait)
 
         def tell(at: int) -> None:
             came.append(at)
@@ -275,16 +275,16 @@ class Engine(Port):
                 while came:
                     at = came.popleft()
                     try:
-                        ticket = work[at].send(None)
+                        future = work[at].send(None)
                     except StopIteration:
                         left -= 1
                     except Exception as error:
                         ends[at] = error
                         left -= 1
                     else:
-                        ticket.then(partial(tell, at))
+                        future.then(partial(tell, at))
                 if left and not came:
-                    any_ = Ticket(self.wait)
+                    any_ = ClientFuture(self.wait)
                     any_.remote = True  # or one of them may be: they end in other threads, or in the ring
                     await any_
         finally:
@@ -303,15 +303,15 @@ class Engine(Port):
 
     # --- records ---
 
-    def read_records(self, reads: Reads, memory: Any) -> Ticket[Any]:
+    def read_records(self, reads: Reads, memory: Any) -> ClientFuture[Any]:
         """An array of `client.READ`, in one call of the ring: an array of counts."""
-        ticket: Ticket[Any] = Ticket(self.wait)
-        records = Records(self._next_tag, len(reads), ticket)
+        future: ClientFuture[Any] = ClientFuture(self.wait)
+        records = Records(self._next_tag, len(reads), future)
         self.ring.prepare_reads(self._next_tag, reads, memory)
         self._next_tag += len(reads)
         self._records.append(records)
         self.ring.submit()
-        return ticket
+        return future
 
     def _of_records(self, over: Completed) -> None:
         for one in self._records:
@@ -324,9 +324,9 @@ class Engine(Port):
                     one.error = error
             if not one.left:
                 if one.error is not None:
-                    one.ticket.fail(one.error)
+                    one.future.fail(one.error)
                 else:
-                    one.ticket.finish(one.counts)
+                    one.future.finish(one.counts)
         self._records = [one for one in self._records if one.left]
 
     # --- the end ---

@@ -14,7 +14,7 @@ from fireflyer.fs.client.memory import memory_of
 from fireflyer.fs.schema.meta import END_OF_FILE, AllocateMode, LockKind, Window
 
 if TYPE_CHECKING:
-    from fireflyer.fs.client.files.engine import Engine
+    from fireflyer.fs.client.files.engine import ThreadPort
 
 __all__ = ["BUFFER_BYTES", "OpenFile", "RawFile", "Reader", "Updater", "Writer", "wrapped"]
 
@@ -27,7 +27,7 @@ class OpenFile:
 
     __reduce__ = refuse_pickling
 
-    def __init__(self, engine: Engine, file: File) -> None:
+    def __init__(self, engine: ThreadPort, file: File) -> None:
         self._engine = engine
         self.file = file
 

@@ -23,7 +23,7 @@ import numpy as np
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.fs.client.files.asyncio_files import Files, Path
 from fireflyer.fs.client.files.attributes import Attributes, DirEntry, Statvfs
-from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.engine import ThreadPort
 from fireflyer.fs.client.files.file_objects import OpenFile, RawFile, wrapped
 from fireflyer.fs.client.files.modes import flags_of, is_append
 from fireflyer.fs.client.files.open_file import File
@@ -31,7 +31,7 @@ from fireflyer.fs.client.files.records import read_rows, read_together
 from fireflyer.fs.client.fork_safety import refuse_pickling
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.inodes import Defaults, Kind
-from fireflyer.fs.schema.meta import Area, Place, ValueFlag
+from fireflyer.fs.schema.meta import PathRef, QuotaTree, XattrFlag
 
 __all__ = ["FileSystem"]
 
@@ -43,7 +43,7 @@ class FileSystem:
 
     __reduce__ = refuse_pickling
 
-    def __init__(self, engine: Engine, files: Files, close: Callable[[], None]) -> None:
+    def __init__(self, engine: ThreadPort, files: Files, close: Callable[[], None]) -> None:
         """`close`: of what the engine uses."""
         self.files = files
         """The coroutines; `run` runs them."""
@@ -153,7 +153,7 @@ class FileSystem:
         return self.run(self.files.getxattr(path, name, follow))
 
     def setxattr(
-        self, path: Path, name: str | bytes, value: bytes, flag: ValueFlag = ValueFlag.ANY, follow: bool = True
+        self, path: Path, name: str | bytes, value: bytes, flag: XattrFlag = XattrFlag.ANY, follow: bool = True
     ) -> None:
         self.run(self.files.setxattr(path, name, value, flag, follow))
 
@@ -163,10 +163,10 @@ class FileSystem:
     def removexattr(self, path: Path, name: str | bytes, follow: bool = True) -> None:
         self.run(self.files.removexattr(path, name, follow))
 
-    def get_area(self, path: Path) -> Area:
-        return self.run(self.files.get_area(path))
+    def get_quota(self, path: Path) -> QuotaTree:
+        return self.run(self.files.get_quota(path))
 
-    def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> Area:  # noqa: A002
+    def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
         return self.run(self.files.set_area(path, bytes=bytes, inodes=inodes))
 
     def set_defaults(self, path: Path, defaults: Defaults) -> None:
@@ -200,7 +200,7 @@ class FileSystem:
 
     def open_inode(self, inode: int, mode: str | int = "rb") -> OpenFile:
         """What has this number, whatever its names: for descriptors of a mount."""
-        return OpenFile(self._engine, self.run(self.files.open_at(Place(inode), flags_of(mode))))
+        return OpenFile(self._engine, self.run(self.files.open_at(PathRef(inode), flags_of(mode))))
 
     def read_batch(self, reads: Sequence[tuple[Any, int, Any]]) -> list[int]:
         """Of each (file, offset, buffer) how many bytes there were, all at once. `file`: an `OpenFile`, or what `open`
@@ -223,7 +223,7 @@ class FileSystem:
     def close(self) -> None:
         """Closes all files (which writes what waits) and ends the session. Raises the first error of one. Idempotent;
         nothing in a forked child."""
-        if self.files.opening.elsewhere or self.files.opening.is_closed:
+        if self.files.open_files.elsewhere or self.files.open_files.is_closed:
             return
         atexit.unregister(self._at_exit)
         first: BaseException | None = None
@@ -233,7 +233,7 @@ class FileSystem:
             except (FireflyerError, OSError, ValueError) as error:
                 first = first or error
         try:
-            self.run(self.files.opening.close())
+            self.run(self.files.open_files.close())
         finally:
             self._engine.close()
             self._close()

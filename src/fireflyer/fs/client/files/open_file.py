@@ -1,4 +1,5 @@
-"""One open of a file, for coroutines: what is asked of it is checked here, and done by the `Body` that all opens of the
+"""One open of a file, for coroutines: what is asked of it is checked here, and done by the `OpenInode` that all
+opens of the
 inode share."""
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.files.attributes import Attributes
-from fireflyer.fs.client.files.open_inode import LOST, Body, as_file_error, file_of
-from fireflyer.fs.client.files.orphaned_handles import Abandoned, Closing
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.files.open_inode import LOST, OpenInode, as_file_error, file_of
+from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, UnansweredClose
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.memory import memory_of
-from fireflyer.fs.core.files.readahead import Ahead, block_of
+from fireflyer.fs.core.files.readahead import ReadAhead, block_of
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.inodes import Inode
 from fireflyer.fs.schema.meta import (
@@ -28,7 +29,7 @@ from fireflyer.fs.schema.meta import (
     Found,
     Lock,
     LockKind,
-    Place,
+    PathRef,
     Reserve,
     Reserved,
     Stat,
@@ -40,16 +41,16 @@ __all__ = ["File", "FileTable"]
 
 
 class FileTable(Protocol):
-    """What an open file needs of the table that it is in: `client.files.open_file_table.Opening`."""
+    """What an open file needs of the table that it is in: `client.files.open_file_table.OpenFileTable`."""
 
-    abandoned: Abandoned
+    orphaned: OrphanedHandles
 
     def check(self) -> None:
         """Raises `UsageError` in a forked child, EBADF when the client is closed."""
 
     def end_lazily(self, inode: Inode, handle: int, actor: Actor | None) -> None: ...
 
-    def closed(self, body: Body) -> None:
+    def closed(self, body: OpenInode) -> None:
         """One of its files."""
 
 
@@ -57,7 +58,7 @@ class File:
     """One open file, for coroutines. Made by `Files.open`; close it, or use it with `async with`."""
 
     def __init__(
-        self, table: FileTable, body: Body, handle: int,
+        self, table: FileTable, body: OpenInode, handle: int,
         *, readable: bool, actor: Actor | None, path: str | None, ahead_bytes: int,
     ) -> None:  # fmt: skip
         """`ahead_bytes`: to be fetched ahead, if it is read from front to back."""
@@ -72,9 +73,9 @@ class File:
         self.lost = False
         """The session in which it was opened for writing is over."""
         self.closed = False
-        self.ended: Ticket[None] = Ticket(body.port.wait)
+        self.ended: ClientFuture[None] = ClientFuture(body.port.wait)
         """When it is closed, and forgotten."""
-        self.ahead = Ahead(block_of(body.where.chunk_bytes), ahead_bytes if readable else 0)
+        self.ahead = ReadAhead(block_of(body.where.chunk_bytes), ahead_bytes if readable else 0)
         self._seen = body.errors
         body.files[self] = None
 
@@ -94,7 +95,7 @@ class File:
         return self._body.length
 
     @property
-    def body(self) -> Body:
+    def body(self) -> OpenInode:
         return self._body
 
     # --- reading ---
@@ -176,7 +177,7 @@ class File:
     async def truncate(self, length: int) -> None:
         self._check(self.writable)
         await self._settled()
-        await self._found(Truncate(Place(self._body.id), length, self.handle))
+        await self._found(Truncate(PathRef(self._body.id), length, self.handle))
         self._body.forget(0, END_OF_FILE)
 
     async def allocate(self, mode: AllocateMode, offset: int, size: int) -> None:
@@ -189,7 +190,7 @@ class File:
 
     async def stat(self) -> Attributes:
         self._check(open_=True)
-        answer = await self._call(Stat(Place(self._body.id)))
+        answer = await self._call(Stat(PathRef(self._body.id)))
         if isinstance(answer, Found):
             self._body.learn(answer.inode, writing=False)
         return self.attributes
@@ -238,7 +239,7 @@ class File:
                 self._raise_error()
         finally:
             if not answered and not self.lost:
-                self._table.abandoned.add(Closing(body, self.handle, self.actor))
+                self._table.orphaned.add(UnansweredClose(body, self.handle, self.actor))
             self._leave()
 
     def close_lazily(self) -> bool:

@@ -13,18 +13,18 @@ from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.chunks import Options
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.open_file import File
-from fireflyer.fs.client.files.open_inode import Body, file_of
-from fireflyer.fs.client.files.orphaned_handles import Abandoned, Unheard
+from fireflyer.fs.client.files.open_inode import OpenInode, file_of
+from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, UnconfirmedOpen
 from fireflyer.fs.client.files.port import Port
-from fireflyer.fs.client.fork_safety import OfOneProcess
-from fireflyer.fs.client.futures import Ticket
-from fireflyer.fs.core.files.chunk_map import Where
+from fireflyer.fs.client.fork_safety import ProcessBound
+from fireflyer.fs.client.futures import ClientFuture
+from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
-from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, Place, Stat
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
+from fireflyer.fs.schema.meta import Actor, Answer, Close, Found, Open, Opened, OpenFlag, PathRef, Stat
 
-__all__ = ["FileOptions", "Opening"]
+__all__ = ["FileOptions", "OpenFileTable"]
 
 _LATE_NS: Final = 5 * SECOND
 """An answer to an open for reading that took longer may be of a file that was collected meanwhile."""
@@ -42,17 +42,17 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunks: Options = Options()
 
 
-class Opening(OfOneProcess):
+class OpenFileTable(ProcessBound):
     def __init__(self, port: Port, options: FileOptions) -> None:
-        OfOneProcess.__init__(self)
+        ProcessBound.__init__(self)
         self.port = port
         self.options = options
-        self.bodies: dict[InodeId, Body] = {}
+        self.bodies: dict[InodeId, OpenInode] = {}
         self._write_budget = WriteBudget(options.write_bytes, self.bodies.values())
         self._read_ahead_budget = ReadAheadBudget(options.all_ahead_bytes)
         self._closed = False
-        self.abandoned = Abandoned(port)
-        self._ending: dict[Ticket[Answer], None] = {}
+        self.orphaned = OrphanedHandles(port)
+        self._ending: dict[ClientFuture[Answer], None] = {}
         """Lazy closes."""
         port.on_lost(self._session_lost)
         self._session = port.meta.client
@@ -75,7 +75,7 @@ class Opening(OfOneProcess):
 
     # --- opening ---
 
-    async def open(self, place: Place, flags: int, mode: int, actor: Actor | None, path: str | None) -> File:
+    async def open(self, place: PathRef, flags: int, mode: int, actor: Actor | None, path: str | None) -> File:
         """Raises `FileError`. EISDIR for a directory."""
         self.check()
         if flags & OpenFlag.TRUNCATE:  # what this client has written before must not come after the cut
@@ -88,11 +88,11 @@ class Opening(OfOneProcess):
                 break
         if not isinstance(answer, Opened):
             raise InvariantViolation(f"Open was answered with {type(answer).__name__}")
-        if not isinstance(answer.inode.body, FileBody):
+        if not isinstance(answer.inode.body, FileDetails):
             raise file_error(errno.EISDIR, "", path)
         return await self._adopt(answer, flags, handle, actor, path, session)
 
-    async def settle(self, place: Place, follow: bool, actor: Actor | None) -> None:
+    async def settle(self, place: PathRef, follow: bool, actor: Actor | None) -> None:
         """Nothing waits of the file at this place, if this client has written to it."""
         if not any(body.unreported for body in self.bodies.values()):
             return
@@ -112,27 +112,29 @@ class Opening(OfOneProcess):
             await body.settle()
 
     async def _asked(self, request: Open, actor: Actor | None) -> tuple[Answer, ClientId]:
-        ticket = self.port.ticket_of(self.port.meta.call_in_session(request, actor=actor))
+        future = self.port.future_of(self.port.meta.call_in_session(request, actor=actor))
         try:
-            answered: tuple[Answer, ClientId] = await ticket
+            answered: tuple[Answer, ClientId] = await future
             return answered
         except FileError:
             raise
         except BaseException:  # given up, but it may be done
             if request.handle:
-                ticket.then(lambda: self._opened_unheard(request, actor, ticket))
+                future.then(lambda: self._opened_unconfirmed(request, actor, future))
             raise
 
-    def _opened_unheard(self, request: Open, actor: Actor | None, ticket: Ticket[tuple[Answer, ClientId]]) -> None:
-        one = Unheard(request.place, bool(request.flags & OpenFlag.FOLLOW), request.handle, actor)
-        if ticket.error is None:
-            answer, session = ticket.value
+    def _opened_unconfirmed(
+        self, request: Open, actor: Actor | None, future: ClientFuture[tuple[Answer, ClientId]]
+    ) -> None:
+        one = UnconfirmedOpen(request.place, bool(request.flags & OpenFlag.FOLLOW), request.handle, actor)
+        if future.error is None:
+            answer, session = future.value
             if session != self._session or not isinstance(answer, Opened):
                 return
             one.inode = answer.inode
-        elif isinstance(ticket.error, FileError):
+        elif isinstance(future.error, FileError):
             return
-        self.abandoned.add(one)
+        self.orphaned.add(one)
 
     async def _adopt(
         self, opened: Opened, flags: int, handle: int, actor: Actor | None, path: str | None, session: ClientId
@@ -145,9 +147,9 @@ class Opening(OfOneProcess):
                 where = await self._where(inode)
             except BaseException:
                 if handle and session == self._session:
-                    self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
+                    self.orphaned.add(UnconfirmedOpen(PathRef(inode.id), False, handle, actor, inode))
                 raise
-            made = Body(self.port, inode, where, self._write_budget, self._read_ahead_budget)
+            made = OpenInode(self.port, inode, where, self._write_budget, self._read_ahead_budget)
             body = self.bodies.setdefault(inode.id, made)
         body.learn(inode, writing=handle != 0)
         readable = bool(flags & (OpenFlag.READ | OpenFlag.EXECUTE))
@@ -166,46 +168,46 @@ class Opening(OfOneProcess):
                 raise
         return file
 
-    async def _where(self, inode: Inode) -> Where:
+    async def _where(self, inode: Inode) -> ChunkMap:
         layout = file_of(inode).layout
         try:
             chains = self.port.chains(layout.table)
         except NotFound:
-            await self.port.ticket_of(self.port.meta.learn_table(layout.table))
+            await self.port.future_of(self.port.meta.learn_table(layout.table))
             chains = self.port.chains(layout.table)
-        return Where(layout, chains)
+        return ChunkMap(layout, chains)
 
     def end_lazily(self, inode: Inode, handle: int, actor: Actor | None) -> None:
         """A handle, for which there is nothing to be told."""
         session, request = self._session, Close(inode.id, handle, 0, file_of(inode).cut, False, lazy=True)
-        ticket: Ticket[Answer] = self.port.ticket_of(self.port.meta.call(request, actor=actor))
-        self._ending[ticket] = None
+        future: ClientFuture[Answer] = self.port.future_of(self.port.meta.call(request, actor=actor))
+        self._ending[future] = None
 
         def over() -> None:
-            del self._ending[ticket]
-            heard = not isinstance(ticket.error, FireflyerError) or isinstance(ticket.error, FileError)
+            del self._ending[future]
+            heard = not isinstance(future.error, FireflyerError) or isinstance(future.error, FileError)
             if not heard and session == self._session:
-                self.abandoned.add(Unheard(Place(inode.id), False, handle, actor, inode))
+                self.orphaned.add(UnconfirmedOpen(PathRef(inode.id), False, handle, actor, inode))
 
-        ticket.then(over)
+        future.then(over)
 
     async def _ended(self) -> None:
         """What is ended lazily is now: it goes with any other request."""
         if not self._ending:
             return
-        for ticket in [self.port.ticket_of(self.port.meta.beat()), *self._ending]:
+        for future in [self.port.future_of(self.port.meta.beat()), *self._ending]:
             try:
-                await ticket
+                await future
             except FireflyerError:
                 pass  # the session ends, and with it the handle
 
-    def closed(self, body: Body) -> None:
+    def closed(self, body: OpenInode) -> None:
         """One of its files."""
         self.port.meta.release(body.id)
         self._leave(body)
 
-    def _leave(self, body: Body) -> None:
-        if not body.files and not self.abandoned.keeps(body) and self.bodies.get(body.id) is body:
+    def _leave(self, body: OpenInode) -> None:
+        if not body.files and not self.orphaned.keeps(body) and self.bodies.get(body.id) is body:
             del self.bodies[body.id]
             body.drop_rights()
 
@@ -214,25 +216,25 @@ class Opening(OfOneProcess):
         bodies = list(self.bodies.values())
         for body in bodies:
             body.lose()
-        self.abandoned.clear()
+        self.orphaned.clear()
         for body in bodies:
             self._leave(body)
 
     # --- now and then ---
 
-    async def look_after(self) -> None:
+    async def maintain(self) -> None:
         """Sends what has waited, and reports lengths; an error stays for the program's next call."""
         bodies = [body for body in self.bodies.values() if body.oldest_cut is not None and body.writer is not None]
         for body in bodies:
             body.begin(everything=True)
-        await self.port.together([*(self._report(body) for body in bodies if body.durable_end), self._work_off()])
+        await self.port.together([*(self._report(body) for body in bodies if body.durable_end), self._retry_all()])
 
-    async def _report(self, body: Body) -> None:
+    async def _report(self, body: OpenInode) -> None:
         if (writer := body.writer) is not None:
             await body.report(writer.handle, actor=writer.actor)  # what fails, fsync and close say again
 
-    async def _work_off(self) -> None:
-        for body in await self.abandoned.work_off():
+    async def _retry_all(self) -> None:
+        for body in await self.orphaned.retry_all():
             self._leave(body)
 
     async def close(self) -> None:

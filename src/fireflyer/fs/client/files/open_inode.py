@@ -35,15 +35,15 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
 from fireflyer.fs.client.files.port import MISSING, Port
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.capability import Rights
-from fireflyer.fs.core.files.chunk_map import Where
-from fireflyer.fs.core.files.readahead import Ahead, Block
-from fireflyer.fs.core.files.write_behind import Extent, Pending, unit_of
+from fireflyer.fs.core.files.chunk_map import ChunkMap
+from fireflyer.fs.core.files.readahead import Block, ReadAhead
+from fireflyer.fs.core.files.write_behind import Extent, WriteBehindBuffer, unit_of
 from fireflyer.fs.core.meta.inodes.times import times_of_write
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ChunkId
-from fireflyer.fs.schema.inodes import FileBody, Inode
+from fireflyer.fs.schema.inodes import FileDetails, Inode
 from fireflyer.fs.schema.meta import (
     END_OF_FILE,
     UNKNOWN_CUT,
@@ -52,7 +52,7 @@ from fireflyer.fs.schema.meta import (
     Close,
     Found,
     Opened,
-    Place,
+    PathRef,
     Renew,
     Report,
     Request,
@@ -61,7 +61,7 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["LOST", "Body", "OpenFile", "as_file_error", "file_of", "zero_behind"]
+__all__ = ["LOST", "OpenFile", "OpenInode", "as_file_error", "file_of", "zero_behind"]
 
 _FRESH_NS: Final = SECOND
 """A length is believed for so long by who reads beyond it."""
@@ -91,18 +91,18 @@ class OpenFile(Protocol):
     lost: bool
     """The session in which it was opened for writing is over."""
     closed: bool
-    ended: Ticket[None]
+    ended: ClientFuture[None]
     """When it is closed, and forgotten."""
-    ahead: Ahead
+    ahead: ReadAhead
 
     async def close(self) -> None: ...
 
 
-class Body:
+class OpenInode:
     """An inode that is open here. All inodes that a client has open share both budgets."""
 
     def __init__(
-        self, port: Port, inode: Inode, where: Where, write_budget: WriteBudget, read_ahead_budget: ReadAheadBudget
+        self, port: Port, inode: Inode, where: ChunkMap, write_budget: WriteBudget, read_ahead_budget: ReadAheadBudget
     ) -> None:
         self.port = port
         self._write_budget = write_budget
@@ -113,12 +113,12 @@ class Body:
         self.cut = file_of(inode).cut
         """As the last answer to a request of this client that writes has said it."""
         unit = unit_of(where.chunk_bytes)
-        self.pending = Pending(unit, buffers=write_budget.buffers(unit))
-        self.flying: dict[Extent, Ticket[None]] = {}
+        self.pending = WriteBehindBuffer(unit, buffers=write_budget.buffers(unit))
+        self.in_flight: dict[Extent, ClientFuture[None]] = {}
         self.durable_end = 0
         """Of what was written since the last report began and is at the storage nodes."""
         self.reporting_end = 0
-        self._reporting: Ticket[None] | None = None
+        self._reporting: ClientFuture[None] | None = None
         self._expected: tuple[int, int] | None = None
         """mtime and ctime that a report of writes, which is under way, makes if nobody else has changed the file."""
         self._latest = self.inode
@@ -161,7 +161,7 @@ class Body:
     @property
     def all_told(self) -> bool:
         """All that was written is known to the service."""
-        return not (self.unreported or self.unknown or self.pending or self.flying)
+        return not (self.unreported or self.unknown or self.pending or self.in_flight)
 
     def told(self, inode: Inode) -> Inode:
         """An answer of the service, perhaps to what was asked before others, with what is known here: the length and
@@ -239,22 +239,22 @@ class Body:
         for extent in extents:
             piece = next(self.where.parts(extent.begin, extent.size))
             view = memoryview(extent.data)[: extent.size]
-            ticket = self.port.write(piece.chain, ChunkId(self.id, piece.chunk), view, piece.offset)
-            self.flying[extent] = ticket
-            ticket.then(partial(self._ended, extent, ticket, view))
+            future = self.port.write(piece.chain, ChunkId(self.id, piece.chunk), view, piece.offset)
+            self.in_flight[extent] = future
+            future.then(partial(self._ended, extent, future, view))
         if extents:
             self.port.send()
 
-    def _ended(self, extent: Extent, ticket: Ticket[None], view: memoryview) -> None:
+    def _ended(self, extent: Extent, future: ClientFuture[None], view: memoryview) -> None:
         self.pending.ended(extent)
-        self.flying.pop(extent, None)
+        self.in_flight.pop(extent, None)
         self._write_budget.dirty_bytes -= extent.size
         self._write_budget.use_again(self.pending, extent, view)
-        if ticket.error is None:
+        if future.error is None:
             self.durable_end = max(self.durable_end, extent.end)
         else:
-            self.unknown = self.unknown or isinstance(ticket.error, Timeout)
-            self.error = as_file_error(ticket.error, None)
+            self.unknown = self.unknown or isinstance(future.error, Timeout)
+            self.error = as_file_error(future.error, None)
             self.errors += 1
 
     def lose(self) -> None:
@@ -267,8 +267,8 @@ class Body:
         self.forget(0, END_OF_FILE)
         self.losses += 1
         self._write_budget.dirty_bytes -= self.pending.drop()
-        for ticket in list(self.flying.values()):
-            ticket.give_up()
+        for future in list(self.in_flight.values()):
+            future.give_up()
         self.durable_end, self.oldest_cut, self.unknown = 0, None, False
         if self.error is not None:
             self.error = file_error(errno.ESTALE, LOST)
@@ -276,9 +276,9 @@ class Body:
     async def flush(self) -> None:
         """All that was written until now is at the storage nodes, or in `error`."""
         self.begin(everything=True)
-        for ticket in list(self.flying.values()):
+        for future in list(self.in_flight.values()):
             try:
-                await ticket
+                await future
             except FireflyerError:
                 pass  # `_ended` has kept it
 
@@ -315,7 +315,7 @@ class Body:
         unknown, end, losses = self.unknown, self.durable_end, self.losses
         self.reporting_end, self.durable_end, self.unknown = end, 0, False
         self.oldest_cut = min((one.cut for one in self.pending.extents), default=None)
-        self._reporting = Ticket(self.port.wait)
+        self._reporting = ClientFuture(self.port.wait)
         self._expected = times_of_write(self._latest, self.written_ns) if wrote else None
         cut = UNKNOWN_CUT if unknown else cut
         try:
@@ -384,8 +384,8 @@ class Body:
         had_rights = bool(self.rights)
         self.rights.clear()
         # In this order: what is found after it is held was not collected before, nor will be.
-        await self.port.ticket_of(self.port.meta.beat())
-        answer = await self.port.call(Stat(Place(self.id)), reader.actor)
+        await self.port.future_of(self.port.meta.beat())
+        answer = await self.port.call(Stat(PathRef(self.id)), reader.actor)
         if isinstance(answer, Found):
             if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:
                 raise file_error(errno.ESTALE, "it was removed while this client had no session")
@@ -403,11 +403,11 @@ class Body:
         if self.doubtful:
             await self._recover()
         if beyond > self.length and time.monotonic_ns() - self.asked_ns > _FRESH_NS:
-            answer = await self.port.call(Stat(Place(self.id)), next((one.actor for one in self.files), None))
+            answer = await self.port.call(Stat(PathRef(self.id)), next((one.actor for one in self.files), None))
             if isinstance(answer, Found):
                 self.learn(answer.inode, writing=False)
 
-    async def read(self, into: memoryview, offset: int, ahead: Ahead | None) -> int:
+    async def read(self, into: memoryview, offset: int, ahead: ReadAhead | None) -> int:
         await self.refresh(offset + len(into))
         length = self.length
         size = max(0, min(len(into), length - offset))
@@ -430,15 +430,15 @@ class Body:
         return size
 
     async def _fill(
-        self, into: memoryview, offset: int, ahead: Ahead | None, passed: list[Block], fetch: list[Block]
+        self, into: memoryview, offset: int, ahead: ReadAhead | None, passed: list[Block], fetch: list[Block]
     ) -> None:
         end, at = offset + len(into), offset
-        direct: list[tuple[Ticket[int], memoryview]] = []
+        direct: list[tuple[ClientFuture[int], memoryview]] = []
         blocks: list[tuple[Block, int, int]] = []
         try:
             while at < end:
                 block = ahead.find(at, passed) if ahead is not None else None
-                if block is not None and block.ticket is not None:
+                if block is not None and block.future is not None:
                     until = min(end, block.end)
                     blocks.append((block, at, until))
                     block.users += 1
@@ -448,39 +448,39 @@ class Body:
                 at = until
             if ahead is not None:
                 self._fetch(ahead, fetch)
-            for ticket, view in direct:
-                zero_behind(view, await ticket)
+            for future, view in direct:
+                zero_behind(view, await future)
             for block, begin, until in blocks:
                 await self._copy(block, begin, into[begin - offset : until - offset], ahead)
         except BaseException:
-            for ticket, _ in direct:
-                ticket.give_up()
+            for future, _ in direct:
+                future.give_up()
             raise
         finally:
             for block, _, _ in blocks:
                 block.users -= 1
             self._read_ahead_budget.give_back([block for block, _, _ in blocks if block.dropped])
 
-    def _ask(self, into: memoryview, offset: int) -> list[tuple[Ticket[int], memoryview]]:
+    def _ask(self, into: memoryview, offset: int) -> list[tuple[ClientFuture[int], memoryview]]:
         asked = []
         for piece in self.where.parts(offset, len(into)):
             view = into[piece.at : piece.at + piece.size]
             asked.append((self.port.read(piece.chain, ChunkId(self.id, piece.chunk), view, piece.offset), view))
         return asked
 
-    def _fetch(self, ahead: Ahead, fetch: Sequence[Block]) -> None:
+    def _fetch(self, ahead: ReadAhead, fetch: Sequence[Block]) -> None:
         for block in fetch:
             if self.pending.overlaps(block.begin, block.end - block.begin) or not self._read_ahead_budget.lend(block):
                 ahead.forget(block.begin, block.end)
                 continue
-            block.ticket, view = self._ask(block.memory[: block.end - block.begin], block.begin)[0]
-            block.ticket.then(lambda block=block, view=view: _zero_block(block, view))
+            block.future, view = self._ask(block.memory[: block.end - block.begin], block.begin)[0]
+            block.future.then(lambda block=block, view=view: _zero_block(block, view))
 
-    async def _copy(self, block: Block, begin: int, into: memoryview, ahead: Ahead | None) -> None:
+    async def _copy(self, block: Block, begin: int, into: memoryview, ahead: ReadAhead | None) -> None:
         """From a block that was fetched ahead. Its memory is lent to it until it is given back."""
-        memory, ticket = block.memory, block.ticket
+        memory, future = block.memory, block.future
         try:
-            await ticket
+            await future
         except FireflyerError:  # perhaps long ago
             if ahead is not None:
                 self._read_ahead_budget.give_back(ahead.forget(block.begin, block.end))
@@ -498,11 +498,11 @@ def zero_behind(view: memoryview, count: int) -> None:
 
 
 def _zero_block(block: Block, view: memoryview) -> None:
-    if block.ticket is not None and block.ticket.error is None and block.memory is not None:
-        zero_behind(view, block.ticket.value)
+    if block.future is not None and block.future.error is None and block.memory is not None:
+        zero_behind(view, block.future.value)
 
 
-def file_of(inode: Inode) -> FileBody:
-    if not isinstance(inode.body, FileBody):
+def file_of(inode: Inode) -> FileDetails:
+    if not isinstance(inode.body, FileDetails):
         raise InvariantViolation(f"inode {inode.id} is no file")
     return inode.body

@@ -1,8 +1,8 @@
 """Handles that have to be closed at the service, though nobody waits for it any more.
 
-    close failed without an answer ──> `Closing` ──┐
+    close failed without an answer ──> `UnansweredClose` ──┐
                                                    ├─ every few seconds ──> Close ──answered, whatever it says──> gone
-    open given up, perhaps done    ──> `Unheard` ──┘
+    open given up, perhaps done    ──> `UnconfirmedOpen` ──┘
 
 A handle that nobody closes keeps its file from ever being collected, and what was not reported stays unknown, for as
 long as the session lives: months, for a mount. A session that ends closes all of them.
@@ -15,31 +15,31 @@ import logging
 from dataclasses import dataclass
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.fs.client.files.open_inode import Body
+from fireflyer.fs.client.files.open_inode import OpenInode
 from fireflyer.fs.client.files.port import Port
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.inodes import FileBody, Inode
-from fireflyer.fs.schema.meta import Actor, Close, Found, Place, Stat
+from fireflyer.fs.schema.inodes import FileDetails, Inode
+from fireflyer.fs.schema.meta import Actor, Close, Found, PathRef, Stat
 
-__all__ = ["Abandoned", "Closing", "Unheard"]
+__all__ = ["OrphanedHandles", "UnansweredClose", "UnconfirmedOpen"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Closing:
+class UnansweredClose:
     """Of a file that was written. The body stays, and with it what is not reported."""
 
-    body: Body
+    body: OpenInode
     handle: int
     actor: Actor | None
 
 
 @dataclass(slots=True, eq=False)
-class Unheard:
+class UnconfirmedOpen:
     """An open for writing whose answer nobody has waited for."""
 
-    place: Place
+    place: PathRef
     follow: bool
     handle: int
     actor: Actor | None
@@ -47,16 +47,16 @@ class Unheard:
     """Where the answer came later."""
 
 
-class Abandoned:
+class OrphanedHandles:
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._waiting: dict[Closing | Unheard, None] = {}
+        self._waiting: dict[UnansweredClose | UnconfirmedOpen, None] = {}
 
-    def add(self, one: Closing | Unheard) -> None:
+    def add(self, one: UnansweredClose | UnconfirmedOpen) -> None:
         self._waiting[one] = None
 
-    def keeps(self, body: Body) -> bool:
-        return any(isinstance(one, Closing) and one.body is body for one in self._waiting)
+    def keeps(self, body: OpenInode) -> bool:
+        return any(isinstance(one, UnansweredClose) and one.body is body for one in self._waiting)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -65,14 +65,14 @@ class Abandoned:
         """The session is over, and with it all handles."""
         self._waiting.clear()
 
-    async def work_off(self) -> list[Body]:
+    async def retry_all(self) -> list[OpenInode]:
         """Bodies that nothing waits for any more. Whatever gets no answer comes last the next time."""
-        over: list[Body] = []
+        over: list[OpenInode] = []
         for one in list(self._waiting):
-            if one not in self._waiting or (isinstance(one, Closing) and one.body.flying):
+            if one not in self._waiting or (isinstance(one, UnansweredClose) and one.body.in_flight):
                 continue
             try:
-                await (_close(one) if isinstance(one, Closing) else self._find_and_close(one))
+                await (_close(one) if isinstance(one, UnansweredClose) else self._find_and_close(one))
             except FileError as error:  # an answer: the handle is not open any more
                 _log.info("a file that was given up is closed handle=%d answer=%s", one.handle, error)
             except FireflyerError as error:
@@ -81,11 +81,11 @@ class Abandoned:
                     self._waiting[one] = None
                 break
             self._waiting.pop(one, None)
-            if isinstance(one, Closing) and not self.keeps(one.body):
+            if isinstance(one, UnansweredClose) and not self.keeps(one.body):
                 over.append(one.body)
         return over
 
-    async def _find_and_close(self, one: Unheard) -> None:
+    async def _find_and_close(self, one: UnconfirmedOpen) -> None:
         inode = one.inode
         if inode is None:
             try:
@@ -95,9 +95,9 @@ class Abandoned:
                     _log.warning("a file that was perhaps opened cannot be found reason=%s", error)
                 raise
             inode = answer.inode if isinstance(answer, Found) else None
-        if inode is not None and isinstance(inode.body, FileBody):
+        if inode is not None and isinstance(inode.body, FileDetails):
             await self._port.call(Close(inode.id, one.handle, 0, inode.body.cut, False), one.actor)
 
 
-async def _close(one: Closing) -> None:
+async def _close(one: UnansweredClose) -> None:
     await one.body.report(one.handle, closing=True, actor=one.actor)

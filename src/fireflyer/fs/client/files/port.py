@@ -1,5 +1,5 @@
 """What open files need of the world: chunks, the meta service, and to be told of both. Two of them: `LoopPort` for an
-event loop, `client.files.engine.Engine` for threads."""
+event loop, `client.files.engine.ThreadPort` for threads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 from fireflyer.base.errors import Aborted, FireflyerError, error_from_wire
 from fireflyer.fs.client.chunks import Chunks, chains_of, change_of
 from fireflyer.fs.client.control.capabilities import Right
-from fireflyer.fs.client.control.session import Control
-from fireflyer.fs.client.futures import Ticket
+from fireflyer.fs.client.control.session import ManagerSession
+from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.meta import MetaClient
-from fireflyer.fs.core.requests.effects import Arrived, Failed, Glance
-from fireflyer.fs.schema.chunks import Change, LookKind
+from fireflyer.fs.core.requests.effects import DataArrived, Failed, QuerySpec
+from fireflyer.fs.schema.chunks import Change, QueryKind
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TableId
 from fireflyer.fs.schema.meta import Actor, Answer, Request
 from fireflyer.fs.schema.routing import Routing
@@ -34,7 +34,7 @@ class _Store(Protocol):
     @property
     def routing(self) -> Routing: ...
     def begin(
-        self, chain: ChainId, chunk: ChunkId, what: Change | Glance, memory: memoryview | None,
+        self, chain: ChainId, chunk: ChunkId, what: Change | QuerySpec, memory: memoryview | None,
         done: Callable[[Any], None], timeout_ns: int | None = None,
     ) -> int: ...  # fmt: skip
     def send(self) -> None: ...
@@ -54,15 +54,15 @@ class Port(abc.ABC):
         """When each has last answered a read, by `time.monotonic_ns`."""
 
     @abc.abstractmethod
-    def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
+    def wait(self, future: ClientFuture[Any]) -> Generator[Any, None, None]:
         """Until it is over."""
 
-    def call(self, request: Request, actor: Actor | None = None) -> Ticket[Answer]:
+    def call(self, request: Request, actor: Actor | None = None) -> ClientFuture[Answer]:
         """As `MetaClient.call`."""
-        return self.ticket_of(self.meta.call(request, actor=actor))
+        return self.future_of(self.meta.call(request, actor=actor))
 
     @abc.abstractmethod
-    def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
+    def future_of(self, work: Coroutine[Any, Any, Any]) -> ClientFuture[Any]:
         """Of work in the loop of the meta client."""
 
     @abc.abstractmethod
@@ -90,65 +90,65 @@ class Port(abc.ABC):
             self._chains[table] = chains_of(self._store.routing, table)
         return self._chains[table]
 
-    def read(self, chain: ChainId, chunk: ChunkId, into: memoryview, offset: int) -> Ticket[int]:
+    def read(self, chain: ChainId, chunk: ChunkId, into: memoryview, offset: int) -> ClientFuture[int]:
         """How many bytes there were before the chunk's end, or `MISSING`. It goes out with `send`."""
-        ticket: Ticket[int] = Ticket(self.wait)
+        future: ClientFuture[int] = ClientFuture(self.wait)
 
         def done(result: Any) -> None:
             if isinstance(result, Failed):
-                ticket.fail(error_from_wire(result.code, result.message))
+                future.fail(error_from_wire(result.code, result.message))
                 return
             self.answered_ns[chain] = time.monotonic_ns()
-            ticket.finish(result.length if isinstance(result, Arrived) else MISSING)
+            future.finish(result.length if isinstance(result, DataArrived) else MISSING)
 
         try:
-            operation = self._store.begin(chain, chunk, Glance(LookKind.READ, offset, len(into)), into, done)
+            operation = self._store.begin(chain, chunk, QuerySpec(QueryKind.READ, offset, len(into)), into, done)
         except FireflyerError as error:
-            ticket.fail(error)
-            return ticket
-        ticket.on_give_up(lambda: self._store.give_up(operation))
-        return ticket
+            future.fail(error)
+            return future
+        future.on_give_up(lambda: self._store.give_up(operation))
+        return future
 
-    def write(self, chain: ChainId, chunk: ChunkId, data: memoryview, offset: int) -> Ticket[None]:
+    def write(self, chain: ChainId, chunk: ChunkId, data: memoryview, offset: int) -> ClientFuture[None]:
         """It goes out with `send`; `data` is left as it is until then, and after. Given up it fails: not sent, if it
         was not yet."""
-        ticket: Ticket[None] = Ticket(self.wait)
+        future: ClientFuture[None] = ClientFuture(self.wait)
 
         def done(result: Any) -> None:
             if isinstance(result, Failed):
-                ticket.fail(error_from_wire(result.code, result.message))
+                future.fail(error_from_wire(result.code, result.message))
             else:
-                ticket.finish(None)
+                future.finish(None)
 
         try:
             operation = self._store.begin(chain, chunk, change_of(data, offset), data, done)
         except FireflyerError as error:
-            ticket.fail(error)
-            return ticket
+            future.fail(error)
+            return future
 
         def give_up() -> None:
             self._store.give_up(operation)
-            ticket.fail(Aborted("the update was given up"))
+            future.fail(Aborted("the update was given up"))
 
-        ticket.on_give_up(give_up)
-        return ticket
+        future.on_give_up(give_up)
+        return future
 
     def send(self) -> None:
         self._store.send()
 
-    def present(self, right: Right, capability: bytes) -> Ticket[None]:
+    def present(self, right: Right, capability: bytes) -> ClientFuture[None]:
         """To all nodes, before anything else is asked of them."""
-        ticket: Ticket[None] = Ticket(self.wait)
+        future: ClientFuture[None] = ClientFuture(self.wait)
         self._store.present(
-            right, capability, lambda error: ticket.finish(None) if error is None else ticket.fail(error)
+            right, capability, lambda error: future.finish(None) if error is None else future.fail(error)
         )
-        return ticket
+        return future
 
 
 class LoopPort(Port):
     """In an event loop, over `Chunks`."""
 
-    def __init__(self, chunks: Chunks, meta: MetaClient, control: Control) -> None:
+    def __init__(self, chunks: Chunks, meta: MetaClient, control: ManagerSession) -> None:
         super().__init__(chunks, meta)
         self._loop = asyncio.get_running_loop()
         self._control = control
@@ -168,7 +168,7 @@ class LoopPort(Port):
         self._sending = False
         self._store.send()
 
-    def wait(self, ticket: Ticket[Any]) -> Generator[Any, None, None]:
+    def wait(self, future: ClientFuture[Any]) -> Generator[Any, None, None]:
         self.send()
         over: asyncio.Future[None] = self._loop.create_future()
 
@@ -176,22 +176,22 @@ class LoopPort(Port):
             if not over.done():
                 over.set_result(None)
 
-        ticket.then(end)
+        future.then(end)
         yield from over
 
-    def ticket_of(self, work: Coroutine[Any, Any, Any]) -> Ticket[Any]:
-        ticket: Ticket[Any] = Ticket(self.wait)
+    def future_of(self, work: Coroutine[Any, Any, Any]) -> ClientFuture[Any]:
+        future: ClientFuture[Any] = ClientFuture(self.wait)
 
         def over(task: asyncio.Task[Any]) -> None:
             if task.cancelled():
-                ticket.fail(asyncio.CancelledError())
+                future.fail(asyncio.CancelledError())
             elif (error := task.exception()) is not None:
-                ticket.fail(error)
+                future.fail(error)
             else:
-                ticket.finish(task.result())
+                future.finish(task.result())
 
         self._loop.create_task(work).add_done_callback(over)
-        return ticket
+        return future
 
     async def together(self, work: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
         return await asyncio.gather(*work, return_exceptions=True)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.fs.client.files.engine import Engine
+from fireflyer.fs.client.files.engine import ThreadPort
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_inode import as_file_error, zero_behind
 from fireflyer.fs.client.memory import memory_of
@@ -22,7 +22,7 @@ _TOGETHER: Final = 16384
 _Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
-async def read_rows(engine: Engine, file: File, offsets: Any, into: Any) -> _Counts:
+async def read_rows(engine: ThreadPort, file: File, offsets: Any, into: Any) -> _Counts:
     """Row i of `into` becomes what is at `offsets[i]` of the file; how many bytes of each there were."""
     memory = memory_of(into, writable=True)
     wanted = _places(offsets).reshape(-1)
@@ -41,7 +41,7 @@ async def read_rows(engine: Engine, file: File, offsets: Any, into: Any) -> _Cou
     return plan.counts
 
 
-async def read_together(engine: Engine, wanted: Sequence[tuple[File, int, Any]]) -> list[int]:
+async def read_together(engine: ThreadPort, wanted: Sequence[tuple[File, int, Any]]) -> list[int]:
     """Of each (file, offset, buffer) how many bytes there were."""
     if not wanted:
         return []
@@ -115,15 +115,15 @@ async def _refreshed(files: Sequence[File], of: _Counts, ends: _Counts) -> None:
         await file.body.refresh(int(ends[of == at].max()))
 
 
-async def _carry_out(engine: Engine, reads: Reads, memory: Any, file: File, keep: Any) -> None:
+async def _carry_out(engine: ThreadPort, reads: Reads, memory: Any, file: File, keep: Any) -> None:
     """`keep`: what must not be freed while the ring may write there."""
     view = memory if isinstance(memory, memoryview) else memoryview(memory)
     for first in range(0, len(reads), _TOGETHER):
         some = reads[first : first + _TOGETHER]
         try:
-            ticket = engine.read_records(some, view)
-            ticket.then(lambda: _kept(keep))
-            counts = await ticket
+            future = engine.read_records(some, view)
+            future.then(lambda: _kept(keep))
+            counts = await future
         except FireflyerError as error:
             raise as_file_error(error, file.path) from error
         short = counts != some["length"]

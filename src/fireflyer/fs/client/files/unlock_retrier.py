@@ -22,7 +22,7 @@ from fireflyer.base.errors import FireflyerError, Timeout, TransientError
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.meta import Actor, Answer, Request
 
-__all__ = ["Endings"]
+__all__ = ["UnlockRetrier"]
 
 _log = logging.getLogger(__name__)
 _TOGETHER: Final = 64
@@ -38,7 +38,7 @@ class _Meta(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Left:
+class _PendingUnlock:
     request: Request
     actor: Actor | None
     key: Hashable
@@ -46,13 +46,13 @@ class _Left:
     ended: asyncio.Future[None]
 
 
-class Endings:
+class UnlockRetrier:
     """Of one client, in its loop."""
 
     def __init__(self, meta: _Meta) -> None:
         self._meta = meta
-        self._left: collections.deque[_Left] = collections.deque()
-        self._keys: dict[Hashable, _Left] = {}
+        self._left: collections.deque[_PendingUnlock] = collections.deque()
+        self._keys: dict[Hashable, _PendingUnlock] = {}
         self._work: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -68,7 +68,7 @@ class Endings:
         except TransientError as error:
             if not self._closed:
                 _log.warning("%s was not answered and is asked again reason=%s", type(request).__name__, error)
-                self._leave(_Left(request, actor, key, client, asyncio.get_running_loop().create_future()))
+                self._leave(_PendingUnlock(request, actor, key, client, asyncio.get_running_loop().create_future()))
             raise
 
     async def ended(self, key: Hashable) -> None:
@@ -87,7 +87,7 @@ class Endings:
         while self._left:
             self._over(self._left[0])
 
-    def _leave(self, left: _Left) -> None:
+    def _leave(self, left: _PendingUnlock) -> None:
         self._left.append(left)
         if left.key is not None:
             self._keys[left.key] = left
@@ -104,7 +104,7 @@ class Endings:
                     self._over(one)
             width = _TOGETHER if all(answered) else 1
 
-    async def _again(self, left: _Left) -> bool:
+    async def _again(self, left: _PendingUnlock) -> bool:
         if self._meta.client != left.client:
             return True
         try:
@@ -117,7 +117,7 @@ class Endings:
             _log.warning("%s was refused reason=%s", type(left.request).__name__, error)
         return True
 
-    def _over(self, left: _Left) -> None:
+    def _over(self, left: _PendingUnlock) -> None:
         self._left.remove(left)
         if self._keys.get(left.key) is left:
             del self._keys[left.key]

@@ -6,15 +6,15 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
-from fireflyer.fs.core.chain.forwarding import Place
-from fireflyer.fs.schema.chunks import Change, Declined, Held, Listed, Put, Row, Update
+from fireflyer.fs.core.chain.forwarding import SlotNumber
+from fireflyer.fs.schema.chunks import Change, ChunkEntry, ChunkVersion, CompletionRecord, Declined, Put, Update
 from fireflyer.fs.schema.ids import ContentId
 
-__all__ = ["Asked", "ChunkWork", "Copying", "Phase", "Wanted", "Work"]
+__all__ = ["ChunkState", "ChunkUpdate", "Phase", "QueuedCopy", "QueuedPut", "QueuedUpdate"]
 
 
 @dataclass(slots=True)
-class Wanted:
+class QueuedUpdate:
     """A client's update that waits for the chunk."""
 
     waiter: int
@@ -23,19 +23,19 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Asked:
+class QueuedPut:
     """The predecessor's, likewise."""
 
-    place: Place
+    place: SlotNumber
     put: Put
     handle: int
 
 
 @dataclass(slots=True)
-class Copying:
+class QueuedCopy:
     """Resync wants the chunk made equal at the successor, which listed this."""
 
-    listed: Listed
+    listed: ChunkEntry
 
 
 class Phase(enum.Enum):
@@ -50,7 +50,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(slots=True)
-class Work:
+class ChunkUpdate:
     """The one update that has the chunk's lock."""
 
     id: ContentId
@@ -58,11 +58,11 @@ class Work:
     change: Change
     phase: Phase
     handle: int = 0
-    held: Held | None = None
+    held: ChunkVersion | None = None
     """What the whole chunk is after it; before it is staged, what the predecessor says that it must become."""
-    row: Row | None = None
+    row: CompletionRecord | None = None
     waiter: int = 0
-    place: Place | None = None
+    place: SlotNumber | None = None
     """The predecessor's request, as it is named in this chain version."""
     posted: bool = False
     """On its way to the successor of this chain version."""
@@ -75,15 +75,15 @@ class Work:
 
 
 @dataclass(slots=True)
-class ChunkWork:
+class ChunkState:
     """Its committed content, who has the lock, and who waits for it."""
 
-    committed: Held | None
+    committed: ChunkVersion | None
     damaged: bool = False
     leftover: ContentId | None = None
-    """Something pending that no `Work` here stands for, to be overwritten by resync."""
-    work: Work | None = None
-    queue: deque[Wanted | Asked | Copying] = field(default_factory=deque)
+    """Something pending that no `ChunkUpdate` here stands for, to be overwritten by resync."""
+    work: ChunkUpdate | None = None
+    queue: deque[QueuedUpdate | QueuedPut | QueuedCopy] = field(default_factory=deque)
 
     @property
     def unsound(self) -> bool:

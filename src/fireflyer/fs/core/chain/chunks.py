@@ -11,7 +11,7 @@ import msgspec
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.base.units import MIB, MS, SECOND
-from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Copying, Phase, Wanted, Work
+from fireflyer.fs.core.chain.chunk_state import ChunkState, ChunkUpdate, Phase, QueuedCopy, QueuedPut, QueuedUpdate
 from fireflyer.fs.core.chain.effects import (
     ChunkIndex,
     ClientUpdate,
@@ -25,29 +25,29 @@ from fireflyer.fs.core.chain.effects import (
     Send,
     Stage,
 )
-from fireflyer.fs.core.chain.forwarding import AnswerBody, Inbox, Outbox, Place
+from fireflyer.fs.core.chain.forwarding import AnswerBody, RequestReceiver, RequestSender, SlotNumber
 from fireflyer.fs.core.chain.resync import SyncCopy, SyncSource, differs
 from fireflyer.fs.core.chain.role import NO_ROLE
 from fireflyer.fs.schema.chunks import (
-    MAX_LANES,
+    MAX_SLOTS,
     Accepted,
     Answer,
     Change,
+    ChunkVersion,
+    CompletionRecord,
     Declined,
     Done,
-    Held,
+    InProgress,
     Operation,
     Put,
-    Refusal,
+    RefusalReason,
     Refused,
-    Row,
-    Unheard,
+    UnknownRequest,
     Update,
-    Waiting,
 )
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, Channel, ChunkId, ClientId, ContentId, TargetId
 
-__all__ = ["REMOVE", "ChunkWorks", "Limits"]
+__all__ = ["REMOVE", "ChunkUpdates", "Limits"]
 
 REMOVE: Final = Change(Operation.REMOVE)
 _LAST_CHANNEL: Final = (1 << 32) - 1
@@ -56,7 +56,7 @@ _LAST_CHANNEL: Final = (1 << 32) - 1
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of one replica."""
 
-    lanes: int = MAX_LANES
+    lanes: int = MAX_SLOTS
     """Requests under way to the successor."""
     chunks: int = 1024
     """That are being changed at once; beyond, `BUSY`."""
@@ -84,7 +84,7 @@ class Limits(msgspec.Struct, frozen=True):
     copy_bytes_per_tick: int = 8 * MIB
 
 
-class ChunkWorks:
+class ChunkUpdates:
     """State of a replica, and what it does about one chunk. Subclassed by `Replica`, which decides on its role."""
 
     def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
@@ -96,13 +96,13 @@ class ChunkWorks:
         self._fence_until_ns = 0
         self._now_ns = 0
         self._gone = False
-        self._chunks: dict[ChunkId, ChunkWork] = {}
+        self._chunks: dict[ChunkId, ChunkState] = {}
         self._touched: dict[ChunkId, None] = {}
-        self._rows: dict[tuple[ClientId, Channel], Row] = {}
+        self._rows: dict[tuple[ClientId, Channel], CompletionRecord] = {}
         self._used = 0
         """The highest version that was given in this chain version to a content that is gone."""
-        self._outbox = Outbox(self._limits.lanes)
-        self._inbox = Inbox()
+        self._outbox = RequestSender(self._limits.lanes)
+        self._inbox = RequestReceiver()
         self._source: SyncSource | None = None
         self._sessions = 0
         self._copy = SyncCopy()
@@ -118,23 +118,23 @@ class ChunkWorks:
         return self._source is not None and self._source.open
 
     def _wanted(self, event: ClientUpdate) -> None:
-        update, item = event.update, Wanted(event.waiter, event.update, event.handle)
+        update, item = event.update, QueuedUpdate(event.waiter, event.update, event.handle)
         refused = self._refusal(update)
         if refused is not None:
             self._refuse(item, refused.refusal, refused.message)
             return
         if update.chunk not in self._chunks and len(self._chunks) >= self._limits.chunks:
-            self._refuse(item, Refusal.BUSY, f"{self._limits.chunks} chunks are being changed; try again")
+            self._refuse(item, RefusalReason.BUSY, f"{self._limits.chunks} chunks are being changed; try again")
             return
         state = self._chunk(update.chunk)
         for at, other in enumerate(state.queue):
-            if isinstance(other, Wanted) and _channel(other.update) == _channel(update):
+            if isinstance(other, QueuedUpdate) and _channel(other.update) == _channel(update):
                 older, newer = sorted((other, item), key=lambda one: one.update.sequence)
                 state.queue[at] = newer
-                self._refuse(older, Refusal.DUPLICATE, "a later attempt or update of this channel waits here")
+                self._refuse(older, RefusalReason.DUPLICATE, "a later attempt or update of this channel waits here")
                 return
         if len(state.queue) >= self._limits.queue:
-            self._refuse(item, Refusal.BUSY, f"{self._limits.queue} updates wait for this chunk; try again")
+            self._refuse(item, RefusalReason.BUSY, f"{self._limits.queue} updates wait for this chunk; try again")
             return
         state.queue.append(item)
         self._next(update.chunk, state)
@@ -142,40 +142,42 @@ class ChunkWorks:
     def _refusal(self, update: Update) -> Refused | None:
         version = self._role.chain_version
         if not self._acts or not self._role.head or update.chain != self._chain_id:
-            return Refused(Refusal.STALE, "this target is not the head of the chain; ask for routing", version)
+            return Refused(RefusalReason.STALE, "this target is not the head of the chain; ask for routing", version)
         if update.chain_version != version:
             message = f"the chain is at version {version}, not {update.chain_version}; ask for routing"
-            return Refused(Refusal.STALE, message, version)
+            return Refused(RefusalReason.STALE, message, version)
         change = update.change
         end = change.length + (change.offset if change.operation is Operation.WRITE else 0)
         if change.operation is Operation.REPLACE or update.sequence < 1 or end > MAX_CHUNK_BYTES:
             message = f"{change} with sequence {update.sequence}: a chunk has at most {MAX_CHUNK_BYTES} bytes, "
-            return Refused(Refusal.USAGE, message + "sequences begin with 1, and clients do not replace", version)
+            return Refused(RefusalReason.USAGE, message + "sequences begin with 1, and clients do not replace", version)
         return None
 
-    def _start_wanted(self, chunk: ChunkId, state: ChunkWork, item: Wanted) -> None:
+    def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
         update = item.update
         refused = self._refusal(update)
         row = self._row(update)
         if refused is not None:
             self._refuse(item, refused.refusal, refused.message)
         elif row is not None and row.sequence > update.sequence:
-            self._refuse(item, Refusal.DUPLICATE, f"the channel has gone on to update {row.sequence}")
+            self._refuse(item, RefusalReason.DUPLICATE, f"the channel has gone on to update {row.sequence}")
         elif row is not None and row.sequence == update.sequence and row.id is not None:
             if row.chunk == chunk:
                 same = state.committed if state.committed and state.committed.id == row.id else None
                 self._effects.append(Reply(item.waiter, Done(row.id, same)))
                 self._release(item.handle)
             else:
-                self._refuse(item, Refusal.USAGE, f"update {update.sequence} of this channel was of chunk {row.chunk}")
+                self._refuse(
+                    item, RefusalReason.USAGE, f"update {update.sequence} of this channel was of chunk {row.chunk}"
+                )
         elif row is None and not self._has_room_for_row(update.client):
             taken = self._index.row_count
-            self._refuse(item, Refusal.BUSY, f"{taken} channels are remembered; use fewer, or close some clients")
+            self._refuse(item, RefusalReason.BUSY, f"{taken} channels are remembered; use fewer, or close some clients")
         else:
             base = state.committed.id if state.committed else None
             made = ContentId(self._role.chain_version, max(base.version if base else 0, self._used) + 1)
-            row = Row(update.client, update.channel, update.sequence, chunk, made)
-            work = Work(made, base, update.change, Phase.STAGING, item.handle, row=row, waiter=item.waiter)
+            row = CompletionRecord(update.client, update.channel, update.sequence, chunk, made)
+            work = ChunkUpdate(made, base, update.change, Phase.STAGING, item.handle, row=row, waiter=item.waiter)
             self._stage(chunk, state, work)
 
     def _has_room_for_row(self, client: ClientId) -> bool:
@@ -186,13 +188,13 @@ class ChunkWorks:
         own = self._index.rows(before, limits.client_rows)
         return taken < limits.rows and sum(one.client == client for one in own) < limits.client_rows
 
-    def _row(self, update: Update) -> Row | None:
+    def _row(self, update: Update) -> CompletionRecord | None:
         key = _channel(update)
         return self._rows.get(key) or self._index.row(*key)
 
     # --- updates of the predecessor ---
 
-    def _start_asked(self, chunk: ChunkId, state: ChunkWork, item: Asked) -> None:
+    def _start_asked(self, chunk: ChunkId, state: ChunkState, item: QueuedPut) -> None:
         put = item.put
         if self._has(state, put):
             self._answer(item.place, Accepted())
@@ -201,13 +203,15 @@ class ChunkWorks:
             self._release(item.handle)
             self._leave(f"chunk {chunk}: {put.id} on {put.base} does not go on {state.committed}; we must be synced")
         else:
-            work = Work(put.id, put.base, put.change, Phase.STAGING, item.handle, put.held, put.row, place=item.place)
+            work = ChunkUpdate(
+                put.id, put.base, put.change, Phase.STAGING, item.handle, put.held, put.row, place=item.place
+            )
             work.told = True
             if self._role.syncing:
                 self._prepare_copy(chunk, state, work)
             self._stage(chunk, state, work)
 
-    def _prepare_copy(self, chunk: ChunkId, state: ChunkWork, work: Work) -> None:
+    def _prepare_copy(self, chunk: ChunkId, state: ChunkState, work: ChunkUpdate) -> None:
         """A syncing replica puts it in the place of whatever it has."""
         if state.leftover is not None:
             self._effects.append(Drop(chunk, state.leftover, None))
@@ -216,7 +220,7 @@ class ChunkWorks:
         if work.row is None and work.held is None and work.base is not None:
             work.id = ContentId(self._role.chain_version, work.base.version + 1)
 
-    def _has(self, state: ChunkWork, put: Put) -> bool:
+    def _has(self, state: ChunkState, put: Put) -> bool:
         """It was committed here in an earlier version of the chain, or copied already."""
         if self._role.syncing:
             return put.row is None and put.held == state.committed and not state.unsound
@@ -224,7 +228,7 @@ class ChunkWorks:
             return put.held is None and put.base is not None
         return state.committed.id == put.id
 
-    def _fits(self, state: ChunkWork, put: Put) -> bool:
+    def _fits(self, state: ChunkState, put: Put) -> bool:
         if self._role.syncing:
             return put.change.operation in (Operation.REPLACE, Operation.REMOVE)
         if state.committed is None:
@@ -233,7 +237,7 @@ class ChunkWorks:
 
     # --- copies of resync ---
 
-    def _start_copying(self, chunk: ChunkId, state: ChunkWork, item: Copying) -> None:
+    def _start_copying(self, chunk: ChunkId, state: ChunkState, item: QueuedCopy) -> None:
         source, own = self._source, state.committed
         if source is None:
             return
@@ -246,36 +250,36 @@ class ChunkWorks:
         else:
             source.spent(own.length if own else 0)
             content = own.id if own else ContentId(self._role.chain_version, 1)  # the copy names an absence itself
-            state.work = Work(content, None, REMOVE, Phase.COPYING, held=own)
+            state.work = ChunkUpdate(content, None, REMOVE, Phase.COPYING, held=own)
             self._advance(chunk, state)
 
     # --- one chunk ---
 
-    def _chunk(self, chunk: ChunkId) -> ChunkWork:
+    def _chunk(self, chunk: ChunkId) -> ChunkState:
         self._touched[chunk] = None
         state = self._chunks.get(chunk)
         if state is None:
             entry = self._index.find(chunk) or Entry()
-            state = ChunkWork(entry.committed, entry.damaged, entry.pending.id if entry.pending else None)
+            state = ChunkState(entry.committed, entry.damaged, entry.pending.id if entry.pending else None)
             self._chunks[chunk] = state
         return state
 
-    def _next(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _next(self, chunk: ChunkId, state: ChunkState) -> None:
         while state.work is None and state.queue and self._acts:
             item = state.queue.popleft()
             match item:
-                case Wanted():
+                case QueuedUpdate():
                     self._start_wanted(chunk, state, item)
-                case Asked():
+                case QueuedPut():
                     self._start_asked(chunk, state, item)
-                case Copying():
+                case QueuedCopy():
                     self._start_copying(chunk, state, item)
 
-    def _stage(self, chunk: ChunkId, state: ChunkWork, work: Work) -> None:
+    def _stage(self, chunk: ChunkId, state: ChunkState, work: ChunkUpdate) -> None:
         state.work, work.since_ns = work, self._now_ns
         self._effects.append(Stage(chunk, work.id, work.base, work.change, work.handle, work.row))
 
-    def _staged(self, chunk: ChunkId, content: ContentId, held: Held | None) -> None:
+    def _staged(self, chunk: ChunkId, content: ContentId, held: ChunkVersion | None) -> None:
         state = self._chunks.get(chunk)
         work = state.work if state else None
         if state is None or work is None or work.phase is not Phase.STAGING or work.id != content:
@@ -287,7 +291,9 @@ class ChunkWorks:
             return
         expected, work.held, work.phase = work.held, held, Phase.PENDING
         if work.told and expected != held:
-            self._drop(chunk, state, Refusal.CORRUPT, f"chunk {chunk}: the head has {expected}, this replica {held}")
+            self._drop(
+                chunk, state, RefusalReason.CORRUPT, f"chunk {chunk}: the head has {expected}, this replica {held}"
+            )
         else:
             self._advance(chunk, state)
 
@@ -303,13 +309,13 @@ class ChunkWorks:
             self._damaged(chunk)
         elif failure is Failure.NO_SPACE and self._copy.done:
             self._leave(f"no space for chunk {chunk}")
-        refusal = Refusal.NO_SPACE if failure is Failure.NO_SPACE else Refusal.CORRUPT
+        refusal = RefusalReason.NO_SPACE if failure is Failure.NO_SPACE else RefusalReason.CORRUPT
         self._reply_refused(work, refusal, f"chunk {chunk}: {failure.value}")
         if work.place is not None:
             self._answer(work.place, Declined(refusal, f"chunk {chunk}: {failure.value}"))
         self._next(chunk, state)
 
-    def _advance(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _advance(self, chunk: ChunkId, state: ChunkState) -> None:
         """What the present role does about the chunk's work. Asked again whenever something has changed."""
         work = state.work
         if work is None or work.phase in (Phase.STAGING, Phase.DROPPING) or work.posted or not self._acts:
@@ -324,19 +330,19 @@ class ChunkWorks:
         put, content = self._put(chunk, work, whole=whole)
         self._outbox.post(chunk, put, work.handle, content)
 
-    def _put(self, chunk: ChunkId, work: Work, *, whole: bool) -> tuple[Put, ContentId | None]:
+    def _put(self, chunk: ChunkId, work: ChunkUpdate, *, whole: bool) -> tuple[Put, ContentId | None]:
         """What the successor is asked for, and, where it is sent `whole`, the content to send from the engine."""
         change, content = work.change, None
         if whole and work.held is not None:
             change, content = Change(Operation.REPLACE, 0, work.held.length, work.held.crc), work.id
         return Put(chunk, work.id, work.base, change, work.held, work.row), content
 
-    def _give_back(self, work: Work) -> None:
+    def _give_back(self, work: ChunkUpdate) -> None:
         """The data are durable here: who waits for others keeps no memory, or replicas could wait for each other's."""
         self._release(work.handle)
         work.handle = 0
 
-    def _finish(self, chunk: ChunkId, state: ChunkWork) -> None:
+    def _finish(self, chunk: ChunkId, state: ChunkState) -> None:
         """Everybody behind has it."""
         work, state.work = state.work, None
         if work is None:
@@ -352,7 +358,7 @@ class ChunkWorks:
         self._release(work.handle)
         self._next(chunk, state)
 
-    def _drop(self, chunk: ChunkId, state: ChunkWork, refusal: Refusal, message: str) -> None:
+    def _drop(self, chunk: ChunkId, state: ChunkState, refusal: RefusalReason, message: str) -> None:
         """Given up: no replica from here on has committed it, and none behind this one has it pending any more.
 
         Who asked is told when that is durable here too: else all could die, and the first that is back would find it
@@ -363,7 +369,7 @@ class ChunkWorks:
             raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
         row = work.row
         if row is not None:
-            row = Row(row.client, row.channel, row.sequence, chunk, None)
+            row = CompletionRecord(row.client, row.channel, row.sequence, chunk, None)
             key = (row.client, row.channel)
             last = self._rows.get(key) or self._index.row(*key)
             if last is None or last.sequence == row.sequence:
@@ -396,21 +402,21 @@ class ChunkWorks:
 
     # --- answers ---
 
-    def _answer(self, place: Place, body: AnswerBody) -> None:
+    def _answer(self, place: SlotNumber, body: AnswerBody) -> None:
         """To the predecessor. Behind the fence it is only kept: the copy that is sent again gets it."""
         if self._inbox.answer(place, body) and self._acts:
             self._send_answer(place, body)
 
-    def _send_answer(self, place: Place, body: AnswerBody | Waiting | Unheard) -> None:
+    def _send_answer(self, place: SlotNumber, body: AnswerBody | InProgress | UnknownRequest) -> None:
         session = self._copy.number if self._role.syncing else 0
         answer = Answer(self._chain_id, self._role.chain_version, session, *place, body)
         self._effects.append(Send(self._role.predecessor, answer))
 
-    def _refuse(self, item: Wanted, refusal: Refusal, message: str) -> None:
+    def _refuse(self, item: QueuedUpdate, refusal: RefusalReason, message: str) -> None:
         self._effects.append(Reply(item.waiter, Refused(refusal, message[:512], self._role.chain_version)))
         self._release(item.handle)
 
-    def _reply_refused(self, work: Work, refusal: Refusal, message: str) -> None:
+    def _reply_refused(self, work: ChunkUpdate, refusal: RefusalReason, message: str) -> None:
         if work.waiter:
             refused = Refused(refusal, message[:512], self._role.chain_version)
             self._effects.append(Reply(work.waiter, refused))

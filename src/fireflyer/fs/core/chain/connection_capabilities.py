@@ -16,13 +16,13 @@ from typing import Final
 from fireflyer.fs.core.capability import Capability, Rights
 from fireflyer.fs.schema.ids import ClientId
 
-__all__ = ["MAX_PRESENTED_FILES", "MAX_PRESENTED_RANGES", "Presented"]
+__all__ = ["MAX_FILE_CAPABILITIES", "MAX_RANGE_CAPABILITIES", "ConnectionCapabilities"]
 
-MAX_PRESENTED_FILES: Final = 4096
-MAX_PRESENTED_RANGES: Final = 64
+MAX_FILE_CAPABILITIES: Final = 4096
+MAX_RANGE_CAPABILITIES: Final = 64
 
 
-class Presented:
+class ConnectionCapabilities:
     __slots__ = ("_files", "_ranges")
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Presented:
         """False: there are too many ranges."""
         if one.first_file != one.last_file:
             kept = _others(self._ranges, one, now_s)
-            if len(kept) >= MAX_PRESENTED_RANGES:
+            if len(kept) >= MAX_RANGE_CAPABILITIES:
                 return False
             self._ranges = (*kept, one)
             return True
         of_file = _others(self._files.pop(one.first_file, ()), one, now_s)
-        if len(self._files) >= MAX_PRESENTED_FILES:
+        if len(self._files) >= MAX_FILE_CAPABILITIES:
             del self._files[next(iter(self._files))]
         self._files[one.first_file] = (*of_file, one)
         return True

@@ -2,7 +2,7 @@
 
 The driver takes the effects of one `handle` in order and hands each to its performer before it gives the machine the
 next event. `Commit`, `Drop` and `Publish` have taken effect in memory when they were handed over: a read that begins
-later sees them. `Stage` and `Adopt` take their time and are answered by one event each.
+later sees them. `Stage` and `InstallRecords` take their time and are answered by one event each.
 
 The engine:
 
@@ -10,7 +10,8 @@ The engine:
   with the row: one durable record, or nothing. It verifies what it reads of the base. There is never something else
   pending. `Staged` says that all of this survives a power cut; until then readers may or may not see the chunk as
   pending.
-- A row replaces another of its channel as `Row.replaces` says, in whatever order they come. Adopts are carried out in
+- A row replaces another of its channel as `CompletionRecord.replaces` says, in whatever order they come. Adopts are
+carried out in
   order.
 - `Drop` has taken effect in memory at once; where it is `awaited`, `Dropped` says that it survives a power cut.
 - `Commit` may be lost in a power cut: the content is then pending again, and is committed again. It is durable at the
@@ -29,20 +30,26 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from fireflyer.fs.schema.chunks import Change, Held, Listed, PeerMessage, Row, Update, UpdateReply
+from fireflyer.fs.schema.chunks import (
+    Change,
+    ChunkEntry,
+    ChunkVersion,
+    CompletionRecord,
+    PeerMessage,
+    Update,
+    UpdateReply,
+)
 from fireflyer.fs.schema.ids import ChainId, ChainVersion, Channel, ChunkId, ClientId, ContentId, TargetId
 from fireflyer.fs.schema.routing import Chain
 
 __all__ = [
-    "Adopt",
-    "Adopted",
     "AskRouting",
     "ChainChanged",
     "ChunkIndex",
     "ClientEnded",
     "ClientUpdate",
     "Commit",
-    "DamageFound",
+    "CorruptionFound",
     "DiskFailed",
     "Drop",
     "Dropped",
@@ -53,10 +60,12 @@ __all__ = [
     "FenceExtended",
     "Forget",
     "GiveUp",
+    "InstallRecords",
+    "MessageFromPeer",
     "PeerLost",
-    "PeerSaid",
-    "Pending",
+    "PendingContent",
     "Publish",
+    "RecordsInstalled",
     "Release",
     "Reply",
     "ReportGone",
@@ -71,18 +80,18 @@ __all__ = [
 ]
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingContent(msgspec.Struct, frozen=True):
     """`held` is None for a removal."""
 
     id: ContentId
-    held: Held | None
+    held: ChunkVersion | None
 
 
 class Entry(msgspec.Struct, frozen=True):
     """A chunk's record. `damaged`: its committed content failed verification."""
 
-    committed: Held | None = None
-    pending: Pending | None = None
+    committed: ChunkVersion | None = None
+    pending: PendingContent | None = None
     damaged: bool = False
 
 
@@ -94,12 +103,12 @@ class ChunkIndex(Protocol):
 
     def find(self, chunk: ChunkId) -> Entry | None: ...
 
-    def row(self, client: ClientId, channel: Channel) -> Row | None: ...
+    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None: ...
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
         """In the order of (client, channel)."""
 
-    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         """In order. Those with something pending, or damaged, have no `held`."""
 
     def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
@@ -136,7 +145,7 @@ class ClientUpdate(msgspec.Struct, frozen=True):
     handle: int = 0
 
 
-class PeerSaid(msgspec.Struct, frozen=True):
+class MessageFromPeer(msgspec.Struct, frozen=True):
     """From the node of `source`, authenticated. `handle`: the data that came with a `Put`, or 0."""
 
     source: TargetId
@@ -155,7 +164,7 @@ class Staged(msgspec.Struct, frozen=True):
 
     chunk: ChunkId
     id: ContentId
-    held: Held | None
+    held: ChunkVersion | None
 
 
 class Failure(enum.StrEnum):
@@ -179,11 +188,11 @@ class Dropped(msgspec.Struct, frozen=True):
     id: ContentId
 
 
-class Adopted(msgspec.Struct, frozen=True):
-    """The rows of the oldest `Adopt` that was not yet answered are durable."""
+class RecordsInstalled(msgspec.Struct, frozen=True):
+    """The rows of the oldest `InstallRecords` that was not yet answered are durable."""
 
 
-class DamageFound(msgspec.Struct, frozen=True):
+class CorruptionFound(msgspec.Struct, frozen=True):
     """A reader, the scrub, or a `Send` of content found the chunk damaged; it is on record."""
 
     chunk: ChunkId
@@ -215,13 +224,13 @@ Event: TypeAlias = (
     | FenceExtended
     | Tick
     | ClientUpdate
-    | PeerSaid
+    | MessageFromPeer
     | PeerLost
     | Staged
     | StageFailed
     | Dropped
-    | Adopted
-    | DamageFound
+    | RecordsInstalled
+    | CorruptionFound
     | DiskFailed
     | ClientEnded
     | GiveUp
@@ -239,7 +248,7 @@ class Stage(msgspec.Struct, frozen=True):
     base: ContentId | None
     change: Change
     handle: int
-    row: Row | None
+    row: CompletionRecord | None
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -255,14 +264,14 @@ class Drop(msgspec.Struct, frozen=True):
 
     chunk: ChunkId
     id: ContentId
-    row: Row | None
+    row: CompletionRecord | None
     awaited: bool = False
 
 
-class Adopt(msgspec.Struct, frozen=True):
+class InstallRecords(msgspec.Struct, frozen=True):
     """Take rows; `reset`: forget all others first."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CompletionRecord, ...]
     reset: bool
 
 
@@ -274,7 +283,7 @@ class Forget(msgspec.Struct, frozen=True):
 
 class Send(msgspec.Struct, frozen=True):
     """To a replica of this chain. The data that follow: of `handle`, or, where `content` is set, the chunk with this
-    content id (pending or committed) from the engine; damage found there is told by `DamageFound`. At most once:
+    content id (pending or committed) from the engine; damage found there is told by `CorruptionFound`. At most once:
     whatever is lost is sent again."""
 
     peer: TargetId
@@ -339,7 +348,7 @@ Effect: TypeAlias = (
     Stage
     | Commit
     | Drop
-    | Adopt
+    | InstallRecords
     | Forget
     | Send
     | Release

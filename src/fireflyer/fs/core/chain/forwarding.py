@@ -23,40 +23,40 @@ from dataclasses import dataclass
 from fireflyer.fs.schema.chunks import Accepted, Declined, Page, Put, SyncDone, SyncList, SyncRows, SyncStart
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
-__all__ = ["AnswerBody", "Inbox", "Letter", "Outbox", "Place", "RequestBody"]
+__all__ = ["AnswerBody", "PendingRequest", "RequestBody", "RequestReceiver", "RequestSender", "SlotNumber"]
 
 RequestBody = Put | SyncStart | SyncRows | SyncList | SyncDone
 AnswerBody = Accepted | Declined | Page
-Place = tuple[int, int]
+SlotNumber = tuple[int, int]
 """(lane, number)"""
 
 
 @dataclass(slots=True)
-class Letter:
+class PendingRequest:
     """A request with what it needs to be sent again. `owner`: the chunk whose update it is, None for the session."""
 
     owner: ChunkId | None
     body: RequestBody
     handle: int
     content: ContentId | None
-    place: Place
+    place: SlotNumber
     first_sent_ns: int
     sent_ns: int
 
 
-class Outbox:
+class RequestSender:
     """The sender's end."""
 
     def __init__(self, lanes: int) -> None:
         self._numbers = [0] * lanes
-        self._letters: dict[int, Letter] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._free = list(range(lanes))
         self._waiting: deque[tuple[ChunkId | None, RequestBody, int, ContentId | None]] = deque()
 
     def reset(self) -> None:
         """Nothing is under way; to be used with a new (chain version, session) only."""
         self._numbers = [0] * len(self._numbers)
-        self._letters.clear()
+        self._pending.clear()
         self._free = list(range(len(self._numbers)))
         self._waiting.clear()
 
@@ -69,52 +69,52 @@ class Outbox:
         """What is posted now gets a lane at once."""
         return len(self._free) > len(self._waiting)
 
-    def fresh(self, now_ns: int) -> list[Letter]:
+    def fresh(self, now_ns: int) -> list[PendingRequest]:
         """Letters that got a lane now and are to be sent for the first time."""
-        letters = []
+        pending_requests = []
         while self._waiting and self._free:
             lane = self._free.pop()
             self._numbers[lane] += 1
-            letter = Letter(*self._waiting.popleft(), (lane, self._numbers[lane]), now_ns, now_ns)
-            self._letters[lane] = letter
-            letters.append(letter)
-        return letters
+            pending = PendingRequest(*self._waiting.popleft(), (lane, self._numbers[lane]), now_ns, now_ns)
+            self._pending[lane] = pending
+            pending_requests.append(pending)
+        return pending_requests
 
-    def overdue(self, now_ns: int, resend_ns: int) -> list[Letter]:
+    def overdue(self, now_ns: int, resend_ns: int) -> list[PendingRequest]:
         """Letters of which a copy is to be sent: the last one is older than `resend_ns`."""
-        letters = [one for one in self._letters.values() if now_ns - one.sent_ns >= resend_ns]
-        for letter in letters:
-            letter.sent_ns = now_ns
-        return letters
+        pending_requests = [one for one in self._pending.values() if now_ns - one.sent_ns >= resend_ns]
+        for pending in pending_requests:
+            pending.sent_ns = now_ns
+        return pending_requests
 
-    def find(self, place: Place) -> Letter | None:
+    def find(self, place: SlotNumber) -> PendingRequest | None:
         """What is under way there."""
-        letter = self._letters.get(place[0])
-        return letter if letter is not None and letter.place == place else None
+        pending = self._pending.get(place[0])
+        return pending if pending is not None and pending.place == place else None
 
     def hurry(self, due_ns: int, resend_ns: int) -> None:
         """What is under way is overdue at `due_ns` at the latest: it is known to be lost, or not to have been taken."""
-        for letter in self._letters.values():
-            letter.sent_ns = min(letter.sent_ns, due_ns - resend_ns)
+        for pending in self._pending.values():
+            pending.sent_ns = min(pending.sent_ns, due_ns - resend_ns)
 
-    def close(self, place: Place) -> Letter | None:
+    def close(self, place: SlotNumber) -> PendingRequest | None:
         """The letter that was answered; None when the answer is to none that is under way."""
-        letter = self.find(place)
-        if letter is None:
+        pending = self.find(place)
+        if pending is None:
             return None
-        del self._letters[place[0]]
+        del self._pending[place[0]]
         self._free.append(place[0])
-        return letter
+        return pending
 
     def oldest_ns(self) -> int | None:
         """When the letter that has waited longest was first sent."""
-        return min((one.first_sent_ns for one in self._letters.values()), default=None)
+        return min((one.first_sent_ns for one in self._pending.values()), default=None)
 
     def __len__(self) -> int:
-        return len(self._letters) + len(self._waiting)
+        return len(self._pending) + len(self._waiting)
 
 
-class Inbox:
+class RequestReceiver:
     """The receiver's end."""
 
     def __init__(self) -> None:
@@ -123,21 +123,21 @@ class Inbox:
     def reset(self) -> None:
         self._last.clear()
 
-    def admit(self, place: Place) -> bool:
+    def admit(self, place: SlotNumber) -> bool:
         """Whether this request is new; from now on it is under way."""
         if not self.is_new(place):
             return False
         self._last[place[0]] = (place[1], None)
         return True
 
-    def is_new(self, place: Place) -> bool:
+    def is_new(self, place: SlotNumber) -> bool:
         return place[1] > self._last.get(place[0], (0, None))[0]
 
-    def is_last(self, place: Place) -> bool:
+    def is_last(self, place: SlotNumber) -> bool:
         """Whether this is a copy of the lane's last request."""
         return self._last.get(place[0], (0, None))[0] == place[1]
 
-    def answer(self, place: Place, body: AnswerBody) -> bool:
+    def answer(self, place: SlotNumber, body: AnswerBody) -> bool:
         """Keeps the answer for copies. False when the sender has gone on meanwhile: nobody waits for it."""
         lane, number = place
         if self._last.get(lane, (0, None))[0] != number:
@@ -145,7 +145,7 @@ class Inbox:
         self._last[lane] = (number, body)
         return True
 
-    def answered(self, place: Place) -> AnswerBody | None:
+    def answered(self, place: SlotNumber) -> AnswerBody | None:
         """What was answered to this very request, if anything."""
         number, body = self._last.get(place[0], (0, None))
         return body if number == place[1] else None

@@ -1,11 +1,11 @@
 """The storage process's side of the manager: registration, heartbeats, the fence, and what its targets may do.
 
-    Tick             ──> Ask(Register) ... Ask(Heartbeat) ──> Told(answer)
-    Told(answer)     ──> TakeSessions, TakeRouting, then OpenFence    a manager that was primary has answered
-                     ──> StopTarget                        the target shall give its role up
-                     ──> End                               a later process has this node: nothing may be done any more
-    TargetStopped, TargetFailed, TargetSynced, Measured, PathsBroken: the data path reports
-    RoutingWanted    ──> Ask(Heartbeat)                    the data path met a version that it does not know
+    Tick                  ──> SendToManager(Register) ... SendToManager(Heartbeat) ──> ManagerReply(answer)
+    ManagerReply(answer)  ──> TakeSessions, TakeRouting, then OpenFence    a manager that was primary has answered
+                          ──> StopTarget                  the target shall give its role up
+                          ──> End                         a later process has this node: nothing may be done any more
+    TargetStopped, TargetFailed, TargetSynced, Measured, PeersUnreachable: the data path reports
+    RoutingWanted         ──> SendToManager(Heartbeat)    the data path met a version that it does not know
 
 The effects are performed in their order, each before the next: routing is taken over before the fence opens further, so
 an open fence always belongs to what the manager last said. The data path asks nothing: it obeys the routing it was
@@ -37,7 +37,6 @@ from fireflyer.fs.schema.manager import (
     MAX_TARGETS_PER_NODE,
     MAX_UNREACHABLE,
     Answer,
-    Behind,
     Condition,
     Heartbeat,
     HeartbeatAnswer,
@@ -45,13 +44,25 @@ from fireflyer.fs.schema.manager import (
     Register,
     Registered,
     Request,
+    StaleIncarnation,
     Superseded,
     TargetReport,
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 
-__all__ = ["Ask", "Attendance", "Effect", "End", "Event", "Identity", "Measured", "OpenFence", "PathsBroken"]
+__all__ = [
+    "Effect",
+    "End",
+    "Event",
+    "Measured",
+    "NodeMembership",
+    "OpenFence",
+    "PeersUnreachable",
+    "ProcessIdentity",
+    "SendToManager",
+]
 __all__ += [
+    "ManagerReply",
     "RoutingWanted",
     "StopTarget",
     "TakeRouting",
@@ -60,7 +71,6 @@ __all__ += [
     "TargetStopped",
     "TargetSynced",
     "Tick",
-    "Told",
 ]
 
 BEATS_PER_TIMEOUT: Final = 8
@@ -73,7 +83,7 @@ PATIENCE: Final = 3
 """Messages without any answer until another manager is asked."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class ProcessIdentity(msgspec.Struct, frozen=True):
     """As in `Register`."""
 
     node: NodeId
@@ -91,7 +101,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed; comes at least every sixteenth of T."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class ManagerReply(msgspec.Struct, frozen=True):
     """The answer to message `number`."""
 
     number: int
@@ -125,7 +135,7 @@ class Measured(msgspec.Struct, frozen=True):
     disk: int = 0
 
 
-class PathsBroken(msgspec.Struct, frozen=True):
+class PeersUnreachable(msgspec.Struct, frozen=True):
     """Neighbours that have not answered for a while: all of them."""
 
     nodes: tuple[NodeId, ...]
@@ -135,14 +145,16 @@ class RoutingWanted(msgspec.Struct, frozen=True):
     """A peer or a client knows another version of a chain: ask sooner than the next heartbeat is due."""
 
 
-Event: TypeAlias = Tick | Told | TargetStopped | TargetFailed | TargetSynced | Measured | PathsBroken | RoutingWanted
+Event: TypeAlias = (
+    Tick | ManagerReply | TargetStopped | TargetFailed | TargetSynced | Measured | PeersUnreachable | RoutingWanted
+)
 
 
 # --- effects ---
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Send it; the answer, if there is one, comes back as `Told` to this process and to no later one."""
+class SendToManager(msgspec.Struct, frozen=True):
+    """Send it; the answer, if there is one, comes back as `ManagerReply` to this process and to no later one."""
 
     number: int
     manager: str
@@ -182,7 +194,7 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-Effect: TypeAlias = Ask | TakeSessions | TakeRouting | OpenFence | StopTarget | End
+Effect: TypeAlias = SendToManager | TakeSessions | TakeRouting | OpenFence | StopTarget | End
 
 
 @dataclass(slots=True)
@@ -195,10 +207,10 @@ class _Target:
     measured: Measured = field(default_factory=lambda: Measured(0, 0, 0))
 
 
-class Attendance:
+class NodeMembership:
     """One storage process. `targets`: those of its directories, and whether each is sure (see `TargetReport`)."""
 
-    def __init__(self, identity: Identity, targets: Mapping[TargetId, bool], managers: Sequence[str]) -> None:
+    def __init__(self, identity: ProcessIdentity, targets: Mapping[TargetId, bool], managers: Sequence[str]) -> None:
         if not managers or len(targets) > MAX_TARGETS_PER_NODE:
             raise UsageError(
                 f"{len(managers)} managers and {len(targets)} targets; there must be a manager's address, and at most "
@@ -273,7 +285,7 @@ class Attendance:
         match event:
             case Tick():
                 pass
-            case Told(_, answer):
+            case ManagerReply(_, answer):
                 self._on_answer(now_ns, answer)
             case TargetStopped(target, chain_version):
                 known, place = self._known(target), self._place.get(target)
@@ -287,7 +299,7 @@ class Attendance:
                 known.synced_in, known.sure = max(known.synced_in, chain_version), True
             case Measured():
                 self._known(event.target).measured = event
-            case PathsBroken(nodes):
+            case PeersUnreachable(nodes):
                 self._unreachable = nodes[:MAX_UNREACHABLE]
             case RoutingWanted():
                 if self._fence is not None and self._due_ns is not None:
@@ -329,7 +341,7 @@ class Attendance:
                 self._unreachable,
                 self._sessions.version,
             )
-        self._effects.append(Ask(self._numbers, self._manager, request))
+        self._effects.append(SendToManager(self._numbers, self._manager, request))
 
     def _news(self) -> bool:
         """Whether the manager should not wait for the next heartbeat to learn of it."""
@@ -382,7 +394,7 @@ class Attendance:
                 self._key_ids = key_ids
                 self._beat_ns = failure_timeout_ns // BEATS_PER_TIMEOUT
                 self._due_ns = None
-            case Behind(incarnation) if self._fence is None and incarnation > self._previous:
+            case StaleIncarnation(incarnation) if self._fence is None and incarnation > self._previous:
                 self._previous = incarnation
                 self._due_ns = None
             case Superseded(incarnation):

@@ -15,14 +15,14 @@ from __future__ import annotations
 from fireflyer.fs.core.chain.effects import ChunkIndex, Entry, TableEntry
 from fireflyer.fs.schema.chunks import (
     MAX_PAGE,
+    ChunkEntry,
     Found,
-    Listed,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
-    Refusal,
+    Query,
+    QueryKind,
+    QueryReply,
+    RefusalReason,
     Refused,
 )
 from fireflyer.fs.schema.ids import MAX_INDEX, ChunkId
@@ -30,38 +30,40 @@ from fireflyer.fs.schema.ids import MAX_INDEX, ChunkId
 __all__ = ["decide"]
 
 
-def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Look) -> LookReply:
+def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     """`now_ns`: the node's clock, read after the request came in. For READ, `Found` says which content to send."""
     if table is None or not table.serving or look.chain != table.chain:
-        return Refused(Refusal.STALE, "this target does not serve the chain; ask for routing")
+        return Refused(RefusalReason.STALE, "this target does not serve the chain; ask for routing")
     if now_ns >= table.fence_until_ns:
         message = "this node has not heard of the manager for too long; ask another replica"
-        return Refused(Refusal.STALE, message, table.chain_version)
+        return Refused(RefusalReason.STALE, message, table.chain_version)
     if look.chain_version != table.chain_version:
         message = f"the chain is at version {table.chain_version}, not {look.chain_version}; ask for routing"
-        return Refused(Refusal.STALE, message, table.chain_version)
+        return Refused(RefusalReason.STALE, message, table.chain_version)
     return _look(table, index, look)
 
 
-def _look(table: TableEntry, index: ChunkIndex, look: Look) -> LookReply:
-    if look.kind is LookKind.CHAIN:
+def _look(table: TableEntry, index: ChunkIndex, look: Query) -> QueryReply:
+    if look.kind is QueryKind.CHAIN:
         return Found(index.chunks(_before(look.chunk), min(look.length, MAX_PAGE)))
-    if look.kind is LookKind.LIST:
+    if look.kind is QueryKind.LIST:
         limit, chunks = min(look.length, MAX_PAGE), index.of_file(look.chunk.file, look.chunk.index)
-    elif look.kind is LookKind.LAST:
+    elif look.kind is QueryKind.LAST:
         limit, chunks = 1, index.of_file(look.chunk.file, look.chunk.index, backwards=True)
     else:
         limit, chunks = 1, iter((look.chunk,))
-    found: list[Listed] = []
+    found: list[ChunkEntry] = []
     while len(found) < limit and (chunk := next(chunks, None)) is not None:
         entry = index.find(chunk) or Entry()
         if entry.pending is not None and not table.answers_committed:
             return NotCommitted(table.tail)
-        if entry.damaged and look.kind is LookKind.READ:
-            return Refused(Refusal.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version)
+        if entry.damaged and look.kind is QueryKind.READ:
+            return Refused(
+                RefusalReason.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version
+            )
         if entry.committed is not None:
-            found.append(Listed(chunk, entry.committed))
-    return Found(tuple(found)) if found or look.kind is LookKind.LIST else Missing()
+            found.append(ChunkEntry(chunk, entry.committed))
+    return Found(tuple(found)) if found or look.kind is QueryKind.LIST else Missing()
 
 
 def _before(chunk: ChunkId) -> ChunkId | None:

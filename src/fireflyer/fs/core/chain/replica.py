@@ -5,7 +5,7 @@
 
 Each update of a chunk has the chunk's lock at every replica from its start to its commit; others of the chunk queue.
 
-    (queued) ─> STAGING ─> PENDING ─> committed          `Work`, in `chunk_state`
+    (queued) ─> STAGING ─> PENDING ─> committed          `ChunkUpdate`, in `chunk_state`
                 engine     successor
                     └──────────> DROPPING ─> declined     when this replica, or one behind it, cannot do it
 
@@ -17,7 +17,8 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
   So what any replica has committed is durable at all behind it, and pending or committed at all before it.
 - A successor that *declines* has not done it and never will (`forwarding`): the update is dropped, and when that is
   durable declined in turn, back to the head. So a refusal that reaches the client is one that no power cut takes back.
-- Who is asked again while it waits for its own successor, or for its engine, says so (`Waiting`): the one before must
+- Who is asked again while it waits for its own successor, or for its engine, says so (`InProgress`): the one before
+must
   not take it for one that cannot be reached. Whose engine is at it for too long gives up by itself, if others serve.
 - Where a checksum of the whole chunk differs from the head's, it is declined, with both checksums.
 
@@ -37,17 +38,15 @@ its target comes back through the manager. A restart is a death, so nothing of a
 
 from __future__ import annotations
 
-from fireflyer.fs.core.chain.chunk_state import Asked, ChunkWork, Copying, Phase, Wanted, Work
-from fireflyer.fs.core.chain.chunks import REMOVE, ChunkWorks, Limits
+from fireflyer.fs.core.chain.chunk_state import ChunkState, ChunkUpdate, Phase, QueuedCopy, QueuedPut, QueuedUpdate
+from fireflyer.fs.core.chain.chunks import REMOVE, ChunkUpdates, Limits
 from fireflyer.fs.core.chain.effects import (
-    Adopt,
-    Adopted,
     AskRouting,
     ChainChanged,
     ChunkIndex,
     ClientEnded,
     ClientUpdate,
-    DamageFound,
+    CorruptionFound,
     DiskFailed,
     Dropped,
     Effect,
@@ -55,9 +54,11 @@ from fireflyer.fs.core.chain.effects import (
     FenceExtended,
     Forget,
     GiveUp,
+    InstallRecords,
+    MessageFromPeer,
     PeerLost,
-    PeerSaid,
     Publish,
+    RecordsInstalled,
     ReportGone,
     ReportUnreachable,
     Send,
@@ -67,34 +68,34 @@ from fireflyer.fs.core.chain.effects import (
     Tick,
     UpToDate,
 )
-from fireflyer.fs.core.chain.forwarding import AnswerBody, Letter, Place
+from fireflyer.fs.core.chain.forwarding import AnswerBody, PendingRequest, SlotNumber
 from fireflyer.fs.core.chain.resync import SyncSource
 from fireflyer.fs.core.chain.role import Role, role_of
 from fireflyer.fs.schema.chunks import (
     Accepted,
     Answer,
-    Behind,
     Change,
     Declined,
+    InProgress,
     Operation,
     Page,
     Put,
-    Refusal,
+    RefusalReason,
     Reminder,
     Request,
+    StaleChainVersion,
     SyncDone,
     SyncList,
     SyncRows,
     SyncStart,
-    Unheard,
-    Waiting,
+    UnknownRequest,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, TargetId
 
 __all__ = ["Limits", "Replica"]
 
 
-class Replica(ChunkWorks):
+class Replica(ChunkUpdates):
     """`handle(now_ns, event)` for all events of one target of one chain. Effects and engine: `effects`."""
 
     def __init__(self, chain: ChainId, target: TargetId, index: ChunkIndex, limits: Limits | None = None) -> None:
@@ -154,7 +155,7 @@ class Replica(ChunkWorks):
                 if peer == self._role.successor:
                     self._outbox.hurry(self._now_ns, self._limits.resend_ns)
                     self._restart_session()
-            case DamageFound(chunk):
+            case CorruptionFound(chunk):
                 self._damaged(chunk)
             case DiskFailed(message):
                 self._failed = True
@@ -172,12 +173,12 @@ class Replica(ChunkWorks):
         match event:
             case ClientUpdate():
                 self._wanted(event)
-            case PeerSaid(source, Request() as request, handle):
+            case MessageFromPeer(source, Request() as request, handle):
                 if not self._asked(source, request, handle):
                     self._release(handle)
-            case PeerSaid(source, Answer() as answer):
+            case MessageFromPeer(source, Answer() as answer):
                 self._answered(source, answer)
-            case PeerSaid(source, Behind(chain_version=version)):
+            case MessageFromPeer(source, StaleChainVersion(chain_version=version)):
                 if version > self._role.chain_version:
                     self._effects.append(AskRouting())
                 elif source == self._role.successor:
@@ -193,7 +194,7 @@ class Replica(ChunkWorks):
                 self._stage_failed(chunk, content, failure)
             case Dropped(chunk, content):
                 self._dropped(chunk, content)
-            case Adopted():
+            case RecordsInstalled():
                 place = self._copy.adopted()
                 if place is not None:
                     self._answer(place, Accepted())
@@ -229,13 +230,13 @@ class Replica(ChunkWorks):
             self._take_up_pending()
             self._go_on()
 
-    def _clear(self, chunk: ChunkId, state: ChunkWork, *, keep_work: bool) -> None:
+    def _clear(self, chunk: ChunkId, state: ChunkState, *, keep_work: bool) -> None:
         """Of a chain version that is over, or a role that is lost. What the engine is at has to be waited for."""
         self._touched[chunk] = None
         for item in state.queue:
-            if isinstance(item, Wanted):
-                self._refuse(item, Refusal.STALE, "the chain has changed; ask for routing")
-            elif isinstance(item, Asked):
+            if isinstance(item, QueuedUpdate):
+                self._refuse(item, RefusalReason.STALE, "the chain has changed; ask for routing")
+            elif isinstance(item, QueuedPut):
                 self._release(item.handle)
         state.queue.clear()
         work = state.work
@@ -245,19 +246,19 @@ class Replica(ChunkWorks):
         if work.phase is Phase.COPYING:
             state.work = None
         elif not keep_work:
-            self._reply_refused(work, Refusal.STALE, "this target has lost its role; ask for routing")
+            self._reply_refused(work, RefusalReason.STALE, "this target has lost its role; ask for routing")
             if work.phase is Phase.PENDING:
                 self._release(work.handle)
                 state.work = None
 
     def _take_up_pending(self) -> None:
-        """What the engine has pending without a `Work`: this target was serving, and is again."""
+        """What the engine has pending without a `ChunkUpdate`: this target was serving, and is again."""
         for chunk in self._index.pending():
             state, entry = self._chunk(chunk), self._index.find(chunk)
             if state.work is None and entry is not None and entry.pending is not None:
                 held, base = entry.pending.held, entry.committed.id if entry.committed else None
                 change = Change(Operation.REPLACE, 0, held.length, held.crc) if held else REMOVE
-                state.work = Work(entry.pending.id, base, change, Phase.PENDING, held=held)
+                state.work = ChunkUpdate(entry.pending.id, base, change, Phase.PENDING, held=held)
                 state.leftover = None
 
     def _go_on(self) -> None:
@@ -281,10 +282,10 @@ class Replica(ChunkWorks):
     def _client_ended(self, client: ClientId) -> None:
         """What waits of it must not find that it was forgotten; what is under way is done once, whatever is known."""
         for chunk, state in self._chunks.items():
-            waiting = [one for one in state.queue if isinstance(one, Wanted) and one.update.client == client]
+            waiting = [one for one in state.queue if isinstance(one, QueuedUpdate) and one.update.client == client]
             for one in waiting:
                 state.queue.remove(one)
-                self._refuse(one, Refusal.ENDED, "the client's session is over; open another one")
+                self._refuse(one, RefusalReason.ENDED, "the client's session is over; open another one")
                 self._touched[chunk] = None
         self._effects.append(Forget(client))
 
@@ -321,7 +322,7 @@ class Replica(ChunkWorks):
 
     # --- the successor ---
 
-    def _send(self, letters: list[Letter]) -> None:
+    def _send(self, letters: list[PendingRequest]) -> None:
         session = self._source.number if self._source is not None else 0
         for letter in letters:
             request = Request(self._chain_id, self._role.chain_version, session, *letter.place, letter.body)
@@ -333,7 +334,7 @@ class Replica(ChunkWorks):
                 letter.handle = 0
                 letter.body, letter.content = self._put(letter.owner, work, whole=True)
 
-    def _remind(self, letters: list[Letter]) -> None:
+    def _remind(self, letters: list[PendingRequest]) -> None:
         session = self._source.number if self._source is not None else 0
         for letter in letters:
             if letter.content is None or letter.owner is None:
@@ -352,21 +353,21 @@ class Replica(ChunkWorks):
         )
         if not ours or source != self._role.successor or not self._acts:
             return
-        if isinstance(answer.body, Waiting):
+        if isinstance(answer.body, InProgress):
             self._heard_ns = self._now_ns
             return
-        if isinstance(answer.body, Unheard):
-            unheard, self._heard_ns = self._outbox.find((answer.lane, answer.number)), self._now_ns
-            if unheard is not None:
-                unheard.sent_ns = self._now_ns
-                self._send([unheard])
+        if isinstance(answer.body, UnknownRequest):
+            unknown, self._heard_ns = self._outbox.find((answer.lane, answer.number)), self._now_ns
+            if unknown is not None:
+                unknown.sent_ns = self._now_ns
+                self._send([unknown])
             return
         letter = self._outbox.close((answer.lane, answer.number))
         if letter is not None:
             self._heard_ns = self._answered_ns = self._now_ns
             self._closed(letter, answer.body)
 
-    def _closed(self, letter: Letter, body: AnswerBody) -> None:
+    def _closed(self, letter: PendingRequest, body: AnswerBody) -> None:
         if letter.owner is None:
             if self._source is not None:
                 self._source.answered(body)
@@ -381,14 +382,14 @@ class Replica(ChunkWorks):
                 self._source.copied()
                 state.work = None
                 self._next(letter.owner, state)
-            elif isinstance(body, Declined) and body.refusal is Refusal.NO_SPACE:
+            elif isinstance(body, Declined) and body.refusal is RefusalReason.NO_SPACE:
                 self._rest()
             else:
                 self._advance(letter.owner, state)
         elif isinstance(body, Accepted):
             self._finish(letter.owner, state)
         elif isinstance(body, Declined):
-            if self._source is not None and body.refusal is Refusal.NO_SPACE:
+            if self._source is not None and body.refusal is RefusalReason.NO_SPACE:
                 self._rest()
             else:
                 self._drop(letter.owner, state, body.refusal, body.message)
@@ -411,7 +412,7 @@ class Replica(ChunkWorks):
             )
         while (listed := self._source.next_copy()) is not None:
             state = self._chunk(listed.chunk)
-            state.queue.append(Copying(listed))
+            state.queue.append(QueuedCopy(listed))
             self._next(listed.chunk, state)
         body = self._source.next_request()
         if body is not None:
@@ -431,7 +432,7 @@ class Replica(ChunkWorks):
         self._outbox.reset()
         for chunk, state in list(self._chunks.items()):
             self._touched[chunk] = None
-            state.queue = type(state.queue)(one for one in state.queue if not isinstance(one, Copying))
+            state.queue = type(state.queue)(one for one in state.queue if not isinstance(one, QueuedCopy))
             if state.work is not None:
                 state.work.posted = False
                 if state.work.phase is Phase.COPYING:
@@ -448,7 +449,7 @@ class Replica(ChunkWorks):
         if request.chain_version != version:
             if request.chain_version > version:
                 self._effects.append(AskRouting())
-            self._effects.append(Send(source, Behind(self._chain_id, version)))
+            self._effects.append(Send(source, StaleChainVersion(self._chain_id, version)))
             return False
         if not self._acts or source != self._role.predecessor:
             return False
@@ -467,14 +468,14 @@ class Replica(ChunkWorks):
             self._asked_for_session(request.body, place)
         return False
 
-    def _asked_of_chunk(self, body: Put | Reminder, place: Place, handle: int) -> bool:
+    def _asked_of_chunk(self, body: Put | Reminder, place: SlotNumber, handle: int) -> bool:
         if self._inbox.is_last(place):
             if self._is_at_it(body.chunk):
-                self._send_answer(place, Waiting())
+                self._send_answer(place, InProgress())
         elif isinstance(body, Put):
             return self._asked_put(body, place, handle)
         elif self._inbox.is_new(place):
-            self._send_answer(place, Unheard())
+            self._send_answer(place, UnknownRequest())
         return False
 
     def _is_at_it(self, chunk: ChunkId) -> bool:
@@ -484,7 +485,7 @@ class Replica(ChunkWorks):
         work = state.work if state is not None else None
         return work is not None and (work.posted if work.phase is Phase.PENDING else not self._hangs(work))
 
-    def _hangs(self, work: Work) -> bool:
+    def _hangs(self, work: ChunkUpdate) -> bool:
         return work.phase in (Phase.STAGING, Phase.DROPPING) and self._now_ns - work.since_ns >= self._limits.hang_ns
 
     def _take_part(self, request: Request) -> bool:
@@ -496,7 +497,7 @@ class Replica(ChunkWorks):
             self._inbox.reset()
         return request.session == self._copy.number > 0
 
-    def _asked_put(self, put: Put, place: Place, handle: int) -> bool:
+    def _asked_put(self, put: Put, place: SlotNumber, handle: int) -> bool:
         if put.chunk not in self._chunks and len(self._chunks) >= self._limits.chunks:
             return False
         state = self._chunk(put.chunk)
@@ -506,18 +507,18 @@ class Replica(ChunkWorks):
         if work is not None and work.id == put.id and work.phase is not Phase.COPYING:
             work.place = place
             return False
-        state.queue.append(Asked(place, put, handle))
+        state.queue.append(QueuedPut(place, put, handle))
         self._next(put.chunk, state)
         return True
 
-    def _asked_for_session(self, body: SyncStart | SyncRows | SyncList | SyncDone, place: Place) -> None:
+    def _asked_for_session(self, body: SyncStart | SyncRows | SyncList | SyncDone, place: SlotNumber) -> None:
         match body:
             case SyncStart():
                 self._copy.adopt(place)
-                self._effects.append(Adopt((), reset=True))
+                self._effects.append(InstallRecords((), reset=True))
             case SyncRows(rows):
                 self._copy.adopt(place)
-                self._effects.append(Adopt(rows, reset=False))
+                self._effects.append(InstallRecords(rows, reset=False))
             case SyncList(after, limit):
                 entries = self._index.chunks(after, limit)
                 self._answer(place, Page(entries, len(entries) < limit))

@@ -31,11 +31,11 @@ from collections import deque
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.chain.effects import ChunkIndex
-from fireflyer.fs.core.chain.forwarding import AnswerBody, Place, RequestBody
+from fireflyer.fs.core.chain.forwarding import AnswerBody, RequestBody, SlotNumber
 from fireflyer.fs.schema.chunks import (
     Accepted,
-    Held,
-    Listed,
+    ChunkEntry,
+    ChunkVersion,
     Page,
     SyncDone,
     SyncList,
@@ -72,8 +72,8 @@ class SyncSource:
         self._rows_after: tuple[ClientId, Channel] | None = None
         self._after: ChunkId | None = None
         self._end = False
-        self._todo: deque[Listed] = deque()
-        self._deferred: list[Listed] = []
+        self._todo: deque[ChunkEntry] = deque()
+        self._deferred: list[ChunkEntry] = []
         self._active = 0
 
     @property
@@ -139,14 +139,14 @@ class SyncSource:
         for name in names:
             if upto is not None and name > upto:
                 break
-            listed = theirs.get(name, Listed(name, None))
+            listed = theirs.get(name, ChunkEntry(name, None))
             if listed.held is None or listed.held != mine.get(name):
                 self._todo.append(listed)
         self._end = upto is None
         self._after = upto if upto is not None else self._after
         self._phase = _Phase.COPY
 
-    def next_copy(self) -> Listed | None:
+    def next_copy(self) -> ChunkEntry | None:
         """The next chunk to make equal, within the bounds of number and rate: what the copy had of it."""
         if self._phase is not _Phase.COPY or not self._todo or self._active >= self._copies or self._budget_bytes <= 0:
             return None
@@ -157,7 +157,7 @@ class SyncSource:
         """So much is being sent. A chunk that is longer than the budget is paid for by the next ticks."""
         self._budget_bytes -= length_bytes
 
-    def put_off(self, listed: Listed) -> None:
+    def put_off(self, listed: ChunkEntry) -> None:
         """It cannot be sent now: damaged here, and nobody else serves. An update or a removal may mend that."""
         self._active -= 1
         self._deferred.append(listed)
@@ -168,7 +168,7 @@ class SyncSource:
         self._active -= 1
 
 
-def differs(listed: Held | None, own: Held | None) -> bool:
+def differs(listed: ChunkVersion | None, own: ChunkVersion | None) -> bool:
     """Whether the chunk has to be sent, or removed there."""
     return listed is None or listed != own
 
@@ -180,17 +180,17 @@ class SyncCopy:
         self.number = 0
         self.done = False
         """It has everything, and may be serving before it knows."""
-        self._adopting: deque[Place | None] = deque()
+        self._adopting: deque[SlotNumber | None] = deque()
 
     def leave(self) -> None:
         """The chain has changed: what the engine still adopts is nobody's."""
         self.number, self.done = 0, False
         self._adopting = deque(None for _ in self._adopting)
 
-    def adopt(self, place: Place) -> None:
+    def adopt(self, place: SlotNumber) -> None:
         self._adopting.append(place)
 
-    def adopted(self) -> Place | None:
+    def adopted(self) -> SlotNumber | None:
         """Who waits for the oldest `Adopt`. The engine carries them out in order."""
         return self._adopting.popleft() if self._adopting else None
 

@@ -1,22 +1,25 @@
 """A storage process as one machine: the node before the manager, and the replicas of its targets.
 
-    Tick, Told, Measured      ──> attendance ──> TakeSessions ──> each replica: ClientEnded, for those that are over
-                                             ──> TakeRouting ──> each replica: ChainChanged
-                                             ──> StopTarget  ──> its replica: GiveUp
-                                             ──> OpenFence   ──> each replica: FenceExtended
-                                             ──> Ask, End                                            ──> the shell
-    PeerWrote, ClientAsked, Of, NodeLost     ──> a replica   ──> ReportGone  ──> attendance: TargetStopped, TargetFailed
-                                                             ──> UpToDate    ──> attendance: TargetSynced
-                                                             ──> ReportUnreachable ──> attendance: PathsBroken
-                                                             ──> AskRouting  ──> attendance: RoutingWanted
-                                                             ──> all of these and the others, as `Of`  ──> the shell
+    Tick, ManagerReply, Measured ──> membership
+        ──> TakeSessions   ──> each replica: ClientEnded, for those that are over
+        ──> TakeRouting    ──> each replica: ChainChanged
+        ──> StopTarget     ──> its replica: GiveUp
+        ──> OpenFence      ──> each replica: FenceExtended
+        ──> SendToManager, End  ──> the shell
+    PeerMessageReceived, ClientUpdateReceived, TargetScoped, NodeLost ──> a replica
+        ──> ReportGone         ──> membership: TargetStopped, TargetFailed
+        ──> UpToDate           ──> membership: TargetSynced
+        ──> ReportUnreachable  ──> membership: PeersUnreachable
+        ──> AskRouting         ──> membership: RoutingWanted
+        ──> all of these and the others, as `TargetScoped`  ──> the shell
 
 What attendance and replicas say to each other waits in one queue: nobody is entered while the effects of its last event
 are not through, and what was said first is heard first. So routing is with all replicas before any of them hears that
 the fence is open further, and a role that is given up is given up before a later answer can bring it back.
 
 *Clients.* An update is admitted if the list of living sessions has its client (`core.manager.sessions` says why that is
-enough). Rows of clients that are over are found by the shell (`Swept`): others of the chain may have brought them back.
+enough). Rows of clients that are over are found by the shell (`ClientRecordsFound`): others of the chain may have
+brought them back.
 
 *Complaints.* A replica says that its successor does not answer; that node is reported as unreachable for a while, but
 not longer than the successor is silent and the chain as it is: the manager takes a role from somebody for it.
@@ -39,12 +42,23 @@ import msgspec
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain import node_membership as node
-from fireflyer.fs.schema.chunks import Answer, PeerMessage, Refusal, Refused, Update
+from fireflyer.fs.schema.chunks import Answer, PeerMessage, RefusalReason, Refused, Update
 from fireflyer.fs.schema.ids import ChainId, ClientId, NodeId, TargetId
 from fireflyer.fs.schema.manager import HeartbeatAnswer
 from fireflyer.fs.schema.routing import Chain, Routing
 
-__all__ = ["ClientAsked", "Effect", "Event", "Leave", "Left", "NodeLost", "Of", "PeerWrote", "StorageCore", "Swept"]
+__all__ = [
+    "ClientRecordsFound",
+    "ClientUpdateReceived",
+    "Effect",
+    "Event",
+    "Leave",
+    "Left",
+    "NodeLost",
+    "PeerMessageReceived",
+    "StorageCore",
+    "TargetScoped",
+]
 
 
 class ReplicaMachine(Protocol):
@@ -56,14 +70,14 @@ class ReplicaMachine(Protocol):
     def busy(self) -> bool: ...
 
 
-class Of(msgspec.Struct, frozen=True):
+class TargetScoped(msgspec.Struct, frozen=True):
     """Event: something happened to this target. Effect: its replica wants this."""
 
     target: TargetId
     what: fx.Event | fx.Effect
 
 
-class PeerWrote(msgspec.Struct, frozen=True):
+class PeerMessageReceived(msgspec.Struct, frozen=True):
     """From an authenticated node. `handle`: the data that came with it, or 0."""
 
     source: TargetId
@@ -72,7 +86,7 @@ class PeerWrote(msgspec.Struct, frozen=True):
     handle: int = 0
 
 
-class ClientAsked(msgspec.Struct, frozen=True):
+class ClientUpdateReceived(msgspec.Struct, frozen=True):
     """An update, by somebody who has the right to it."""
 
     waiter: int
@@ -86,7 +100,7 @@ class NodeLost(msgspec.Struct, frozen=True):
     node: NodeId
 
 
-class Swept(msgspec.Struct, frozen=True):
+class ClientRecordsFound(msgspec.Struct, frozen=True):
     """These clients have rows at the target."""
 
     target: TargetId
@@ -103,12 +117,14 @@ class Left(msgspec.Struct, frozen=True):
     """The manager has been told that all targets are gone."""
 
 
-Event: TypeAlias = node.Event | Of | PeerWrote | ClientAsked | NodeLost | Swept | Leave
-Effect: TypeAlias = node.Ask | node.TakeSessions | node.TakeRouting | node.End | Of | Left
+Event: TypeAlias = (
+    node.Event | TargetScoped | PeerMessageReceived | ClientUpdateReceived | NodeLost | ClientRecordsFound | Leave
+)
+Effect: TypeAlias = node.SendToManager | node.TakeSessions | node.TakeRouting | node.End | TargetScoped | Left
 """`TakeSessions` and `TakeRouting` have been obeyed when they are handed on: they are for who keeps connections."""
 
 
-class _Seat:
+class _RunningReplica:
     def __init__(self, chain: ChainId, machine: ReplicaMachine) -> None:
         self.chain = chain
         self.machine = machine
@@ -120,25 +136,26 @@ class StorageCore:
 
     def __init__(
         self,
-        attendance: node.Attendance,
+        membership: node.NodeMembership,
         targets: Iterable[TargetId],
         make_replica: Callable[[ChainId, TargetId], ReplicaMachine],
         *,
-        complaint_ns: int = 5 * SECOND,
+        unreachable_report_ns: int = 5 * SECOND,
     ) -> None:
-        """`complaint_ns`: how long a node is reported as unreachable after a replica has said so for the last time."""
-        self.attendance = attendance
+        """`unreachable_report_ns`: how long a node is reported as unreachable after a replica has said so for the
+        last time."""
+        self.membership = membership
         self._targets = dict.fromkeys(sorted(targets))
         self._make_replica = make_replica
-        self._complaint_ns = complaint_ns
-        self._seats: dict[TargetId, _Seat] = {}
+        self._unreachable_report_ns = unreachable_report_ns
+        self._replicas: dict[TargetId, _RunningReplica] = {}
         self._at: dict[ChainId, TargetId] = {}
         self._chains: dict[TargetId, Chain] = {}
         self._nodes: dict[TargetId, NodeId] = {}
         """Of all targets in the chains of this process."""
-        self._complaints: dict[TargetId, tuple[NodeId, int]] = {}
+        self._unreachable_until: dict[TargetId, tuple[NodeId, int]] = {}
         """Of a target of this process: which node, and until when."""
-        self._complained: tuple[NodeId, ...] = ()
+        self._reported_unreachable: tuple[NodeId, ...] = ()
         self._leaving = False
         self._left_from: int | None = None
         """The number of the first message to the manager which says that all are gone."""
@@ -148,11 +165,11 @@ class StorageCore:
 
     @property
     def routing(self) -> Routing:
-        return self.attendance.routing
+        return self.membership.routing
 
     def replica(self, target: TargetId) -> ReplicaMachine | None:
         """For people who look, and tests."""
-        seat = self._seats.get(target)
+        seat = self._replicas.get(target)
         return seat.machine if seat is not None else None
 
     def target_of(self, chain: ChainId) -> TargetId:
@@ -174,37 +191,39 @@ class StorageCore:
 
     def _one(self, now_ns: int, event: Event) -> None:
         match event:
-            case Of(target, what):
-                # an `Of` that comes in holds an event, one that goes out an effect; the struct is one
+            case TargetScoped(target, what):
+                # an `TargetScoped` that comes in holds an event, one that goes out an effect; the struct is one
                 self._to_replica(now_ns, target, what)  # type: ignore[arg-type]
-            case PeerWrote(source, target, message, handle):
-                if target not in self._seats:
+            case PeerMessageReceived(source, target, message, handle):
+                if target not in self._replicas:
                     self._release(handle)
-                if isinstance(message, Answer) and self._complaints.get(target, (0, 0))[0] == self._nodes.get(source):
+                if isinstance(message, Answer) and self._unreachable_until.get(target, (0, 0))[0] == self._nodes.get(
+                    source
+                ):
                     self._withdraw(now_ns, target)
-                self._to_replica(now_ns, target, fx.PeerSaid(source, message, handle))
-            case ClientAsked(waiter, update, handle):
+                self._to_replica(now_ns, target, fx.MessageFromPeer(source, message, handle))
+            case ClientUpdateReceived(waiter, update, handle):
                 self._client_asked(now_ns, waiter, update, handle)
             case NodeLost(lost):
                 for target, at in self._nodes.items():
                     if at == lost:
                         self._to_all(fx.PeerLost(target))
-            case Swept(target, clients):
-                over = [one for one in clients if self.attendance.sessions.over(one)]
-                self._queue.extend(Of(target, fx.ClientEnded(one)) for one in over)
+            case ClientRecordsFound(target, clients):
+                over = [one for one in clients if self.membership.sessions.over(one)]
+                self._queue.extend(TargetScoped(target, fx.ClientEnded(one)) for one in over)
             case Leave(reason):
                 self._leave(reason)
             case node.Tick():
-                self._complain(now_ns)
+                self._report_unreachable(now_ns)
                 self._to_all(fx.Tick())
-                self._to_attendance(now_ns, event)
+                self._to_membership(now_ns, event)
             case _:
-                self._to_attendance(now_ns, event)
+                self._to_membership(now_ns, event)
 
     # --- attendance ---
 
-    def _to_attendance(self, now_ns: int, event: node.Event) -> None:
-        for effect in self.attendance.handle(now_ns, event):
+    def _to_membership(self, now_ns: int, event: node.Event) -> None:
+        for effect in self.membership.handle(now_ns, event):
             match effect:
                 case node.TakeSessions(_, ended):
                     for client in ended:
@@ -216,14 +235,16 @@ class StorageCore:
                 case node.OpenFence(until_ns):
                     self._to_all(fx.FenceExtended(until_ns))
                 case node.StopTarget(target, chain_version, reason):
-                    self._queue.append(Of(target, fx.GiveUp(chain_version, reason)))
-                case node.Ask(number):
+                    self._queue.append(TargetScoped(target, fx.GiveUp(chain_version, reason)))
+                case node.SendToManager(number):
                     self._asked = number
                     self._effects.append(effect)
                 case _:
                     self._effects.append(effect)
         match event:
-            case node.Told(number, HeartbeatAnswer()) if self._left_from is not None and number >= self._left_from:
+            case node.ManagerReply(number, HeartbeatAnswer()) if (
+                self._left_from is not None and number >= self._left_from
+            ):
                 self._left_from = None
                 self._effects.append(Left())
 
@@ -235,38 +256,38 @@ class StorageCore:
                     known, self._chains[member.target] = True, chain
             if known:
                 self._nodes.update({member.target: member.node for member in chain.members})
-            for target, seat in self._seats.items():
+            for target, seat in self._replicas.items():
                 if seat.chain == chain.id and chain.version > seat.chain_version:
                     seat.chain_version = chain.version
-                    self._queue.append(Of(target, fx.ChainChanged(chain)))
+                    self._queue.append(TargetScoped(target, fx.ChainChanged(chain)))
                 if seat.chain == chain.id and self._chains[target] is chain:
                     self._at[chain.id] = target  # again, where another one of this process had it in between
         for target in self._targets:
-            self._seat(target)
+            self._start_replica(target)
 
-    def _seat(self, target: TargetId) -> None:
+    def _start_replica(self, target: TargetId) -> None:
         """Gives the target the replica of the chain that it is in, if that can be done now."""
-        chain, seat = self._chains.get(target), self._seats.get(target)
+        chain, seat = self._chains.get(target), self._replicas.get(target)
         if chain is None or (seat is not None and (seat.chain == chain.id or seat.machine.busy)):
             return
         if seat is not None and self._at.get(seat.chain) == target:
             del self._at[seat.chain]
-        made = self._seats[target] = _Seat(chain.id, self._make_replica(chain.id, target))
+        made = self._replicas[target] = _RunningReplica(chain.id, self._make_replica(chain.id, target))
         self._at[chain.id] = target
         made.chain_version = chain.version
-        self._queue.append(Of(target, fx.ChainChanged(chain)))
+        self._queue.append(TargetScoped(target, fx.ChainChanged(chain)))
 
     # --- replicas ---
 
     def _to_all(self, event: fx.Event) -> None:
-        self._queue.extend(Of(target, event) for target in self._seats)
+        self._queue.extend(TargetScoped(target, event) for target in self._replicas)
 
     def _withdraw(self, now_ns: int, target: TargetId) -> None:
-        if self._complaints.pop(target, None) is not None:
-            self._complain(now_ns)
+        if self._unreachable_until.pop(target, None) is not None:
+            self._report_unreachable(now_ns)
 
     def _to_replica(self, now_ns: int, target: TargetId, event: fx.Event) -> None:
-        seat = self._seats.get(target)
+        seat = self._replicas.get(target)
         if isinstance(event, fx.ChainChanged):
             self._withdraw(now_ns, target)
         if seat is None:
@@ -274,7 +295,7 @@ class StorageCore:
                 self._queue.append(node.TargetFailed(target))
             return
         for effect in seat.machine.handle(now_ns, event):
-            self._effects.append(Of(target, effect))
+            self._effects.append(TargetScoped(target, effect))
             if self._chains[target].id != seat.chain and _of_a_version(effect):
                 continue  # the target is in another chain now, which has versions of its own
             match effect:
@@ -284,44 +305,46 @@ class StorageCore:
                 case fx.UpToDate(version):
                     self._queue.append(node.TargetSynced(target, version))
                 case fx.ReportUnreachable(peer):
-                    self._complaints[target] = (self._nodes.get(peer, 0), now_ns + self._complaint_ns)
-                    self._complain(now_ns)
+                    self._unreachable_until[target] = (self._nodes.get(peer, 0), now_ns + self._unreachable_report_ns)
+                    self._report_unreachable(now_ns)
                 case fx.AskRouting():
                     self._queue.append(node.RoutingWanted())
         chain = self._chains[target]
         if chain.id != seat.chain:
-            self._seat(target)
+            self._start_replica(target)
 
     def _client_asked(self, now_ns: int, waiter: int, update: Update, handle: int) -> None:
-        target, sessions = self._at.get(update.chain), self.attendance.sessions
+        target, sessions = self._at.get(update.chain), self.membership.sessions
         if target is None or self._leaving:
-            refused = Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
+            refused = Refused(RefusalReason.STALE, "this node has no target that serves the chain; ask for routing")
         elif sessions.admits(update.client):
             self._to_replica(now_ns, target, fx.ClientUpdate(waiter, update, handle))
             return
         elif sessions.over(update.client):
-            refused = Refused(Refusal.ENDED, f"the session of client {update.client} is over; open another one")
+            refused = Refused(RefusalReason.ENDED, f"the session of client {update.client} is over; open another one")
         else:
             self._queue.append(node.RoutingWanted())
-            refused = Refused(Refusal.BUSY, f"this node has not yet heard of client {update.client}; ask again")
-        self._effects.append(Of(0, fx.Reply(waiter, refused)))
+            refused = Refused(RefusalReason.BUSY, f"this node has not yet heard of client {update.client}; ask again")
+        self._effects.append(TargetScoped(0, fx.Reply(waiter, refused)))
         self._release(handle)
 
     def _release(self, handle: int) -> None:
         if handle:
-            self._effects.append(Of(0, fx.Release(handle)))
+            self._effects.append(TargetScoped(0, fx.Release(handle)))
 
-    def _complain(self, now_ns: int) -> None:
-        self._complaints = {one: what for one, what in self._complaints.items() if what[0] and now_ns < what[1]}
-        nodes = tuple(sorted({one: None for one, _ in self._complaints.values()}))
-        if nodes != self._complained:
-            self._complained = nodes
-            self._queue.append(node.PathsBroken(nodes))
+    def _report_unreachable(self, now_ns: int) -> None:
+        self._unreachable_until = {
+            one: what for one, what in self._unreachable_until.items() if what[0] and now_ns < what[1]
+        }
+        nodes = tuple(sorted({one: None for one, _ in self._unreachable_until.values()}))
+        if nodes != self._reported_unreachable:
+            self._reported_unreachable = nodes
+            self._queue.append(node.PeersUnreachable(nodes))
 
     def _leave(self, reason: str) -> None:
         self._leaving = True
-        for target, seat in self._seats.items():
-            self._queue.append(Of(target, fx.GiveUp(seat.chain_version, reason)))
+        for target, seat in self._replicas.items():
+            self._queue.append(TargetScoped(target, fx.GiveUp(seat.chain_version, reason)))
         self._queue.extend(node.TargetFailed(target) for target in self._targets)
 
 

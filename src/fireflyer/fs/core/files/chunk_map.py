@@ -10,10 +10,10 @@ from fireflyer.fs.core.meta.inodes.layout import max_bytes, order_of, pieces
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import Layout
 
-__all__ = ["Part", "Where"]
+__all__ = ["ChunkMap", "ChunkRange"]
 
 
-class Part(NamedTuple):
+class ChunkRange(NamedTuple):
     """Bytes [offset, offset + size) of chunk `chunk`, which are at `at` of the caller's range."""
 
     chain: ChainId
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     at: int
 
 
-class Where:
+class ChunkMap:
     """Of one file; kept while it is open."""
 
     def __init__(self, layout: Layout, chains: tuple[ChainId, ...]) -> None:
@@ -33,11 +33,11 @@ class Where:
         self.max_bytes = max_bytes(layout)
         self.order = order_of(layout, chains)
 
-    def parts(self, offset: int, size: int) -> Iterator[Part]:
+    def parts(self, offset: int, size: int) -> Iterator[ChunkRange]:
         """Of bytes [offset, offset + size), in their order."""
         at, order = 0, self.order
         for piece in pieces(self.layout, offset, size):
-            yield Part(order[piece.chunk % len(order)], piece.chunk, piece.offset, piece.size, at)
+            yield ChunkRange(order[piece.chunk % len(order)], piece.chunk, piece.offset, piece.size, at)
             at += piece.size
 
     def chains(self, offset: int, size: int) -> tuple[ChainId, ...]:

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fireflyer.fs.schema.inodes import InodeId
-from fireflyer.fs.schema.meta import MAX_HELD, Beat
+from fireflyer.fs.schema.meta import MAX_HELD, ClientHeartbeat
 
-__all__ = ["Holding"]
+__all__ = ["HoldReporter"]
 
 
 @dataclass(slots=True)
-class Holding:
+class HoldReporter:
     _open: dict[InodeId, int] = field(default_factory=dict)
     """How often."""
     _young: dict[InodeId, None] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Holding:
         if inode in self._told:
             self._closed[inode] = None
 
-    def beat(self) -> Beat:
+    def beat(self) -> ClientHeartbeat:
         """The next one. It has to reach the service before the one after it is asked for; else say `failed`."""
         held = list(self._due)[:MAX_HELD]
         closed = list(self._closed)[:MAX_HELD]
@@ -72,9 +72,9 @@ class Holding:
         if whole:
             self._due, self._young = self._young, {}
         self._count += 1
-        return Beat(self._count, tuple(held), tuple(closed), whole)
+        return ClientHeartbeat(self._count, tuple(held), tuple(closed), whole)
 
-    def failed(self, beat: Beat) -> None:
+    def failed(self, beat: ClientHeartbeat) -> None:
         """The last one was perhaps not heard."""
         for inode in (*beat.held, *beat.closed):
             self._told[inode] = self._unsure[inode] = None

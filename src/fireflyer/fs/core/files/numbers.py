@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from fireflyer.fs.schema.meta import MAX_NUMBERS, MAX_UNDER_WAY
 
-__all__ = ["Numbers"]
+__all__ = ["RequestNumbers"]
 
 
 @dataclass(slots=True)
-class Numbers:
+class RequestNumbers:
     next: int = 1
     done_below: int = 1
     """All below have been answered."""

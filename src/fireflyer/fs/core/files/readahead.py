@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["MAX_BLOCK_BYTES", "Ahead", "Block", "block_of"]
+__all__ = ["MAX_BLOCK_BYTES", "Block", "ReadAhead", "block_of"]
 
 MAX_BLOCK_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 128 << 10
@@ -26,19 +26,19 @@ def block_of(chunk_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Bytes [begin, end). The shell keeps in `memory` where they come to, and in `ticket` that they do."""
+    """Bytes [begin, end). The shell keeps in `memory` where they come to, and in `future` that they do."""
 
     begin: int
     end: int
     memory: Any = None
-    ticket: Any = None
+    future: Any = None
     users: int = 0
     """Who are about to copy from it."""
     dropped: bool = False
 
 
 @dataclass(slots=True)
-class Ahead:
+class ReadAhead:
     """Of one open file. A block ends at a multiple of `block`, or where the file ends."""
 
     block: int

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.schema.errors import FileError, file_error
-from fireflyer.fs.schema.meta import MAX_VALUE_BYTES, Call, SetValue
+from fireflyer.fs.schema.meta import MAX_VALUE_BYTES, Call, SetXattr
 
 __all__ = ["refusal"]
 
@@ -23,7 +23,7 @@ _DECODE: Final = msgspec.msgpack.Decoder(Call).decode
 def refusal(call: Call) -> FileError | None:
     """None: it can be sent."""
     request = call.request
-    if isinstance(request, SetValue) and len(request.value) > MAX_VALUE_BYTES:
+    if isinstance(request, SetXattr) and len(request.value) > MAX_VALUE_BYTES:
         return file_error(errno.E2BIG, f"an extended attribute has at most {MAX_VALUE_BYTES} bytes")
     try:
         _DECODE(_ENCODE(call))

@@ -10,16 +10,16 @@ from fireflyer.fs.schema.meta import (
     Access,
     Allocate,
     Close,
-    GetArea,
     GetLock,
+    GetQuota,
     GetSpace,
-    GetValue,
+    GetXattr,
     ListDirectory,
-    ListValues,
+    ListXattrs,
     Lock,
     Open,
     OpenFlag,
-    Place,
+    PathRef,
     ReadLink,
     RemoveTree,
     Renew,
@@ -27,13 +27,21 @@ from fireflyer.fs.schema.meta import (
     Request,
     Reserve,
     SetAttributes,
-    SetValue,
+    SetXattr,
     Stat,
     StatMany,
     Truncate,
 )
 
-__all__ = ["MAX_LISTED_TOGETHER", "MAX_TOGETHER_BYTES", "changes", "cost_of", "lane_of", "of_handle", "service_for"]
+__all__ = [
+    "MAX_LISTED_TOGETHER",
+    "MAX_TOGETHER_BYTES",
+    "changes",
+    "cost_of",
+    "of_handle",
+    "routing_key_of",
+    "service_for",
+]
 __all__ += ["is_lazy", "takes_long"]
 
 MAX_TOGETHER_BYTES: Final = 1 << 20
@@ -41,7 +49,7 @@ MAX_TOGETHER_BYTES: Final = 1 << 20
 MAX_LISTED_TOGETHER: Final = 16384
 """Entries and places that one `Calls` may ask for."""
 _READING: Final = (
-    Stat, StatMany, ListDirectory, ReadLink, Access, GetValue, ListValues, GetSpace, GetLock, GetArea, Renew,
+    Stat, StatMany, ListDirectory, ReadLink, Access, GetXattr, ListXattrs, GetSpace, GetLock, GetQuota, Renew,
 )  # fmt: skip
 _WRITES: Final = OpenFlag.CREATE | OpenFlag.TRUNCATE | OpenFlag.WRITE
 
@@ -81,17 +89,17 @@ def cost_of(request: Request) -> tuple[int, int]:
         return sum(len(one.path) + 16 for one in request.places), len(request.places)
     if isinstance(request, ListDirectory):
         return 300, request.limit
-    if isinstance(request, SetValue):
+    if isinstance(request, SetXattr):
         return len(request.value) + 300, 0
     return 300, 0
 
 
-def lane_of(request: Request) -> bytes:
+def routing_key_of(request: Request) -> bytes:
     """What it changes or looks at, as far as its client knows: requests with the same go to the same service. The
     directory of a place, or the inode."""
     for name in ("place", "target", "directory", "inode"):
         found = getattr(request, name, None)
-        if isinstance(found, Place):
+        if isinstance(found, PathRef):
             return b"%d/%s" % (found.base, found.path.rpartition(b"/")[0])
         if found is not None:
             return b"%d" % cast("int", found)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["MAX_UNIT_BYTES", "Extent", "Pending", "unit_of"]
+__all__ = ["MAX_UNIT_BYTES", "Extent", "WriteBehindBuffer", "unit_of"]
 
 MAX_UNIT_BYTES = 4 << 20
 _FEW = 16
@@ -47,7 +47,7 @@ class Extent:
 
 
 @dataclass(slots=True)
-class Pending:
+class WriteBehindBuffer:
     unit: int
     extents: dict[Extent, None] = field(default_factory=dict)
     """In the order in which they were written."""

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from fireflyer.fs.schema.ids import ChainId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
-__all__ = ["Learned"]
+__all__ = ["AcknowledgedVersions"]
 
 
 @dataclass(slots=True)
-class _Untold:
+class _Unconfirmed:
     complete: tuple[TargetId, ...]
     """Who served in the last version in which something may have happened, or in one after that."""
     tail: TargetId | None
@@ -46,9 +46,9 @@ class _Untold:
     """In the present version."""
 
 
-class Learned:
+class AcknowledgedVersions:
     def __init__(self) -> None:
-        self._untold: dict[ChainId, _Untold] = {}
+        self._untold: dict[ChainId, _Unconfirmed] = {}
 
     def committed(self, old: Chain | None, new: Chain) -> None:
         """`new` follows `old`."""
@@ -62,7 +62,7 @@ class Learned:
         syncing = tuple(one for one in complete if states[one] is TargetState.SYNCING)
         serving = _serving(new)
         nodes = {one.node: None for one in serving}
-        self._untold[new.id] = _Untold(complete, tail, serving[-1] if serving else None, nodes, syncing)
+        self._untold[new.id] = _Unconfirmed(complete, tail, serving[-1] if serving else None, nodes, syncing)
 
     def answered(self, node: NodeId, chains: Iterable[ChainId]) -> None:
         """This node, which has targets in these chains, is told of all that is committed."""

@@ -113,8 +113,8 @@ def _wait_for_the_last(
     if serving:
         serving += [one.target for one in chain.members if one.target in complete and one.target not in serving]
     last = serving or [member.target for member in chain.members if member.state is _LASTSRV]
-    unsure = [] if serving else [target for target in last if _there(said[target])]
-    for target in reversed(unsure):
+    unclean = [] if serving else [target for target in last if _there(said[target])]
+    for target in reversed(unclean):
         if len(last) > 1:
             last.remove(target)
     states.update((target, _LASTSRV) for target in last)

@@ -98,7 +98,7 @@ class Health:
         if (order.give_up.target, order.give_up.chain_version) == (report.target, report.chain_version):
             self._held_until_ns[report.target] = now_ns + HOLD_OFF * self._failure_timeout_ns
 
-    def forgive(self, slept_ns: int) -> None:
+    def restart_clocks(self, slept_ns: int) -> None:
         """The manager's process stood still for so long: what was sent meanwhile is heard only now."""
         for node in self._nodes.values():
             node.heard_ns += slept_ns
@@ -198,7 +198,9 @@ class Health:
     def _cut_off(self, chain: Chain, serving: list[Member]) -> tuple[Member | None, str]:
         line = [one for one in chain.members if one.state in (TargetState.SERVING, TargetState.SYNCING)]
         for left, right in pairwise(line):
-            if not self._complains(left.node, right.node) and not self._complains(right.node, left.node):
+            if not self._reports_unreachable(left.node, right.node) and not self._reports_unreachable(
+                right.node, left.node
+            ):
                 continue
             votes_left, votes_right = self._votes(left.node), self._votes(right.node)
             victim, other = (left, right) if votes_left > votes_right else (right, left)
@@ -210,12 +212,12 @@ class Health:
             return victim, f"nodes {left.node} and {right.node} cannot reach each other, {votes}"
         return None, ""
 
-    def _complains(self, node: NodeId, of: NodeId) -> bool:
+    def _reports_unreachable(self, node: NodeId, of: NodeId) -> bool:
         known = self._nodes.get(node)
         return known is not None and not known.dead and of in known.unreachable
 
     def _votes(self, of: NodeId) -> int:
-        return sum(1 for node in self._nodes if self._complains(node, of))
+        return sum(1 for node in self._nodes if self._reports_unreachable(node, of))
 
 
 def _said(report: TargetReport | None) -> tuple[object, ...]:

@@ -27,7 +27,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.schema.manager import Done, RotateKeys
 
-__all__ = ["MAX_KEY_ID", "KeyTurn", "rotate"]
+__all__ = ["MAX_KEY_ID", "KeyRotation", "rotate"]
 
 MAX_KEY_ID: Final = (1 << 32) - 1
 KeyIds = tuple[int, ...]
@@ -48,7 +48,7 @@ def rotate(request: RotateKeys, ledger: Ledger) -> Done:
     return Done(f"key {newest} will sign when all storage processes know it; {keys[0]} is valid until then and beyond")
 
 
-class KeyTurn:
+class KeyRotation:
     """The primary's. `committed` after each commit, `advance` into a draft when `due`."""
 
     def __init__(self, ledger: Ledger, *, told_ns: int, life_ns: int, now_ns: int) -> None:
@@ -61,7 +61,7 @@ class KeyTurn:
         if self._ledger.state.key_ids != self._keys:
             self._keys, self._since_ns = self._ledger.state.key_ids, now_ns
 
-    def forgive(self, slept_ns: int) -> None:
+    def restart_clocks(self, slept_ns: int) -> None:
         """The manager's process stood still for so long: who could not ask was not told."""
         self._since_ns += slept_ns
 

@@ -30,7 +30,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, format_duration
-from fireflyer.fs.core.manager.transact import Committed, Held, Outcome, Refused, Transact
+from fireflyer.fs.core.manager.transact import Committed, LeaseCondition, Outcome, PreconditionFailed, Transact
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row, encode_row
 
 __all__ = ["MIN_LEASE_NS", "LeaseMachine"]
@@ -62,9 +62,9 @@ class LeaseMachine:
         self._last: Transact | None = None
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> LeaseCondition | None:
         """What every transaction of this primary must be conditional on; None for a candidate."""
-        return Held(self._me.holder, self._term) if self._term else None
+        return LeaseCondition(self._me.holder, self._term) if self._term else None
 
     @property
     def left(self) -> bool:
@@ -107,7 +107,7 @@ class LeaseMachine:
             self._term = 0
         elif isinstance(outcome, Committed) and trying.write:
             self._won(trying)
-        elif isinstance(outcome, Committed | Refused):
+        elif isinstance(outcome, Committed | PreconditionFailed):
             self.seen(now_ns, outcome.lease)
         return True
 

@@ -6,7 +6,17 @@ its share. The manager knows nothing of disks, so all targets of a node count as
 from __future__ import annotations
 
 from fireflyer.base.errors import Busy, NotFound
-from fireflyer.fs.core.placement import Cluster, Place, Plan, Quality, StorageNode, Table, place, quality_of, rebalance
+from fireflyer.fs.core.placement import (
+    Cluster,
+    DiskLocation,
+    Plan,
+    Quality,
+    StorageNode,
+    Table,
+    place,
+    quality_of,
+    rebalance,
+)
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import MoveStatus, NewChain, NewMove, Status
 from fireflyer.fs.schema.routing import Chain, ChainTable
@@ -29,7 +39,7 @@ def plan_moves(
         raise NotFound(f"chain {missing[0]} of table {table.id} is not there")
     rows = [chains[one] for one in table.chains]
     cluster = _cluster(status)
-    now = Table(tuple(tuple(Place(member.node, 0) for member in chain.members) for chain in rows))
+    now = Table(tuple(tuple(DiskLocation(member.node, 0) for member in chain.members) for chain in rows))
     plan = rebalance(cluster, now, seed=seed)
     quality = quality_of(cluster, now)
     moves = [(rows[move.chain], move) for move in plan.moves]

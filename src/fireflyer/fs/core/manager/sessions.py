@@ -9,7 +9,7 @@ are told of the *list of living sessions*; who is not in it, and whose id was gi
 1. An update is admitted by a process only if its client is in the list that the process has (`LiveSessions.admits`).
 2. A process that learns that a client is over drops what of it waits in queues, and then forgets its rows: one step.
 3. The list comes in the answers to heartbeats, together with the routing and before it: a process never knows a
-   routing that was committed after a list that it does not know. (`Attendance` takes both or neither.)
+   routing that was committed after a list that it does not know. (`NodeMembership` takes both or neither.)
 
 Why a retry is never admitted where its row is missing. A replica lacks the row because its own process has forgotten
 it: then it admits nothing of that client, by 1. Or because it was synced from a replica whose process had: that
@@ -45,7 +45,7 @@ from fireflyer.fs.schema.sessions import (
     SessionsVersion,
 )
 
-__all__ = ["MAX_ENDED_AT_ONCE", "LiveSessions", "SessionBook", "apply_sessions"]
+__all__ = ["MAX_ENDED_AT_ONCE", "LiveSessions", "SessionTable", "apply_sessions"]
 
 MAX_LOGGED: Final = 4096
 """Changes that are remembered: who knows less gets the whole list."""
@@ -83,7 +83,7 @@ def apply_sessions(live: LiveSessions, delta: SessionsDelta) -> LiveSessions:
     return LiveSessions(delta.version, delta.next_client, clients)
 
 
-class SessionBook:
+class SessionTable:
     """The primary's."""
 
     def __init__(self, ledger: Ledger, lifetime_ns: int, now_ns: int) -> None:
@@ -101,7 +101,7 @@ class SessionBook:
         if client in self._heard_ns:
             self._heard_ns[client] = now_ns
 
-    def forgive(self, slept_ns: int) -> None:
+    def restart_clocks(self, slept_ns: int) -> None:
         """The manager's process stood still for so long."""
         for client in self._heard_ns:
             self._heard_ns[client] += slept_ns

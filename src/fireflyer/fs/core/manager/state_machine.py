@@ -1,7 +1,7 @@
 """The cluster manager: who may serve which chain. A pure machine; a shell performs its effects.
 
-    Asked(request)  ──────────────────────────────> Reply
-    Tick            ──> Transact ──> Committed | Refused | Failed | Unknown ──> Reply, Note
+    RequestReceived(request)  ──> Reply
+    Tick  ──> Transact  ──> Committed | PreconditionFailed | Failed | OutcomeUnknown  ──> Reply, LogDecision
 
 Several run over one key-value store. `lease` says which is primary; only that one answers, the others name it.
 
@@ -62,32 +62,40 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import MAX_LIFETIME_S, MAX_SKEW_S
 from fireflyer.fs.core.fence import fence_ns
 from fireflyer.fs.core.manager import admin, migration
-from fireflyer.fs.core.manager.acknowledged import Learned
+from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.core.manager.health import Health
-from fireflyer.fs.core.manager.key_rotation import KeyTurn
+from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
-from fireflyer.fs.core.manager.sessions import SessionBook
-from fireflyer.fs.core.manager.transact import Committed, Failed, Held, Outcome, Refused, Transact, Unknown
+from fireflyer.fs.core.manager.sessions import SessionTable
+from fireflyer.fs.core.manager.transact import (
+    Committed,
+    Failed,
+    LeaseCondition,
+    Outcome,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Transact,
+)
 from fireflyer.fs.core.rows import CHAINS, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
 from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
 from fireflyer.fs.schema.manager import (
     AdminRequest,
     Answer,
-    Behind,
     GetMoves,
     GetRouting,
     GetStatus,
     Heartbeat,
     HeartbeatAnswer,
+    ManagerError,
     MoveList,
     NotPrimary,
-    Refusal,
     Register,
     Registered,
     Request,
     RoutingAnswer,
+    StaleIncarnation,
     Superseded,
 )
 from fireflyer.fs.schema.sessions import (
@@ -100,7 +108,18 @@ from fireflyer.fs.schema.sessions import (
     SessionOver,
 )
 
-__all__ = ["MAX_PENDING", "Asked", "Effect", "Event", "Leave", "Manager", "Note", "Reply", "Settings", "Tick"]
+__all__ = [
+    "MAX_PENDING",
+    "Effect",
+    "Event",
+    "Leave",
+    "LogDecision",
+    "Manager",
+    "Reply",
+    "RequestReceived",
+    "Settings",
+    "Tick",
+]
 
 MAX_PENDING: Final = 1024
 """Requests that wait for a transaction."""
@@ -139,7 +158,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed; comes at least every eighth of the lease."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestReceived(msgspec.Struct, frozen=True):
     """`request_id` is the shell's: it comes back in the one `Reply` to it."""
 
     request_id: int
@@ -154,7 +173,7 @@ class Leave(msgspec.Struct, frozen=True):
     """The process is to end; it may when `Manager.left`. Ticks go on until then."""
 
 
-Event: TypeAlias = Tick | Asked | Leave | Outcome
+Event: TypeAlias = Tick | RequestReceived | Leave | Outcome
 
 
 # --- effects ---
@@ -165,13 +184,13 @@ class Reply(msgspec.Struct, frozen=True):
     answer: Answer
 
 
-class Note(msgspec.Struct, frozen=True):
+class LogDecision(msgspec.Struct, frozen=True):
     """A decision and its reason, for the log."""
 
     text: str
 
 
-Effect: TypeAlias = Transact | Reply | Note
+Effect: TypeAlias = Transact | Reply | LogDecision
 
 
 @dataclass(slots=True)
@@ -181,7 +200,7 @@ class _Draft:
     replies: list[tuple[int, Answer]] = field(default_factory=list)
     replaced: dict[NodeId, None] = field(default_factory=dict)
     """Nodes of which a new process has registered."""
-    condemned: dict[NodeId, None] = field(default_factory=dict)
+    pending_dead: dict[NodeId, None] = field(default_factory=dict)
     chains: dict[ChainId, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     order: Transact | None = None
@@ -198,15 +217,15 @@ class Manager:
         self._lease = LeaseMachine(settings.holder, settings.address, settings.lease_ns)
         self._numbers = 0
         self._effects: list[Effect] = []
-        self._queue: deque[Asked] = deque()
-        self._held: Held | None = None
+        self._queue: deque[RequestReceived] = deque()
+        self._held: LeaseCondition | None = None
         self._loading: int | None = None
         self._resting = False
         self._ledger: Ledger | None = None
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
-        self._learned = Learned()
-        self._book = SessionBook(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
-        self._keys: KeyTurn | None = None
+        self._learned = AcknowledgedVersions()
+        self._book = SessionTable(Ledger(0, settings.failure_timeout_ns), settings.session_ns, 0)
+        self._keys: KeyRotation | None = None
         self._silent = False
         self._moving = False
         self._dirty: dict[ChainId, None] = {}
@@ -247,11 +266,11 @@ class Manager:
         match event:
             case Tick():
                 self._on_tick(now_ns)
-            case Asked():
+            case RequestReceived():
                 self._on_request(now_ns, event)
             case Leave():
                 self._leaving = True
-            case Committed() | Refused() | Failed() | Unknown():
+            case Committed() | PreconditionFailed() | Failed() | OutcomeUnknown():
                 self._on_outcome(now_ns, event)
         self._advance(now_ns)
         effects, self._effects = self._effects, []
@@ -264,19 +283,19 @@ class Manager:
         slept_ns = now_ns - self._ticked_ns if self._ticked_ns is not None else 0
         self._ticked_ns = now_ns
         if slept_ns > self._settings.lease_ns // 2:
-            self._health.forgive(slept_ns)
-            self._book.forgive(slept_ns)
+            self._health.restart_clocks(slept_ns)
+            self._book.restart_clocks(slept_ns)
             if self._keys is not None:
-                self._keys.forgive(slept_ns)
+                self._keys.restart_clocks(slept_ns)
         if self._draft is not None and self._draft.resting:
             self._draft.resting = False
             self._attempt(self._draft)
         if self._ledger is not None:
-            self._soil(self._health.sweep(now_ns))
+            self._mark_dirty(self._health.sweep(now_ns))
             self._silent = bool(self._book.silent(now_ns))
             self._moving = bool(self._ledger.moves.committed)
 
-    def _on_request(self, now_ns: int, asked: Asked) -> None:
+    def _on_request(self, now_ns: int, asked: RequestReceived) -> None:
         ledger, request_id, request = self._ledger, asked.request_id, asked.request
         if isinstance(request, Heartbeat) and ledger is not None:
             self._reply(request_id, self._on_heartbeat(now_ns, ledger, request))
@@ -293,15 +312,17 @@ class Manager:
         elif isinstance(request, KeepSession):
             self._reply(request_id, self._keep(now_ns, ledger, asked, request))
         elif len(self._queue) >= MAX_PENDING:
-            self._reply(request_id, _refusal(Busy(f"{MAX_PENDING} requests wait for the manager; ask again later")))
+            self._reply(
+                request_id, _manager_error(Busy(f"{MAX_PENDING} requests wait for the manager; ask again later"))
+            )
         else:
             self._queue.append(asked)
 
-    def _keep(self, now_ns: int, ledger: Ledger, asked: Asked, request: KeepSession) -> Answer:
+    def _keep(self, now_ns: int, ledger: Ledger, asked: RequestReceived, request: KeepSession) -> Answer:
         if not self._book.living(request.client, asked.user, trusted=asked.trusted):
             return SessionOver(request.client)
         if ledger.sessions.get(request.client) is None:
-            return _refusal(Busy(f"it is being decided about session {request.client}; ask again"))
+            return _manager_error(Busy(f"it is being decided about session {request.client}; ask again"))
         self._book.heard(request.client, now_ns)
         return SessionKept(ledger.delta(request.known))
 
@@ -309,16 +330,20 @@ class Manager:
         """Also a primary that may not answer now hears it: the node lives."""
         node = self._health.get(heartbeat.node)
         if node is None or not heartbeat.incarnation or heartbeat.incarnation > node.incarnation:
-            return _refusal(NotFound(f"process {heartbeat.incarnation} of node {heartbeat.node} is unknown; register"))
+            return _manager_error(
+                NotFound(f"process {heartbeat.incarnation} of node {heartbeat.node} is unknown; register")
+            )
         if heartbeat.incarnation < node.incarnation:
             return Superseded(node.incarnation)
         if heartbeat.sequence <= node.sequence:
-            return _refusal(StaleVersion(f"heartbeat {heartbeat.sequence} came after {node.sequence}; send a new one"))
-        self._soil(self._health.hear(heartbeat, now_ns))
+            return _manager_error(
+                StaleVersion(f"heartbeat {heartbeat.sequence} came after {node.sequence}; send a new one")
+            )
+        self._mark_dirty(self._health.hear(heartbeat, now_ns))
         if not self.may_act(now_ns):
             return NotPrimary(self._lease.primary_address)
-        if self._draft is not None and heartbeat.node in self._draft.condemned:
-            return _refusal(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
+        if self._draft is not None and heartbeat.node in self._draft.pending_dead:
+            return _manager_error(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
         self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
         orders = self._health.orders(heartbeat.node, now_ns)
         sessions = self._book.delta(heartbeat.sessions)
@@ -338,7 +363,7 @@ class Manager:
     # --- becoming and ceasing to be primary ---
 
     def _on_loaded(self, now_ns: int, outcome: Outcome) -> None:
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, PreconditionFailed):
             self._lease.seen(now_ns, outcome.lease)
         if not isinstance(outcome, Committed):
             self._resting = True
@@ -351,20 +376,20 @@ class Manager:
                 f"the manager's store is that of cluster {ledger.state.cluster!r}, not of {settings.cluster!r}; "
                 "name the right store, or another one for a new cluster"
             )
-        self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), Learned()
-        self._book, self._silent = SessionBook(ledger, settings.session_ns, now_ns), False
-        self._keys = KeyTurn(
+        self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), AcknowledgedVersions()
+        self._book, self._silent = SessionTable(ledger, settings.session_ns, now_ns), False
+        self._keys = KeyRotation(
             ledger, told_ns=ledger.state.failure_timeout_ns, life_ns=settings.key_life_ns, now_ns=now_ns
         )
-        self._soil(sorted(ledger.chains.committed))
-        self._note(f"primary in term {self.term} with routing {ledger.state.version}")
+        self._mark_dirty(sorted(ledger.chains.committed))
+        self._log_decision(f"primary in term {self.term} with routing {ledger.state.version}")
 
     def _follow_lease(self) -> None:
         """Whatever was known or under way belongs to the term in which it began."""
         if self._lease.held == self._held:
             return
         if self._held is not None:
-            self._note(f"no longer primary in term {self._held.term}")
+            self._log_decision(f"no longer primary in term {self._held.term}")
         self._held, self._loading, self._resting = self._lease.held, None, False
         self._forget()
 
@@ -405,7 +430,7 @@ class Manager:
             try:
                 answer = self._decide(now_ns, ledger, draft, asked)
             except (UsageError, TransientError, PermanentError) as error:
-                answer = _refusal(error)
+                answer = _manager_error(error)
             draft.replies.append((asked.request_id, answer))
         if self._silent:
             self._end_silent(now_ns, ledger, draft)
@@ -419,14 +444,14 @@ class Manager:
         if pending is None:
             self._conclude(draft)
             return
-        draft.condemned.update(dict.fromkeys(self._health.dead()))
-        draft.condemned.update(draft.replaced)
+        draft.pending_dead.update(dict.fromkeys(self._health.dead()))
+        draft.pending_dead.update(draft.replaced)
         writes, before = pending
         draft.order = Transact(0, held=self._held, expect=(before,), write=writes)
         self._draft = draft
         self._attempt(draft)
 
-    def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, asked: Asked) -> Answer:
+    def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, asked: RequestReceived) -> Answer:
         match asked.request:
             case Register() as request:
                 return self._register(now_ns, ledger, draft, request)
@@ -461,7 +486,7 @@ class Manager:
         if row.incarnation and row.nonce == request.nonce:
             return self._registered(ledger, row.incarnation)
         if request.previous != row.incarnation:
-            return Behind(row.incarnation)
+            return StaleIncarnation(row.incarnation)
         moved = row.incarnation > 0 and row.machine != request.machine
         if moved and not self._health.silent(request.node, now_ns):
             raise Busy(f"node {request.node} is alive on another machine; stop it there, or wait until it is dead")
@@ -505,15 +530,15 @@ class Manager:
         match outcome:
             case Committed():
                 self._commit(now_ns, ledger, draft)
-            case Refused(_, _, found) if found == draft.order.write[-1:]:
+            case PreconditionFailed(_, _, found) if found == draft.order.write[-1:]:
                 self._commit(now_ns, ledger, draft)
-            case Refused(_, lease, found):
+            case PreconditionFailed(_, lease, found):
                 self._lease.seen(now_ns, lease)
                 if found:
                     # The store has another past than ours (restored, edited): begin again from what it has.
-                    self._note("the manager's rows were changed by somebody else; loading them again")
+                    self._log_decision("the manager's rows were changed by somebody else; loading them again")
                     self._forget()
-            case Unknown():
+            case OutcomeUnknown():
                 draft.in_doubt = draft.resting = True
             case Failed() if draft.in_doubt:
                 draft.resting = True
@@ -536,21 +561,21 @@ class Manager:
         if self._keys is not None:
             self._keys.committed(now_ns)
         self._draft = None
-        self._soil(list(draft.chains))
-        self._soil([chain for chain in drained if chain is not None])
+        self._mark_dirty(list(draft.chains))
+        self._mark_dirty([chain for chain in drained if chain is not None])
         self._conclude(draft)
 
     def _conclude(self, draft: _Draft) -> None:
         for text in draft.notes:
-            self._note(text)
+            self._log_decision(text)
         for request_id, answer in draft.replies:
             self._reply(request_id, answer)
 
     def _drop(self, ledger: Ledger, draft: _Draft, reason: str) -> None:
         ledger.rollback()
         self._draft, self._resting = None, True
-        self._soil(list(draft.chains))
-        refusal = _refusal(Busy(f"the manager's store did not take the change ({reason}); ask again"))
+        self._mark_dirty(list(draft.chains))
+        refusal = _manager_error(Busy(f"the manager's store did not take the change ({reason}); ask again"))
         for request_id, _ in draft.replies:
             self._reply(request_id, refusal)
 
@@ -560,15 +585,15 @@ class Manager:
         self._numbers += 1
         return self._numbers
 
-    def _soil(self, chains: list[ChainId]) -> None:
+    def _mark_dirty(self, chains: list[ChainId]) -> None:
         self._dirty.update(dict.fromkeys(chains))
 
     def _reply(self, request_id: int, answer: Answer) -> None:
         self._effects.append(Reply(request_id, answer))
 
-    def _note(self, text: str) -> None:
-        self._effects.append(Note(text))
+    def _log_decision(self, text: str) -> None:
+        self._effects.append(LogDecision(text))
 
 
-def _refusal(error: FireflyerError) -> Refusal:
-    return Refusal(*error_to_wire(error))
+def _manager_error(error: FireflyerError) -> ManagerError:
+    return ManagerError(*error_to_wire(error))

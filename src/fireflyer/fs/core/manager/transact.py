@@ -18,7 +18,17 @@ import msgspec
 
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row
 
-__all__ = ["Committed", "Failed", "Held", "Outcome", "Refused", "Rows", "Transact", "Unknown", "carry_out"]
+__all__ = [
+    "Committed",
+    "Failed",
+    "LeaseCondition",
+    "Outcome",
+    "OutcomeUnknown",
+    "PreconditionFailed",
+    "Rows",
+    "Transact",
+    "carry_out",
+]
 
 Item: TypeAlias = tuple[bytes, bytes]
 PAGE_ROWS: Final = 1000
@@ -45,7 +55,7 @@ class Rows(Protocol):
     def clear(self, key: bytes) -> None: ...
 
 
-class Held(msgspec.Struct, frozen=True):
+class LeaseCondition(msgspec.Struct, frozen=True):
     """The lease row must name this holder and term."""
 
     holder: str
@@ -57,7 +67,7 @@ class Transact(msgspec.Struct, frozen=True):
 
     number: int
     """Comes back in the outcome."""
-    held: Held | None = None
+    held: LeaseCondition | None = None
     expect: tuple[tuple[bytes, bytes | None], ...] = ()
     read: tuple[tuple[bytes, bytes], ...] = ()
     """Ranges, the ends not included."""
@@ -67,11 +77,11 @@ class Transact(msgspec.Struct, frozen=True):
 class Committed(msgspec.Struct, frozen=True):
     number: int
     lease: bytes | None
-    """The lease row as it was before the transaction, also in `Refused`."""
+    """The lease row as it was before the transaction, also in `PreconditionFailed`."""
     rows: tuple[Item, ...] = ()
 
 
-class Refused(msgspec.Struct, frozen=True):
+class PreconditionFailed(msgspec.Struct, frozen=True):
     number: int
     lease: bytes | None
     found: tuple[tuple[bytes, bytes | None], ...] = ()
@@ -83,23 +93,23 @@ class Failed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Unknown(msgspec.Struct, frozen=True):
+class OutcomeUnknown(msgspec.Struct, frozen=True):
     number: int
     reason: str
 
 
-Outcome: TypeAlias = Committed | Refused | Failed | Unknown
+Outcome: TypeAlias = Committed | PreconditionFailed | Failed | OutcomeUnknown
 
 
-async def carry_out(order: Transact, rows: Rows) -> Committed | Refused:
+async def carry_out(order: Transact, rows: Rows) -> Committed | PreconditionFailed:
     """The body of the transaction. It may run several times; what counts is what the attempt that committed
     returned."""
     lease = await rows.get(LEASE_KEY)
     if order.held is not None and not _holds(lease, order.held):
-        return Refused(order.number, lease)
+        return PreconditionFailed(order.number, lease)
     found = tuple([(key, await rows.get(key)) for key, _ in order.expect])
     if found != order.expect:
-        return Refused(order.number, lease, found)
+        return PreconditionFailed(order.number, lease, found)
     items: list[Item] = []
     for begin, end in order.read:
         await _read(rows, begin, end, items)
@@ -111,7 +121,7 @@ async def carry_out(order: Transact, rows: Rows) -> Committed | Refused:
     return Committed(order.number, lease, tuple(items))
 
 
-def _holds(lease: bytes | None, held: Held) -> bool:
+def _holds(lease: bytes | None, held: LeaseCondition) -> bool:
     if lease is None:
         return False
     row = decode_row(LEASE_KEY, lease, LeaseRow)

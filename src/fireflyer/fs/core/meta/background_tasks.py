@@ -18,8 +18,8 @@ from fireflyer.base.errors import DataCorruption, TransientError
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.namespace.trash_expiry import TrashClock
 from fireflyer.fs.core.meta.open_files import truncate
-from fireflyer.fs.core.meta.open_files.garbage_collection import Collector
-from fireflyer.fs.core.meta.open_files.session_cleanup import Reaper
+from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
+from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
 from fireflyer.fs.core.meta.open_files.write_survey import Surveyor
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, LEASE_KEY, LEASE_ROWS, PAGE_ROWS, LeaseRow, lives, next_key
 from fireflyer.fs.core.meta.ports import LASTING, Ports
@@ -27,7 +27,7 @@ from fireflyer.fs.core.meta.tables import prefix_end
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 
-__all__ = ["LEASE_NS", "RENEW_NS", "Keeper"]
+__all__ = ["LEASE_NS", "RENEW_NS", "BackgroundTasks"]
 
 RENEW_NS: Final = 1_000_000_000
 LEASE_NS: Final = 5_000_000_000
@@ -36,13 +36,13 @@ EXPIRED_AT_ONCE: Final = 256
 CUTS_AT_ONCE: Final = 16
 
 
-class Keeper:
+class BackgroundTasks:
     """Of one service process. `holder`: a name that no other process has, or had."""
 
     def __init__(self, holder: str) -> None:
         self._holder = holder
-        self.collector = Collector()
-        self.reaper = Reaper()
+        self.collector = GarbageCollector()
+        self.reaper = SessionCleaner()
         self.surveyor = Surveyor()
         self._trash = TrashClock()
         self.leads = False
@@ -146,7 +146,7 @@ class Keeper:
             await ports.together(works[at : at + CUTS_AT_ONCE])
         if not self._cuts_after:
             for inode_id in ports.doubtful()[:PAGE_ROWS]:
-                await truncate.forget_doubts(inode_id, ports)
+                await truncate.forget_in_doubt(inode_id, ports)
         return bool(self._cuts_after)
 
     def _cutting(self, inode_id: InodeId, owner: ClientId, ports: Ports) -> Callable[[], Awaitable[None]]:

@@ -18,7 +18,7 @@ from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ClientId, TableId
 from fireflyer.fs.schema.inodes import Inode, InodeId
 
-__all__ = ["MAX_STEPS", "REST_MASK", "SYSTEM", "Asker", "ClusterDefaults", "Context", "Page", "Rows"]
+__all__ = ["MAX_STEPS", "REST_MASK", "SYSTEM", "ClusterDefaults", "Context", "Page", "Requester", "Rows"]
 
 MAX_STEPS: Final = 1 << 17
 """Names and directories that one request may be led over: 1024 paths of 128 names."""
@@ -52,7 +52,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """Who asks. `unrestricted`: as the superuser of POSIX."""
 
     client: ClientId
@@ -68,7 +68,7 @@ class Asker:
         return gid == self.gid or gid in self.groups
 
 
-SYSTEM: Final = Asker(0, 0, 0, (), unrestricted=True)
+SYSTEM: Final = Requester(0, 0, 0, (), unrestricted=True)
 """The service itself."""
 
 
@@ -88,11 +88,11 @@ class ClusterDefaults(msgspec.Struct, frozen=True):
 
 
 class Context:
-    __slots__ = ("_breathe", "asker", "cluster", "new_id", "now_ns", "number", "owner", "rows", "sign", "steps")
+    __slots__ = ("_yield_to_loop", "asker", "cluster", "new_id", "now_ns", "number", "owner", "rows", "sign", "steps")
 
     def __init__(
-        self, *, rows: Rows, asker: Asker, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
-        number: int = 0, owner: ClientId = 0, breathe: Callable[[], Awaitable[None]] | None = None,
+        self, *, rows: Rows, asker: Requester, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
+        number: int = 0, owner: ClientId = 0, yield_to_loop: Callable[[], Awaitable[None]] | None = None,
         sign: bytes = b"",
     ) -> None:  # fmt: skip
         self.rows = rows
@@ -110,16 +110,16 @@ class Context:
         """Of the request: see `replies`."""
         self.steps = 0
         """Names and directories that it was led over."""
-        self._breathe = breathe
+        self._yield_to_loop = yield_to_loop
 
-    async def breathe(self) -> None:
+    async def yield_to_loop(self) -> None:
         """Lets others of the process go on: reads that find all in memory never wait."""
-        if self._breathe is not None:
-            await self._breathe()
+        if self._yield_to_loop is not None:
+            await self._yield_to_loop()
 
     async def rest(self) -> None:
         """After some steps. Raises ELOOP for a request that goes on for too long."""
-        await self.breathe()
+        await self.yield_to_loop()
         if self.steps > MAX_STEPS:
             raise file_error(
                 errno.ELOOP, f"the paths of one request lead over more than {MAX_STEPS} names; ask for less"

@@ -5,7 +5,7 @@
     FL + id (8)                                 all locks of an inode: `LocksRow`
     FQ + client (8) + owner (8) + number (8)    who waits for a lock: `WaitRow`
     FC + client (8)                             a client that has asked for anything: `ClientRow`
-    FK + id (8)                                 a cut that has begun: `CutRow`
+    FK + id (8)                                 a cut that has begun: `TruncationRow`
     FG                                          the generation of unlinking: see `open_files.garbage_collection`
     FU + generation (8) + id (8)                unlinked, to be collected: `UnlinkedRow`
     FXcollector                                 who collects: `LeaseRow`
@@ -24,11 +24,21 @@ from fireflyer.fs.core.meta.context import Context, Rows
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, WRITERS, Coder, corrupt, number_key, pair_key
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.meta import LockKind, Window
 
 __all__ = ["CLIENTS", "CLIENT_ROWS", "CUTS", "CUT_ROWS", "GENERATION_KEY", "LEASE_KEY", "LEASE_ROWS", "LOCKS_ROWS"]
-__all__ += ["PAGE_ROWS", "UNLINKED_ROWS", "WAITS", "WAIT_ROWS", "WRITER_ROWS", "ClientRow", "CutKind", "CutRow", "Held"]
+__all__ += [
+    "PAGE_ROWS",
+    "UNLINKED_ROWS",
+    "WAITS",
+    "WAIT_ROWS",
+    "WRITER_ROWS",
+    "ClientRow",
+    "HeldLock",
+    "TruncationKind",
+    "TruncationRow",
+]
 __all__ += [
     "LeaseRow",
     "LocksRow",
@@ -36,10 +46,10 @@ __all__ += [
     "WaitRow",
     "WriterRow",
     "any_in",
-    "cut_of",
     "holds_of",
-    "is_doomed",
+    "is_being_collected",
     "lives",
+    "truncation_of",
 ]
 __all__ += ["locks_of", "next_key", "pair_of", "waits_of", "writers_of"]
 
@@ -61,7 +71,7 @@ class WriterRow(msgspec.Struct, frozen=True, array_like=True):
     """It has written behind the end what the quota did not allow: to be cut off when nobody writes any more."""
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldLock(msgspec.Struct, frozen=True, array_like=True):
     """A lock."""
 
     window: Window
@@ -74,13 +84,13 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LocksRow(msgspec.Struct, frozen=True, array_like=True):
-    held: tuple[Held, ...]
+    held: tuple[HeldLock, ...]
     """By window and start."""
 
 
 class WaitRow(msgspec.Struct, frozen=True, array_like=True):
     inode: InodeId
-    wanted: Held
+    wanted: HeldLock
     until_ns: int
     """Unix time. It counts no longer, should nobody have cleared it."""
 
@@ -92,21 +102,21 @@ class ClientRow(msgspec.Struct, frozen=True, array_like=True):
     """Whose session it was, which this row outlives. Empty: a service's."""
     holds: _U63 = 0
     """Of it there are so many rows."""
-    struck: bool = False
+    evicted: bool = False
     """It has not beaten for long, and is waited for no more: nothing is done for it until it has another session."""
 
 
-class CutKind(enum.IntEnum):
+class TruncationKind(enum.IntEnum):
     TRUNCATE = 1
     """The file is to end at `start`."""
     ZERO = 2
     """[start, end) is to be a hole."""
 
 
-class CutRow(msgspec.Struct, frozen=True, array_like=True):
+class TruncationRow(msgspec.Struct, frozen=True, array_like=True):
     """Chunks are being changed. There is at most one of a file."""
 
-    kind: CutKind
+    kind: TruncationKind
     start: _U63
     end: _U63
     least_length: _U63
@@ -135,7 +145,7 @@ WRITER_ROWS: Final = Coder(WriterRow)
 LOCKS_ROWS: Final = Coder(LocksRow)
 WAIT_ROWS: Final = Coder(WaitRow)
 CLIENT_ROWS: Final = Coder(ClientRow)
-CUT_ROWS: Final = Coder(CutRow)
+CUT_ROWS: Final = Coder(TruncationRow)
 UNLINKED_ROWS: Final = Coder(UnlinkedRow)
 LEASE_ROWS: Final = Coder(LeaseRow)
 
@@ -157,7 +167,7 @@ async def holds_of(context: Context, inode: InodeId) -> bool:
     return await any_in(context.rows, number_key(HOLDS, inode), number_key(HOLDS, inode + 1))
 
 
-async def locks_of(context: Context, inode: InodeId) -> tuple[Held, ...]:
+async def locks_of(context: Context, inode: InodeId) -> tuple[HeldLock, ...]:
     key = number_key(LOCKS, inode)
     value = await context.rows.get(key)
     return () if value is None else LOCKS_ROWS.decode(key, value).held
@@ -169,7 +179,7 @@ async def waits_of(context: Context, client: ClientId, owner: int) -> list[WaitR
     return [WAIT_ROWS.decode(key, value) for key, value in found]
 
 
-async def cut_of(context: Context, inode: InodeId) -> CutRow | None:
+async def truncation_of(context: Context, inode: InodeId) -> TruncationRow | None:
     key = number_key(CUTS, inode)
     value = await context.rows.get(key)
     return None if value is None else CUT_ROWS.decode(key, value)
@@ -179,11 +189,11 @@ async def any_in(rows: Rows, begin: bytes, end: bytes) -> bool:
     return bool((await rows.get_range(begin, end, limit=1)).items)
 
 
-async def is_doomed(context: Context, inode: Inode) -> bool:
+async def is_being_collected(context: Context, inode: Inode) -> bool:
     """Whether its chunks are being removed: who had it open has lost it."""
-    if inode.links or not isinstance(inode.body, FileBody) or inode.body.cutting is None:
+    if inode.links or not isinstance(inode.body, FileDetails) or inode.body.cutting is None:
         return False
-    return await cut_of(context, inode.id) is None
+    return await truncation_of(context, inode.id) is None
 
 
 def pair_of(key: bytes) -> tuple[int, int]:

@@ -108,9 +108,9 @@ class Ports(Protocol):
     def release(self, inode: InodeId) -> None: ...
 
     def doubtful(self) -> Sequence[InodeId]:
-        """Inodes with `doubts`."""
+        """Inodes with `in_doubt`."""
 
-    def doubts(self, inode: InodeId) -> dict[Any, Any]:
+    def in_doubt(self, inode: InodeId) -> dict[Any, Any]:
         """What `open_files.truncate` remembers in this process of updates of the inode's chunks whose outcome it does
         not know. The
         same dictionary each time."""

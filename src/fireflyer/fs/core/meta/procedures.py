@@ -12,8 +12,8 @@ from fireflyer.fs.core.meta import replies
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.open_files import lengths, locks, truncate
-from fireflyer.fs.core.meta.open_files.lengths import Measured
-from fireflyer.fs.core.meta.open_rows import cut_of
+from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd
+from fireflyer.fs.core.meta.open_rows import truncation_of
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce, Ports
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import InodeId
@@ -24,9 +24,8 @@ __all__ = ["carry_out_long"]
 
 async def carry_out_long(request: Request, ports: Ports) -> Answer:
     """For what `carry_out` has raised `NotAtOnce` for. May take long where a chain is not available: whoever calls it
-    sets the bound and cancels it, and what it has begun is finished by `background_tasks.Keeper`. Raises `FileError`,
-    errors of
-    the chunk store and of the key-value store."""
+    sets the bound and cancels it, and what it has begun is finished by `background_tasks.BackgroundTasks`. Raises
+    `FileError`, errors of the chunk store and of the key-value store."""
     try:
         if isinstance(request, Lock):
             return await locks.wait_and_lock(request, ports)
@@ -38,10 +37,10 @@ async def carry_out_long(request: Request, ports: Ports) -> Answer:
 
 
 async def _report(request: Report | Close | SetAttributes, ports: Ports) -> Answer:
-    measured: Measured | None = None
+    measured: ChunkEnd | None = None
     while True:
 
-        async def attempt(context: Context, measured: Measured | None = measured) -> Answer:
+        async def attempt(context: Context, measured: ChunkEnd | None = measured) -> Answer:
             if isinstance(request, Close):
                 return _kept(context, await lengths.close(request, context, measured))
             if isinstance(request, SetAttributes):
@@ -61,7 +60,7 @@ async def _cut(request: Request, ports: Ports) -> Answer:
             """The inode where a cut was begun."""
             answer = await carry_out(request, context)
             if isinstance(answer, Found | Opened):
-                row = await cut_of(context, answer.inode.id)
+                row = await truncation_of(context, answer.inode.id)
                 if row is not None and (row.client, row.number) == (context.asker.client, context.number):
                     if not context.number:
                         raise file_error(errno.EINVAL, "a request that cuts a file must have a number")

@@ -1,7 +1,7 @@
 """Quota areas: limits and exact use of everything below a directory.
 
 Bytes are the lengths of files, extended attributes with their names, and targets of symbolic links; what an inode has
-of the last two, it says itself (`Inode.value_bytes`), and what it says is what was charged.
+of the last two, it says itself (`Inode.xattr_bytes`), and what it says is what was charged.
 
 Areas lie in each other: a row names the area outside it, and what is charged to one is charged to all outside it, in
 the transaction that makes the use. An inode says which area it is in; names never lead from one area into another
@@ -24,15 +24,15 @@ import msgspec
 
 from fireflyer.fs.core.meta import tables
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.inodes.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.inodes.directories import directory_details, require_reach
 from fireflyer.fs.core.meta.inodes.path_walk import find
-from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, AreaRow, number_key
+from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, QuotaTreeRow, number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from fireflyer.fs.schema.inodes import MAX_STRIPE, Defaults, Inode, InodeId, Kind
-from fireflyer.fs.schema.meta import Area, Found, GetArea, GetSpace, SetArea, SetDefaults, Space
+from fireflyer.fs.schema.meta import Found, GetQuota, GetSpace, QuotaTree, SetDefaults, SetQuota, Space
 
-__all__ = ["MAX_COUNTED", "charge", "get_area", "get_space", "set_area", "set_defaults"]
+__all__ = ["MAX_COUNTED", "charge", "get_quota", "get_space", "set_area", "set_defaults"]
 
 MAX_COUNTED: Final = 4096
 """Names in a directory that becomes an area or ceases to be one."""
@@ -41,27 +41,30 @@ _ENDLESS: Final = (1 << 63) - 1
 
 
 async def charge(
-    context: Context, area: InodeId | int, bytes_more: int, inodes_more: int, *, checked: bool = True
+    context: Context, quota_tree: InodeId | int, bytes_more: int, inodes_more: int, *, checked: bool = True
 ) -> None:
-    """Changes the use of `area` (0: none) and of all outside it. Raises EDQUOT where it grows over a limit, unless not
+    """Changes the use of `quota_tree` (0: none) and of all outside it. Raises EDQUOT where it grows over a limit,
+    unless not
     `checked`; then it has written nothing."""
     rows = context.rows
     writes: list[tuple[bytes, bytes | None]] = []
-    while area:
-        key = number_key(AREAS, area)
-        row = await _read(context, area)
+    while quota_tree:
+        key = number_key(AREAS, quota_tree)
+        row = await _read(context, quota_tree)
         if row is None:
             raise tables.corrupt(key, "is missing though inodes are in that area")
         used_bytes, used_inodes = row.bytes + bytes_more, row.inodes + inodes_more
         if used_bytes < 0 or used_inodes < 0 or (used_bytes and not used_inodes):
             raise tables.corrupt(key, f"would count {used_bytes} bytes in {used_inodes} inodes")
         if checked and bytes_more > 0 and row.limit_bytes is not None and used_bytes > row.limit_bytes:
-            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_bytes} bytes of directory {area}")
+            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_bytes} bytes of directory {quota_tree}")
         if checked and inodes_more > 0 and row.limit_inodes is not None and used_inodes > row.limit_inodes:
-            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_inodes} inodes of directory {area}")
-        changed = AreaRow(row.head, row.outer, used_bytes, used_inodes, row.limit_bytes, row.limit_inodes, row.closed)
+            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_inodes} inodes of directory {quota_tree}")
+        changed = QuotaTreeRow(
+            row.head, row.outer, used_bytes, used_inodes, row.limit_bytes, row.limit_inodes, row.closed
+        )
         writes.append((key, AREA_ROWS.encode(changed) if used_inodes else None))
-        area = row.outer
+        quota_tree = row.outer
     for key, value in writes:
         if value is None:
             rows.clear(key)
@@ -69,7 +72,7 @@ async def charge(
             rows.set(key, value)
 
 
-async def get_area(request: GetArea, context: Context) -> Area:
+async def get_quota(request: GetQuota, context: Context) -> QuotaTree:
     inode = await find(context, request.place)
     row = await _read(context, inode.id)
     if row is None or row.closed:
@@ -85,23 +88,23 @@ async def get_space(request: GetSpace, context: Context) -> Space:
     cluster = context.cluster
     capacity, free = cluster.capacity_bytes, cluster.free_bytes
     inodes, free_inodes = cluster.inodes, _ENDLESS - cluster.inodes
-    area: int = inode.area
-    while area:
-        row = await _read(context, area)
+    quota_tree: int = inode.quota_tree
+    while quota_tree:
+        row = await _read(context, quota_tree)
         if row is None:
-            raise tables.corrupt(number_key(AREAS, area), "is missing though inodes are in that area")
+            raise tables.corrupt(number_key(AREAS, quota_tree), "is missing though inodes are in that area")
         if row.limit_bytes is not None:
             capacity = min(capacity, row.limit_bytes)
             free = min(free, max(0, row.limit_bytes - row.bytes))
         if row.limit_inodes is not None and row.limit_inodes - row.inodes < free_inodes:
             inodes, free_inodes = row.inodes, max(0, row.limit_inodes - row.inodes)
-        area = row.outer
+        quota_tree = row.outer
     return Space(capacity, free, inodes, free_inodes)
 
 
 async def set_defaults(request: SetDefaults, context: Context) -> Found:
     inode = await find(context, request.place)
-    body = directory_body(inode)
+    body = directory_details(inode)
     if not (context.asker.unrestricted or context.asker.uid == inode.uid):
         raise file_error(errno.EPERM)
     _check_defaults(request.defaults)
@@ -120,11 +123,11 @@ def _check_defaults(defaults: Defaults) -> None:
         raise file_error(errno.EINVAL, f"a stripe of {defaults.stripe} chains; at most {MAX_STRIPE}")
 
 
-async def set_area(request: SetArea, context: Context) -> Area:
+async def set_area(request: SetQuota, context: Context) -> QuotaTree:
     if not context.asker.unrestricted:
         raise file_error(errno.EPERM, "quotas are set by administrators")
     inode = await find(context, request.place)
-    directory_body(inode)
+    directory_details(inode)
     if inode.links == 0:
         raise file_error(errno.ENOENT)
     row = await _read(context, inode.id)
@@ -140,9 +143,9 @@ async def set_area(request: SetArea, context: Context) -> Area:
     return _shown(row)
 
 
-async def _open(context: Context, head: Inode, left: AreaRow | None) -> AreaRow:
+async def _open(context: Context, head: Inode, left: QuotaTreeRow | None) -> QuotaTreeRow:
     """`left`: what is still unlinked from when it was an area before; it is charged as where the directory is now."""
-    outer = head.area
+    outer = head.quota_tree
     counted = await _count(context, head)
     counted_bytes, counted_inodes = counted.bytes, counted.inodes
     if left is not None:
@@ -150,26 +153,26 @@ async def _open(context: Context, head: Inode, left: AreaRow | None) -> AreaRow:
         await charge(context, outer, left.bytes, left.inodes, checked=False)
         counted_bytes, counted_inodes = counted_bytes + left.bytes, counted_inodes + left.inodes
     for inode in counted.found:
-        context.put(msgspec.structs.replace(inode, area=head.id))
+        context.put(msgspec.structs.replace(inode, quota_tree=head.id))
     for inner in counted.inner:
         _write(context, msgspec.structs.replace(inner, outer=head.id))
-    return AreaRow(head.id, outer, counted_bytes, counted_inodes)
+    return QuotaTreeRow(head.id, outer, counted_bytes, counted_inodes)
 
 
-async def _close(context: Context, head: Inode, row: AreaRow) -> Area:
+async def _close(context: Context, head: Inode, row: QuotaTreeRow) -> QuotaTree:
     counted = await _count(context, head)
     for inode in counted.found:
-        context.put(msgspec.structs.replace(inode, area=row.outer))
+        context.put(msgspec.structs.replace(inode, quota_tree=row.outer))
     for inner in counted.inner:
         _write(context, msgspec.structs.replace(inner, outer=row.outer))
-    left = AreaRow(row.head, row.outer, row.bytes - counted.bytes, row.inodes - counted.inodes, closed=True)
+    left = QuotaTreeRow(row.head, row.outer, row.bytes - counted.bytes, row.inodes - counted.inodes, closed=True)
     if left.bytes < 0 or left.inodes < 0:
         raise tables.corrupt(number_key(AREAS, head.id), f"counts less than is there: {counted.inodes} inodes")
     if left.inodes:
         _write(context, left)
     else:
         context.rows.clear(number_key(AREAS, head.id))
-    return Area(head.id, counted.bytes, counted.inodes, None, None)
+    return QuotaTree(head.id, counted.bytes, counted.inodes, None, None)
 
 
 @dataclass(slots=True)
@@ -179,7 +182,7 @@ class _Counted:
     """With those of inner areas."""
     found: list[Inode] = field(default_factory=list)
     """Without them."""
-    inner: list[AreaRow] = field(default_factory=list)
+    inner: list[QuotaTreeRow] = field(default_factory=list)
 
 
 async def _count(context: Context, head: Inode) -> _Counted:
@@ -193,14 +196,14 @@ async def _count(context: Context, head: Inode) -> _Counted:
     while below:
         names_here = await _names(context, below.pop(), MAX_COUNTED - seen)
         await context.rows.get_many([tables.inode_key(one) for one, _ in names_here])  # known then, in one question
-        await context.breathe()
+        await context.yield_to_loop()
         for name_id, kind in names_here:
             seen += 1
             names[name_id] += 1
             if names[name_id] > 1:
                 continue
             inode = await context.known(name_id)
-            if kind is Kind.DIRECTORY and inode.area == inode.id and inode.id != head.id:
+            if kind is Kind.DIRECTORY and inode.quota_tree == inode.id and inode.id != head.id:
                 inner = await _read(context, inode.id)
                 if inner is None:
                     raise tables.corrupt(number_key(AREAS, inode.id), "is missing though inodes are in that area")
@@ -240,20 +243,20 @@ async def _names(context: Context, directory: InodeId, most: int) -> list[tuple[
         begin = page.items[-1][0] + b"\0"
 
 
-async def _read(context: Context, area: InodeId) -> AreaRow | None:
-    key = number_key(AREAS, area)
+async def _read(context: Context, quota_tree: InodeId) -> QuotaTreeRow | None:
+    key = number_key(AREAS, quota_tree)
     value = await context.rows.get(key)
     if value is None:
         return None
     row = AREA_ROWS.decode(key, value)
-    if row.head != area:
+    if row.head != quota_tree:
         raise tables.corrupt(key, f"is the row of area {row.head}")
     return row
 
 
-def _write(context: Context, row: AreaRow) -> None:
+def _write(context: Context, row: QuotaTreeRow) -> None:
     context.rows.set(number_key(AREAS, row.head), AREA_ROWS.encode(row))
 
 
-def _shown(row: AreaRow) -> Area:
-    return Area(row.head, row.bytes, row.inodes, row.limit_bytes, row.limit_inodes)
+def _shown(row: QuotaTreeRow) -> QuotaTree:
+    return QuotaTree(row.head, row.bytes, row.inodes, row.limit_bytes, row.limit_inodes)

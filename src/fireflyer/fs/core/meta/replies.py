@@ -42,34 +42,34 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import MAX_NUMBERS, Actor, Answer, Request
 
 __all__ = [
+    "SESSION_EVICTED",
     "SESSION_FORGOTTEN",
     "SESSION_OVER",
-    "SESSION_STRUCK",
     "STEP",
     "SessionEnded",
+    "SessionEvicted",
     "SessionForgotten",
-    "SessionStruck",
     "admit",
     "check_session",
     "forget_client",
     "keep",
     "keep_late",
 ]
-__all__ += ["number_allowed", "sign_of", "store_answer"]
+__all__ += ["digest_of", "number_allowed", "store_answer"]
 
 PREFIX: Final = b"FR"
 STEP: Final = 64
 """Answers beyond those that the client may still want, before some are forgotten."""
 SESSION_OVER: Final = "session_over"
 """The code of `Refused` for `SessionEnded`: what has no answer was not done, nor will be."""
-SESSION_STRUCK: Final = "session_struck"
-"""For `SessionStruck`: not done either, and the session is to be exchanged for another."""
+SESSION_EVICTED: Final = "session_struck"
+"""For `SessionEvicted`: not done either, and the session is to be exchanged for another."""
 SESSION_FORGOTTEN: Final = "session_forgotten"
 """For `SessionForgotten`: of what had been sent before it is not known whether it was done."""
-SIGN_BYTES: Final = 8
+DIGEST_BYTES: Final = 8
 _FORMAT: Final = b"\x01"
 _FORMAT_OF_ANSWERS: Final = b"\x02"
-_NO_SIGN: Final = bytes(SIGN_BYTES)
+_NO_SIGN: Final = bytes(DIGEST_BYTES)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
@@ -90,7 +90,7 @@ class SessionEnded(FileError):
         super().__init__(errno.ESTALE, f"session {client} is over; open another one")
 
 
-class SessionStruck(SessionEnded):
+class SessionEvicted(SessionEnded):
     """It lives at the manager, but its client has not beaten for long, and needs another one."""
 
 
@@ -107,9 +107,9 @@ def _floor_key(client: ClientId) -> bytes:
     return PREFIX + client.to_bytes(8, "big")
 
 
-def sign_of(request: Request, actor: Actor | None) -> bytes:
-    """`SIGN_BYTES` long."""
-    return blake2b(_encoder.encode((request, actor)), digest_size=SIGN_BYTES).digest()
+def digest_of(request: Request, actor: Actor | None) -> bytes:
+    """`DIGEST_BYTES` long."""
+    return blake2b(_encoder.encode((request, actor)), digest_size=DIGEST_BYTES).digest()
 
 
 async def admit(rows: Looks, client: ClientId, user: str, number: int, sign: bytes = b"") -> Answer | None:
@@ -175,8 +175,8 @@ async def check_session(rows: Looks, client: ClientId, user: str, *, ended: bool
         raise PermissionDenied(f"session {client} is another user's; use your own")
     if not ended and row is None:
         raise SessionEnded(client)
-    if not ended and known is not None and known.struck:
-        raise SessionStruck(client)
+    if not ended and known is not None and known.evicted:
+        raise SessionEvicted(client)
 
 
 def forget_client(rows: Rows, client: ClientId) -> None:
@@ -197,7 +197,7 @@ def _decoded(head: bytes, row: bytes) -> tuple[bytes, Answer]:
     """And the sign of its request."""
     try:
         if row[:1] == _FORMAT_OF_ANSWERS:
-            return row[1 : 1 + SIGN_BYTES], _decoder.decode(row[1 + SIGN_BYTES :])
+            return row[1 : 1 + DIGEST_BYTES], _decoder.decode(row[1 + DIGEST_BYTES :])
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     raise DataCorruption(f"a row of the replies to client {head.hex()} is damaged; restore the store")

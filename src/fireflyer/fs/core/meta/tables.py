@@ -1,9 +1,9 @@
 """What the meta service keeps in the key-value store: keys and values.
 
     FI + id (8)                    an inode                      `Inode`
-    FE + parent (8) + name         a name in a directory         `EntryRow`
+    FE + parent (8) + name         a name in a directory         `DentryRow`
     FV + id (8) + name             an extended attribute         the value
-    FA + directory (8)             a quota area                  `AreaRow`
+    FA + directory (8)             a quota area                  `QuotaTreeRow`
     FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
     FW FO FL FU                    writers, holds, locks, what is unlinked: `open_rows`, as FC FG FK FQ
     FP                             which files users may write to: `open_files.write_grants`
@@ -25,7 +25,7 @@ from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.schema.inodes import Inode, InodeId, Kind
 
 __all__ = ["AREAS", "ENTRIES", "FORMAT", "HOLDS", "INODES", "LOCKS", "TRASH", "UNLINKED", "VALUES", "WRITERS"]
-__all__ += ["AreaRow", "Coder", "EntryRow", "TrashRow", "decode_entry", "decode_inode", "encode_entry"]
+__all__ += ["Coder", "DentryRow", "QuotaTreeRow", "TrashRow", "decode_entry", "decode_inode", "encode_entry"]
 __all__ += ["encode_inode", "entries_end", "entry_key", "inode_key", "number_key", "pair_key", "prefix_end"]
 
 FORMAT: Final = b"\x01"
@@ -45,12 +45,12 @@ ENTRY_PREFIX_BYTES: Final = 10
 R = TypeVar("R")
 
 
-class EntryRow(msgspec.Struct, frozen=True, array_like=True):
+class DentryRow(msgspec.Struct, frozen=True, array_like=True):
     id: InodeId
     kind: Kind
 
 
-class AreaRow(msgspec.Struct, frozen=True, array_like=True):
+class QuotaTreeRow(msgspec.Struct, frozen=True, array_like=True):
     """Limits and use of everything in a directory, the areas in it included and the directory too. Use counts what is
     unlinked until it is collected. It goes with its last inode."""
 
@@ -103,11 +103,11 @@ class Coder(Generic[R]):
             raise corrupt(key, f"is no {self._what}: {error}") from error
 
 
-AREA_ROWS: Final = Coder(AreaRow)
+AREA_ROWS: Final = Coder(QuotaTreeRow)
 TRASH_ROWS: Final = Coder(TrashRow)
 TRASH_CLOCK_ROWS: Final = Coder(TrashClockRow)
 _INODE: Final = Coder(Inode)
-_ENTRY: Final = Coder(EntryRow)
+_ENTRY: Final = Coder(DentryRow)
 __all__ += ["AREA_ROWS", "ENTRY_PREFIX_BYTES", "TRASH_CLOCK_KEY", "TRASH_CLOCK_ROWS", "TRASH_ROWS", "TrashClockRow"]
 __all__ += ["corrupt"]
 

@@ -5,14 +5,14 @@
 """
 
 from fireflyer.fs.core.placement.measure import Quality
-from fireflyer.fs.core.placement.model import Cluster, Place, StorageNode, Table, uniform_cluster
+from fireflyer.fs.core.placement.model import Cluster, DiskLocation, StorageNode, Table, uniform_cluster
 from fireflyer.fs.core.placement.placing import Placement, place, quality_of
 from fireflyer.fs.core.placement.rebalancing import Move, Plan, moves_between, rebalance
 
 __all__ = [
     "Cluster",
+    "DiskLocation",
     "Move",
-    "Place",
     "Placement",
     "Plan",
     "Quality",

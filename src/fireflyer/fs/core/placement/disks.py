@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from fireflyer.fs.core.placement.measure import Counts
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 
 __all__ = ["NO_DISK", "assign_disks"]
 
@@ -22,7 +22,9 @@ EXCHANGES: Final = 6
 """Tried per target."""
 
 
-def assign_disks(chains: Counts, quotas: Sequence[Sequence[int]], chance: Chance, kept: Counts | None = None) -> Counts:
+def assign_disks(
+    chains: Counts, quotas: Sequence[Sequence[int]], rng: SeededRandom, kept: Counts | None = None
+) -> Counts:
     """(b, k) numbers of disks for `chains` (b, k) of node indices; `quotas[node][disk]` is how many each gets. `kept`:
     (b, k), the disk where a target lies already, or `NO_DISK`; it stays there while its disk's quota lasts."""
     found = np.full(chains.shape, NO_DISK, dtype=np.int64)
@@ -35,7 +37,7 @@ def assign_disks(chains: Counts, quotas: Sequence[Sequence[int]], chance: Chance
             for row, at in own:
                 found[row, at] = 0
         elif own:
-            _assign_of_node(chains, found, own, quotas[node], chance, kept)
+            _assign_of_node(chains, found, own, quotas[node], rng, kept)
     return found
 
 
@@ -44,7 +46,7 @@ def _assign_of_node(
     found: Counts,
     own: list[tuple[int, int]],
     quotas: Sequence[int],
-    chance: Chance,
+    rng: SeededRandom,
     kept: Counts | None,
 ) -> None:
     left = list(quotas)
@@ -65,7 +67,7 @@ def _assign_of_node(
         left[disk] -= 1
         _count(met[disk], others[i], 1)
     for _ in range(EXCHANGES * len(free) if len(free) > 1 else 0):
-        i, j = free[chance.below(len(free))], free[chance.below(len(free))]
+        i, j = free[rng.below(len(free))], free[rng.below(len(free))]
         here, there = int(found[own[i]]), int(found[own[j]])
         if here == there:
             continue

@@ -14,7 +14,7 @@ __all__ = [
     "MAX_REPLICAS_PLACED",
     "MAX_TARGETS",
     "Cluster",
-    "Place",
+    "DiskLocation",
     "StorageNode",
     "Table",
     "check_cluster",
@@ -28,7 +28,7 @@ MAX_TARGETS: Final = 1 << 17
 MAX_REPLICAS_PLACED: Final = 8
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, order=True):
+class DiskLocation(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Where a target lies: the disk with this number, from 0, of this node."""
 
     node: NodeId
@@ -51,7 +51,7 @@ Cluster = tuple[StorageNode, ...]
 class Table(msgspec.Struct, frozen=True):
     """Chains in the order of the table; the places of each, head first."""
 
-    chains: tuple[tuple[Place, ...], ...]
+    chains: tuple[tuple[DiskLocation, ...], ...]
 
 
 def uniform_cluster(nodes: int, targets_per_node: int, *, disks: int = 1, domains: tuple[str, ...] = ()) -> Cluster:

@@ -16,11 +16,11 @@ import numpy as np
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.core.placement.disks import assign_disks
 from fireflyer.fs.core.placement.measure import Counts, Quality, bound_of, caps_below, count_pairs, measure, ratio_of
-from fireflyer.fs.core.placement.model import Cluster, Place, Table, check_cluster, check_table
+from fireflyer.fs.core.placement.model import Cluster, DiskLocation, Table, check_cluster, check_table
 from fireflyer.fs.core.placement.quotas import chain_count, domain_numbers, share_among_nodes
 from fireflyer.fs.core.placement.roles import order_chains
 from fireflyer.fs.core.placement.search import Search, goal_of
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 from fireflyer.fs.core.placement.starts import affine_plane, cyclic, fill_up
 
 __all__ = ["Placement", "make_table", "place", "quality_of", "role_steps"]
@@ -48,16 +48,16 @@ def place(
     """A table with so many chains, by default as many as the slots allow. Seconds for 200 nodes; `steps` bounds each
     of its searches. Raises `UsageError`: one line that says what is missing."""
     check_cluster(cluster, replicas)
-    chance = Chance(seed)
+    rng = SeededRandom(seed)
     domains = domain_numbers(cluster)
     most = chain_count(cluster, replicas)
     count = most if chains is None else chains
     if not 1 <= count <= most:
         raise UsageError(f"{count} chains were asked for; the slots of these nodes allow from 1 to {most}")
     quotas = share_among_nodes(cluster, count, replicas)
-    members = _members(quotas.nodes, domains, count, replicas, chance, steps)
-    ordered = order_chains(members, len(cluster), chance, steps=role_steps(count))
-    disks = assign_disks(ordered, quotas.disks, chance)
+    members = _members(quotas.nodes, domains, count, replicas, rng, steps)
+    ordered = order_chains(members, len(cluster), rng, steps=role_steps(count))
+    disks = assign_disks(ordered, quotas.disks, rng)
     return Placement(make_table(cluster, ordered, disks), measure(ordered, quotas.nodes, domains))
 
 
@@ -81,21 +81,21 @@ def make_table(cluster: Cluster, chains: Counts, disks: Counts) -> Table:
     """From (b, k) indices of nodes and of their disks."""
     ids = [node.id for node in cluster]
     rows = zip(chains.tolist(), disks.tolist(), strict=True)
-    return Table(tuple(tuple(Place(ids[x], disk) for x, disk in zip(*row, strict=True)) for row in rows))
+    return Table(tuple(tuple(DiskLocation(ids[x], disk) for x, disk in zip(*row, strict=True)) for row in rows))
 
 
 def _members(
-    quotas: Sequence[int], domains: Sequence[int], count: int, replicas: int, chance: Chance, steps: int
+    quotas: Sequence[int], domains: Sequence[int], count: int, replicas: int, rng: SeededRandom, steps: int
 ) -> Counts:
     """Which nodes share a chain; (b, k)."""
     goal = goal_of(quotas, domains, replicas)
     bound = bound_of(replicas - 1, quotas, domains, symmetric=True)[0]
     best: tuple[Fraction, int, Counts] | None = None
     for number in range(GREEDY_STARTS + 2):
-        start = _start(number, quotas, domains, replicas, chance)
+        start = _start(number, quotas, domains, replicas, rng)
         if start is None:
             continue
-        search = Search(fill_up(start, count, quotas, domains, goal, chance), goal, chance)
+        search = Search(fill_up(start, count, quotas, domains, goal, rng), goal, rng)
         search.run(steps, polish_steps=POLISH_STEPS)
         ratio = ratio_of(count_pairs(search.best, len(quotas)), quotas, domains) or Fraction(0)
         if best is None or (ratio, search.best_cost) < best[:2]:
@@ -108,17 +108,17 @@ def _members(
     for _ in range(REFINEMENTS):
         caps = caps_below(ratio, replicas - 1, quotas, domains)
         lower = goal._replace(caps=caps, weights=np.ones_like(caps))
-        search = Search(begin, lower, chance)
+        search = Search(begin, lower, rng)
         if search.run(steps, polish_steps=0):
             begin = found = search.best
             ratio = ratio_of(count_pairs(found, len(quotas)), quotas, domains) or Fraction(0)
         else:
-            begin = fill_up([], count, quotas, domains, lower, chance)
+            begin = fill_up([], count, quotas, domains, lower, rng)
     return found
 
 
 def _start(
-    number: int, quotas: Sequence[int], domains: Sequence[int], replicas: int, chance: Chance
+    number: int, quotas: Sequence[int], domains: Sequence[int], replicas: int, rng: SeededRandom
 ) -> list[list[int]] | None:
     """The chains to begin with; None where there is no such construction."""
     nodes, least = len(quotas), min(quotas)
@@ -128,4 +128,4 @@ def _start(
         return None
     if number == 0:
         return affine_plane(nodes, replicas) * (least // (replicas + 1)) or None
-    return cyclic(nodes, replicas, least // replicas, chance) if least >= replicas else None
+    return cyclic(nodes, replicas, least // replicas, rng) if least >= replicas else None

@@ -34,12 +34,12 @@ import numpy.typing as npt
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.fs.core.placement.disks import NO_DISK, assign_disks
 from fireflyer.fs.core.placement.measure import Counts, Quality, count_pairs, measure, ratio_of
-from fireflyer.fs.core.placement.model import Cluster, Place, StorageNode, Table, check_cluster, check_table
+from fireflyer.fs.core.placement.model import Cluster, DiskLocation, StorageNode, Table, check_cluster, check_table
 from fireflyer.fs.core.placement.placing import make_table, role_steps
 from fireflyer.fs.core.placement.quotas import Quotas, domain_numbers, share_among_nodes, share_out
 from fireflyer.fs.core.placement.roles import balance_positions, order_chains
 from fireflyer.fs.core.placement.search import Search, Stay, goal_of
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 from fireflyer.fs.core.placement.vacancies import fewest_moves
 
 __all__ = ["Move", "Plan", "moves_between", "rebalance"]
@@ -53,8 +53,8 @@ class Move(msgspec.Struct, frozen=True):
 
     chain: int
     """In the table."""
-    source: Place
-    to: Place
+    source: DiskLocation
+    to: DiskLocation
     round: int
     """Moves of one round may be under way at the same time."""
     lost: bool
@@ -93,11 +93,11 @@ def rebalance(cluster: Cluster, table: Table, *, extra_percent: int = 0, seed: i
     check_cluster(cluster, replicas)
     now = _read(cluster, table, replicas)
     minimum = _minimum(now)
-    chance = Chance(seed)
-    members = _members(now, chance, most_extra=minimum * extra_percent // 100)
-    plan = _plan(cluster, now, table, members, minimum, chance)
+    rng = SeededRandom(seed)
+    members = _members(now, rng, most_extra=minimum * extra_percent // 100)
+    plan = _plan(cluster, now, table, members, minimum, rng)
     if plan is None:  # more moves than necessary, and disks so full that they have no order
-        plan = _plan(cluster, now, table, _members(now, chance, most_extra=0), minimum, chance)
+        plan = _plan(cluster, now, table, _members(now, rng, most_extra=0), minimum, rng)
     if plan is None:
         raise InvariantViolation("moves from full to empty disks have no order")
     return plan
@@ -131,7 +131,7 @@ def _minimum(now: _Now) -> int:
     return missing
 
 
-def _members(now: _Now, chance: Chance, *, most_extra: int) -> Counts:
+def _members(now: _Now, rng: SeededRandom, *, most_extra: int) -> Counts:
     """Which nodes share each chain; row i is chain i, places that stay in their position."""
     quotas, domains, replicas = now.quotas.nodes, now.domains, now.chains.shape[1]
     if not _unsettled(now):
@@ -144,10 +144,10 @@ def _members(now: _Now, chance: Chance, *, most_extra: int) -> Counts:
     any_disk = _any_disk(now)
     lies_on[:, any_disk] = NO_DISK
     stay = Stay(kept, lies_on)
-    found = fewest_moves(now.chains, now.disks, now.quotas, goal, any_disk, chance)
-    search = Search(found, goal, chance, stay, stay.moved(found))
+    found = fewest_moves(now.chains, now.disks, now.quotas, goal, any_disk, rng)
+    search = Search(found, goal, rng, stay, stay.moved(found))
     if not search.run(SEARCH_STEPS, polish_steps=POLISH_STEPS) and most_extra:
-        wider = Search(search.best, goal, chance, stay, stay.moved(search.best) + most_extra)
+        wider = Search(search.best, goal, rng, stay, stay.moved(search.best) + most_extra)
         wider.run(SEARCH_STEPS, polish_steps=0)
         if _worst(wider.best, now) < _worst(search.best, now):
             return wider.best
@@ -179,18 +179,18 @@ def _worst(chains: Counts, now: _Now) -> float:
     return float(ratio_of(count_pairs(chains, len(now.cluster)), now.quotas.nodes, now.domains) or 0)
 
 
-def _plan(cluster: Cluster, now: _Now, table: Table, members: Counts, minimum: int, chance: Chance) -> Plan | None:
+def _plan(cluster: Cluster, now: _Now, table: Table, members: Counts, minimum: int, rng: SeededRandom) -> Plan | None:
     """None if the disks are too full for any order of these moves."""
     chains = _in_place(now, members)
     kept = np.where(chains == now.chains, now.disks, NO_DISK)
-    disks = assign_disks(chains, _disk_quotas(now, chains, kept), chance, kept)
+    disks = assign_disks(chains, _disk_quotas(now, chains, kept), rng, kept)
     moved = make_table(now.cluster, chains, disks)
     moves = moves_between(table, moved, cluster)
     if moves is None:
         return None
     ordered = chains.copy()
     if moves:
-        ordered = order_chains(chains, len(now.cluster), chance, steps=role_steps(len(chains)))
+        ordered = order_chains(chains, len(now.cluster), rng, steps=role_steps(len(chains)))
     else:
         balance_positions(ordered, len(now.cluster))
     disk_of = {(row, int(node)): int(disks[row, at]) for row, own in enumerate(chains) for at, node in enumerate(own)}
@@ -244,8 +244,8 @@ def moves_between(table: Table, goal: Table, cluster: Cluster) -> tuple[Move, ..
     """The moves from one to the other, by rounds; None where disks are too full for any order of them. Orders inside
     chains do not matter. `cluster` as `rebalance` had it."""
     left = _unordered(table, goal, cluster)
-    slots = {Place(node.id, disk): count for node in cluster for disk, count in enumerate(node.slots)}
-    held: dict[Place, int] = {}
+    slots = {DiskLocation(node.id, disk): count for node in cluster for disk, count in enumerate(node.slots)}
+    held: dict[DiskLocation, int] = {}
     for chain in table.chains:
         for place in chain:
             held[place] = held.get(place, 0) + 1
@@ -281,7 +281,9 @@ def _unordered(table: Table, goal: Table, cluster: Cluster) -> list[Move]:
         leaving = [place for place in before if place not in after]
         coming = [place for place in after if place not in before]
 
-        def pair(wanted: int, leaving: list[Place] = leaving, coming: list[Place] = coming, index: int = index) -> None:
+        def pair(
+            wanted: int, leaving: list[DiskLocation] = leaving, coming: list[DiskLocation] = coming, index: int = index
+        ) -> None:
             for source in leaving.copy():
                 for to in coming:
                     near = 2 if source.node == to.node else int(domains.get(source.node) == domains[to.node])

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from fireflyer.fs.core.placement.measure import Counts
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 
 __all__ = ["balance_positions", "order_chains"]
 
@@ -105,18 +105,18 @@ class _Orders:
                 least += weight * (rest * (low + 1) ** 2 + (nodes - 1 - rest) * low**2)
         return least
 
-    def crowded_chain(self, chance: Chance) -> int:
+    def overloaded_chain(self, rng: SeededRandom) -> int:
         """One in which somebody has a source that it has in another chain too, if a few looks find one."""
         row = 0
         for _ in range(LOOKS):
-            row = chance.below(len(self.chains))
+            row = rng.below(len(self.chains))
             chain = self.chains[row]
             source = chain[self._last]
             if any(self._sources[node][source] > 1 for node in chain):
                 break
         return row
 
-    def cycle(self, first: int, p: int, q: int, chance: Chance) -> list[int]:
+    def cycle(self, first: int, p: int, q: int, rng: SeededRandom) -> list[int]:
         """Chains such that exchanging p and q in all of them leaves every node as often at p and q as it was: arrows
         from p to q that lead from `first` back to it. Empty where there is no short one."""
         home, start = self.chains[first][p], self.chains[first][q]
@@ -124,7 +124,7 @@ class _Orders:
         queue = [start]
         for node in queue:
             rows = self._rows[p][node]
-            turn = chance.below(len(rows)) if rows else 0
+            turn = rng.below(len(rows)) if rows else 0
             for at in range(len(rows)):
                 row = rows[at - turn]
                 reached = self.chains[row][q]
@@ -164,7 +164,7 @@ class _Orders:
         heads[chain[1]] += by
 
 
-def order_chains(chains: Counts, nodes: int, chance: Chance, *, steps: int) -> Counts:
+def order_chains(chains: Counts, nodes: int, rng: SeededRandom, *, steps: int) -> Counts:
     """The same chains, each in an order that spreads the roles; (b, k)."""
     found = chains.copy()
     balance_positions(found, nodes)
@@ -175,9 +175,9 @@ def order_chains(chains: Counts, nodes: int, chance: Chance, *, steps: int) -> C
     past = [orders.cost + HEAT] * LATE_STEPS
     best, best_cost = found, orders.cost
     for step in range(steps):
-        p = chance.below(replicas)
-        q = (p + 1 + chance.below(replicas - 1)) % replicas
-        rows = orders.cycle(orders.crowded_chain(chance), p, q, chance)
+        p = rng.below(replicas)
+        q = (p + 1 + rng.below(replicas - 1)) % replicas
+        rows = orders.cycle(orders.overloaded_chain(rng), p, q, rng)
         if not rows:
             continue
         before = orders.cost

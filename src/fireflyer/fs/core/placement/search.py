@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer.fs.core.placement.measure import Counts, bound_of, count_pairs
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 
 __all__ = ["Goal", "Search", "Stay", "goal_of"]
 
@@ -84,13 +84,13 @@ class Search:
     """Improves a table in place; `best` is the best seen. `chains`: (b, k), quotas as the goal's."""
 
     def __init__(
-        self, chains: Counts, goal: Goal, chance: Chance, stay: Stay | None = None, most_moved: int = 0
+        self, chains: Counts, goal: Goal, rng: SeededRandom, stay: Stay | None = None, most_moved: int = 0
     ) -> None:
         """With `stay`, at most `most_moved` targets will not be where they were."""
         self.chains = chains.copy()
         self.best = chains.copy()
         self._goal = goal
-        self._chance = chance
+        self._rng = rng
         nodes = len(goal.caps)
         self._pairs = count_pairs(self.chains, nodes)
         self._more = np.empty_like(self._pairs)
@@ -128,20 +128,20 @@ class Search:
     def _part(self, x: int, y: int) -> None:
         """Takes x from a chain with y."""
         rows = np.flatnonzero((self.chains == x).any(axis=1) & (self.chains == y).any(axis=1))
-        row = int(rows[self._chance.below(len(rows))])
+        row = int(rows[self._rng.below(len(rows))])
         self._exchange(row, int(np.flatnonzero(self.chains[row] == x)[0]), NOBODY)
 
     def _join(self, x: int, y: int) -> None:
         """Brings y into a chain with x."""
         rows = np.flatnonzero((self.chains == x).any(axis=1) & ~(self.chains == y).any(axis=1))
         if len(rows):
-            row = int(rows[self._chance.below(len(rows))])
+            row = int(rows[self._rng.below(len(rows))])
             others = np.flatnonzero(self.chains[row] != x)
-            self._exchange(row, int(others[self._chance.below(len(others))]), y)
+            self._exchange(row, int(others[self._rng.below(len(others))]), y)
 
     def _pick_pair(self, flat: npt.NDArray[np.int64]) -> tuple[int, int]:
-        x, y = divmod(int(flat[self._chance.below(len(flat))]), len(self._goal.caps))
-        return (x, y) if self._chance.below(2) else (y, x)
+        x, y = divmod(int(flat[self._rng.below(len(flat))]), len(self._goal.caps))
+        return (x, y) if self._rng.below(2) else (y, x)
 
     def _exchange(self, row: int, at: int, only: int) -> None:
         """The best exchange of what `chains[row, at]` is, with node `only` if that is one."""
@@ -170,7 +170,7 @@ class Search:
         delta[self._moved + further > self._most_moved] += NEVER
         tabu = (self._tabu[row][seen] > self._step) | (self._tabu[rows, a] > self._step)[:, None]
         delta[tabu & (delta + leaves + self.cost >= self.best_cost)] += NEVER >> 8
-        noise = (self._chance.words(delta.size) & np.uint64(1023)).astype(np.int64).reshape(delta.shape)
+        noise = (self._rng.words(delta.size) & np.uint64(1023)).astype(np.int64).reshape(delta.shape)
         place = int((delta * 1024 + noise).argmin())
         if int(delta.flat[place]) >= NEVER >> 1:
             return
@@ -198,7 +198,7 @@ class Search:
         count = len(self.chains)
         if count <= WINDOW:
             return np.arange(count)
-        return (self._chance.below(count) + np.arange(WINDOW)) % count
+        return (self._rng.below(count) + np.arange(WINDOW)) % count
 
     def _apply(self, row: int, at: int, other_row: int, other_at: int) -> None:
         a, b = int(self.chains[row, at]), int(self.chains[other_row, other_at])
@@ -211,7 +211,7 @@ class Search:
             self._pairs[comes, others] += 1
             self._pairs[others, comes] += 1
             self.chains[chain, place] = comes
-            self._tabu[chain, leaves] = self._step + TABU_STEPS + self._chance.below(TABU_SPREAD)
+            self._tabu[chain, leaves] = self._step + TABU_STEPS + self._rng.below(TABU_SPREAD)
         self._refresh(both)
         self.cost += int(self._costs(both).sum()) - before
         if self.cost < self.best_cost:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-__all__ = ["Chance", "Words"]
+__all__ = ["SeededRandom", "Words"]
 
 T = TypeVar("T")
 Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -23,7 +23,7 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 
 
-class Chance:
+class SeededRandom:
     """A stream of numbers that its seed decides. `seed`: any integer, taken modulo 2^64."""
 
     __slots__ = ("_state",)

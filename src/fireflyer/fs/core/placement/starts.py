@@ -18,7 +18,7 @@ import numpy as np
 
 from fireflyer.fs.core.placement.measure import Counts
 from fireflyer.fs.core.placement.search import NEVER, Goal
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 
 __all__ = ["affine_plane", "cyclic", "fill_up"]
 
@@ -34,7 +34,7 @@ def fill_up(
     quotas: Sequence[int],
     domains: Sequence[int],
     goal: Goal,
-    chance: Chance,
+    rng: SeededRandom,
 ) -> Counts:
     """Adds chains to the given ones until there are `total`, and every node has its quota of targets; (b, k)."""
     nodes, replicas = len(quotas), sum(quotas) // total
@@ -51,7 +51,7 @@ def fill_up(
         for at in range(replicas):
             urgent = left_of_domain[numbers] >= total - row
             key = (cost - np.where(urgent & (cost < NEVER), NEVER >> 4, 0)) * 4096 - left * 8
-            key += (chance.words(nodes) & np.uint64(7)).astype(np.int64)
+            key += (rng.words(nodes) & np.uint64(7)).astype(np.int64)
             node = int(key.argmin())
             found[row, at] = node
             cost = cost + goal.weights[node] * (2 * pairs[node] + 1)
@@ -63,14 +63,14 @@ def fill_up(
     return found
 
 
-def cyclic(nodes: int, replicas: int, blocks: int, chance: Chance) -> list[list[int]]:
+def cyclic(nodes: int, replicas: int, blocks: int, rng: SeededRandom) -> list[list[int]]:
     """The orbits of `blocks` base blocks mod `nodes` whose differences occur as evenly as could be found."""
     best, best_cost = None, NEVER
     total = blocks * replicas * (replicas - 1)
     low, rest = divmod(total, nodes - 1)
     least = rest * (low + 1) ** 2 + (nodes - 1 - rest) * low**2
     for _ in range(TRIES):
-        base, cost = _base_blocks(nodes, replicas, blocks, least, chance)
+        base, cost = _base_blocks(nodes, replicas, blocks, least, rng)
         if cost < best_cost:
             best, best_cost = base, cost
         if best_cost <= least:
@@ -79,13 +79,13 @@ def cyclic(nodes: int, replicas: int, blocks: int, chance: Chance) -> list[list[
     return [[(int(x) + i) % nodes for x in block] for block in best for i in range(nodes)]
 
 
-def _base_blocks(nodes: int, replicas: int, blocks: int, least: int, chance: Chance) -> tuple[Counts, int]:
+def _base_blocks(nodes: int, replicas: int, blocks: int, least: int, rng: SeededRandom) -> tuple[Counts, int]:
     """Steepest descent on the sum of squares of how often each difference occurs, with a walk where it stops."""
     base = np.empty((blocks, replicas), dtype=np.int64)
     counts = np.zeros(nodes, dtype=np.int64)
     for block in range(blocks):
         members = list(range(nodes))
-        chance.shuffle(members)
+        rng.shuffle(members)
         base[block] = members[:replicas]
         _add(counts, base[block], 1)
     best, best_cost = base.copy(), int((counts[1:] ** 2).sum())
@@ -93,7 +93,7 @@ def _base_blocks(nodes: int, replicas: int, blocks: int, least: int, chance: Cha
     for _ in range(TRY_STEPS):
         if best_cost <= least:
             break
-        block, at = chance.below(blocks), chance.below(replicas)
+        block, at = rng.below(blocks), rng.below(replicas)
         others = np.delete(base[block], at)
         _add(counts, base[block], -1)
         _add(counts, others, 1)
@@ -104,7 +104,7 @@ def _base_blocks(nodes: int, replicas: int, blocks: int, least: int, chance: Cha
         costs += same.sum(axis=(1, 2))
         costs[others] = NEVER
         costs[base[block, at]] += 1
-        noise = (chance.words(nodes) & np.uint64(255)).astype(np.int64)
+        noise = (rng.words(nodes) & np.uint64(255)).astype(np.int64)
         base[block, at] = int((costs * 256 + noise).argmin())
         _add(counts, others, -1)
         _add(counts, base[block], 1)

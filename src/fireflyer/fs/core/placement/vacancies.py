@@ -17,7 +17,7 @@ from fireflyer.fs.core.placement.disks import NO_DISK
 from fireflyer.fs.core.placement.measure import Counts, count_pairs
 from fireflyer.fs.core.placement.quotas import Quotas
 from fireflyer.fs.core.placement.search import NEVER, Goal
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 
 __all__ = ["fewest_moves"]
 
@@ -26,7 +26,7 @@ OVER_CAP: Final = 1024
 
 
 def fewest_moves(
-    chains: Counts, disks: Counts, quotas: Quotas, goal: Goal, any_disk: npt.NDArray[np.bool_], chance: Chance
+    chains: Counts, disks: Counts, quotas: Quotas, goal: Goal, any_disk: npt.NDArray[np.bool_], rng: SeededRandom
 ) -> Counts:
     """`chains` (b, k) with some nodes replaced so that each has its quota. `disks` (b, k): where each target lies, or
     `NO_DISK` where it cannot stay. `any_disk` (v,): nodes of which any target may go, whatever the disks' quotas.
@@ -48,14 +48,14 @@ def fewest_moves(
             pool = [place for place in own if disks[place] != NO_DISK]
             for place in pool:
                 excess[int(disks[place])] += 1
-            givers.append(_Giver(node, surplus - len(homeless), pool, excess))
+            givers.append(_Donor(node, surplus - len(homeless), pool, excess))
         else:
-            givers.append(_Giver(node, surplus, homeless, []))
+            givers.append(_Donor(node, surplus, homeless, []))
     wanted = np.asarray(quotas.nodes) - np.bincount(table.filled(), minlength=len(goal.caps))
     wanted = np.maximum(wanted, 0)
     while table.vacant:
         wanted[table.settle(*table.vacant[0], wanted)] -= 1
-    chance.shuffle(givers)
+    rng.shuffle(givers)
     for giver in givers:
         for _ in range(giver.surplus):
             row, at = _choose(table, giver, wanted, disks)
@@ -64,7 +64,7 @@ def fewest_moves(
     return table.chains
 
 
-class _Giver(NamedTuple):
+class _Donor(NamedTuple):
     """A node that has to give targets away, and may choose which."""
 
     node: int
@@ -74,7 +74,7 @@ class _Giver(NamedTuple):
     """By disk, how many targets it has above its quota; empty if that does not matter."""
 
 
-def _choose(table: _Vacancies, giver: _Giver, wanted: Counts, disks: Counts) -> tuple[int, int]:
+def _choose(table: _Vacancies, giver: _Donor, wanted: Counts, disks: Counts) -> tuple[int, int]:
     """The target whose replacement makes the chains meet most evenly; it leaves the giver's pool."""
     pool = [place for place in giver.pool if not giver.excess or giver.excess[int(disks[place])] > 0] or giver.pool
     costs = [table.cheapest(row, wanted, without=giver.node)[1] for row, _ in pool]

@@ -11,32 +11,32 @@ from typing import TypeAlias
 import msgspec
 
 from fireflyer.base.units import MIB, MS, SECOND
-from fireflyer.fs.schema.chunks import Change, Done, Found, Look, LookKind, LookReply, Missing, Update, UpdateReply
+from fireflyer.fs.schema.chunks import Change, Done, Found, Missing, Query, QueryKind, QueryReply, Update, UpdateReply
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, ChunkId, ClientId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
 
 __all__ = [
-    "Arrived",
-    "Ask",
     "AskRouting",
     "Begin",
-    "Doubt",
+    "CancelOperation",
+    "ConnectionLost",
+    "DataArrived",
     "Effect",
     "End",
     "Event",
     "Failed",
     "Finish",
-    "GiveUp",
-    "Glance",
     "Limits",
-    "Lost",
     "NewSession",
+    "QuerySpec",
+    "ReplyReceived",
     "RoutingConfirmed",
     "RoutingLearned",
+    "SendCorruptionHint",
+    "SendRequest",
     "SessionOpened",
     "SessionOver",
     "Tick",
-    "Told",
     "Withdraw",
 ]
 
@@ -77,15 +77,15 @@ class Limits(msgspec.Struct, frozen=True):
     """Answers of each serving replica, on average, that its data are damaged, until that is believed."""
 
 
-class Glance(msgspec.Struct, frozen=True):
-    """A `Look` before it is decided whom to ask. Fields as there."""
+class QuerySpec(msgspec.Struct, frozen=True):
+    """A `Query` before it is decided whom to ask. Fields as there."""
 
-    kind: LookKind
+    kind: QueryKind
     offset: int = 0
     length: int = MAX_CHUNK_BYTES
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class DataArrived(msgspec.Struct, frozen=True):
     """A read's data lie in the caller's memory, verified. Fewer than asked for where the chunk ends."""
 
     length: int
@@ -103,25 +103,25 @@ class Begin(msgspec.Struct, frozen=True):
     deadline_ns: int
     chain: ChainId
     chunk: ChunkId
-    what: Change | Glance
+    what: Change | QuerySpec
     session: ClientId = 0
     """Of an update: by which session alone it may be sent. 0: by whichever there is."""
 
 
-class GiveUp(msgspec.Struct, frozen=True):
+class CancelOperation(msgspec.Struct, frozen=True):
     """Nobody waits for this operation any more. There will be no `Finish`."""
 
     operation: int
 
 
-class Told(msgspec.Struct, frozen=True):
-    """The answer to an `Ask`. Those that come later than a `Withdraw`, or twice, are ignored."""
+class ReplyReceived(msgspec.Struct, frozen=True):
+    """The answer to an `SendRequest`. Those that come later than a `Withdraw`, or twice, are ignored."""
 
     ask: int
-    reply: UpdateReply | LookReply | Arrived
+    reply: UpdateReply | QueryReply | DataArrived
 
 
-class Lost(msgspec.Struct, frozen=True):
+class ConnectionLost(msgspec.Struct, frozen=True):
     """There is no connection with the node, and its asks will not be answered. `sent` False: none of them has left."""
 
     node: NodeId
@@ -164,20 +164,29 @@ class End(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Begin | GiveUp | Told | Lost | RoutingLearned | RoutingConfirmed | SessionOver | SessionOpened | Tick | End
+    Begin
+    | CancelOperation
+    | ReplyReceived
+    | ConnectionLost
+    | RoutingLearned
+    | RoutingConfirmed
+    | SessionOver
+    | SessionOpened
+    | Tick
+    | End
 )
 
 # --- effects ---
 
 
-class Ask(msgspec.Struct, frozen=True):
+class SendRequest(msgspec.Struct, frozen=True):
     """To the node, at most once; over a connection that is made if there is none. The data are the operation's."""
 
     ask: int
     operation: int
     node: NodeId
     target: TargetId
-    body: Update | Look
+    body: Update | Query
 
 
 class Withdraw(msgspec.Struct, frozen=True):
@@ -196,7 +205,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 class Finish(msgspec.Struct, frozen=True):
     operation: int
-    result: Done | Found | Missing | Arrived | Failed
+    result: Done | Found | Missing | DataArrived | Failed
 
 
 class AskRouting(msgspec.Struct, frozen=True):
@@ -209,7 +218,7 @@ class NewSession(msgspec.Struct, frozen=True):
     client: ClientId
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class SendCorruptionHint(msgspec.Struct, frozen=True):
     """Tell the replica that its chunk did not match its checksums."""
 
     node: NodeId
@@ -218,4 +227,4 @@ class Doubt(msgspec.Struct, frozen=True):
     chunk: ChunkId
 
 
-Effect: TypeAlias = Ask | Withdraw | Finish | AskRouting | NewSession | Doubt
+Effect: TypeAlias = SendRequest | Withdraw | Finish | AskRouting | NewSession | SendCorruptionHint

@@ -14,7 +14,7 @@ from fireflyer.fs.schema.chunks import Change
 from fireflyer.fs.schema.ids import ChainVersion, NodeId, Sequence, TargetId
 from fireflyer.fs.schema.routing import Member
 
-__all__ = ["NOWHERE", "Open", "Route", "State"]
+__all__ = ["NOWHERE", "PendingOperation", "Route", "State"]
 
 
 class State(enum.Enum):
@@ -36,7 +36,7 @@ NOWHERE: Final = Route(0, ())
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class PendingOperation:
     """`asks`: open ones, with the node. `present`: the newest of them."""
 
     begin: Begin

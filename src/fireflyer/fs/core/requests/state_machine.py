@@ -48,43 +48,43 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.placement.seeded_random import Chance
+from fireflyer.fs.core.placement.seeded_random import SeededRandom
 from fireflyer.fs.core.requests.channels import Channel, Channels
 from fireflyer.fs.core.requests.effects import (
-    Arrived,
-    Ask,
     AskRouting,
     Begin,
-    Doubt,
+    CancelOperation,
+    ConnectionLost,
+    DataArrived,
     Effect,
     End,
     Event,
     Failed,
     Finish,
-    GiveUp,
     Limits,
-    Lost,
     NewSession,
+    ReplyReceived,
     RoutingConfirmed,
     RoutingLearned,
+    SendCorruptionHint,
+    SendRequest,
     SessionOpened,
     SessionOver,
-    Told,
     Withdraw,
 )
 from fireflyer.fs.core.requests.flow_control import Load, Nodes
-from fireflyer.fs.core.requests.state import NOWHERE, Open, Route, State
+from fireflyer.fs.core.requests.state import NOWHERE, PendingOperation, Route, State
 from fireflyer.fs.schema.chunks import (
     Change,
     Done,
     Found,
-    Look,
-    LookKind,
-    LookReply,
     Missing,
     NotCommitted,
     Operation,
-    Refusal,
+    Query,
+    QueryKind,
+    QueryReply,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
@@ -98,9 +98,9 @@ _MAX_DOUBLINGS: Final = 3
 _MAX_OLD_ENTRIES: Final = 256
 """In the heap of what is due, beside so many times the requests."""
 _FINAL: Final = {
-    Refusal.NO_SPACE: NoSpace.code,
-    Refusal.USAGE: UsageError.code,
-    Refusal.DENIED: PermissionDenied.code,
+    RefusalReason.NO_SPACE: NoSpace.code,
+    RefusalReason.USAGE: UsageError.code,
+    RefusalReason.DENIED: PermissionDenied.code,
 }
 """Refusals after which nothing is tried again."""
 
@@ -111,13 +111,13 @@ class Requests:
     def __init__(self, client: ClientId, limits: Limits | None = None, *, seed: int) -> None:
         self._client = client
         self._limits = limits or Limits()
-        self._chance = Chance(seed)
+        self._rng = SeededRandom(seed)
         self._nodes = Nodes(self._limits)
         self._channels = Channels(self._limits.channels, self._limits.unknown)
-        self._requests: dict[int, Open] = {}
-        self._ghosts: deque[Open] = deque()
+        self._requests: dict[int, PendingOperation] = {}
+        self._ghosts: deque[PendingOperation] = deque()
         """Updates that ended without a known outcome, and may be answered yet."""
-        self._asks: dict[int, Open] = {}
+        self._asks: dict[int, PendingOperation] = {}
         self._numbers = 0
         self._due: list[tuple[int, int]] = []
         self._routing = Routing(0)
@@ -168,9 +168,9 @@ class Requests:
         match event:
             case Begin():
                 self._begin(event)
-            case Told(ask, reply):
+            case ReplyReceived(ask, reply):
                 self._told(ask, reply)
-            case Lost(node, sent, reason):
+            case ConnectionLost(node, sent, reason):
                 self._lost(node, reason, sent=sent)
             case RoutingLearned(routing):
                 self._learn(routing)
@@ -180,7 +180,7 @@ class Requests:
                 self._lose_session()
             case SessionOpened(client) if self._exchanging:
                 self._exchanged(client)
-            case GiveUp(operation):
+            case CancelOperation(operation):
                 if (request := self._requests.get(operation)) is not None:
                     self._over(request, done=False)
             case End(reason):
@@ -202,10 +202,10 @@ class Requests:
             data_bytes = what.length if what.carries_data else 0
             end = what.length + (what.offset if what.operation is Operation.WRITE else 0)
         else:
-            end = what.offset + what.length if what.kind is LookKind.READ else 0
-            if what.kind is LookKind.READ:
+            end = what.offset + what.length if what.kind is QueryKind.READ else 0
+            if what.kind is QueryKind.READ:
                 data_bytes, large = what.length, what.length >= self._limits.large_bytes
-        request = Open(begin, Load(data_bytes, large), begun_ns=self._now_ns)
+        request = PendingOperation(begin, Load(data_bytes, large), begun_ns=self._now_ns)
         self._requests[begin.operation] = request
         if self._ended is not None:
             self._fail(request, Aborted.code, f"the session is over: {self._ended}")
@@ -270,7 +270,7 @@ class Requests:
 
     # --- whom to ask ---
 
-    def _place(self, request: Open) -> None:
+    def _place(self, request: PendingOperation) -> None:
         """Decides whom to ask, and queues it there."""
         route = self._routes.get(request.begin.chain, NOWHERE)
         serving = route.serving
@@ -298,7 +298,7 @@ class Requests:
             return NotFound.code, f"chain {chain} is not in routing {self._routing.version}"
         return Unreachable.code, "no manager has answered yet"
 
-    def _ask(self, request: Open) -> None:
+    def _ask(self, request: PendingOperation) -> None:
         begin, what = request.begin, request.begin.what
         version = self._routes[begin.chain].version
         self._numbers += 1
@@ -308,42 +308,42 @@ class Requests:
         request.state = State.ASKED
         if isinstance(what, Change):
             number = request.channel.number if request.channel else 0
-            body: Update | Look = Update(
+            body: Update | Query = Update(
                 begin.chain, version, self._client, number, request.sequence, begin.chunk, what
             )
         else:
-            body = Look(begin.chain, version, what.kind, begin.chunk, what.offset, what.length)
+            body = Query(begin.chain, version, what.kind, begin.chunk, what.offset, what.length)
         self._nodes.sent(request.node, request.load)
         patience_ns = self._limits.attempt_ns << min(request.attempts, _MAX_DOUBLINGS)
         patience_ns += self._nodes.under_way_bytes(request.node) * SECOND // self._limits.least_bytes_per_s
         request.attempts += 1
         self._wait_until(request, self._now_ns + patience_ns)
-        self._effects.append(Ask(ask, begin.operation, request.node, request.target, body))
+        self._effects.append(SendRequest(ask, begin.operation, request.node, request.target, body))
 
-    def _elsewhere(self, request: Open) -> bool:
+    def _elsewhere(self, request: PendingOperation) -> bool:
         """Whether there is a replica that may know better."""
         serving = self._routes.get(request.begin.chain, NOWHERE).serving
         return not request.update and any(
             one.target not in request.avoid and not self._nodes.suspected(self._now_ns, one.node) for one in serving
         )
 
-    def _again(self, request: Open) -> None:
+    def _again(self, request: PendingOperation) -> None:
         """At once where somebody else can be asked."""
         if self._elsewhere(request):
             self._place(request)
         else:
             self._rest(request)
 
-    def _rest(self, request: Open) -> None:
+    def _rest(self, request: PendingOperation) -> None:
         bound = self._limits
         pause_ns = min(bound.pause_ns << min(request.refusals, 16), bound.max_pause_ns)
         request.refusals += 1
         request.state = State.RESTS
-        self._wait_until(request, self._now_ns + 1 + pause_ns // 2 + self._chance.below(pause_ns // 2 + 1))
+        self._wait_until(request, self._now_ns + 1 + pause_ns // 2 + self._rng.below(pause_ns // 2 + 1))
 
     # --- time ---
 
-    def _wait_until(self, request: Open, due_ns: int) -> None:
+    def _wait_until(self, request: PendingOperation, due_ns: int) -> None:
         request.due_ns = min(due_ns, request.begin.deadline_ns)
         heapq.heappush(self._due, (request.due_ns, request.begin.operation))
         if len(self._due) > 4 * len(self._requests) + _MAX_OLD_ENTRIES:
@@ -367,25 +367,25 @@ class Requests:
             elif request.state is State.ASKED:
                 self._late(request)
 
-    def _expire(self, request: Open) -> None:
+    def _expire(self, request: PendingOperation) -> None:
         what = "no answer came in time" if request.state is State.ASKED else request.why
         code = request.code if request.update else NotFound.code if request.code == NotFound.code else Timeout.code
         self._fail(request, code, f"given up at the deadline after {request.attempts} attempts: {what}")
 
-    def _late(self, request: Open) -> None:
+    def _late(self, request: PendingOperation) -> None:
         request.code, request.why = Unreachable.code, f"node {request.node} did not answer"
         self._nodes.suspect(request.node, self._now_ns + self._limits.suspect_ns)
         self._want_routing()
         self._withdraw(request)
         self._place(request)
 
-    def _withdraw(self, request: Open) -> None:
+    def _withdraw(self, request: PendingOperation) -> None:
         if not request.update:
             for ask in list(request.asks):
                 self._close(ask, request)
                 self._effects.append(Withdraw(ask))
 
-    def _close(self, ask: int, request: Open) -> None:
+    def _close(self, ask: int, request: PendingOperation) -> None:
         del self._asks[ask]
         node = request.asks.pop(ask)
         if request.state is not State.OVER:
@@ -393,14 +393,14 @@ class Requests:
 
     # --- answers ---
 
-    def _told(self, ask: int, reply: UpdateReply | LookReply | Arrived) -> None:
+    def _told(self, ask: int, reply: UpdateReply | QueryReply | DataArrived) -> None:
         if (request := self._asks.get(ask)) is None:
             return
         self._nodes.trust(request.asks[ask], self._now_ns)
         newest = ask == request.present and request.state is State.ASKED
         self._close(ask, request)
         match reply:
-            case Done() | Found() | Missing() | Arrived() if request.state is not State.OVER:
+            case Done() | Found() | Missing() | DataArrived() if request.state is not State.OVER:
                 self._effects.append(Finish(request.begin.operation, reply))
                 self._over(request, done=request.update)
             case Done():
@@ -412,7 +412,7 @@ class Requests:
             case _:
                 pass
 
-    def _not_committed(self, request: Open, tail: TargetId) -> None:
+    def _not_committed(self, request: PendingOperation, tail: TargetId) -> None:
         request.why = "an update of the chunk was under way"
         serving = self._routes.get(request.begin.chain, NOWHERE).serving
         if tail == request.target:
@@ -425,9 +425,9 @@ class Requests:
             self._want_routing()
             self._rest(request)
 
-    def _refused(self, request: Open, refused: Refused, *, newest: bool) -> None:
+    def _refused(self, request: PendingOperation, refused: Refused, *, newest: bool) -> None:
         refusal = refused.refusal
-        if request.update and refusal in (Refusal.STALE, Refusal.DUPLICATE):
+        if request.update and refusal in (RefusalReason.STALE, RefusalReason.DUPLICATE):
             request.doubtful = True
         if request.state is State.OVER:
             if not request.asks:
@@ -436,25 +436,25 @@ class Requests:
         if not newest:
             return
         request.why = refused.message
-        request.code = _FINAL.get(refusal, Busy.code if refusal is Refusal.BUSY else StaleVersion.code)
+        request.code = _FINAL.get(refusal, Busy.code if refusal is RefusalReason.BUSY else StaleVersion.code)
         if refusal in _FINAL:
             self._fail(request, request.code, refused.message)
-        elif refusal is Refusal.CORRUPT:
+        elif refusal is RefusalReason.CORRUPT:
             self._corrupt(request)
         else:
-            if refusal is not Refusal.BUSY:
+            if refusal is not RefusalReason.BUSY:
                 self._want_routing()
             request.avoid[request.target] = None
             self._again(request)
 
-    def _corrupt(self, request: Open) -> None:
+    def _corrupt(self, request: PendingOperation) -> None:
         begin = request.begin
         request.code = DataCorruption.code
         request.damaged += 1
         request.avoid[request.target] = None
         serving = self._routes.get(begin.chain, NOWHERE).serving
         if not request.update:
-            self._effects.append(Doubt(request.node, request.target, begin.chain, begin.chunk))
+            self._effects.append(SendCorruptionHint(request.node, request.target, begin.chain, begin.chunk))
         if request.damaged >= self._limits.damaged * max(1, 1 if request.update else len(serving)):
             self._fail(request, request.code, f"{request.why}; it is damaged wherever it was asked for")
         else:
@@ -514,7 +514,7 @@ class Requests:
             if request.begun_ns <= asked_ns:
                 self._fail(request, NotFound.code, f"{self._nobody(request.begin.chain)[1]}, which is the newest")
 
-    def _decide_anew(self, request: Open) -> None:
+    def _decide_anew(self, request: PendingOperation) -> None:
         request.avoid.clear()
         if request.state is State.QUEUED:
             self._nodes.drop(request.node, request.begin.operation)
@@ -530,14 +530,14 @@ class Requests:
 
     # --- ends ---
 
-    def _fail(self, request: Open, code: str, message: str) -> None:
+    def _fail(self, request: PendingOperation, code: str, message: str) -> None:
         if request.update and (request.doubtful or request.asks):
             code = Timeout.code
             message += "; the update may or may not have been done, and may be done yet"
         self._effects.append(Finish(request.begin.operation, Failed(code, message[:1024])))
         self._over(request, done=False)
 
-    def _over(self, request: Open, *, done: bool) -> None:
+    def _over(self, request: PendingOperation, *, done: bool) -> None:
         """Of what is still open, looks are withdrawn; answers to an update of unknown outcome are listened for."""
         operation = request.begin.operation
         del self._requests[operation]
@@ -557,19 +557,19 @@ class Requests:
         if request.update:
             self._give_channels(self._channels.leave(request.place, operation, done=done, unknown=unknown))
 
-    def _answered_late(self, ghost: Open) -> None:
+    def _answered_late(self, ghost: PendingOperation) -> None:
         """All its attempts were refused."""
         if ghost.doubtful:
             self._ghosts.remove(ghost)
         else:
             self._resolved(ghost, done=False)
 
-    def _forget(self, ghost: Open) -> None:
+    def _forget(self, ghost: PendingOperation) -> None:
         for ask in ghost.asks:
             del self._asks[ask]
         ghost.asks.clear()
 
-    def _resolved(self, ghost: Open, *, done: bool) -> None:
+    def _resolved(self, ghost: PendingOperation, *, done: bool) -> None:
         self._ghosts.remove(ghost)
         self._forget(ghost)
         if ghost.channel is not None:

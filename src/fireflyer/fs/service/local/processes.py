@@ -1,7 +1,7 @@
 """Processes of a local cluster: started, watched, started again when they die, ended in order.
 
 One that dies at once again and again is started again all the same, with longer pauses: whether that is hopeless is for
-who has all of them to decide (`hopeless`).
+who has all of them to decide (`crash_looping`).
 
 They are direct children on a leash (`runtime.processes.parent_death_signal`): whatever happens to this process, they
 die with it.
@@ -19,9 +19,14 @@ from typing import Final
 
 from fireflyer.base.errors import PermanentError, Timeout
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.runtime.processes.guarded import child_environment, exit_code_of, start_leashed, watch_exit
+from fireflyer.runtime.processes.guarded import (
+    child_environment,
+    exit_code_of,
+    start_with_parent_death_signal,
+    watch_exit,
+)
 
-__all__ = ["AT_ONCE_S", "MAX_DEATHS", "READY", "Deaths", "LocalProcess"]
+__all__ = ["AT_ONCE_S", "MAX_DEATHS", "READY", "CrashHistory", "LocalProcess"]
 
 READY: Final = b"ready "
 """What a process prints, with its address, when it serves."""
@@ -38,7 +43,7 @@ MAX_LINE_BYTES: Final = 4096
 LAST_LINE_BYTES: Final = 2048
 
 
-class Deaths:
+class CrashHistory:
     """Of one process and those that were started in its place: is there hope? Times are of one clock."""
 
     def __init__(self) -> None:
@@ -53,7 +58,7 @@ class Deaths:
         self._in_a_row = 0 if self._lives(now_s) else self._in_a_row + 1
         self._ready_s = None
 
-    def hopeless(self, now_s: float) -> bool:
+    def crash_looping(self, now_s: float) -> bool:
         """Not of one that has come to live after all."""
         return self._in_a_row >= MAX_DEATHS and not self._lives(now_s)
 
@@ -78,20 +83,20 @@ class LocalProcess:
         self._stopping = False
         self._pause_s = PAUSE_S
         self._failed: str | None = None
-        self._deaths = Deaths()
+        self._deaths = CrashHistory()
         self._again: asyncio.TimerHandle | None = None
 
     @property
-    def hopeless(self) -> str:
+    def crash_looping(self) -> str:
         """Why it has died at once again and again; empty while there is hope."""
-        return (self._failed or "") if self._deaths.hopeless(asyncio.get_running_loop().time()) else ""
+        return (self._failed or "") if self._deaths.crash_looping(asyncio.get_running_loop().time()) else ""
 
     def start(self) -> None:
         """Raises `FireflyerError` when it cannot be started."""
         read_fd, write_fd = os.pipe()
         try:
             with open(self._log_file, "ab") as log:
-                self._process = start_leashed(
+                self._process = start_with_parent_death_signal(
                     self._command, environment=child_environment({}), stdout=write_fd, stderr=log.fileno()
                 )
         except OSError as error:

@@ -173,7 +173,7 @@ class _Runner:
         if not self._lock.in_place():
             raise NotFound(f"{self._layout.directory} is not there any more, so its processes are ended")
         for processes in (self._managers, list(self._nodes.values())):
-            reasons = [f"{one.name}: {one.hopeless}" for one in processes if one.hopeless]
+            reasons = [f"{one.name}: {one.crash_looping}" for one in processes if one.crash_looping]
             if reasons and len(reasons) == len(processes):
                 raise PermanentError(
                     f"they die at once again and again: {'; '.join(reasons)}; the logs are in {self._layout.directory}"

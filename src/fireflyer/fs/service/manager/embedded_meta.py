@@ -9,8 +9,8 @@ from typing import Final
 
 from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row
 from fireflyer.fs.service.manager.config import ManagerConfig
-from fireflyer.fs.service.meta.cluster_view import OpenChunks, Surroundings
-from fireflyer.fs.service.meta.registry import Heard, Registration
+from fireflyer.fs.service.meta.cluster_view import ClusterView, OpenChunks
+from fireflyer.fs.service.meta.registry import LiveServices, Registration
 from fireflyer.fs.service.meta.service import MetaService
 from fireflyer.identity import NodeCredential, Secret, TokenStore
 from fireflyer.kvstore import Engine
@@ -33,7 +33,7 @@ class ManagerFiles:
     ) -> None:
         self._config = config
         self._engine = engine
-        self._heard = Heard(engine)
+        self._heard = LiveServices(engine)
         self._address = ""
         self._registering: asyncio.Task[None] | None = None
         self.service = MetaService(
@@ -42,7 +42,7 @@ class ManagerFiles:
             secret,
             administrators=config.administrators,
             accounts=(lambda _: None) if tokens is None else tokens.account,
-            surroundings=Surroundings(NodeCredential(secret, f"meta {config.name}"), self._managers, open_chunks),
+            cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), self._managers, open_chunks),
             shared_store=config.shared_store,
         )
 

@@ -12,7 +12,7 @@ from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
 from fireflyer.fs.core.meta.open_files import garbage_collection
 from fireflyer.fs.core.meta.tables import INODES, WRITERS, prefix_end
 from fireflyer.fs.schema.manager import COUNTED, FilesStatus
-from fireflyer.kvstore import Engine, Part, Reader, Trunk, key_after
+from fireflyer.kvstore import Engine, Reader, Savepoint, TransactionBatch, key_after
 
 __all__ = ["Counter"]
 
@@ -60,7 +60,9 @@ class Counter:
         writers = await self._rows(WRITERS, COUNTED)
         return _Now(
             writers.rows,
-            await self._engine.read(lambda reader: garbage_collection.backlog(_context(Trunk(reader).part()))),
+            await self._engine.read(
+                lambda reader: garbage_collection.backlog(_context(TransactionBatch(reader).part()))
+            ),
         )
 
     async def _rows(self, table: bytes, limit: int) -> _Count:
@@ -107,7 +109,7 @@ class _Kept(Generic[T]):
             return value
 
 
-def _context(rows: Part) -> Context:
+def _context(rows: Savepoint) -> Context:
     return Context(rows=rows, asker=SYSTEM, now_ns=0, new_id=_no_id, cluster=ClusterDefaults())
 
 

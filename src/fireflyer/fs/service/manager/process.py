@@ -25,7 +25,17 @@ from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ASK, META
 from fireflyer.fs.core.capability import LIFETIME_S, Capability, derive_key, sign
-from fireflyer.fs.core.manager.state_machine import Asked, Effect, Event, Leave, Manager, Note, Reply, Settings, Tick
+from fireflyer.fs.core.manager.state_machine import (
+    Effect,
+    Event,
+    Leave,
+    LogDecision,
+    Manager,
+    Reply,
+    RequestReceived,
+    Settings,
+    Tick,
+)
 from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.schema.manager import (
     Answer,
@@ -56,7 +66,7 @@ from fireflyer.fs.service.manager.file_counts import Counter
 from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.fs.service.meta.cluster_view import OpenChunks
-from fireflyer.fs.service.meta.registry import Heard
+from fireflyer.fs.service.meta.registry import LiveServices
 from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
@@ -152,7 +162,7 @@ class _Service:
         self._secret = secret
         self._engine = engine
         self._address = address
-        self._heard = Heard(engine)
+        self._heard = LiveServices(engine)
         self._counter = Counter(engine)
         self._files = files
         settings = Settings(
@@ -224,7 +234,7 @@ class _Service:
             return MetaServices(await self._meta_services())
         if isinstance(request, GetFilesStatus):
             return await self._files_status()
-        return await self._put(Asked(0, request, user, trusted))
+        return await self._put(RequestReceived(0, request, user, trusted))
 
     async def _meta_services(self) -> tuple[str, ...]:
         if not self._config.shared_store:
@@ -233,7 +243,7 @@ class _Service:
 
     async def metrics(self) -> Sequence[Series]:
         """For Prometheus. Of the cluster only as primary: else each manager would tell it."""
-        status = await self._put(Asked(0, GetStatus()))
+        status = await self._put(RequestReceived(0, GetStatus()))
         more: list[Series] = []
         if isinstance(status, Status):
             more = cluster_series(status) + files_series(await self._files_status())
@@ -252,7 +262,9 @@ class _Service:
         """Raises `UsageError` for a service: it needs none."""
         if not user:
             raise UsageError("services need no capability; ask for one with a user's token")
-        kept = await self._put(Asked(0, KeepSession(request.client, self._manager.routing_version), user, False))
+        kept = await self._put(
+            RequestReceived(0, KeepSession(request.client, self._manager.routing_version), user, False)
+        )
         key_ids = self._manager.key_ids
         if not isinstance(kept, SessionKept) or not key_ids:
             return kept if not isinstance(kept, SessionKept) else NotPrimary("")
@@ -262,7 +274,7 @@ class _Service:
         )
         return CapabilityAnswer(sign(capability, derive_key(self._secret.reveal(), key_ids[0])), expires_s)
 
-    async def _put(self, asked: Asked) -> Answer:
+    async def _put(self, asked: RequestReceived) -> Answer:
         if self._leaving:
             raise Busy("the manager is about to end; ask another one")
         if len(self._waiting) >= MAX_WAITING:
@@ -272,7 +284,7 @@ class _Service:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._driver.post(Asked(number, asked.request, asked.user, asked.trusted))
+            self._driver.post(RequestReceived(number, asked.request, asked.user, asked.trusted))
             return await answer
         finally:
             del self._waiting[number]
@@ -287,7 +299,7 @@ class _Service:
                 waits = self._waiting.get(request_id)
                 if waits is not None and not waits.done():
                     waits.set_result(answer)
-            case Note(text):
+            case LogDecision(text):
                 _log.info("%s", text)
 
     async def _transact(self, order: Transact) -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from fireflyer.base.errors import PermanentError, TransientError
-from fireflyer.fs.core.manager.transact import Committed, Failed, Outcome, Refused, Transact, Unknown, carry_out
+from fireflyer.fs.core.manager.transact import (
+    Committed,
+    Failed,
+    Outcome,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Transact,
+    carry_out,
+)
 from fireflyer.kvstore import CommitUnknown, Engine, Transaction
 
 __all__ = ["transact_on"]
@@ -14,13 +22,13 @@ async def transact_on(engine: Engine, order: Transact, *, timeout_ns: int) -> Ou
     with the conditions that make it safe. Raises `DataCorruption`, `UsageError` (over a limit of the store) and
     `InvariantViolation`, upon which the process must end."""
 
-    async def body(rows: Transaction) -> Committed | Refused:
-        rows.makes_room()  # few rows, and without the manager nobody can clear anything
+    async def body(rows: Transaction) -> Committed | PreconditionFailed:
+        rows.frees_space()  # few rows, and without the manager nobody can clear anything
         return await carry_out(order, rows)
 
     try:
         return await engine.transact(body, timeout_ns=timeout_ns)
     except CommitUnknown as error:
-        return Unknown(order.number, error.message)
+        return OutcomeUnknown(order.number, error.message)
     except (TransientError, PermanentError) as error:
         return Failed(order.number, error.message)

@@ -14,7 +14,7 @@ import errno
 from collections.abc import Callable, Collection
 
 from fireflyer.base.errors import PermissionDenied
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import Actor
@@ -39,28 +39,28 @@ class Callers:
         """Empty for a service."""
         return "" if caller.role == "node" else caller.identity
 
-    def asker(self, caller: Caller, client: ClientId) -> Asker:
+    def asker(self, caller: Caller, client: ClientId) -> Requester:
         """Where no actor is named. Raises `PermissionDenied`."""
         if caller.role == "node":
             return self._trusted(client, Actor(0, 0))
         if caller.identity in self._administrators:
-            return Asker(client, 0, 0, (), unrestricted=True)
+            return Requester(client, 0, 0, (), unrestricted=True)
         account = self._accounts(caller.identity)
         if account is None:
             raise PermissionDenied(f"user {caller.identity} is not known any more; ask an administrator")
-        return Asker(client, account.uid, account.gid, account.groups, unrestricted=account.uid == 0, by_path=True)
+        return Requester(client, account.uid, account.gid, account.groups, unrestricted=account.uid == 0, by_path=True)
 
-    def named(self, caller: Caller, client: ClientId, actor: Actor) -> Asker:
+    def named(self, caller: Caller, client: ClientId, actor: Actor) -> Requester:
         """Raises `FileError` (EPERM) where the caller may not name anybody."""
         if caller.role != "node":
             raise file_error(errno.EPERM, "users act as themselves; only services with the node secret name others")
         return self._trusted(client, actor)
 
-    def _trusted(self, client: ClientId, actor: Actor) -> Asker:
+    def _trusted(self, client: ClientId, actor: Actor) -> Requester:
         if self._settings.trusted_root:
-            return Asker(client, actor.uid, actor.gid, actor.groups, unrestricted=actor.uid == 0)
+            return Requester(client, actor.uid, actor.gid, actor.groups, unrestricted=actor.uid == 0)
         groups = tuple(_unless_root(gid) for gid in actor.groups)
-        return Asker(client, _unless_root(actor.uid), _unless_root(actor.gid), groups)
+        return Requester(client, _unless_root(actor.uid), _unless_root(actor.gid), groups)
 
 
 def _unless_root(number: int) -> int:

@@ -14,7 +14,7 @@ from fireflyer.fs.core.meta.ports import ChunkPort
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.runtime.rpc import Credential
 
-__all__ = ["ChunkSession", "FindManagers", "OpenChunks", "Space", "Surroundings"]
+__all__ = ["ChunkSession", "ClusterView", "FindManagers", "OpenChunks", "Space"]
 
 _log = logging.getLogger(__name__)
 ASK_NS: Final = 5 * SECOND
@@ -40,7 +40,7 @@ OpenChunks: TypeAlias = Callable[[Sequence[str], Credential], Awaitable[ChunkSes
 """Given managers; raises `TransientError` when none answers as primary."""
 
 
-class Surroundings:
+class ClusterView:
     """`managers`: the addresses of those that live, as far as is known."""
 
     def __init__(self, credential: Credential, managers: FindManagers, open_chunks: OpenChunks) -> None:

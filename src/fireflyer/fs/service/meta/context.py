@@ -13,55 +13,55 @@ from typing import Any, Final
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import Capability, derive_key, sign
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, ClusterDefaults, Context, Rows
+from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester, Rows
 from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow, decode_row
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Opened
-from fireflyer.fs.service.meta.cluster_view import ChunkSession, Surroundings
+from fireflyer.fs.service.meta.cluster_view import ChunkSession, ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.meta.group_commit import Foresee, Lanes, Later, Reads, in_loop
+from fireflyer.fs.service.meta.group_commit import CommitQueues, Later, Prefetch, Reads, in_loop
 from fireflyer.fs.service.meta.inode_estimate import about_inodes
 from fireflyer.fs.service.meta.inode_ids import Ids
 from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine, Reader
 
-__all__ = ["House"]
+__all__ = ["ServiceContext"]
 
 DEFAULT_T_NS: Final = 6 * SECOND
 """Before the manager has written down what T is."""
 
 
-async def _breathe() -> None:
+async def _yield_to_loop() -> None:
     await asyncio.sleep(0)
 
 
-class House:
-    """`secret`: the node secret, for capabilities. `later`: as of `Lanes`."""
+class ServiceContext:
+    """`secret`: the node secret, for capabilities. `later`: as of `CommitQueues`."""
 
     def __init__(
         self,
         engine: Engine,
         settings: MetaSettings,
         secret: Secret,
-        surroundings: Surroundings | None,
+        cluster_view: ClusterView | None,
         *,
         lanes: int,
-        foresee: Foresee | None = None,
+        prefetch: Prefetch | None = None,
         later: Later = in_loop,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.ids = Ids(engine)
-        self.lanes = Lanes(engine, width=lanes, prepare=self.ids.prepare, foresee=foresee, later=later)
-        self.reads = Reads(engine, foresee)
+        self.lanes = CommitQueues(engine, width=lanes, prepare=self.ids.prepare, prefetch=prefetch, later=later)
+        self.reads = Reads(engine, prefetch)
         self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
         self._inodes = 0
         self.settle_ns = DEFAULT_T_NS
-        self.surroundings = surroundings
+        self.cluster_view = cluster_view
         self.claimed: dict[InodeId, None] = {}
         """Inodes of which a procedure of this process changes chunks."""
-        self.doubts: dict[InodeId, dict[Any, Any]] = {}
+        self.in_doubt: dict[InodeId, dict[Any, Any]] = {}
         """Of `core.meta.open_files.truncate`: updates of chunks whose outcome is not known."""
         self._secret = secret
         self._key_ids: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class House:
     # --- what bodies are given ---
 
     def context(
-        self, rows: Rows, asker: Asker = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
+        self, rows: Rows, asker: Requester = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
     ) -> Context:
         return Context(
             rows=rows,
@@ -81,28 +81,28 @@ class House:
             cluster=self.cluster,
             number=number,
             owner=owner,
-            breathe=_breathe,
+            yield_to_loop=_yield_to_loop,
             sign=sign,
         )
 
     @property
     def chunks(self) -> ChunkSession:
         """Raises `Busy` before the chunk store has been reached."""
-        session = None if self.surroundings is None else self.surroundings.chunk_session
+        session = None if self.cluster_view is None else self.cluster_view.chunk_session
         if session is None:
             raise Busy("the meta service has not reached the chunk store yet; ask again later")
         return session
 
     @property
     def has_chunks(self) -> bool:
-        return self.surroundings is not None and self.surroundings.chunk_session is not None
+        return self.cluster_view is not None and self.cluster_view.chunk_session is not None
 
     # --- what is known of the cluster ---
 
     async def look(self) -> None:
         """Reads what may have changed."""
         chains, state = await self.engine.read(self._read)
-        capacity_bytes, free_bytes = (0, 0) if self.surroundings is None else self.surroundings.space
+        capacity_bytes, free_bytes = (0, 0) if self.cluster_view is None else self.cluster_view.space
         self.cluster = ClusterDefaults(
             table=self.settings.table,
             chains=chains,

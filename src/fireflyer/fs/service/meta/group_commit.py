@@ -31,9 +31,20 @@ from typing import Any, Final, TypeAlias
 
 from fireflyer.base.errors import Busy, FireflyerError, NoSpace, UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.kvstore import Engine, Part, Reader, Transaction, TransactionTimeout, Trunk
+from fireflyer.kvstore import Engine, Reader, Savepoint, Transaction, TransactionBatch, TransactionTimeout
 
-__all__ = ["LAZY_NS", "MAX_BATCH", "MAX_LAZY", "MAX_WAITING", "Foresee", "Lanes", "Later", "Reads", "Work", "in_loop"]
+__all__ = [
+    "LAZY_NS",
+    "MAX_BATCH",
+    "MAX_LAZY",
+    "MAX_WAITING",
+    "CommitItem",
+    "CommitQueues",
+    "Later",
+    "Prefetch",
+    "Reads",
+    "in_loop",
+]
 
 _log = logging.getLogger(__name__)
 MAX_BATCH: Final = 256
@@ -59,13 +70,13 @@ def in_loop(delay_ns: int, call: Callable[[], None]) -> Callable[[], None]:
     return asyncio.get_running_loop().call_later(delay_ns / SECOND, call).cancel
 
 
-class Work(abc.ABC):
+class CommitItem(abc.ABC):
     """One request."""
 
     __slots__ = ()
 
     @property
-    def makes_room(self) -> bool:
+    def frees_space(self) -> bool:
         """By it, or by what follows from it, there is more room in the store."""
         return False
 
@@ -75,7 +86,7 @@ class Work(abc.ABC):
         return False
 
     @abc.abstractmethod
-    async def carry_out(self, rows: Part) -> Any:
+    async def carry_out(self, rows: Savepoint) -> Any:
         """In a part of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect but
         there."""
 
@@ -84,7 +95,7 @@ class Work(abc.ABC):
         """Called once: with what `carry_out` returned when it was committed, or with the error."""
 
 
-Foresee: TypeAlias = Callable[[Trunk, Sequence[Work]], Awaitable[None]]
+Prefetch: TypeAlias = Callable[[TransactionBatch, Sequence[CommitItem]], Awaitable[None]]
 """Reads what the works are going to read, as far as that is known."""
 
 
@@ -112,7 +123,7 @@ class _Tasks:
 class _Attempt:
     """The works of a transaction, one after the other."""
 
-    def __init__(self, batch: Sequence[Work]) -> None:
+    def __init__(self, batch: Sequence[CommitItem]) -> None:
         self.batch = batch
         self.at = 0
         """Of the one that is carried out."""
@@ -120,7 +131,7 @@ class _Attempt:
     def begin(self) -> None:
         self.at = 0
 
-    async def outcomes(self, trunk: Trunk) -> list[Any]:
+    async def outcomes(self, transaction_batch: TransactionBatch) -> list[Any]:
         """Of the first ones, of one at least. Errors of the transaction itself are among them too: its commit raises
         them again."""
         outcomes: list[Any] = []
@@ -128,13 +139,13 @@ class _Attempt:
         until_ns = held_ns + MAX_ATTEMPT_NS
         for at, work in enumerate(self.batch):
             now_ns = time.monotonic_ns()
-            if outcomes and (trunk.fullness > MAX_FULLNESS or now_ns > until_ns):
+            if outcomes and (transaction_batch.fullness > MAX_FULLNESS or now_ns > until_ns):
                 break
             self.at = at
             if now_ns - held_ns > MAX_HELD_NS:
                 await asyncio.sleep(0)
                 held_ns = time.monotonic_ns()
-            part = trunk.part()
+            part = transaction_batch.part()
             try:
                 outcome = await work.carry_out(part)
             except TransactionTimeout:
@@ -147,25 +158,25 @@ class _Attempt:
         return outcomes
 
 
-class _Lane:
+class _CommitQueue:
     __slots__ = ("call_off", "due", "running", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Work] = deque()
+        self.waiting: deque[CommitItem] = deque()
         self.running = False
         self.due = False
         """Somebody waits for one of them, or they have waited long enough."""
         self.call_off: Callable[[], None] | None = None
         """The time when they have. None: they are due, or there are none."""
 
-    def take(self) -> list[Work]:
+    def take(self) -> list[CommitItem]:
         """The first ones; the others are due with them."""
         batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), MAX_BATCH))]
         self.wait_no_more()
         self.due = bool(self.waiting)
         return batch
 
-    def put_back(self, batch: Sequence[Work]) -> None:
+    def put_back(self, batch: Sequence[CommitItem]) -> None:
         self.waiting.extendleft(reversed(batch))
         self.due = self.due or bool(batch)
 
@@ -175,9 +186,9 @@ class _Lane:
             call_off()
 
 
-class Lanes:
+class CommitQueues:
     """Lives in one loop. `prepare` is awaited before each transaction with the number of works that it may hold;
-    `foresee` at its begin, with the works. `later`: another clock than the loop's, for lazy works."""
+    `prefetch` at its begin, with the works. `later`: another clock than the loop's, for lazy works."""
 
     def __init__(
         self,
@@ -185,14 +196,14 @@ class Lanes:
         *,
         width: int,
         prepare: Callable[[int], Awaitable[None]],
-        foresee: Foresee | None = None,
+        prefetch: Prefetch | None = None,
         later: Later = in_loop,
     ) -> None:
         self._engine = engine
-        self._foresee = foresee
+        self._prefetch = prefetch
         self._prepare = prepare
         self._later = later
-        self._lanes = [_Lane() for _ in range(width)]
+        self._lanes = [_CommitQueue() for _ in range(width)]
         self._tasks = _Tasks()
         self._closed = False
         self.waiting = 0
@@ -200,7 +211,7 @@ class Lanes:
         self.transactions = 0
         """That were committed, or failed for good."""
 
-    def put(self, key: Hashable, work: Work) -> None:
+    def put(self, key: Hashable, work: CommitItem) -> None:
         """Raises `Busy` when too many wait, also after `close`."""
         if self._closed:
             raise Busy("the meta service ends; ask another one")
@@ -216,7 +227,7 @@ class Lanes:
         elif lane.call_off is None:
             lane.call_off = self._later(LAZY_NS, lambda: self._begin(lane))
 
-    def _begin(self, lane: _Lane) -> None:
+    def _begin(self, lane: _CommitQueue) -> None:
         lane.wait_no_more()
         lane.due = True
         if not lane.running:
@@ -232,37 +243,37 @@ class Lanes:
                 self._finish(lane.waiting.popleft(), Busy("the meta service ends; ask another one"))
         await self._tasks.wait()
 
-    async def _run(self, lane: _Lane) -> None:
+    async def _run(self, lane: _CommitQueue) -> None:
         try:
             while lane.due and (batch := lane.take()):
                 lane.put_back(await self._transact(batch))
         finally:
             lane.running = False
 
-    def _finish(self, work: Work, outcome: Any) -> None:
+    def _finish(self, work: CommitItem, outcome: Any) -> None:
         self.waiting -= 1
         work.done(outcome)
 
-    async def _transact(self, batch: Sequence[Work], *, again: bool = False) -> Sequence[Work]:
+    async def _transact(self, batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
         """Those that are still to be done. `again`: one that found the disk full, or a transaction too large."""
-        makes_room = again and batch[0].makes_room
+        frees_space = again and batch[0].frees_space
         self.transactions += 1
         attempt = _Attempt(batch)
 
         async def body(transaction: Transaction) -> list[Any]:
             attempt.begin()
-            if makes_room:
-                transaction.makes_room()
-            trunk = Trunk(transaction, transaction)
-            if self._foresee is not None:
-                await self._foresee(trunk, batch)
-            return await attempt.outcomes(trunk)
+            if frees_space:
+                transaction.frees_space()
+            transaction_batch = TransactionBatch(transaction, transaction)
+            if self._prefetch is not None:
+                await self._prefetch(transaction_batch, batch)
+            return await attempt.outcomes(transaction_batch)
 
         try:
             await self._prepare(len(batch))
             outcomes = await self._engine.transact(body, timeout_ns=TIMEOUT_NS, idempotent=True)
         except (UsageError, NoSpace) as error:
-            if len(batch) > 1 or (batch[0].makes_room and not again):
+            if len(batch) > 1 or (batch[0].frees_space and not again):
                 for work in batch:
                     await self._transact([work], again=True)
             else:
@@ -285,14 +296,14 @@ class Lanes:
 class Reads:
     """Lives in one loop."""
 
-    def __init__(self, engine: Engine, foresee: Foresee | None = None) -> None:
+    def __init__(self, engine: Engine, prefetch: Prefetch | None = None) -> None:
         self._engine = engine
-        self._foresee = foresee
-        self._waiting: deque[Work] = deque()
+        self._prefetch = prefetch
+        self._waiting: deque[CommitItem] = deque()
         self._tasks = _Tasks()
         self._scheduled = False
 
-    def put(self, work: Work) -> None:
+    def put(self, work: CommitItem) -> None:
         """Raises `Busy` when too many wait."""
         if len(self._waiting) >= MAX_WAITING:
             raise Busy(f"{len(self._waiting)} requests wait to be read already; ask again later")
@@ -311,16 +322,16 @@ class Reads:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
             self._waiting.extendleft(reversed(await self._read(batch)))
 
-    async def _read(self, batch: Sequence[Work]) -> Sequence[Work]:
+    async def _read(self, batch: Sequence[CommitItem]) -> Sequence[CommitItem]:
         """Those that are still to be read."""
         attempt = _Attempt(batch)
 
         async def body(reader: Reader) -> list[Any]:
             attempt.begin()
-            trunk = Trunk(reader)
-            if self._foresee is not None:
-                await self._foresee(trunk, batch)
-            return await attempt.outcomes(trunk)
+            transaction_batch = TransactionBatch(reader)
+            if self._prefetch is not None:
+                await self._prefetch(transaction_batch, batch)
+            return await attempt.outcomes(transaction_batch)
 
         try:
             outcomes = await self._engine.read(body, timeout_ns=TIMEOUT_NS)

@@ -6,13 +6,13 @@ import errno
 from collections import Counter
 from collections.abc import Sequence
 
-from fireflyer.fs.schema.meta import Answer, Call, Refused
+from fireflyer.fs.schema.meta import Answer, Call, ErrorReply
 from fireflyer.runtime.metrics import Series
 
-__all__ = ["Figures", "label_of"]
+__all__ = ["MetaMetrics", "label_of"]
 
 
-class Figures:
+class MetaMetrics:
     def __init__(self) -> None:
         self._requests: Counter[type] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -21,7 +21,7 @@ class Figures:
         for call in calls:
             self._requests[type(call.request)] += 1
         for answer in answers:
-            if type(answer) is Refused:
+            if type(answer) is ErrorReply:
                 self._refusals[errno.errorcode.get(answer.errno, answer.code or str(answer.errno))] += 1
 
     def series(self) -> list[Series]:

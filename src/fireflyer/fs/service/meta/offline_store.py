@@ -29,11 +29,11 @@ from fireflyer.fs.service.meta.registry import MAX_SERVICES
 from fireflyer.fs.service.meta.registry import PREFIX as SERVICES
 from fireflyer.kvstore import Engine, Page, Reader, Transaction, prefix_range
 
-__all__ = ["check_store", "dump_store", "load_store", "mend_store"]
+__all__ = ["check_store", "dump_store", "load_store", "repair_store"]
 
 FIRST_LINE: Final = b"fireflyer metadata 1\n"
 PAGE_ROWS: Final = 5000
-MENDED_AT_ONCE: Final = 500
+REPAIRED_AT_ONCE: Final = 500
 """Problems in one transaction."""
 LOADED_BYTES_AT_ONCE: Final = 4 << 20
 LOADED_ROWS_AT_ONCE: Final = 2000
@@ -64,19 +64,19 @@ async def check_store(engine: Engine, progress: Progress = _silent) -> list[Prob
     return checker.problems()
 
 
-async def mend_store(engine: Engine, problems: Sequence[Problem], now_ns: int) -> int:
+async def repair_store(engine: Engine, problems: Sequence[Problem], now_ns: int) -> int:
     """How many of them were mended. Check again: what hung on them is found then."""
     ids = Ids(engine)
-    mended = 0
-    for first in range(0, len(problems), MENDED_AT_ONCE):
+    repaired = 0
+    for first in range(0, len(problems), REPAIRED_AT_ONCE):
         await ids.prepare(1)
 
         async def body(rows: Transaction, first: int = first) -> int:
             context = Context(rows=rows, asker=SYSTEM, now_ns=now_ns, new_id=ids.take, cluster=ClusterDefaults())
-            return await repair(problems[first : first + MENDED_AT_ONCE], context)
+            return await repair(problems[first : first + REPAIRED_AT_ONCE], context)
 
-        mended += await engine.transact(body)
-    return mended
+        repaired += await engine.transact(body)
+    return repaired
 
 
 async def dump_store(engine: Engine, file: IO[bytes], progress: Progress = _silent) -> int:

@@ -15,10 +15,10 @@ from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.replies import rows_of
 from fireflyer.fs.core.meta.tables import WRITERS, decode_entry, entry_key, inode_key, pair_key
 from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, InodeId
-from fireflyer.fs.schema.meta import Close, Place, Report, Request, Reserve, SetAttributes
-from fireflyer.kvstore import Trunk
+from fireflyer.fs.schema.meta import Close, PathRef, Report, Request, Reserve, SetAttributes
+from fireflyer.kvstore import TransactionBatch
 
-__all__ = ["foresee", "places_of"]
+__all__ = ["places_of", "prefetch"]
 
 MAX_STEPS: Final = 8
 """Names of a path that are foreseen."""
@@ -29,7 +29,7 @@ Asking = tuple[int, int, Request]
 """Client, number (0: none), request."""
 
 
-def places_of(request: Request) -> Iterable[Place]:
+def places_of(request: Request) -> Iterable[PathRef]:
     """That it names, as far as that is seen."""
     places = getattr(request, "places", None)
     if places is not None:
@@ -37,15 +37,15 @@ def places_of(request: Request) -> Iterable[Place]:
         return
     for name in _PLACES:
         place = getattr(request, name, None)
-        if isinstance(place, Place):
+        if isinstance(place, PathRef):
             yield place
     for name in _INODES:
         inode = getattr(request, name, None)
         if isinstance(inode, int):
-            yield Place(inode)
+            yield PathRef(inode)
 
 
-async def foresee(trunk: Trunk, asking: Sequence[Asking]) -> None:
+async def prefetch(transaction_batch: TransactionBatch, asking: Sequence[Asking]) -> None:
     """The trunk knows it then. Raises what the store raises."""
     keys: dict[bytes, None] = {}
     walks: list[tuple[InodeId, list[bytes]]] = []
@@ -66,7 +66,7 @@ async def foresee(trunk: Trunk, asking: Sequence[Asking]) -> None:
                 key = entry_key(inode, names[0])
                 keys[key] = None
                 steps.append((key, names[1:]))
-        found = dict(zip(keys, await trunk.get_many(list(keys)), strict=True))
+        found = dict(zip(keys, await transaction_batch.get_many(list(keys)), strict=True))
         walks = [(inode, names) for key, names in steps if (inode := _inode_of(key, found.get(key)))]
         keys = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.control import META
-from fireflyer.fs.service.meta.cluster_view import OpenChunks, Surroundings
+from fireflyer.fs.service.meta.cluster_view import ClusterView, OpenChunks
 from fireflyer.fs.service.meta.config import MetaConfig
 from fireflyer.fs.service.meta.registry import Registration
 from fireflyer.fs.service.meta.service import MetaService
@@ -46,7 +46,7 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
             secret,
             administrators=config.administrators,
             accounts=(lambda _: None) if tokens is None else tokens.account,
-            surroundings=Surroundings(NodeCredential(secret, f"meta {config.name}"), managers, open_chunks),
+            cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), managers, open_chunks),
             shared_store=True,
         )
         limits = ServerLimits(connections=MAX_CONNECTIONS)

@@ -22,7 +22,7 @@ from fireflyer.base.errors import DataCorruption, FireflyerError
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
 
-__all__ = ["BEAT_S", "Heard", "Registration", "ServiceRow"]
+__all__ = ["BEAT_S", "LiveServices", "Registration", "ServiceRow"]
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = b"FXms"
@@ -85,7 +85,7 @@ class Registration:
         await self._engine.transact(body, timeout_ns=SILENT_NS, idempotent=True)
 
 
-class Heard:
+class LiveServices:
     """What one process has seen of the rows."""
 
     def __init__(self, engine: Engine, now_ns: Callable[[], int] = time.monotonic_ns) -> None:

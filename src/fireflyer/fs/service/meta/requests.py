@@ -26,20 +26,20 @@ from fireflyer.base.errors import (
     error_to_wire,
 )
 from fireflyer.fs.core.meta import procedures
-from fireflyer.fs.core.meta.context import SYSTEM, Asker, Context
+from fireflyer.fs.core.meta.context import SYSTEM, Context, Requester
 from fireflyer.fs.core.meta.dispatch import carry_out
 from fireflyer.fs.core.meta.open_files.renew import renew
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce
 from fireflyer.fs.core.meta.replies import (
+    SESSION_EVICTED,
     SESSION_FORGOTTEN,
     SESSION_OVER,
-    SESSION_STRUCK,
     SessionEnded,
+    SessionEvicted,
     SessionForgotten,
-    SessionStruck,
     admit,
     check_session,
-    sign_of,
+    digest_of,
     store_answer,
 )
 from fireflyer.fs.schema.errors import FileError
@@ -49,14 +49,14 @@ from fireflyer.fs.schema.meta import (
     Actor,
     Allocate,
     Answer,
-    Beat,
+    ClientHeartbeat,
     Close,
+    ErrorReply,
     Lock,
     MakeNode,
     Open,
     OpenFlag,
     Reading,
-    Refused,
     Remove,
     RemoveDirectory,
     RemoveTree,
@@ -67,20 +67,20 @@ from fireflyer.fs.schema.meta import (
     Reserve,
     Truncate,
 )
-from fireflyer.fs.service.meta.context import House
-from fireflyer.fs.service.meta.group_commit import Work
-from fireflyer.fs.service.meta.prefetch import foresee
-from fireflyer.kvstore import Part, Trunk
+from fireflyer.fs.service.meta.context import ServiceContext
+from fireflyer.fs.service.meta.group_commit import CommitItem
+from fireflyer.fs.service.meta.prefetch import prefetch
+from fireflyer.kvstore import Savepoint, TransactionBatch
 
 __all__ = [
     "LONG_S",
-    "Asked",
+    "QueuedRequest",
     "RequestPorts",
     "Step",
     "carry_out_long",
-    "foresee_all",
+    "commit_queue_key",
     "is_changing",
-    "lane_of",
+    "prefetch_all",
     "refusal",
 ]
 
@@ -92,8 +92,8 @@ MAX_MESSAGE_CHARS: Final = 1000
 
 _READING: Final = Reading.__args__
 _OPEN_CHANGES: Final = OpenFlag.WRITE | OpenFlag.CREATE | OpenFlag.TRUNCATE
-_MAKING_ROOM: Final = (Remove, RemoveDirectory, RemoveTree, Truncate, Close, Report, Beat)
-"""Without `Close`, `Report` and `Beat` nothing that is removed could be collected."""
+_MAKING_ROOM: Final = (Remove, RemoveDirectory, RemoveTree, Truncate, Close, Report, ClientHeartbeat)
+"""Without `Close`, `Report` and `ClientHeartbeat` nothing that is removed could be collected."""
 _OF_INODE: Final = (Report, Close, Reserve, Allocate, Lock)
 
 
@@ -110,62 +110,62 @@ def _makes_files(request: Request) -> bool:
     return type(request) is MakeNode and request.kind is Kind.FILE
 
 
-def lane_of(request: Request, client: ClientId) -> Hashable:
+def commit_queue_key(request: Request, client: ClientId) -> Hashable:
     """The same for requests that are likely to write the same directory or inode."""
     kind = type(request)
     if kind in _OF_INODE:
         return request.inode  # type: ignore[union-attr]
-    if kind is Beat:
+    if kind is ClientHeartbeat:
         return -client
     place = request.source if kind is Rename else request.place  # type: ignore[union-attr]
     cut = place.path.rfind(b"/")
     return place.base if cut < 0 else (place.base, place.path[:cut])
 
 
-def refusal(error: BaseException) -> Refused:
+def refusal(error: BaseException) -> ErrorReply:
     """What the client is told."""
     if isinstance(error, FileError):
-        return Refused(error.errno or errno.EIO, error.message[:MAX_MESSAGE_CHARS], _code_of(error))
+        return ErrorReply(error.errno or errno.EIO, error.message[:MAX_MESSAGE_CHARS], _code_of(error))
     if isinstance(error, NoSpace):
-        return Refused(errno.ENOSPC, error.message[:MAX_MESSAGE_CHARS], NoSpace.code)
+        return ErrorReply(errno.ENOSPC, error.message[:MAX_MESSAGE_CHARS], NoSpace.code)
     if isinstance(error, PermissionDenied):
-        return Refused(errno.EPERM, error.message[:MAX_MESSAGE_CHARS], PermissionDenied.code)
+        return ErrorReply(errno.EPERM, error.message[:MAX_MESSAGE_CHARS], PermissionDenied.code)
     code, message = error_to_wire(error)
     if isinstance(error, TransientError):
-        return Refused(0, message[:MAX_MESSAGE_CHARS], code)
+        return ErrorReply(0, message[:MAX_MESSAGE_CHARS], code)
     if isinstance(error, FireflyerError):
         _log.error("a request failed code=%s reason=%s", code, message)
     else:
         _log.error("a request failed unexpectedly", exc_info=error)
-    return Refused(errno.EIO, message[:MAX_MESSAGE_CHARS], code)
+    return ErrorReply(errno.EIO, message[:MAX_MESSAGE_CHARS], code)
 
 
 def _code_of(error: FileError) -> str:
     if isinstance(error, SessionForgotten):
         return SESSION_FORGOTTEN
-    if isinstance(error, SessionStruck):
-        return SESSION_STRUCK
+    if isinstance(error, SessionEvicted):
+        return SESSION_EVICTED
     return SESSION_OVER if isinstance(error, SessionEnded) else ""
 
 
-class Asked(Work):
+class QueuedRequest(CommitItem):
     """`reply` is called once with its outcome: an answer, or an error. `user`: of whom the session must be; empty for a
     service."""
 
-    __slots__ = ("_house", "asker", "done_below", "number", "reply", "request", "sign", "user")
+    __slots__ = ("_service_context", "asker", "done_below", "number", "reply", "request", "sign", "user")
 
     def __init__(
         self,
-        house: House,
+        service_context: ServiceContext,
         request: Request,
         number: int,
         done_below: int,
-        asker: Asker,
+        asker: Requester,
         user: str,
-        reply: Callable[[Asked, Any], None],
+        reply: Callable[[QueuedRequest, Any], None],
         actor: Actor | None = None,
     ) -> None:
-        self._house = house
+        self._service_context = service_context
         self.request = request
         self.number = number
         """0: it changes nothing."""
@@ -173,23 +173,23 @@ class Asked(Work):
         self.asker = asker
         self.user = user
         self.reply = reply
-        self.sign = sign_of(request, actor) if number else b""
+        self.sign = digest_of(request, actor) if number else b""
 
-    async def carry_out(self, rows: Part) -> Answer:
-        house, request, asker, number = self._house, self.request, self.asker, self.number
+    async def carry_out(self, rows: Savepoint) -> Answer:
+        service_context, request, asker, number = self._service_context, self.request, self.asker, self.number
         if not number:
             if type(request) is Open or type(request) is Renew:
                 await check_session(rows, asker.client, self.user)
-            context = house.context(rows, asker)
+            context = service_context.context(rows, asker)
             return await (renew(request, context) if type(request) is Renew else carry_out(request, context))
         stored = await admit(rows, asker.client, self.user, number, self.sign)
         if stored is not None:
             return stored
-        if not house.cluster.chains and _makes_files(request):
+        if not service_context.cluster.chains and _makes_files(request):
             raise Busy("the cluster has no chain table for files yet; ask again later")
         answer: Answer
         try:
-            answer = await carry_out(request, house.context(rows, asker, number, sign=self.sign))
+            answer = await carry_out(request, service_context.context(rows, asker, number, sign=self.sign))
         except FileError as error:
             rows.drop()
             answer = refusal(error)
@@ -197,9 +197,9 @@ class Asked(Work):
         return answer
 
     @property
-    def makes_room(self) -> bool:
+    def frees_space(self) -> bool:
         request = self.request
-        if type(request) is Beat and request.held and self.asker.by_path:
+        if type(request) is ClientHeartbeat and request.held and self.asker.by_path:
             return False
         return type(request) in _MAKING_ROOM
 
@@ -212,41 +212,49 @@ class Asked(Work):
 
     @property
     def lane(self) -> Hashable:
-        return lane_of(self.request, self.asker.client)
+        return commit_queue_key(self.request, self.asker.client)
 
 
-async def foresee_all(trunk: Trunk, works: Sequence[Work]) -> None:
-    """For `Lanes` and `Reads` over a database."""
-    await foresee(trunk, [(work.asker.client, work.number, work.request) for work in works if isinstance(work, Asked)])
+async def prefetch_all(transaction_batch: TransactionBatch, works: Sequence[CommitItem]) -> None:
+    """For `CommitQueues` and `Reads` over a database."""
+    await prefetch(
+        transaction_batch,
+        [(work.asker.client, work.number, work.request) for work in works if isinstance(work, QueuedRequest)],
+    )
 
 
-class Step(Work, Generic[T]):
+class Step(CommitItem, Generic[T]):
     """One transaction of a procedure, or of the service's own."""
 
-    __slots__ = ("_asked", "_body", "_house", "_owner", "outcome")
+    __slots__ = ("_asked", "_body", "_owner", "_service_context", "outcome")
 
     def __init__(
-        self, house: House, body: Callable[[Context], Awaitable[T]], *, asked: Asked | None = None, owner: ClientId = 0
+        self,
+        service_context: ServiceContext,
+        body: Callable[[Context], Awaitable[T]],
+        *,
+        asked: QueuedRequest | None = None,
+        owner: ClientId = 0,
     ) -> None:
-        self._house = house
+        self._service_context = service_context
         self._body = body
         self._asked = asked
         self._owner = owner
         self.outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     @property
-    def makes_room(self) -> bool:
-        return self._asked is None or self._asked.makes_room
+    def frees_space(self) -> bool:
+        return self._asked is None or self._asked.frees_space
 
-    async def carry_out(self, rows: Part) -> T:
+    async def carry_out(self, rows: Savepoint) -> T:
         asked = self._asked
         if asked is None:
-            return await self._body(self._house.context(rows, SYSTEM, 0, self._owner))
+            return await self._body(self._service_context.context(rows, SYSTEM, 0, self._owner))
         if asked.number:
             stored = await admit(rows, asked.asker.client, asked.user, asked.number, asked.sign)
             if stored is not None:
                 raise Answered(stored)
-        return await self._body(self._house.context(rows, asked.asker, asked.number, self._owner, asked.sign))
+        return await self._body(self._service_context.context(rows, asked.asker, asked.number, self._owner, asked.sign))
 
     def done(self, outcome: Any) -> None:
         if self.outcome.done():
@@ -260,21 +268,21 @@ class Step(Work, Generic[T]):
 class RequestPorts:
     """What a procedure works with: `core.meta.ports.Ports`. Without `asked`: of the service itself."""
 
-    def __init__(self, house: House, asked: Asked | None = None) -> None:
-        self._house = house
+    def __init__(self, service_context: ServiceContext, asked: QueuedRequest | None = None) -> None:
+        self._service_context = service_context
         self._asked = asked
 
     @property
     def session(self) -> ClientId:
-        return self._house.chunks.session
+        return self._service_context.chunks.session
 
     @property
     def settle_ns(self) -> int:
-        return self._house.settle_ns
+        return self._service_context.settle_ns
 
     @property
     def chunks(self) -> ChunkPort:
-        return self._house.chunks
+        return self._service_context.chunks
 
     async def transact(self, body: Callable[[Context], Awaitable[T]]) -> T:
         asked = self._asked
@@ -295,13 +303,13 @@ class RequestPorts:
         raise Answered(answer)
 
     async def _step(self, body: Callable[[Context], Awaitable[T]]) -> T:
-        owner = self._house.chunks.session if self._house.has_chunks else 0
-        step = Step(self._house, body, asked=self._asked, owner=owner)
-        self._house.lanes.put(0 if self._asked is None else self._asked.lane, step)
+        owner = self._service_context.chunks.session if self._service_context.has_chunks else 0
+        step = Step(self._service_context, body, asked=self._asked, owner=owner)
+        self._service_context.lanes.put(0 if self._asked is None else self._asked.lane, step)
         return await step.outcome
 
     async def pause(self, delay_ns: int, inode: InodeId) -> None:
-        await self._house.pause(delay_ns, inode)
+        await self._service_context.pause(delay_ns, inode)
 
     async def together(self, work: Sequence[Callable[[], Awaitable[None]]]) -> None:
         await asyncio.gather(*(one() for one in work))
@@ -310,28 +318,28 @@ class RequestPorts:
         return time.monotonic_ns()
 
     def claim(self, inode: InodeId) -> bool:
-        if inode in self._house.claimed:
+        if inode in self._service_context.claimed:
             return False
-        self._house.claimed[inode] = None
+        self._service_context.claimed[inode] = None
         return True
 
     def release(self, inode: InodeId) -> None:
-        self._house.claimed.pop(inode, None)
-        if not self._house.doubts.get(inode):
-            self._house.doubts.pop(inode, None)
+        self._service_context.claimed.pop(inode, None)
+        if not self._service_context.in_doubt.get(inode):
+            self._service_context.in_doubt.pop(inode, None)
 
     def doubtful(self) -> Sequence[InodeId]:
-        return list(self._house.doubts)
+        return list(self._service_context.in_doubt)
 
-    def doubts(self, inode: InodeId) -> dict[Any, Any]:
-        return self._house.doubts.setdefault(inode, {})
+    def in_doubt(self, inode: InodeId) -> dict[Any, Any]:
+        return self._service_context.in_doubt.setdefault(inode, {})
 
 
-async def carry_out_long(house: House, asked: Asked) -> Answer:
+async def carry_out_long(service_context: ServiceContext, asked: QueuedRequest) -> Answer:
     """By a procedure. Raises what is no answer."""
     try:
         async with asyncio.timeout(LONG_S):
-            return await procedures.carry_out_long(asked.request, RequestPorts(house, asked))
+            return await procedures.carry_out_long(asked.request, RequestPorts(service_context, asked))
     except Answered as told:
         return told.answer
     except NotAtOnce as error:

@@ -31,8 +31,8 @@ import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, TransientError, UsageError
 from fireflyer.fs.core.meta import dispatch
-from fireflyer.fs.core.meta.background_tasks import Keeper
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.replies import SessionEnded, check_session, number_allowed
@@ -53,18 +53,18 @@ from fireflyer.fs.schema.meta import (
     StatMany,
 )
 from fireflyer.fs.service.meta.callers import Callers
-from fireflyer.fs.service.meta.cluster_view import Surroundings
+from fireflyer.fs.service.meta.cluster_view import ClusterView
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.fs.service.meta.context import House
+from fireflyer.fs.service.meta.context import ServiceContext
 from fireflyer.fs.service.meta.group_commit import MAX_WAITING, Later, in_loop
-from fireflyer.fs.service.meta.metrics import Figures
+from fireflyer.fs.service.meta.metrics import MetaMetrics
 from fireflyer.fs.service.meta.requests import (
-    Asked,
+    QueuedRequest,
     RequestPorts,
     Step,
     carry_out_long,
-    foresee_all,
     is_changing,
+    prefetch_all,
     refusal,
 )
 from fireflyer.identity import Account, Secret
@@ -127,14 +127,14 @@ class _Procedures:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def under_way(self, asked: Asked) -> asyncio.Task[Answer] | None:
+    def under_way(self, asked: QueuedRequest) -> asyncio.Task[Answer] | None:
         """The same request. Raises EINVAL where it is another one under the same number."""
         sign, task = self._tasks.get((asked.asker.client, asked.number), (asked.sign, None))
         if sign != asked.sign:
             raise file_error(errno.EINVAL, f"request number {asked.number} is under way for another request")
         return task
 
-    def begin(self, asked: Asked, spawn: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
+    def begin(self, asked: QueuedRequest, spawn: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
         """Raises `Busy`. Services have no share: they are all users."""
         key, user = (asked.asker.client, asked.number), asked.user
         if len(self._tasks) >= self._most or (user and self._users[user] >= self._most // USERS_SHARE):
@@ -164,54 +164,57 @@ class MetaService:
         *,
         administrators: Collection[str] = (),
         accounts: Callable[[str], Account | None] = lambda _: None,
-        surroundings: Surroundings | None = None,
+        cluster_view: ClusterView | None = None,
         shared_store: bool = False,
         later: Later = in_loop,
     ) -> None:
-        """`administrators`: users who act as uid 0. `surroundings`: without them, requests that need chunks are `Busy`.
-        `shared_store`: other processes write there too. `later`: as of `Lanes`."""
+        """`administrators`: users who act as uid 0. `cluster_view`: without them, requests that need chunks are `Busy`.
+        `shared_store`: other processes write there too. `later`: as of `CommitQueues`."""
         self._settings = settings
-        self._house = House(
+        self._service_context = ServiceContext(
             engine,
             settings,
             secret,
-            surroundings,
+            cluster_view,
             lanes=LANES,
-            foresee=foresee_all if shared_store else None,
+            prefetch=prefetch_all if shared_store else None,
             later=later,
         )
         self._callers = Callers(settings, administrators, accounts)
-        self._surroundings = surroundings
+        self._cluster_view = cluster_view
         self._started = asyncio.Event()
         self._failed: FireflyerError | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._long, self._lock_waits = _Procedures(MAX_LONG), _Procedures(MAX_LOCK_WAITS)
         self._asking: Counter[str] = Counter()
         self._enrolled: dict[ClientId, None] = {}
-        self._figures = Figures()
-        self._keeper = Keeper(os.urandom(8).hex())
+        self._figures = MetaMetrics()
+        self._background_tasks = BackgroundTasks(os.urandom(8).hex())
         self._closed = False
 
     @property
-    def house(self) -> House:
+    def service_context(self) -> ServiceContext:
         """What its requests share."""
-        return self._house
+        return self._service_context
 
     def metrics(self) -> list[Series]:
         """For Prometheus."""
-        house = self._house
+        service_context = self._service_context
         gauges = {
-            "waiting": ("Requests that wait for the store", house.lanes.waiting),
+            "waiting": ("Requests that wait for the store", service_context.lanes.waiting),
             "long_requests": ("Requests under way that take several transactions", len(self._long)),
             "lock_waits": ("Requests that wait for a lock", len(self._lock_waits)),
-            "chunk_store_reached": ("Whether the chunk store can be used", house.has_chunks),
-            "collects": ("Whether this service collects what is unlinked", self._keeper.leads),
+            "chunk_store_reached": ("Whether the chunk store can be used", service_context.has_chunks),
+            "collects": ("Whether this service collects what is unlinked", self._background_tasks.leads),
             "in_trouble": ("Whether collecting or reaping failed last", bool(self.trouble)),
         }
         return [
             *self._figures.series(),
             Series.one(
-                "fireflyer_meta_transactions_total", "counter", "Transactions that write", house.lanes.transactions
+                "fireflyer_meta_transactions_total",
+                "counter",
+                "Transactions that write",
+                service_context.lanes.transactions,
             ),
             *(Series.one(f"fireflyer_meta_{name}", "gauge", text, value) for name, (text, value) in gauges.items()),
         ]
@@ -219,7 +222,7 @@ class MetaService:
     @property
     def trouble(self) -> str:
         """What could not be collected, reaped or cut last; empty where all is well, or another service does it."""
-        return self._keeper.trouble
+        return self._background_tasks.trouble
 
     # --- from start to end ---
 
@@ -253,10 +256,17 @@ class MetaService:
             )
 
         await self._step(make_root)
-        await self._house.look()
+        await self._service_context.look()
         self._spawn(self._look_again())
-        keeper = self._keeper
-        for part in (keeper.lead, keeper.cut, keeper.reap, keeper.collect, keeper.survey, keeper.expire):
+        background_tasks = self._background_tasks
+        for part in (
+            background_tasks.lead,
+            background_tasks.cut,
+            background_tasks.reap,
+            background_tasks.collect,
+            background_tasks.survey,
+            background_tasks.expire,
+        ):
             self._spawn(self._keep(part))
         self._started.set()
 
@@ -268,10 +278,10 @@ class MetaService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._house.lanes.close()
-        await self._house.reads.close()
-        if self._surroundings is not None:
-            await self._surroundings.close()
+        await self._service_context.lanes.close()
+        await self._service_context.reads.close()
+        if self._cluster_view is not None:
+            await self._cluster_view.close()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -280,8 +290,8 @@ class MetaService:
         return task
 
     async def _step(self, body: Callable[[Context], Awaitable[None]]) -> None:
-        step = Step(self._house, body)
-        self._house.lanes.put(0, step)
+        step = Step(self._service_context, body)
+        self._service_context.lanes.put(0, step)
         await step.outcome
 
     # --- requests ---
@@ -304,8 +314,8 @@ class MetaService:
                 enrol = True
         if weight > MAX_WEIGHT:
             raise UsageError(f"one message asks for {weight} inodes; at most {MAX_WEIGHT} are allowed, send two")
-        if not self._house.cluster.chains:
-            await self._house.look()
+        if not self._service_context.cluster.chains:
+            await self._service_context.look()
         asker, user = self._callers.asker(caller, calls.client), self._callers.user_of(caller)
         if enrol and calls.client not in self._enrolled:
             await self._enrol(asker, user)
@@ -330,8 +340,10 @@ class MetaService:
 
         return _Group(count, over)
 
-    def _begin(self, calls: Calls, call: Call, caller: Caller, asker: Asker, user: str, group: _Group, at: int) -> None:
-        def reply(asked: Asked, outcome: Any) -> None:
+    def _begin(
+        self, calls: Calls, call: Call, caller: Caller, asker: Requester, user: str, group: _Group, at: int
+    ) -> None:
+        def reply(asked: QueuedRequest, outcome: Any) -> None:
             if isinstance(outcome, NotAtOnce):
                 self._go_on(asked, lambda answer: group.put(at, answer))
             else:
@@ -341,38 +353,40 @@ class MetaService:
             if call.actor is not None:
                 asker = self._callers.named(caller, calls.client, call.actor)
             number = call.number if is_changing(call.request) else 0
-            asked = Asked(self._house, call.request, number, calls.done_below, asker, user, reply, call.actor)
+            asked = QueuedRequest(
+                self._service_context, call.request, number, calls.done_below, asker, user, reply, call.actor
+            )
             if not is_changing(call.request):
-                self._house.reads.put(asked)
+                self._service_context.reads.put(asked)
             elif not call.number or not number_allowed(call.number, calls.done_below):
                 raise file_error(errno.EINVAL, f"request number {call.number} is not one of those that may be used now")
             else:
-                self._house.lanes.put(asked.lane, asked)
+                self._service_context.lanes.put(asked.lane, asked)
         except FireflyerError as error:
             group.put(at, refusal(error))
 
-    def _answer(self, asked: Asked, outcome: Any) -> Answer:
+    def _answer(self, asked: QueuedRequest, outcome: Any) -> Answer:
         if isinstance(outcome, BaseException):
             return refusal(outcome)
         if type(outcome) is Opened and asked.user and outcome.inode.kind is Kind.FILE:
             return self._with_capability(asked, outcome)
         if type(asked.request) is Lock:
-            self._house.changed(asked.request.inode)
+            self._service_context.changed(asked.request.inode)
         answer: Answer = outcome
         return answer
 
-    def _with_capability(self, asked: Asked, opened: Opened) -> Answer:
+    def _with_capability(self, asked: QueuedRequest, opened: Opened) -> Answer:
         """By what was granted when it was done, and for as long: the answer may be a stored one, to another request
         under the same number."""
         if not opened.rights or opened.expires_unix_s <= time.time():
             return opened
         try:
-            token = self._house.capability(asked.user, asked.asker.client, opened)
+            token = self._service_context.capability(asked.user, asked.asker.client, opened)
         except FireflyerError as error:
             return refusal(error)
         return msgspec.structs.replace(opened, capability=token)
 
-    def _go_on(self, asked: Asked, tell: Callable[[Answer], None]) -> None:
+    def _go_on(self, asked: QueuedRequest, tell: Callable[[Answer], None]) -> None:
         """By a procedure. The same request once more hears what the first one hears."""
         waits = self._lock_waits if type(asked.request) is Lock else self._long
         try:
@@ -380,7 +394,7 @@ class MetaService:
             if task is None:
                 if self._closed:
                     raise Busy("the meta service ends; ask another one")
-                task = waits.begin(asked, lambda: self._spawn(carry_out_long(self._house, asked)))
+                task = waits.begin(asked, lambda: self._spawn(carry_out_long(self._service_context, asked)))
         except FireflyerError as error:
             tell(refusal(error))
             return
@@ -393,7 +407,7 @@ class MetaService:
 
         task.add_done_callback(ended)
 
-    async def _enrol(self, asker: Asker, user: str) -> None:
+    async def _enrol(self, asker: Requester, user: str) -> None:
         """The collector and the reaper have to know of the client before it has anything open. Where its session is
         over, its requests will be told."""
 
@@ -404,11 +418,11 @@ class MetaService:
                 await check_session(context.rows, asker.client, user)
             except SessionEnded:  # it was struck
                 return False
-            await holds.enrol(self._house.context(context.rows, asker))
+            await holds.enrol(self._service_context.context(context.rows, asker))
             return True
 
-        step = Step(self._house, enrol)
-        self._house.lanes.put(-asker.client, step)
+        step = Step(self._service_context, enrol)
+        self._service_context.lanes.put(-asker.client, step)
         if await step.outcome:
             while len(self._enrolled) >= MAX_ENROLLED:
                 del self._enrolled[next(iter(self._enrolled))]
@@ -423,21 +437,21 @@ class MetaService:
             try:
                 if time.monotonic() - counted_s >= COUNT_EVERY_S:
                     counted_s = time.monotonic()
-                    await self._house.count()
-                await self._house.look()
-                if self._surroundings is not None and self._house.cluster.chains:
-                    await self._surroundings.look()
+                    await self._service_context.count()
+                await self._service_context.look()
+                if self._cluster_view is not None and self._service_context.cluster.chains:
+                    await self._cluster_view.look()
             except FireflyerError as error:
                 _log.info("the cluster is not known yet reason=%s", error)
-            await asyncio.sleep(LOOK_S if self._house.has_chunks else LOOK_SOON_S)
+            await asyncio.sleep(LOOK_S if self._service_context.has_chunks else LOOK_SOON_S)
 
     async def _keep(self, part: Callable[[Ports], Awaitable[bool]]) -> None:
         """Removes what is unlinked, ends what dead clients have left, and so on: of all services one at a time."""
-        ports = RequestPorts(self._house)
+        ports = RequestPorts(self._service_context)
         while True:
             more = False
             try:
-                if self._house.has_chunks:
+                if self._service_context.has_chunks:
                     more = await part(ports)
             except FireflyerError as error:
                 _log.warning("keeping is interrupted part=%s reason=%s", part.__name__, error)

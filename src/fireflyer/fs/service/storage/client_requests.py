@@ -17,27 +17,27 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core import capability
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.chain import reads
-from fireflyer.fs.core.chain.connection_capabilities import MAX_PRESENTED_RANGES
+from fireflyer.fs.core.chain.connection_capabilities import MAX_RANGE_CAPABILITIES
 from fireflyer.fs.core.chain.effects import ChunkIndex, TableEntry
-from fireflyer.fs.core.chain.storage_node import ClientAsked
+from fireflyer.fs.core.chain.storage_node import ClientUpdateReceived
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import (
-    Look,
-    LookKind,
-    LookReply,
     Operation,
-    Refusal,
+    Query,
+    QueryKind,
+    QueryReply,
+    RefusalReason,
     Refused,
     Update,
     UpdateReply,
 )
 from fireflyer.fs.schema.ids import ChainId, ChunkId
-from fireflyer.fs.service.storage.connections import Link
+from fireflyer.fs.service.storage.connections import DataConnection
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.clock import BootClock
 
-__all__ = ["MAX_WAITERS", "StorageAsks"]
+__all__ = ["MAX_WAITERS", "ClientRequests"]
 
 _log = logging.getLogger(__name__)
 MAX_WAITERS: Final = 1 << 16
@@ -45,10 +45,10 @@ MAX_WAITERS: Final = 1 << 16
 FOR_EVER_NS: Final = 3600 * SECOND
 """Said to a peer that needs no capability."""
 
-Told = UpdateReply | LookReply | data.Granted
+Told = UpdateReply | QueryReply | data.Granted
 
 
-class StorageAsks:
+class ClientRequests:
     """`find` gives the published table's entry and the index of a chain here, `doubt` looks at a chunk soon.
 
     It is told who doubts it.
@@ -59,7 +59,7 @@ class StorageAsks:
         native: ChunkNode,
         secret: Secret,
         *,
-        post: Callable[[ClientAsked], None],
+        post: Callable[[ClientUpdateReceived], None],
         find: Callable[[ChainId], tuple[TableEntry, ChunkIndex] | None],
         doubt: Callable[[ChainId, ChunkId, str], None],
     ) -> None:
@@ -79,17 +79,17 @@ class StorageAsks:
         self._keys = {one: capability.derive_key(self._secret.reveal(), one) for one in key_ids}
         return True
 
-    def asked(self, link: Link, ask: data.Ask, handle: int) -> None:
+    def asked(self, link: DataConnection, ask: data.DataRequest, handle: int) -> None:
         """`handle`: the data that came with it, or 0; they are this method's to give on or back."""
         body = ask.body
         if isinstance(body, Update):
             if (refused := self._refusal(link, body, handle)) is None:
                 self._numbers += 1
                 self._waiters[self._numbers] = (link.number, ask.number)
-                self._post(ClientAsked(self._numbers, body, handle))
+                self._post(ClientUpdateReceived(self._numbers, body, handle))
                 return
             self._tell(link.number, ask.number, refused)
-        elif isinstance(body, Look):
+        elif isinstance(body, Query):
             self._tell(link.number, ask.number, self._look(link, body))
         elif isinstance(body, data.Present):
             self._tell(link.number, ask.number, self._present(link, body.capability))
@@ -104,36 +104,38 @@ class StorageAsks:
         self._tell(link, number, reply)
 
     def _tell(self, link: int, number: int, reply: Told) -> None:
-        self._native.send(link, data.encode(data.Told(number, reply)))
+        self._native.send(link, data.encode(data.DataReply(number, reply)))
 
-    def _refusal(self, link: Link, update: Update, handle: int) -> Refused | None:
+    def _refusal(self, link: DataConnection, update: Update, handle: int) -> Refused | None:
         change = update.change
         if change.operation is Operation.REPLACE:
-            return Refused(Refusal.USAGE, "clients do not replace chunks; write them")
+            return Refused(RefusalReason.USAGE, "clients do not replace chunks; write them")
         given = self._native.length(handle) if handle else 0
         wanted = change.length if change.carries_data else 0
         if given != wanted:
-            return Refused(Refusal.USAGE, f"{given} bytes came with a change of {wanted}")
+            return Refused(RefusalReason.USAGE, f"{given} bytes came with a change of {wanted}")
         if not _allows(link, update.chunk.file, Rights.WRITE, update.client):
-            return Refused(Refusal.DENIED, f"present a capability to write file {update.chunk.file} as this client")
+            return Refused(
+                RefusalReason.DENIED, f"present a capability to write file {update.chunk.file} as this client"
+            )
         if len(self._waiters) >= MAX_WAITERS:
-            return Refused(Refusal.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
+            return Refused(RefusalReason.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
         return None
 
-    def _look(self, link: Link, look: Look) -> LookReply:
-        if look.kind is LookKind.READ:
-            return Refused(Refusal.USAGE, "data are read by frames of reads, not by messages")
-        if look.kind is LookKind.CHAIN and not link.trusted:
-            return Refused(Refusal.DENIED, "only who has the node secret may list the chunks of all files")
+    def _look(self, link: DataConnection, look: Query) -> QueryReply:
+        if look.kind is QueryKind.READ:
+            return Refused(RefusalReason.USAGE, "data are read by frames of reads, not by messages")
+        if look.kind is QueryKind.CHAIN and not link.trusted:
+            return Refused(RefusalReason.DENIED, "only who has the node secret may list the chunks of all files")
         if not _allows(link, look.chunk.file, Rights.READ):
-            return Refused(Refusal.DENIED, f"present a capability to read file {look.chunk.file}")
+            return Refused(RefusalReason.DENIED, f"present a capability to read file {look.chunk.file}")
         found = self._find(look.chain)
         now_ns = self._clock.now_ns()
         if found is None:
-            return Refused(Refusal.STALE, "this node has no target that serves the chain; ask for routing")
+            return Refused(RefusalReason.STALE, "this node has no target that serves the chain; ask for routing")
         return reads.decide(now_ns, found[0], found[1], look)
 
-    def _present(self, link: Link, token: bytes) -> data.Granted | Refused:
+    def _present(self, link: DataConnection, token: bytes) -> data.Granted | Refused:
         if link.trusted:
             return data.Granted(FOR_EVER_NS)
         now_s = time.time()
@@ -141,19 +143,19 @@ class StorageAsks:
             one = capability.verify(token, self._keys, link.peer, now_s)
         except PermissionDenied as error:
             _log.warning("capability refused peer=%s reason=%s", link.peer, error)
-            return Refused(Refusal.DENIED, error.message)
-        if not link.presented.add(one, now_s):
-            text = f"{MAX_PRESENTED_RANGES} ranges of files count here already; open another connection"
-            return Refused(Refusal.BUSY, text)
+            return Refused(RefusalReason.DENIED, error.message)
+        if not link.capabilities.add(one, now_s):
+            text = f"{MAX_RANGE_CAPABILITIES} ranges of files count here already; open another connection"
+            return Refused(RefusalReason.BUSY, text)
         left_ns = int((one.expires_s - now_s) * SECOND)
         if one.rights & Rights.READ:
             try:
                 self._native.grant(link.number, one.first_file, one.last_file + 1, self._clock.now_ns() + left_ns)
             except ValueError as error:
-                link.presented.drop(one)
-                return Refused(Refusal.BUSY, f"{error}; open another connection")
+                link.capabilities.drop(one)
+                return Refused(RefusalReason.BUSY, f"{error}; open another connection")
         return data.Granted(left_ns)
 
 
-def _allows(link: Link, file: int, rights: Rights, client: int | None = None) -> bool:
-    return link.trusted or link.presented.allows(file, rights, client, time.time())
+def _allows(link: DataConnection, file: int, rights: Rights, client: int | None = None) -> bool:
+    return link.trusted or link.capabilities.allows(file, rights, client, time.time())

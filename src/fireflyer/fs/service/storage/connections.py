@@ -17,7 +17,7 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.base.units import MS, SECOND
-from fireflyer.fs.core.chain.connection_capabilities import Presented
+from fireflyer.fs.core.chain.connection_capabilities import ConnectionCapabilities
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import PeerMessage, Request
 from fireflyer.fs.schema.ids import ChunkId, ContentId, NodeId, TargetId
@@ -26,7 +26,7 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.raw_connections import RawConnection, connect_raw
 
-__all__ = ["MAX_LINKS", "DataLinks", "Link"]
+__all__ = ["MAX_LINKS", "DataConnection", "DataConnections"]
 
 _log = logging.getLogger(__name__)
 MAX_LINKS: Final = 8192
@@ -40,7 +40,7 @@ MAX_PAUSE_NS: Final = SECOND
 
 
 @dataclass(slots=True)
-class Link:
+class DataConnection:
     """A connection that native code has."""
 
     number: int
@@ -49,7 +49,7 @@ class Link:
     """As the other end has proven."""
     node: NodeId = 0
     """Where this process has made it."""
-    presented: Presented = field(default_factory=Presented)
+    capabilities: ConnectionCapabilities = field(default_factory=ConnectionCapabilities)
 
     @property
     def trusted(self) -> bool:
@@ -67,7 +67,7 @@ class _Path:
         self.task: asyncio.Task[None] | None = None
 
 
-class DataLinks:
+class DataConnections:
     """`on_changed` is called when the connection to a node broke, or is a new one."""
 
     def __init__(
@@ -76,7 +76,7 @@ class DataLinks:
         self._native = native
         self._credential = NodeCredential(secret, data.node_identity(me))
         self._on_changed = on_changed
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, DataConnection] = {}
         self._paths: dict[NodeId, _Path] = {}
         self._heard_on: dict[TargetId, int] = {}
         self._closed = False
@@ -87,7 +87,7 @@ class DataLinks:
     def __len__(self) -> int:
         return len(self._links)
 
-    def find(self, number: int) -> Link | None:
+    def find(self, number: int) -> DataConnection | None:
         return self._links.get(number)
 
     def accept(self, connection: RawConnection) -> None:
@@ -99,9 +99,9 @@ class DataLinks:
             _log.warning("connection closed peer=%s: he has %d, all together %d", peer, own, len(self._links))
             connection.socket.close()
             return
-        self._adopt(connection, Link(0, role, peer), reads=True)
+        self._adopt(connection, DataConnection(0, role, peer), reads=True)
 
-    def _adopt(self, connection: RawConnection, link: Link, *, reads: bool) -> Link:
+    def _adopt(self, connection: RawConnection, link: DataConnection, *, reads: bool) -> DataConnection:
         link.number = self._native.connect(connection.socket.detach(), reads=reads, trusted=link.trusted)
         self._links[link.number] = link
         return link
@@ -130,7 +130,7 @@ class DataLinks:
         """Connections on which a capability counts that none of these keys has signed: what native code lets them read
         ends with them."""
         for number, link in list(self._links.items()):
-            if link.presented.any_but_of(key_ids, now_s):
+            if link.capabilities.any_but_of(key_ids, now_s):
                 self.refuse(number, "a capability of it was revoked; the client connects again and asks for another")
 
     # --- to other nodes ---
@@ -165,7 +165,7 @@ class DataLinks:
                     connection.socket.close()
                     raise PermissionDenied(f"{path.address} is {connection.session.peer}, not node {node}")
                 path.task = None
-                link = self._adopt(connection, Link(0, "node", connection.session.peer, node), reads=False)
+                link = self._adopt(connection, DataConnection(0, "node", connection.session.peer, node), reads=False)
                 path.link, path.since_s = link.number, asyncio.get_running_loop().time()
                 self._on_changed(node)
                 return
@@ -186,14 +186,14 @@ class DataLinks:
         """From a target of this process to `peer`, which is on `node`; not at all where there is no connection."""
         number = self._towards(peer, node, message)
         if number:
-            self._native.send(number, data.encode(data.Between(source, peer, message)), handle)
+            self._native.send(number, data.encode(data.PeerEnvelope(source, peer, message)), handle)
 
     def send_content(
         self, source: TargetId, peer: TargetId, node: NodeId, message: PeerMessage, chunk: ChunkId, content: ContentId
     ) -> None:
         number = self._towards(peer, node, message)
         if number:
-            body = data.encode(data.Between(source, peer, message))
+            body = data.encode(data.PeerEnvelope(source, peer, message))
             made_in, version = content.made_in, content.version
             self._native.send_content(number, body, source, chunk.file, chunk.index, made_in, version)
 

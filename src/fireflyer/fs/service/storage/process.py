@@ -32,23 +32,41 @@ from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ControlClient
 from fireflyer.fs.core.chain import effects as fx
-from fireflyer.fs.core.chain.node_membership import Ask, Attendance, End, Identity, TakeRouting, TakeSessions, Tick
+from fireflyer.fs.core.chain.node_membership import (
+    End,
+    NodeMembership,
+    ProcessIdentity,
+    SendToManager,
+    TakeRouting,
+    TakeSessions,
+    Tick,
+)
 from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.core.chain.role import role_of
-from fireflyer.fs.core.chain.storage_node import Effect, Event, Leave, Left, NodeLost, Of, PeerWrote, StorageCore, Swept
+from fireflyer.fs.core.chain.storage_node import (
+    ClientRecordsFound,
+    Effect,
+    Event,
+    Leave,
+    Left,
+    NodeLost,
+    PeerMessageReceived,
+    StorageCore,
+    TargetScoped,
+)
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
-from fireflyer.fs.service.storage.client_requests import StorageAsks
+from fireflyer.fs.service.storage.client_requests import ClientRequests
 from fireflyer.fs.service.storage.config import StorageConfig
-from fireflyer.fs.service.storage.connections import DataLinks
+from fireflyer.fs.service.storage.connections import DataConnections
 from fireflyer.fs.service.storage.node_lock import hold_node
 from fireflyer.fs.service.storage.targets import (
     OpenTarget,
     boot_id,
     close_targets,
-    look_after,
+    maintain,
     note_failure,
     open_targets,
 )
@@ -128,8 +146,8 @@ class _Storage:
         """Set when it may have become known that the target has everything."""
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
-        self._links = DataLinks(native, config.node, secret, lambda node: self._post(NodeLost(node)))
-        self._asks = StorageAsks(native, secret, post=self._post, find=self._find, doubt=self._doubt)
+        self._links = DataConnections(native, config.node, secret, lambda node: self._post(NodeLost(node)))
+        self._asks = ClientRequests(native, secret, post=self._post, find=self._find, doubt=self._doubt)
         credential = NodeCredential(secret, data.node_identity(config.node))
         self._control = ControlClient(credential, self._post)
         store = TokenStore(config.tokens_file) if config.tokens_file else None
@@ -153,7 +171,7 @@ class _Storage:
         running = self._loop.create_task(driver.run())
         self._loop.add_reader(self._native.event_fd, self._take_events)
         try:
-            for work in (self._tick(), self._sweep(), *(self._look_after(one) for one in self._targets.values())):
+            for work in (self._tick(), self._sweep(), *(self._maintain(one) for one in self._targets.values())):
                 driver.spawn(work)
             async with serving_metrics(self._config.metrics_listen, self._metrics):
                 on_ready(address)
@@ -215,10 +233,10 @@ class _Storage:
 
     def _core_of(self, address: str, machine: str) -> StorageCore:
         nonce = secrets.token_hex(16)
-        identity = Identity(self._config.node, nonce, address, machine, boot_id(), self._config.cluster)
+        identity = ProcessIdentity(self._config.node, nonce, address, machine, boot_id(), self._config.cluster)
         sure = {target: one.directory.sure for target, one in self._targets.items()}
-        attendance = Attendance(identity, sure, self._config.managers)
-        return StorageCore(attendance, self._targets, self._make_replica)
+        membership = NodeMembership(identity, sure, self._config.managers)
+        return StorageCore(membership, self._targets, self._make_replica)
 
     def _make_replica(self, chain: ChainId, target: TargetId) -> Replica:
         return Replica(chain, target, self._targets[target].engine, self._limits)
@@ -243,19 +261,21 @@ class _Storage:
             case ("lost", int(link), str(reason)):
                 self._links.lost(link, reason)
             case ("staged", int(target), int(job), made_in, version, length, crc):
-                self._post(Of(target, self._targets[target].engine.staged(job, made_in, version, length, crc)))
+                self._post(
+                    TargetScoped(target, self._targets[target].engine.staged(job, made_in, version, length, crc))
+                )
             case ("stage_failed", int(target), int(job), str(kind), str(message)):
-                self._post(Of(target, self._targets[target].engine.stage_failed(job, kind, message)))
+                self._post(TargetScoped(target, self._targets[target].engine.stage_failed(job, kind, message)))
             case ("dropped", int(target), int(job)):
-                self._post(Of(target, self._targets[target].engine.dropped(job)))
+                self._post(TargetScoped(target, self._targets[target].engine.dropped(job)))
             case ("adopted", int(target), _):
-                self._post(Of(target, fx.Adopted()))
+                self._post(TargetScoped(target, fx.RecordsInstalled()))
             case ("damage", int(target), int(file), int(index)):
                 _log.error("target=%d chunk=%d:%d is damaged", target, file, index)
-                self._post(Of(target, fx.DamageFound(ChunkId(file, index))))
+                self._post(TargetScoped(target, fx.CorruptionFound(ChunkId(file, index))))
             case ("disk_failed", int(target), str(message)):
                 _log.error("target=%d its disk has failed reason=%s", target, message)
-                self._post(Of(target, fx.DiskFailed(message)))
+                self._post(TargetScoped(target, fx.DiskFailed(message)))
                 if self._driver is not None:
                     self._driver.spawn(asyncio.to_thread(note_failure, self._targets[target]))
             case ("verified", int(target), int(job), last, int(verified)):
@@ -270,21 +290,21 @@ class _Storage:
             message = data.decode(body)
             if link is None:
                 return
-            if isinstance(message, data.Ask):
+            if isinstance(message, data.DataRequest):
                 kept = True
                 self._asks.asked(link, message, handle)
-            elif isinstance(message, data.Between) and link.trusted:
+            elif isinstance(message, data.PeerEnvelope) and link.trusted:
                 self._check_data(message, handle)
                 self._links.heard(message.source, number)
                 kept = True
-                self._post(PeerWrote(message.source, message.target, message.message, handle))
+                self._post(PeerMessageReceived(message.source, message.target, message.message, handle))
             else:
                 raise DataCorruption(f"{link.peer} says what is not for it to say: {type(message).__name__}")
         finally:
             if handle and not kept:
                 self._native.release(handle)
 
-    def _check_data(self, message: data.Between, handle: int) -> None:
+    def _check_data(self, message: data.PeerEnvelope, handle: int) -> None:
         """Of a peer: what came with it is what it speaks of."""
         request = message.message
         put = request.body if isinstance(request, Request) and isinstance(request.body, Put) else None
@@ -306,7 +326,7 @@ class _Storage:
     # --- what is wanted ---
 
     def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Of) and isinstance(effect.what, fx.Publish):
+        if isinstance(effect, TargetScoped) and isinstance(effect.what, fx.Publish):
             self._table[effect.target] = effect.what.entry
             if not self._unpublished:
                 self._unpublished = True
@@ -314,10 +334,10 @@ class _Storage:
             return
         self._publish()
         match effect:
-            case Of(target, what):
-                # an `Of` that comes out holds an effect, one that goes in an event; the struct is one
+            case TargetScoped(target, what):
+                # an `TargetScoped` that comes out holds an effect, one that goes in an event; the struct is one
                 self._perform_of(target, what)  # type: ignore[arg-type]
-            case Ask():
+            case SendToManager():
                 self._control.ask(effect)
             case TakeRouting(routing):
                 self._take_routing(routing)
@@ -332,10 +352,10 @@ class _Storage:
 
     def _perform_of(self, target: TargetId, effect: fx.Effect) -> None:
         match effect:
-            case fx.Stage() | fx.Commit() | fx.Drop() | fx.Adopt() | fx.Forget():
+            case fx.Stage() | fx.Commit() | fx.Drop() | fx.InstallRecords() | fx.Forget():
                 failed = self._targets[target].engine.perform(effect)
                 if failed is not None:
-                    self._post(Of(target, failed))
+                    self._post(TargetScoped(target, failed))
             case fx.Send(peer, message, handle, None):
                 self._links.send(target, peer, self._node_of(peer), message, handle)
             case fx.Send(peer, Request(body=Put(chunk=chunk)) as message, _, ContentId() as content):
@@ -396,7 +416,7 @@ class _Storage:
             for target in self._targets.values():
                 target.scrub.tick(now_ns)
             if self._core is not None:
-                keys = self._core.attendance.key_ids
+                keys = self._core.membership.key_ids
                 if self._asks.use_keys(keys):
                     self._links.end_revoked(keys, time.time())
             await asyncio.sleep(TICK_NS / SECOND)
@@ -411,16 +431,16 @@ class _Storage:
                 after: tuple[int, int] | None = None
                 while page := target.engine.native.rows(after, _PAGE):
                     clients = tuple(dict.fromkeys(row[0] for row in page))
-                    self._post(Swept(number, clients))
+                    self._post(ClientRecordsFound(number, clients))
                     after = (clients[-1], _LAST_CHANNEL)
                     await asyncio.sleep(0)
 
-    def _look_after(self, target: OpenTarget) -> Coroutine[Any, Any, None]:
+    def _maintain(self, target: OpenTarget) -> Coroutine[Any, Any, None]:
         number = target.config.id
-        return look_after(
+        return maintain(
             target,
             self._news[number],
             config=self._config,
-            is_sure=lambda: self._core is not None and self._core.attendance.sure(number),
+            is_sure=lambda: self._core is not None and self._core.membership.sure(number),
             post=self._post,
         )

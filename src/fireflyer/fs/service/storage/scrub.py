@@ -23,7 +23,7 @@ DOUBTED_BYTES_PER_S: Final = 64 * MIB
 _LAST_INDEX: Final = (1 << 32) - 1
 
 
-class Verifies(Protocol):
+class Verifier(Protocol):
     """`TargetEngine`."""
 
     def verify(self, after: tuple[int, int] | None, limit_bytes: int) -> int: ...
@@ -32,7 +32,7 @@ class Verifies(Protocol):
 class Scrub:
     """Of one target. `bytes_per_s` 0: only what is doubted."""
 
-    def __init__(self, engine: Verifies, *, bytes_per_s: int, rest_ns: int) -> None:
+    def __init__(self, engine: Verifier, *, bytes_per_s: int, rest_ns: int) -> None:
         self._engine = engine
         self._bytes_per_s = bytes_per_s
         self._rest_ns = rest_ns

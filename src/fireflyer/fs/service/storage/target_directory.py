@@ -139,7 +139,7 @@ class TargetDirectory:
         self._place = _place_of(self.chunks)
         self._write(_Run(self._boot, durable, self.sure, False))
 
-    def now_sure(self) -> None:
+    def mark_clean(self) -> None:
         """It was synced, or serves."""
         if not self.sure and not self._failed:
             self._write(_Run(self._boot, self._durable, True, False))

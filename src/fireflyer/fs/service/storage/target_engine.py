@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fireflyer.fs.core.chain import effects as fx
-from fireflyer.fs.schema.chunks import Held, Listed, Operation, Row
+from fireflyer.fs.schema.chunks import ChunkEntry, ChunkVersion, CompletionRecord, Operation
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId, ContentId, TargetId
 from fireflyer.native import ChunkError, ChunkTarget
 
@@ -28,7 +28,7 @@ _REMOVED: Final = -1
 """The length of a pending removal."""
 
 _Row = tuple[int, int, int, int, int, int, int]
-EngineEffect = fx.Stage | fx.Commit | fx.Drop | fx.Adopt | fx.Forget
+EngineEffect = fx.Stage | fx.Commit | fx.Drop | fx.InstallRecords | fx.Forget
 
 
 class TargetEngine:
@@ -75,7 +75,7 @@ class TargetEngine:
                 self.native.commit((chunk.file, chunk.index), (content.made_in, content.version))
             case fx.Drop(chunk, content, row, awaited):
                 self._drop(chunk, content, _plain(row) if row is not None else None, awaited=awaited)
-            case fx.Adopt(rows, reset):
+            case fx.InstallRecords(rows, reset):
                 self._jobs += 1
                 self.native.adopt(self._jobs, [_plain(row) for row in rows], reset)
             case fx.Forget(client):
@@ -93,7 +93,9 @@ class TargetEngine:
     def staged(self, job: int, made_in: int, version: int, length: int, crc: int) -> fx.Staged:
         stage = self._staging.pop(job)
         removed = stage.change.operation is Operation.REMOVE
-        return fx.Staged(stage.chunk, stage.id, None if removed else Held(ContentId(made_in, version), length, crc))
+        return fx.Staged(
+            stage.chunk, stage.id, None if removed else ChunkVersion(ContentId(made_in, version), length, crc)
+        )
 
     def stage_failed(self, job: int, kind: str, message: str) -> fx.StageFailed | fx.DiskFailed:
         stage = self._staging.pop(job)
@@ -130,19 +132,21 @@ class TargetEngine:
         waiting = None
         if pending is not None:
             made = ContentId(pending[0], pending[1])
-            waiting = fx.Pending(made, None if pending[2] == _REMOVED else Held(made, pending[2], pending[3]))
+            waiting = fx.PendingContent(
+                made, None if pending[2] == _REMOVED else ChunkVersion(made, pending[2], pending[3])
+            )
         return fx.Entry(_held(committed), waiting, damaged)
 
-    def row(self, client: ClientId, channel: Channel) -> Row | None:
+    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
         found = self.native.row(client, channel)
         return None if found is None else _row(found)
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[Row, ...]:
+    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
         return tuple(_row(one) for one in self.native.rows(after, limit))
 
-    def chunks(self, after: ChunkId | None, limit: int) -> tuple[Listed, ...]:
+    def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         place = (after.file, after.index) if after is not None else None
-        return tuple(Listed(ChunkId(*chunk), _held(held)) for chunk, held in self.native.chunks(place, limit))
+        return tuple(ChunkEntry(ChunkId(*chunk), _held(held)) for chunk, held in self.native.chunks(place, limit))
 
     def of_file(self, file: int, index: int, *, backwards: bool = False) -> Iterator[ChunkId]:
         while True:
@@ -159,16 +163,16 @@ class TargetEngine:
         return tuple(ChunkId(*one) for one in self.native.pending())
 
 
-def _held(held: tuple[int, int, int, int] | None) -> Held | None:
-    return None if held is None else Held(ContentId(held[0], held[1]), held[2], held[3])
+def _held(held: tuple[int, int, int, int] | None) -> ChunkVersion | None:
+    return None if held is None else ChunkVersion(ContentId(held[0], held[1]), held[2], held[3])
 
 
-def _row(row: _Row) -> Row:
+def _row(row: _Row) -> CompletionRecord:
     client, channel, sequence, file, index, made_in, version = row
     made = ContentId(made_in, version) if version else None
-    return Row(client, channel, sequence, ChunkId(file, index), made)
+    return CompletionRecord(client, channel, sequence, ChunkId(file, index), made)
 
 
-def _plain(row: Row) -> _Row:
+def _plain(row: CompletionRecord) -> _Row:
     made_in, version = (row.id.made_in, row.id.version) if row.id is not None else (0, 0)
     return row.client, row.channel, row.sequence, row.chunk.file, row.chunk.index, made_in, version

@@ -15,7 +15,7 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain.node_membership import Measured
-from fireflyer.fs.core.chain.storage_node import Of
+from fireflyer.fs.core.chain.storage_node import TargetScoped
 from fireflyer.fs.schema.ids import TargetId
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage.scrub import Scrub
@@ -23,7 +23,7 @@ from fireflyer.fs.service.storage.target_directory import TargetDirectory
 from fireflyer.fs.service.storage.target_engine import TargetEngine
 from fireflyer.native import ChunkError, ChunkNode, ChunkTarget
 
-__all__ = ["OpenTarget", "boot_id", "close_targets", "look_after", "note_failure", "open_targets"]
+__all__ = ["OpenTarget", "boot_id", "close_targets", "maintain", "note_failure", "open_targets"]
 
 _log = logging.getLogger(__name__)
 LOOK_S: Final = 2.0
@@ -108,13 +108,13 @@ def _open_chunks(
         raise kind_of(f"open {directory.chunks}: {message}") from error
 
 
-async def look_after(
+async def maintain(
     target: OpenTarget,
     news: asyncio.Event,
     *,
     config: StorageConfig,
     is_sure: Callable[[], bool],
-    post: Callable[[Measured | Of], None],
+    post: Callable[[Measured | TargetScoped], None],
 ) -> None:
     """Until the directory is gone or cannot be read: what is written into a directory that was removed would be lost.
     Measures it, and remembers on disk that the target has become sure, at once when there is `news`. In threads: a disk
@@ -124,14 +124,14 @@ async def look_after(
         try:
             await asyncio.to_thread(target.directory.check)
             if is_sure() and not target.directory.sure:
-                await asyncio.to_thread(target.directory.now_sure)
+                await asyncio.to_thread(target.directory.mark_clean)
             post(await asyncio.to_thread(measure, target, config))
         except (TransientError, NoSpace) as error:
             # No descriptors or memory, or no space to write down that it is sure: that passes.
             _log.warning("target=%d cannot be looked at now reason=%s", number, error)
         except (FireflyerError, OSError, ChunkError) as error:
             _log.error("target=%d is given up reason=%s", number, error)
-            post(Of(number, fx.DiskFailed(str(error))))
+            post(TargetScoped(number, fx.DiskFailed(str(error))))
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.fs.schema.chunks import MAX_PAGE, Listed
+from fireflyer.fs.schema.chunks import MAX_PAGE, ChunkEntry
 from fireflyer.fs.schema.ids import MAX_FILE, MAX_INDEX, ChainId, ChunkId
 from fireflyer.fs.schema.inodes import InodeId
 
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
     file: InodeId
     chain: ChainId
-    chunks: tuple[Listed, ...]
+    chunks: tuple[ChunkEntry, ...]
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Stream:
     """Where the next page begins; None: there is none."""
     wanted: bool = True
     """Its next page is on the way, or will be asked for."""
-    held: deque[Listed] = field(default_factory=deque)
+    held: deque[ChunkEntry] = field(default_factory=deque)
 
     @property
     def file(self) -> InodeId | None:
@@ -60,7 +60,7 @@ class _Stream:
         return self.next.file if self.next is not None else None
 
     @property
-    def hungry(self) -> bool:
+    def needs_pages(self) -> bool:
         return self.next is not None and not self.wanted and len(self.held) <= self.page // 2
 
 
@@ -71,7 +71,7 @@ class ChainWalk:
         self.page = max(LEAST_PAGE, min(MAX_PAGE, held * 2 // 3 // max(1, len(chains))))
         self._streams = {chain: _Stream(chain, self.page) for chain in chains}
         self._order: list[tuple[InodeId, ChainId]] = [(0, chain) for chain in sorted(self._streams)]
-        self._hungry = list(self._streams.values())
+        self._needing_pages = list(self._streams.values())
 
     @property
     def over(self) -> bool:
@@ -79,10 +79,10 @@ class ChainWalk:
 
     def wanted(self) -> list[tuple[ChainId, ChunkId]]:
         """Each is said once."""
-        hungry, self._hungry = self._hungry, []
-        return [(stream.chain, stream.next) for stream in hungry if stream.next is not None]
+        needs_pages, self._needing_pages = self._needing_pages, []
+        return [(stream.chain, stream.next) for stream in needs_pages if stream.next is not None]
 
-    def take(self, chain: ChainId, listed: Sequence[Listed]) -> None:
+    def take(self, chain: ChainId, listed: Sequence[ChunkEntry]) -> None:
         """The page of the chain that was wanted. Raises `DataCorruption` for one that cannot be."""
         stream = self._streams[chain]
         if len(listed) > self.page or not _in_order(stream.next, listed):
@@ -104,9 +104,9 @@ class ChainWalk:
             while stream.held and stream.held[0].chunk.file == file:
                 chunks.append(stream.held.popleft())
             self._place(stream, None)
-            if stream.hungry:
+            if stream.needs_pages:
                 stream.wanted = True
-                self._hungry.append(stream)
+                self._needing_pages.append(stream)
             yield Piece(file, chain, tuple(chunks))
 
     def _place(self, stream: _Stream, file: InodeId | None) -> bool:
@@ -128,7 +128,7 @@ def behind(chunk: ChunkId) -> ChunkId | None:
     return ChunkId(chunk.file + 1, 0) if chunk.file < MAX_FILE else None
 
 
-def _in_order(start: ChunkId | None, listed: Iterable[Listed]) -> bool:
+def _in_order(start: ChunkId | None, listed: Iterable[ChunkEntry]) -> bool:
     for one in listed:
         if start is None or one.chunk < start:
             return False

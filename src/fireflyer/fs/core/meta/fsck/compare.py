@@ -5,7 +5,7 @@
               cannot be read; what is not there is a hole, and no fault
     unowned   what has chunks and is no file, which the caller finds
 
-In memory are a few bits for each inode that has a name (`Numbers`), what is known of files with several names, and the
+In memory are a few bits for each inode that has a name (`InodeSet`), what is known of files with several names, and the
 entries of one directory.
 
 Nothing here says what to do about it. A file system that is in use changes while it is looked at, so what is found once
@@ -21,13 +21,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.fs.core.meta.fsck.inode_set import Numbers
+from fireflyer.fs.core.meta.fsck.inode_set import InodeSet
 from fireflyer.fs.core.meta.inodes.layout import chain_of, end_at, order_of
-from fireflyer.fs.schema.chunks import Listed
+from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
-from fireflyer.fs.schema.inodes import DirectoryBody, FileBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import DirectoryDetails, FileDetails, Inode, InodeId, Kind
 
-__all__ = ["Fault", "FaultKind", "Name", "Names", "lasting", "wrong_chunks"]
+__all__ = ["Fault", "FaultKind", "Name", "NamespaceCheck", "lasting", "wrong_chunks"]
 
 
 class FaultKind(enum.StrEnum):
@@ -58,16 +58,16 @@ class Name(msgspec.Struct, frozen=True):
     inode: Inode
 
 
-class Names:
+class NamespaceCheck:
     """`directory` once for each, the root first, a directory before those in it; then `faults`."""
 
     def __init__(self, root: Inode) -> None:
         self._links: Counter[InodeId] = Counter()
         self._counted: dict[InodeId, tuple[int, str]] = {}
         """Files with several names: how many the inode says, and one of the names."""
-        self._unsure = Numbers()
+        self._unsure = InodeSet()
         self._faults: list[Fault] = []
-        self._known = Numbers()
+        self._known = InodeSet()
         """Everything that has a name."""
         self._known.add(root.id)
 
@@ -75,7 +75,7 @@ class Names:
         """`path`: as it is to be shown. Not `steady`: it changed while it was listed, so nothing is counted by it. The
         directories in it that are to be listed: one that has two names is listed once."""
         body = inode.body
-        if not isinstance(body, DirectoryBody):
+        if not isinstance(body, DirectoryDetails):
             raise InvariantViolation(f"inode {inode.id} is no directory, and was listed as one")
         below = sum(one.inode.kind is Kind.DIRECTORY for one in entries)
         if not steady:
@@ -89,10 +89,13 @@ class Names:
     def _entry(self, path: str, directory: Inode, one: Name) -> bool:
         inode, shown = one.inode, f"{path.rstrip('/')}/{one.name}"
         again = not self._known.add(inode.id)
-        if inode.area not in (directory.area, inode.id if inode.kind is Kind.DIRECTORY else directory.area):
-            text = f"counts in quota area {inode.area}, its directory in {directory.area}"
+        if inode.quota_tree not in (
+            directory.quota_tree,
+            inode.id if inode.kind is Kind.DIRECTORY else directory.quota_tree,
+        ):
+            text = f"counts in quota area {inode.quota_tree}, its directory in {directory.quota_tree}"
             self._fault(FaultKind.AREA, inode.id, shown, text)
-        if isinstance(inode.body, DirectoryBody):
+        if isinstance(inode.body, DirectoryDetails):
             if again:
                 self._fault(FaultKind.TREE, inode.id, shown, "has another name too, and is listed there")
             elif inode.body.parent != directory.id:
@@ -116,11 +119,11 @@ class Names:
 
 
 def wrong_chunks(
-    path: str, inode: Inode, chains: Sequence[ChainId], there: Mapping[ChainId, Iterable[Listed]]
+    path: str, inode: Inode, chains: Sequence[ChainId], there: Mapping[ChainId, Iterable[ChunkEntry]]
 ) -> list[Fault]:
     """`chains`: of the layout's table, in its order. `there`: chunks of the file by the chain that they are on."""
     body = inode.body
-    if not isinstance(body, FileBody):
+    if not isinstance(body, FileDetails):
         raise InvariantViolation(f"inode {inode.id} is no file, and its chunks were compared")
     order, found = order_of(body.layout, chains), []
     for chain, chunks in there.items():

@@ -13,7 +13,7 @@ from typing import Final
 
 from fireflyer.fs.schema.inodes import InodeId
 
-__all__ = ["Numbers"]
+__all__ = ["InodeSet"]
 
 _BITS: Final = 16
 _BITMAP_BYTES: Final = (1 << _BITS) // 8
@@ -21,7 +21,7 @@ _MOST_SORTED: Final = _BITMAP_BYTES // 2
 """With more of them a bitmap is smaller."""
 
 
-class Numbers:
+class InodeSet:
     """A set that only grows."""
 
     def __init__(self) -> None:

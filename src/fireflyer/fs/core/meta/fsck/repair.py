@@ -8,12 +8,12 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.fsck.rows import Adopt, ClearRow, Problem, Repair, SetInode, SetUse, Unlink
+from fireflyer.fs.core.meta.fsck.rows import ClearRow, Problem, ReconnectOrphan, Repair, SetInode, SetUse, Unlink
 from fireflyer.fs.core.meta.inodes.directories import changed_directory
 from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.open_files import holds
-from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, EntryRow, encode_entry, entry_key, number_key
-from fireflyer.fs.schema.inodes import ROOT, DirectoryBody, Inode, Kind
+from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, DentryRow, encode_entry, entry_key, number_key
+from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, Inode, Kind
 
 __all__ = ["LOST_AND_FOUND", "repair"]
 
@@ -25,11 +25,11 @@ async def repair(problems: Sequence[Problem], context: Context) -> int:
     """Mends those that can be mended; how many."""
     repairs = [problem.repair for problem in problems if problem.repair is not None]
     for each in repairs:
-        await _mend(each, context)
+        await _repair_one(each, context)
     return len(repairs)
 
 
-async def _mend(each: Repair, context: Context) -> None:
+async def _repair_one(each: Repair, context: Context) -> None:
     if isinstance(each, ClearRow):
         context.rows.clear(each.key)
     elif isinstance(each, SetUse):
@@ -58,26 +58,31 @@ async def _set_use(use: SetUse, context: Context) -> None:
 
 def _changed(inode: Inode, to: SetInode) -> Inode:
     body = inode.body
-    if isinstance(body, DirectoryBody):
-        body = DirectoryBody(
+    if isinstance(body, DirectoryDetails):
+        body = DirectoryDetails(
             body.parent if to.parent is None else to.parent,
             body.entries if to.entries is None else to.entries,
             body.subdirectories if to.subdirectories is None else to.subdirectories,
             body.defaults,
             body.depth,
         )
-    links, area = (inode.links if to.links is None else to.links), (inode.area if to.area is None else to.area)
+    links, quota_tree = (
+        (inode.links if to.links is None else to.links),
+        (inode.quota_tree if to.quota_tree is None else to.quota_tree),
+    )
     home = inode.home if to.parent is None else to.parent
-    value_bytes = inode.value_bytes if to.value_bytes is None else to.value_bytes
-    return msgspec.structs.replace(inode, links=links, area=area, body=body, home=home, value_bytes=value_bytes)
+    xattr_bytes = inode.xattr_bytes if to.xattr_bytes is None else to.xattr_bytes
+    return msgspec.structs.replace(
+        inode, links=links, quota_tree=quota_tree, body=body, home=home, xattr_bytes=xattr_bytes
+    )
 
 
-async def _adopt(each: Adopt, inode: Inode, context: Context) -> None:
+async def _adopt(each: ReconnectOrphan, inode: Inode, context: Context) -> None:
     """What counts its old and its new directory have then is for the next check."""
     if each.key:
         context.rows.clear(each.key)
     home = await _lost_and_found(context)
-    context.rows.set(entry_key(home.id, b"%d" % inode.id), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.rows.set(entry_key(home.id, b"%d" % inode.id), encode_entry(DentryRow(inode.id, inode.kind)))
     context.put(changed_directory(home, context.now_ns, 1, 1 if inode.kind is Kind.DIRECTORY else 0))
     context.put(_changed(inode, SetInode(inode.id, links=1, parent=home.id)))
 
@@ -91,9 +96,9 @@ async def _lost_and_found(context: Context) -> Inode:
             return found
         name, number = b"%s.%d" % (LOST_AND_FOUND, number), number + 1
     now_ns = context.now_ns
-    body = DirectoryBody(ROOT, depth=1)
-    made = Inode(context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.area, body)
+    body = DirectoryDetails(ROOT, depth=1)
+    made = Inode(context.new_id(), Kind.DIRECTORY, _MODE, 0, 0, 1, now_ns, now_ns, now_ns, root.quota_tree, body)
     context.put(made)
-    context.rows.set(entry_key(ROOT, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))
+    context.rows.set(entry_key(ROOT, name), encode_entry(DentryRow(made.id, Kind.DIRECTORY)))
     context.put(changed_directory(root, now_ns, 1, 1))
     return made

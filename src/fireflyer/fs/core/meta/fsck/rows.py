@@ -27,14 +27,22 @@ from fireflyer.fs.core.meta.tables import (
     INODES,
     UNLINKED,
     VALUES,
-    AreaRow,
+    QuotaTreeRow,
     decode_entry,
     decode_inode,
     number_key,
 )
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryBody, FileBody, InodeId, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import (
+    MAX_NAME_BYTES,
+    ROOT,
+    DirectoryDetails,
+    FileDetails,
+    InodeId,
+    Kind,
+    SymlinkDetails,
+)
 
-__all__ = ["Adopt", "Checker", "ClearRow", "Problem", "ProblemKind", "Repair", "SetInode", "SetUse", "Unlink"]
+__all__ = ["Checker", "ClearRow", "Problem", "ProblemKind", "ReconnectOrphan", "Repair", "SetInode", "SetUse", "Unlink"]
 
 _PAIR_KEY_BYTES: Final = 18
 
@@ -67,8 +75,8 @@ class SetInode(msgspec.Struct, frozen=True):
     entries: int | None = None
     subdirectories: int | None = None
     parent: InodeId | None = None
-    area: int | None = None
-    value_bytes: int | None = None
+    quota_tree: int | None = None
+    xattr_bytes: int | None = None
 
 
 class SetUse(msgspec.Struct, frozen=True):
@@ -84,7 +92,7 @@ class Unlink(msgspec.Struct, frozen=True):
     id: InodeId
 
 
-class Adopt(msgspec.Struct, frozen=True):
+class ReconnectOrphan(msgspec.Struct, frozen=True):
     """Into `/lost+found`, out of where it is."""
 
     id: InodeId
@@ -92,7 +100,7 @@ class Adopt(msgspec.Struct, frozen=True):
     """Of its name; empty: it has none."""
 
 
-Repair: TypeAlias = ClearRow | SetInode | SetUse | Unlink | Adopt
+Repair: TypeAlias = ClearRow | SetInode | SetUse | Unlink | ReconnectOrphan
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -107,9 +115,9 @@ class _Seen:
 
     kind: Kind
     links: int
-    area: int
+    quota_tree: int
     length: int
-    value_bytes: int
+    xattr_bytes: int
     found_value_bytes: int
     """Without what rows of attributes hold, which are counted when all rows were given."""
     parent: InodeId = 0
@@ -131,7 +139,7 @@ class _Seen:
 class Checker:
     def __init__(self) -> None:
         self._inodes: dict[InodeId, _Seen] = {}
-        self._areas: dict[InodeId, AreaRow] = {}
+        self._areas: dict[InodeId, QuotaTreeRow] = {}
         self._names: list[tuple[bytes, InodeId, Kind]] = []
         self._unlinked: dict[InodeId, int] = {}
         self._value_bytes: dict[InodeId, int] = {}
@@ -150,18 +158,18 @@ class Checker:
         if table == INODES:
             inode = decode_inode(key, value)
             body = inode.body
-            length = body.length if isinstance(body, FileBody) else 0
-            target_bytes = len(body.target) if isinstance(body, SymlinkBody) else 0
-            seen = _Seen(inode.kind, inode.links, inode.area, length, inode.value_bytes, target_bytes)
-            if isinstance(body, DirectoryBody):
+            length = body.length if isinstance(body, FileDetails) else 0
+            target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
+            seen = _Seen(inode.kind, inode.links, inode.quota_tree, length, inode.xattr_bytes, target_bytes)
+            if isinstance(body, DirectoryDetails):
                 seen.parent, seen.entries, seen.subdirectories = body.parent, body.entries, body.subdirectories
             self._inodes[inode.id] = seen
         elif table == ENTRIES:
             entry = decode_entry(key, value)
             self._names.append((key, entry.id, entry.kind))
         elif table == AREAS:
-            area = AREA_ROWS.decode(key, value)
-            self._areas[area.head] = area
+            quota_tree = AREA_ROWS.decode(key, value)
+            self._areas[quota_tree.head] = quota_tree
         elif table == VALUES:
             inode_id = int.from_bytes(key[2:ENTRY_PREFIX_BYTES], "big")
             self._others.append((inode_id, key))
@@ -244,10 +252,10 @@ class Checker:
         for inode_id, seen in self._inodes.items():
             if not seen.names and (seen.links or seen.found_entries):
                 text = f"inode {inode_id} counts {seen.links} links, has {seen.found_entries} entries and no name"
-                yield Problem(ProblemKind.LOST, text, Adopt(inode_id, b""))
-            elif seen.kind is Kind.DIRECTORY and seen.names and not seen.reached and self._begins_circle(inode_id):
+                yield Problem(ProblemKind.LOST, text, ReconnectOrphan(inode_id, b""))
+            elif seen.kind is Kind.DIRECTORY and seen.names and not seen.reached and self._starts_cycle(inode_id):
                 text = f"directory {inode_id} lies in itself"
-                yield Problem(ProblemKind.LOST, text, Adopt(inode_id, seen.key))
+                yield Problem(ProblemKind.LOST, text, ReconnectOrphan(inode_id, seen.key))
 
     def _names_outside(self) -> Iterator[Problem]:
         """Of the names of one file, those in another area than the last of them."""
@@ -259,7 +267,7 @@ class Checker:
                 text = f"{key[ENTRY_PREFIX_BYTES:]!r} names inode {inode_id}, which is in another area"
                 yield Problem(ProblemKind.BAD_NAME, text, ClearRow(key))
 
-    def _begins_circle(self, inode_id: InodeId) -> bool:
+    def _starts_cycle(self, inode_id: InodeId) -> bool:
         """Whether the way up from it leads back to it, and it has the least number of all on the way."""
         at = self._inodes[inode_id].within
         while at > inode_id and self._inodes[at].names:
@@ -278,10 +286,10 @@ class Checker:
             if seen.kind is Kind.DIRECTORY:
                 yield from self._wrong_directory(inode_id, seen)
             home = self._inodes[seen.within]
-            area = seen.found_area if seen.kind is Kind.DIRECTORY else home.found_area
-            if home.reached and seen.area != area:
-                text = f"inode {inode_id} is in area {area} and says {seen.area}"
-                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, area=area))
+            quota_tree = seen.found_area if seen.kind is Kind.DIRECTORY else home.found_area
+            if home.reached and seen.quota_tree != quota_tree:
+                text = f"inode {inode_id} is in area {quota_tree} and says {seen.quota_tree}"
+                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, quota_tree=quota_tree))
 
     def _wrong_directory(self, inode_id: InodeId, seen: _Seen) -> Iterator[Problem]:
         if (seen.entries, seen.subdirectories) != (seen.found_entries, seen.found_subdirectories):
@@ -295,23 +303,23 @@ class Checker:
     def _wrong_values(self) -> Iterator[Problem]:
         for inode_id, seen in self._inodes.items():
             found = seen.found_value_bytes + self._value_bytes.get(inode_id, 0)
-            if seen.value_bytes != found:
-                text = f"inode {inode_id} has {found} bytes of attributes and target, and counts {seen.value_bytes}"
-                yield Problem(ProblemKind.VALUES, text, SetInode(inode_id, value_bytes=found))
+            if seen.xattr_bytes != found:
+                text = f"inode {inode_id} has {found} bytes of attributes and target, and counts {seen.xattr_bytes}"
+                yield Problem(ProblemKind.VALUES, text, SetInode(inode_id, xattr_bytes=found))
 
     def _wrong_use(self) -> Iterator[Problem]:
         """By what inodes say: where that is wrong, it is mended first."""
         used: dict[InodeId, tuple[int, int]] = dict.fromkeys(self._areas, (0, 0))
         outers = {head: self._outer(head) for head in self._areas}
         for inode_id, seen in self._inodes.items():
-            area, steps = seen.area, 0
-            if area and area not in self._areas:
-                text = f"inode {inode_id} is in area {area}, which is none"
-                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, area=0))
-            while area in used and steps <= len(used):
-                in_bytes, inodes = used[area]
-                used[area] = (in_bytes + seen.length + seen.value_bytes, inodes + 1)
-                area, steps = outers[area], steps + 1
+            quota_tree, steps = seen.quota_tree, 0
+            if quota_tree and quota_tree not in self._areas:
+                text = f"inode {inode_id} is in area {quota_tree}, which is none"
+                yield Problem(ProblemKind.AREA, text, SetInode(inode_id, quota_tree=0))
+            while quota_tree in used and steps <= len(used):
+                in_bytes, inodes = used[quota_tree]
+                used[quota_tree] = (in_bytes + seen.length + seen.xattr_bytes, inodes + 1)
+                quota_tree, steps = outers[quota_tree], steps + 1
         for head, area_row in self._areas.items():
             in_bytes, inodes = used[head]
             if (area_row.outer, area_row.bytes, area_row.inodes) != (outers[head], in_bytes, inodes) or not inodes:

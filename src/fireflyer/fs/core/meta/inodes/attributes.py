@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import GROUP_EXECUTE, SET_GID, SET_UID, WRITE, owns, permits
 from fireflyer.fs.schema.errors import file_error
@@ -56,7 +56,7 @@ def without_privileges(inode: Inode, *, in_group: bool = True) -> int:
     return mode & ~SET_GID if mode & GROUP_EXECUTE or not in_group else mode
 
 
-def _check_owners(request: SetAttributes, asker: Asker, inode: Inode) -> None:
+def _check_owners(request: SetAttributes, asker: Requester, inode: Inode) -> None:
     if _NOBODY in (request.uid, request.gid):
         raise file_error(errno.EINVAL, f"{_NOBODY} is no user and no group")
     if asker.unrestricted:
@@ -69,7 +69,7 @@ def _check_owners(request: SetAttributes, asker: Asker, inode: Inode) -> None:
         raise file_error(errno.EPERM, "owners give files to groups that they are in")
 
 
-def _check_times(request: SetAttributes, asker: Asker, inode: Inode) -> None:
+def _check_times(request: SetAttributes, asker: Requester, inode: Inode) -> None:
     if owns(asker, inode):
         return
     if request.atime_ns is not None or request.mtime_ns is not None or request.now in (Now.ATIME, Now.MTIME):
@@ -78,7 +78,7 @@ def _check_times(request: SetAttributes, asker: Asker, inode: Inode) -> None:
         raise file_error(errno.EACCES)
 
 
-def _mode(request: SetAttributes, asker: Asker, inode: Inode) -> int:
+def _mode(request: SetAttributes, asker: Requester, inode: Inode) -> int:
     if request.mode is not None:
         gid = inode.gid if request.gid is None else request.gid
         in_group = asker.unrestricted or asker.has_group(gid)

@@ -8,28 +8,28 @@ from typing import Final
 from fireflyer.fs.core.meta.context import REST_MASK, Context
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, require
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import MAX_DEPTH, ROOT, DirectoryBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import MAX_DEPTH, ROOT, DirectoryDetails, Inode, InodeId
 
-__all__ = ["MAX_CLIMB", "changed_directory", "depth_in", "directory_body", "is_in", "parent_of", "require_reach"]
+__all__ = ["MAX_CLIMB", "changed_directory", "depth_in", "directory_details", "is_in", "parent_of", "require_reach"]
 
 MAX_CLIMB: Final = 2 * MAX_DEPTH
 """Directories above one, as far as anybody looks: moving a tree may bring what is in it below `MAX_DEPTH`."""
 
 
-def directory_body(inode: Inode) -> DirectoryBody:
+def directory_details(inode: Inode) -> DirectoryDetails:
     """Raises ENOTDIR."""
-    if isinstance(inode.body, DirectoryBody):
+    if isinstance(inode.body, DirectoryDetails):
         return inode.body
     raise file_error(errno.ENOTDIR)
 
 
 async def parent_of(context: Context, directory: Inode) -> Inode:
-    return directory if directory.id == ROOT else await context.known(directory_body(directory).parent)
+    return directory if directory.id == ROOT else await context.known(directory_details(directory).parent)
 
 
 def depth_in(directory: Inode) -> int:
     """Of a directory that comes to lie in this one. Raises ENAMETOOLONG."""
-    depth = directory_body(directory).depth + 1
+    depth = directory_details(directory).depth + 1
     if depth > MAX_DEPTH:
         raise file_error(errno.ENAMETOOLONG, f"directories lie in each other {MAX_DEPTH} deep at most")
     return depth
@@ -41,7 +41,7 @@ async def require_reach(context: Context, inode: Inode) -> None:
     asker = context.asker
     if not asker.by_path or asker.unrestricted or asker.uid == inode.uid or inode.id == ROOT:
         return
-    above = inode.body.parent if isinstance(inode.body, DirectoryBody) else inode.home
+    above = inode.body.parent if isinstance(inode.body, DirectoryDetails) else inode.home
     climbed = 0
     while above:
         climbed = await _step(context, climbed)
@@ -49,7 +49,7 @@ async def require_reach(context: Context, inode: Inode) -> None:
         if directory is None or directory.links == 0:
             return
         require(asker, directory, EXECUTE)
-        above = 0 if above == ROOT else directory_body(directory).parent
+        above = 0 if above == ROOT else directory_details(directory).parent
 
 
 async def is_in(context: Context, directory: Inode, above: InodeId) -> bool:
@@ -77,7 +77,7 @@ async def _step(context: Context, climbed: int) -> int:
 
 def changed_directory(directory: Inode, now_ns: int, entries_more: int, subdirectories_more: int) -> Inode:
     """With its times, and so many more (or less)."""
-    body = directory_body(directory)
+    body = directory_details(directory)
     entries, subdirectories = body.entries + entries_more, body.subdirectories + subdirectories_more
     return Inode(
         directory.id,
@@ -89,8 +89,8 @@ def changed_directory(directory: Inode, now_ns: int, entries_more: int, subdirec
         directory.atime_ns,
         now_ns,
         now_ns,
-        directory.area,
-        DirectoryBody(body.parent, entries, subdirectories, body.defaults, body.depth),
+        directory.quota_tree,
+        DirectoryDetails(body.parent, entries, subdirectories, body.defaults, body.depth),
         directory.home,
-        directory.value_bytes,
+        directory.xattr_bytes,
     )

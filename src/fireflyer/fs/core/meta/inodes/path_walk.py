@@ -20,7 +20,7 @@ from typing import Final
 from fireflyer.fs.core.meta.context import REST_MASK, Context
 from fireflyer.fs.core.meta.inodes.directories import parent_of, require_reach
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, permits
-from fireflyer.fs.core.meta.tables import EntryRow, corrupt, decode_entry, entry_key, inode_key
+from fireflyer.fs.core.meta.tables import DentryRow, corrupt, decode_entry, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (
     MAX_NAME_BYTES,
@@ -29,17 +29,17 @@ from fireflyer.fs.schema.inodes import (
     ROOT,
     Inode,
     Kind,
-    SymlinkBody,
+    SymlinkDetails,
 )
-from fireflyer.fs.schema.meta import Place
+from fireflyer.fs.schema.meta import PathRef
 
-__all__ = ["Last", "Spot", "Walker", "find", "look_up"]
+__all__ = ["LastComponent", "LastType", "Walker", "find", "look_up"]
 
 MAX_NAMES: Final = 4096
 """Of a path with all links on its way: twice what a path has at most."""
 
 
-class Last(enum.Enum):
+class LastType(enum.Enum):
     NAME = enum.auto()
     DOT = enum.auto()
     DOT_DOT = enum.auto()
@@ -47,15 +47,15 @@ class Last(enum.Enum):
     """The path is "/" or empty: where it begins is where it ends."""
 
 
-_DOTS = {b".": Last.DOT, b"..": Last.DOT_DOT}
+_DOTS = {b".": LastType.DOT, b"..": LastType.DOT_DOT}
 
 
 @dataclass(slots=True)
-class Spot:
+class LastComponent:
     directory: Inode
-    """Searched; with `Last.NOTHING` what the path names, whatever its kind."""
+    """Searched; with `LastType.NOTHING` what the path names, whatever its kind."""
     name: bytes
-    last: Last
+    last: LastType
     slash: bool
     """Behind the name."""
 
@@ -63,7 +63,7 @@ class Spot:
 class Walker:
     __slots__ = ("_context", "_directory", "_links", "_names", "_pending", "_place", "_slash")
 
-    def __init__(self, context: Context, place: Place) -> None:
+    def __init__(self, context: Context, place: PathRef) -> None:
         """Raises ENAMETOOLONG, EINVAL."""
         path = place.path
         if len(path) > MAX_PATH_BYTES:
@@ -82,7 +82,7 @@ class Walker:
         elif path:
             self._pending.append(path)
 
-    async def parent(self) -> Spot:
+    async def parent(self) -> LastComponent:
         """Raises ENOTDIR, EACCES, ENOENT, ENAMETOOLONG, ELOOP; ESTALE where the place's base is gone."""
         context, pending = self._context, self._pending
         directory = self._directory or await self._start()
@@ -97,7 +97,7 @@ class Walker:
                 await context.rest()
             if not pending:
                 self._directory = directory
-                return Spot(directory, name, _DOTS.get(name, Last.NAME), self._slash)
+                return LastComponent(directory, name, _DOTS.get(name, LastType.NAME), self._slash)
             if name == b".":
                 continue
             if name == b"..":
@@ -107,14 +107,14 @@ class Walker:
             if entry is None:
                 raise file_error(errno.ENOENT)
             inode = await context.known(entry.id)
-            if isinstance(inode.body, SymlinkBody):
+            if isinstance(inode.body, SymlinkDetails):
                 directory = await self._jump(directory, inode.body.target)
             else:
                 directory = inode
         self._directory = directory
-        return Spot(directory, b"", Last.NOTHING, self._slash)
+        return LastComponent(directory, b"", LastType.NOTHING, self._slash)
 
-    async def enter(self, link: SymlinkBody) -> None:
+    async def enter(self, link: SymlinkDetails) -> None:
         """The last name was this link: `parent` then goes on behind it. Raises ELOOP."""
         if self._directory is not None:
             self._slash = self._slash or link.target.endswith(b"/")
@@ -150,7 +150,7 @@ class Walker:
         self._slash = path.endswith(b"/")
 
 
-async def look_up(context: Context, directory: Inode, name: bytes) -> EntryRow | None:
+async def look_up(context: Context, directory: Inode, name: bytes) -> DentryRow | None:
     """A name in a directory that was searched. Raises ENAMETOOLONG."""
     if len(name) > MAX_NAME_BYTES:
         raise file_error(errno.ENAMETOOLONG)
@@ -159,21 +159,21 @@ async def look_up(context: Context, directory: Inode, name: bytes) -> EntryRow |
     return None if value is None else decode_entry(key, value)
 
 
-async def find(context: Context, place: Place, *, follow: bool = True) -> Inode:
+async def find(context: Context, place: PathRef, *, follow: bool = True) -> Inode:
     """What is there; a symbolic link at the end is followed or found. An empty path is the base itself.
     Raises the errors of a path."""
     walker = Walker(context, place)
     while True:
         spot = await walker.parent()
-        if spot.last is Last.DOT_DOT:
+        if spot.last is LastType.DOT_DOT:
             return await parent_of(context, spot.directory)
-        if spot.last is not Last.NAME:
+        if spot.last is not LastType.NAME:
             return spot.directory
         entry = await look_up(context, spot.directory, spot.name)
         if entry is None:
             raise file_error(errno.ENOENT)
         inode = await context.known(entry.id)
-        if isinstance(inode.body, SymlinkBody) and (follow or spot.slash):
+        if isinstance(inode.body, SymlinkDetails) and (follow or spot.slash):
             await walker.enter(inode.body)
             continue
         if spot.slash and inode.kind is not Kind.DIRECTORY:

@@ -11,7 +11,7 @@ from typing import Final
 
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import LIFETIME_S, Rights
-from fireflyer.fs.core.meta.context import Asker
+from fireflyer.fs.core.meta.context import Requester
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Inode, Kind
 from fireflyer.fs.schema.meta import Opened, OpenFlag
@@ -30,7 +30,7 @@ GROUP_EXECUTE: Final = 0o010
 _ANY_EXECUTE: Final = 0o111
 
 
-def permits(asker: Asker, inode: Inode, mask: int) -> bool:
+def permits(asker: Requester, inode: Inode, mask: int) -> bool:
     mode = inode.mode
     if asker.unrestricted:
         return not mask & EXECUTE or inode.kind is Kind.DIRECTORY or bool(mode & _ANY_EXECUTE)
@@ -41,7 +41,7 @@ def permits(asker: Asker, inode: Inode, mask: int) -> bool:
     return mode & mask == mask
 
 
-def require(asker: Asker, inode: Inode, mask: int) -> None:
+def require(asker: Requester, inode: Inode, mask: int) -> None:
     """Raises EACCES."""
     if not permits(asker, inode, mask):
         raise file_error(errno.EACCES)
@@ -55,17 +55,17 @@ def granted(inode: Inode, flags: int, now_ns: int, *, created: bool = False) -> 
     return Opened(inode, created, expires_unix_s=now_ns // SECOND + LIFETIME_S, rights=int(rights))
 
 
-def owns(asker: Asker, inode: Inode) -> bool:
+def owns(asker: Requester, inode: Inode) -> bool:
     """Or is the superuser."""
     return asker.unrestricted or asker.uid == inode.uid
 
 
-def may_remove(asker: Asker, directory: Inode, inode: Inode) -> bool:
+def may_remove(asker: Requester, directory: Inode, inode: Inode) -> bool:
     """As far as the sticky bit goes."""
     return not directory.mode & STICKY or owns(asker, inode) or asker.uid == directory.uid
 
 
-def require_removal(asker: Asker, directory: Inode, inode: Inode) -> None:
+def require_removal(asker: Requester, directory: Inode, inode: Inode) -> None:
     """That the name of `inode` may be taken out of `directory`. Raises EACCES, EPERM."""
     require(asker, directory, WRITE | EXECUTE)
     if not may_remove(asker, directory, inode):

@@ -14,9 +14,9 @@ import msgspec
 
 from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context, Rows
-from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, directory_body, parent_of
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, directory_details, parent_of
 from fireflyer.fs.core.meta.inodes.layout import new_layout
-from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, find, look_up
+from fireflyer.fs.core.meta.inodes.path_walk import LastComponent, LastType, Walker, find, look_up
 from fireflyer.fs.core.meta.inodes.permissions import (
     EXECUTE,
     GROUP_EXECUTE,
@@ -30,19 +30,19 @@ from fireflyer.fs.core.meta.inodes.permissions import (
 )
 from fireflyer.fs.core.meta.namespace import trash
 from fireflyer.fs.core.meta.open_files import holds
-from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, encode_inode, entry_key, inode_key
+from fireflyer.fs.core.meta.tables import DentryRow, encode_entry, encode_inode, entry_key, inode_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import (
     MAX_LINKS,
     MAX_PATH_BYTES,
     ROOT,
-    DeviceBody,
-    DirectoryBody,
-    FileBody,
+    DeviceDetails,
+    DirectoryDetails,
+    FileDetails,
     Inode,
     InodeId,
     Kind,
-    SymlinkBody,
+    SymlinkDetails,
 )
 from fireflyer.fs.schema.meta import (
     Done,
@@ -52,7 +52,7 @@ from fireflyer.fs.schema.meta import (
     MakeNode,
     Open,
     OpenFlag,
-    Place,
+    PathRef,
     Remove,
     RemoveDirectory,
     Symlink,
@@ -76,7 +76,7 @@ async def make_root(rows: Rows, *, now_ns: int, uid: int = 0, gid: int = 0, mode
     """False: it is there already."""
     if await rows.get(inode_key(ROOT)) is not None:
         return False
-    body = DirectoryBody(ROOT)
+    body = DirectoryDetails(ROOT)
     root = Inode(ROOT, Kind.DIRECTORY, mode, uid, gid, 1, now_ns, now_ns, now_ns, 0, body)
     rows.set(inode_key(ROOT), encode_inode(root))
     return True
@@ -88,7 +88,7 @@ async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
     walker = Walker(context, request.place)
     while True:
         spot = await walker.parent()
-        if flags & _CREATE and spot.last is Last.NAME and spot.slash:
+        if flags & _CREATE and spot.last is LastType.NAME and spot.slash:
             raise file_error(errno.EISDIR)
         inode = await _at(context, spot)
         if inode is None:
@@ -97,7 +97,7 @@ async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
             return await _create_file(context, spot, request.mode), True
         if flags & _CREATE and flags & _EXCLUSIVE:
             raise file_error(errno.EEXIST)
-        if isinstance(inode.body, SymlinkBody) and spot.last is Last.NAME and (flags & _FOLLOW or spot.slash):
+        if isinstance(inode.body, SymlinkDetails) and spot.last is LastType.NAME and (flags & _FOLLOW or spot.slash):
             await walker.enter(inode.body)
             continue
         if spot.slash and inode.kind is not Kind.DIRECTORY:
@@ -106,10 +106,10 @@ async def open_place(request: Open, context: Context) -> tuple[Inode, bool]:
         return inode, False
 
 
-async def _at(context: Context, spot: Spot) -> Inode | None:
-    if spot.last is Last.DOT_DOT:
+async def _at(context: Context, spot: LastComponent) -> Inode | None:
+    if spot.last is LastType.DOT_DOT:
         return await parent_of(context, spot.directory)
-    if spot.last is not Last.NAME:
+    if spot.last is not LastType.NAME:
         return spot.directory
     entry = await look_up(context, spot.directory, spot.name)
     return None if entry is None else await context.known(entry.id)
@@ -131,12 +131,12 @@ def _check_opening(context: Context, inode: Inode, flags: int) -> None:
         raise file_error(errno.ENXIO, "fifos, sockets and devices are opened by the kernel that they are used on")
 
 
-async def _create_file(context: Context, spot: Spot, mode: int) -> Inode:
+async def _create_file(context: Context, spot: LastComponent, mode: int) -> Inode:
     directory = spot.directory
     _require_addition(context, directory)
     inode_id = context.new_id()
-    layout = new_layout(context, directory_body(directory).defaults, inode_id)
-    return await _make(context, spot, inode_id, Kind.FILE, mode, FileBody(layout))
+    layout = new_layout(context, directory_details(directory).defaults, inode_id)
+    return await _make(context, spot, inode_id, Kind.FILE, mode, FileDetails(layout))
 
 
 async def make_directory(request: MakeDirectory, context: Context) -> Found:
@@ -144,7 +144,7 @@ async def make_directory(request: MakeDirectory, context: Context) -> Found:
     _require_addition(context, spot.directory)
     depth = depth_in(spot.directory)
     inode_id = context.new_id()
-    body = DirectoryBody(spot.directory.id, 0, 0, directory_body(spot.directory).defaults, depth)
+    body = DirectoryDetails(spot.directory.id, 0, 0, directory_details(spot.directory).defaults, depth)
     mode = request.mode & (_PERMISSIONS | STICKY)
     return Found(await _make(context, spot, inode_id, Kind.DIRECTORY, mode, body))
 
@@ -161,7 +161,7 @@ async def make_node(request: MakeNode, context: Context) -> Found:
     device = request.device if request.kind in (Kind.CHARACTER, Kind.BLOCK) else 0
     if request.kind in (Kind.CHARACTER, Kind.BLOCK) and not context.asker.unrestricted:
         raise file_error(errno.EPERM, "device nodes are made by root")
-    return Found(await _make(context, spot, context.new_id(), request.kind, request.mode, DeviceBody(device)))
+    return Found(await _make(context, spot, context.new_id(), request.kind, request.mode, DeviceDetails(device)))
 
 
 async def symlink(request: Symlink, context: Context) -> Found:
@@ -174,7 +174,7 @@ async def symlink(request: Symlink, context: Context) -> Found:
         raise file_error(errno.EINVAL, "a path has no zero bytes")
     spot = await _vacancy(context, request.place)
     _require_addition(context, spot.directory)
-    return Found(await _make(context, spot, context.new_id(), Kind.SYMLINK, _PERMISSIONS, SymlinkBody(target)))
+    return Found(await _make(context, spot, context.new_id(), Kind.SYMLINK, _PERMISSIONS, SymlinkDetails(target)))
 
 
 async def link(request: Link, context: Context) -> Found:
@@ -188,18 +188,18 @@ async def link(request: Link, context: Context) -> Found:
         raise file_error(errno.ENOENT)
     if inode.links >= MAX_LINKS:
         raise file_error(errno.EMLINK)
-    if inode.area != directory.area:
+    if inode.quota_tree != directory.quota_tree:
         raise file_error(errno.EXDEV, "a quota area lies between them")
     inode = msgspec.structs.replace(inode, links=inode.links + 1, ctime_ns=context.now_ns, home=directory.id)
     context.put(inode)
-    context.rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.rows.set(entry_key(directory.id, spot.name), encode_entry(DentryRow(inode.id, inode.kind)))
     context.put(changed_directory(directory, context.now_ns, 1, 0))
     return Found(inode)
 
 
 async def remove(request: Remove, context: Context) -> Done:
     spot = await Walker(context, request.place).parent()
-    if spot.last is not Last.NAME:
+    if spot.last is not LastType.NAME:
         raise file_error(errno.EISDIR)
     inode = await _at(context, spot)
     if inode is None:
@@ -219,7 +219,7 @@ async def remove(request: Remove, context: Context) -> Done:
 
 async def remove_directory(request: RemoveDirectory, context: Context) -> Done:
     spot, inode = await spot_to_remove(context, request.place)
-    if directory_body(inode).entries:
+    if directory_details(inode).entries:
         raise file_error(errno.ENOTEMPTY)
     context.rows.clear(entry_key(spot.directory.id, spot.name))
     context.put(changed_directory(spot.directory, context.now_ns, -1, -1))
@@ -227,20 +227,20 @@ async def remove_directory(request: RemoveDirectory, context: Context) -> Done:
     return Done()
 
 
-async def spot_to_remove(context: Context, place: Place) -> tuple[Spot, Inode]:
+async def spot_to_remove(context: Context, place: PathRef) -> tuple[LastComponent, Inode]:
     """Of a directory that may be removed, as far as it is empty."""
     spot = await Walker(context, place).parent()
-    if spot.last is Last.DOT:
+    if spot.last is LastType.DOT:
         raise file_error(errno.EINVAL)
-    if spot.last is Last.DOT_DOT:
+    if spot.last is LastType.DOT_DOT:
         raise file_error(errno.ENOTEMPTY)
-    if spot.last is Last.NOTHING:
+    if spot.last is LastType.NOTHING:
         raise file_error(errno.EBUSY if spot.directory.id == ROOT else errno.EINVAL)
     inode = await _at(context, spot)
     if inode is None:
         raise file_error(errno.ENOENT)
     require_removal(context.asker, spot.directory, inode)
-    directory_body(inode)
+    directory_details(inode)
     return spot, inode
 
 
@@ -253,10 +253,10 @@ async def drop_name(context: Context, inode: Inode) -> None:
         await holds.unlink(context, inode)
 
 
-async def _vacancy(context: Context, place: Place, *, directory: bool = False) -> Spot:
+async def _vacancy(context: Context, place: PathRef, *, directory: bool = False) -> LastComponent:
     """Where nothing is yet. `directory`: a slash may be behind the name."""
     spot = await Walker(context, place).parent()
-    if spot.last is not Last.NAME:
+    if spot.last is not LastType.NAME:
         raise file_error(errno.EEXIST)
     if await look_up(context, spot.directory, spot.name) is not None:
         raise file_error(errno.EEXIST)
@@ -274,11 +274,11 @@ def _require_addition(context: Context, directory: Inode) -> None:
 
 async def _make(
     context: Context,
-    spot: Spot,
+    spot: LastComponent,
     inode_id: InodeId,
     kind: Kind,
     mode: int,
-    body: FileBody | DirectoryBody | SymlinkBody | DeviceBody,
+    body: FileDetails | DirectoryDetails | SymlinkDetails | DeviceDetails,
 ) -> Inode:
     directory, asker, now_ns = spot.directory, context.asker, context.now_ns
     gid = asker.gid
@@ -288,14 +288,14 @@ async def _make(
             mode |= SET_GID
         elif mode & SET_GID and mode & GROUP_EXECUTE and not (asker.unrestricted or asker.has_group(gid)):
             mode &= ~SET_GID
-    area = directory.area
-    target_bytes = len(body.target) if isinstance(body, SymlinkBody) else 0
-    if area:
-        await quota_trees.charge(context, area, target_bytes, 1)
+    quota_tree = directory.quota_tree
+    target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
+    if quota_tree:
+        await quota_trees.charge(context, quota_tree, target_bytes, 1)
     home = 0 if kind is Kind.DIRECTORY else directory.id
-    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, area, body, home, target_bytes)
+    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, quota_tree, body, home, target_bytes)
     rows = context.rows
     rows.set(inode_key(inode_id), encode_inode(inode))
-    rows.set(entry_key(directory.id, spot.name), encode_entry(EntryRow(inode_id, kind)))
+    rows.set(entry_key(directory.id, spot.name), encode_entry(DentryRow(inode_id, kind)))
     context.put(changed_directory(directory, now_ns, 1, 1 if kind is Kind.DIRECTORY else 0))
     return inode

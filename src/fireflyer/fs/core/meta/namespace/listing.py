@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 
 from fireflyer.fs.core.meta.context import REST_MASK, Context
-from fireflyer.fs.core.meta.inodes.directories import directory_body, require_reach
+from fireflyer.fs.core.meta.inodes.directories import directory_details, require_reach
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, READ, permits, require
-from fireflyer.fs.core.meta.open_rows import is_doomed
+from fireflyer.fs.core.meta.open_rows import is_being_collected
 from fireflyer.fs.core.meta.tables import (
     ENTRY_PREFIX_BYTES,
     decode_entry,
@@ -18,7 +18,7 @@ from fireflyer.fs.core.meta.tables import (
     inode_key,
 )
 from fireflyer.fs.schema.errors import FileError, file_error
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, Inode, InodeId, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, Inode, InodeId, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     Access,
     Done,
@@ -27,7 +27,7 @@ from fireflyer.fs.schema.meta import (
     FoundMany,
     ListDirectory,
     Listing,
-    Place,
+    PathRef,
     ReadLink,
     Stat,
     StatMany,
@@ -41,7 +41,7 @@ _DOTS = (b".", b"..")
 
 async def stat(request: Stat, context: Context) -> Found:
     inode = await find(context, request.place, follow=request.follow)
-    if not inode.links and await is_doomed(context, inode):
+    if not inode.links and await is_being_collected(context, inode):
         raise file_error(errno.ESTALE, "the file was removed, and is not open any more")
     return Found(inode)
 
@@ -53,7 +53,7 @@ async def stat_many(request: StatMany, context: Context) -> FoundMany:
     get = context.rows.get
     for at, place in enumerate(request.places, 1):
         if not at & REST_MASK:
-            await context.breathe()
+            await context.yield_to_loop()
         base, name = place.base, place.path
         if name and b"/" not in name and b"\0" not in name and len(name) <= MAX_NAME_BYTES and name not in _DOTS:
             may_search = searched.get(base)
@@ -80,7 +80,7 @@ async def _may_search(context: Context, directory: InodeId) -> bool:
     return permits(context.asker, inode, EXECUTE)
 
 
-async def _errno_or_inode(context: Context, place: Place, *, follow: bool) -> Inode | int:
+async def _errno_or_inode(context: Context, place: PathRef, *, follow: bool) -> Inode | int:
     try:
         return await find(context, place, follow=follow)
     except FileError as error:
@@ -91,7 +91,7 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
     directory = await context.inode(request.directory)
     if directory is None:
         raise file_error(errno.ESTALE)
-    body = directory_body(directory)
+    body = directory_details(directory)
     await require_reach(context, directory)
     if not request.opened or context.asker.by_path:
         require(context.asker, directory, READ)
@@ -113,7 +113,7 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
 
 async def read_link(request: ReadLink, context: Context) -> Target:
     inode = await find(context, request.place, follow=False)
-    if not isinstance(inode.body, SymlinkBody):
+    if not isinstance(inode.body, SymlinkDetails):
         raise file_error(errno.EINVAL, "not a symbolic link")
     return Target(inode.body.target)
 

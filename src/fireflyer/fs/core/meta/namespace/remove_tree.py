@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_details
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, READ, WRITE, require, require_removal
 from fireflyer.fs.core.meta.namespace import trash
 from fireflyer.fs.core.meta.namespace.dentries import drop_name, spot_to_remove
@@ -36,14 +36,14 @@ _MAX_READS: Final = 4096
 async def remove_tree(request: RemoveTree, context: Context) -> Removed:
     spot, top = await spot_to_remove(context, request.place)
     directory = spot.directory
-    if directory_body(directory).defaults.trash_s and directory_body(top).entries:
+    if directory_details(directory).defaults.trash_s and directory_details(top).entries:
         require(context.asker, top, READ | WRITE | EXECUTE)
         if await trash.keep(context, directory, spot.name, top):
             context.rows.clear(entry_key(directory.id, spot.name))
             context.put(changed_directory(await context.known(directory.id), context.now_ns, -1, -1))
             return Removed(1, more=False)
     names, top = await empty_directory(context, top, request.limit, keep=True)
-    if directory_body(top).entries or names == request.limit:
+    if directory_details(top).entries or names == request.limit:
         return Removed(names, more=True)
     context.rows.clear(entry_key(directory.id, spot.name))
     directory = await context.known(directory.id)  # a trash may have been made in it
@@ -69,14 +69,14 @@ class _Level:
 async def empty_directory(context: Context, top: Inode, limit: int, *, keep: bool = False) -> tuple[int, Inode]:
     """Removes up to `limit` names below `top`; how many, and `top` as it is then. `keep`: into the trash where there is
     one. Raises `FileError` only when it has removed nothing."""
-    if not directory_body(top).entries:
+    if not directory_details(top).entries:
         return 0, top
     require(context.asker, top, READ | WRITE | EXECUTE)
     levels = [_Level(top, b"", entry_key(top.id, b""), keep and _has_trash(top, [top]))]
     names = 0
     while names < limit:
         context.steps += 1
-        await context.breathe()
+        await context.yield_to_loop()
         if names and context.steps > _MAX_READS:
             break
         level = levels[-1]
@@ -112,7 +112,7 @@ async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int
     removed = 0
     while removed < limit:
         context.steps += 1
-        await context.breathe()
+        await context.yield_to_loop()
         page = await rows.get_range(level.after, end, limit=min(_PAGE_ROWS, limit - removed))
         entries = [(key, decode_entry(key, value)) for key, value in page.items]
         found = await rows.get_many([inode_key(entry.id) for _, entry in entries])
@@ -121,7 +121,7 @@ async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int
             if inode.links > 1:  # one of its other names may have gone just now
                 inode = await context.known(entry.id)
             require_removal(asker, directory, inode)
-            full = entry.kind is Kind.DIRECTORY and directory_body(inode).entries > 0
+            full = entry.kind is Kind.DIRECTORY and directory_details(inode).entries > 0
             if full:
                 require(asker, inode, READ | WRITE | EXECUTE)
             kept = level.keeps and await trash.keep(context, directory, key[skipped:], inode)
@@ -142,8 +142,8 @@ async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int
 
 def _has_trash(directory: Inode, removed: list[Inode]) -> bool:
     """Outside of these."""
-    head = directory.area or ROOT
-    return directory_body(directory).defaults.trash_s > 0 and all(one.id != head for one in removed)
+    head = directory.quota_tree or ROOT
+    return directory_details(directory).defaults.trash_s > 0 and all(one.id != head for one in removed)
 
 
 async def _drop_level(context: Context, level: _Level, above: _Level) -> None:

@@ -13,12 +13,12 @@ import msgspec
 
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import changed_directory, depth_in, is_in
-from fireflyer.fs.core.meta.inodes.path_walk import Last, Spot, Walker, look_up
+from fireflyer.fs.core.meta.inodes.path_walk import LastComponent, LastType, Walker, look_up
 from fireflyer.fs.core.meta.inodes.permissions import EXECUTE, WRITE, require, require_removal
 from fireflyer.fs.core.meta.namespace import dentries, trash
-from fireflyer.fs.core.meta.tables import EntryRow, encode_entry, entry_key
+from fireflyer.fs.core.meta.tables import DentryRow, encode_entry, entry_key
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import DirectoryBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import DirectoryDetails, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Done, Rename, RenameFlag
 
 __all__ = ["rename"]
@@ -26,8 +26,8 @@ __all__ = ["rename"]
 
 @dataclass(slots=True)
 class _Move:
-    source: Spot
-    target: Spot
+    source: LastComponent
+    target: LastComponent
     moved: Inode
     other: Inode | None
     """What is at the target."""
@@ -46,7 +46,7 @@ async def rename(request: Rename, context: Context) -> Done:
     if move.other is not None and move.other.id == move.moved.id:
         return Done()
     _check_rights(context, move)
-    if move.source.directory.area != move.target.directory.area:
+    if move.source.directory.quota_tree != move.target.directory.quota_tree:
         raise file_error(errno.EXDEV, "a quota area lies between them")
     if move.exchange and move.other is not None:
         _exchange(context, move, move.other)
@@ -61,9 +61,9 @@ async def _find(request: Rename, context: Context) -> _Move:
         raise file_error(errno.EINVAL)
     source = await Walker(context, request.source).parent()
     target = await Walker(context, request.target).parent()
-    if source.last is not Last.NAME:
+    if source.last is not LastType.NAME:
         raise file_error(errno.EBUSY)
-    if target.last is not Last.NAME:
+    if target.last is not LastType.NAME:
         raise file_error(errno.EEXIST if no_replace else errno.EBUSY)
     entry = await look_up(context, source.directory, source.name)
     if entry is None:
@@ -110,7 +110,7 @@ def _check_rights(context: Context, move: _Move) -> None:
             require(asker, moved, WRITE)
         if move.exchange and other is not None and other.kind is Kind.DIRECTORY:
             require(asker, other, WRITE)
-    if not move.exchange and other is not None and isinstance(other.body, DirectoryBody) and other.body.entries:
+    if not move.exchange and other is not None and isinstance(other.body, DirectoryDetails) and other.body.entries:
         raise file_error(errno.ENOTEMPTY)
 
 
@@ -144,13 +144,13 @@ async def _move(context: Context, move: _Move) -> None:
 
 
 def _set(context: Context, directory: InodeId, name: bytes, inode: Inode) -> None:
-    context.rows.set(entry_key(directory, name), encode_entry(EntryRow(inode.id, inode.kind)))
+    context.rows.set(entry_key(directory, name), encode_entry(DentryRow(inode.id, inode.kind)))
 
 
 def _moved(inode: Inode, directory: Inode, now_ns: int) -> Inode:
     """Raises ENAMETOOLONG."""
     body = inode.body
-    if isinstance(body, DirectoryBody):
+    if isinstance(body, DirectoryDetails):
         depth = body.depth if body.parent == directory.id else depth_in(directory)
         body = msgspec.structs.replace(body, parent=directory.id, depth=depth)
         return msgspec.structs.replace(inode, ctime_ns=now_ns, body=body)

@@ -22,21 +22,21 @@ import msgspec
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
-from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body, is_in
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_details, is_in
 from fireflyer.fs.core.meta.inodes.path_walk import look_up
 from fireflyer.fs.core.meta.tables import (
     TRASH,
     TRASH_CLOCK_KEY,
     TRASH_CLOCK_ROWS,
     TRASH_ROWS,
-    EntryRow,
+    DentryRow,
     TrashRow,
     encode_entry,
     entry_key,
     pair_key,
 )
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryBody, Inode, InodeId, Kind
+from fireflyer.fs.schema.inodes import MAX_NAME_BYTES, ROOT, DirectoryDetails, Inode, InodeId, Kind
 
 __all__ = ["MOST_STEP_NS", "TRASH_NAME", "keep"]
 
@@ -52,10 +52,10 @@ _OWN: Final = 0o700
 async def keep(context: Context, directory: Inode, name: bytes, inode: Inode) -> bool:
     """False where it is not to be kept: then nothing has changed. The caller takes the name out of `directory`; where
     that is the inode of the head, what is here in the store counts, so it is written before or read again after."""
-    seconds = directory_body(directory).defaults.trash_s
-    if not seconds or inode.links != 1 or (isinstance(inode.body, DirectoryBody) and not inode.body.entries):
+    seconds = directory_details(directory).defaults.trash_s
+    if not seconds or inode.links != 1 or (isinstance(inode.body, DirectoryDetails) and not inode.body.entries):
         return False
-    trash = await _trash(context, directory.area or ROOT)
+    trash = await _trash(context, directory.quota_tree or ROOT)
     if await is_in(context, directory, trash.id):
         return False
     await _add(context, await _own_trash(context, trash), name, inode, seconds)
@@ -83,13 +83,13 @@ async def _own_trash(context: Context, trash: Inode) -> Inode:
     if entry is None:
         return await _make(context, trash, name, _OWN, asker.uid, asker.gid)
     inode = await context.known(entry.id)
-    directory_body(inode)
+    directory_details(inode)
     return inode
 
 
 async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: int, gid: int) -> Inode:
     """Over the quota too: removing must always be possible."""
-    await quota_trees.charge(context, parent.area, 0, 1, checked=False)
+    await quota_trees.charge(context, parent.quota_tree, 0, 1, checked=False)
     now_ns = context.now_ns
     made = Inode(
         context.new_id(),
@@ -101,11 +101,11 @@ async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: in
         now_ns,
         now_ns,
         now_ns,
-        parent.area,
-        DirectoryBody(parent.id, depth=directory_body(parent).depth + 1),
+        parent.quota_tree,
+        DirectoryDetails(parent.id, depth=directory_details(parent).depth + 1),
     )
     context.put(made)
-    context.rows.set(entry_key(parent.id, name), encode_entry(EntryRow(made.id, Kind.DIRECTORY)))
+    context.rows.set(entry_key(parent.id, name), encode_entry(DentryRow(made.id, Kind.DIRECTORY)))
     context.put(changed_directory(await context.known(parent.id), now_ns, 1, 1))
     return made
 
@@ -113,10 +113,10 @@ async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: in
 async def _add(context: Context, own: Inode, name: bytes, inode: Inode, seconds: int) -> None:
     body, now_ns, asker = inode.body, context.now_ns, context.asker
     kept_as = await _free_name(context, own, name, inode.id)
-    context.rows.set(entry_key(own.id, kept_as), encode_entry(EntryRow(inode.id, inode.kind)))
-    context.put(changed_directory(own, now_ns, 1, 1 if isinstance(body, DirectoryBody) else 0))
-    if isinstance(body, DirectoryBody):
-        body = msgspec.structs.replace(body, parent=own.id, depth=directory_body(own).depth + 1)
+    context.rows.set(entry_key(own.id, kept_as), encode_entry(DentryRow(inode.id, inode.kind)))
+    context.put(changed_directory(own, now_ns, 1, 1 if isinstance(body, DirectoryDetails) else 0))
+    if isinstance(body, DirectoryDetails):
+        body = msgspec.structs.replace(body, parent=own.id, depth=directory_details(own).depth + 1)
     context.put(msgspec.structs.replace(inode, ctime_ns=now_ns, body=body, home=own.id))
     row = TrashRow(inode.id, own.id, kept_as, asker.uid, asker.gid, asker.groups)
     context.rows.set(pair_key(TRASH, await _now_ns(context) + seconds * SECOND, inode.id), TRASH_ROWS.encode(row))

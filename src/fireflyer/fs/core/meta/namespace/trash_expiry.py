@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fireflyer.fs.core.meta.context import Asker, Context
-from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_body
+from fireflyer.fs.core.meta.context import Context, Requester
+from fireflyer.fs.core.meta.inodes.directories import changed_directory, directory_details
 from fireflyer.fs.core.meta.namespace.dentries import drop_name
 from fireflyer.fs.core.meta.namespace.remove_tree import empty_directory
 from fireflyer.fs.core.meta.namespace.trash import MOST_STEP_NS
@@ -90,7 +90,7 @@ async def expire(context: Context, now_ns: int, limit: int) -> bool:
 
 
 def _as_user(context: Context, row: TrashRow) -> Context:
-    asker = Asker(0, row.uid, row.gid, row.groups, unrestricted=row.uid == 0)
+    asker = Requester(0, row.uid, row.gid, row.groups, unrestricted=row.uid == 0)
     return Context(
         rows=context.rows, asker=asker, now_ns=context.now_ns, new_id=context.new_id, cluster=context.cluster
     )
@@ -110,7 +110,7 @@ async def _remove(context: Context, key: bytes, value: bytes, limit: int) -> tup
             names, inode = await empty_directory(context, inode, limit)
         except FileError:
             return 0, True
-        if directory_body(inode).entries:
+        if directory_details(inode).entries:
             return names, False
     context.rows.clear(there)
     own: Inode = await context.known(row.directory)

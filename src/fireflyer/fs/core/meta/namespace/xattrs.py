@@ -16,25 +16,25 @@ from typing import Final
 import msgspec
 
 from fireflyer.fs.core.meta import quota_trees
-from fireflyer.fs.core.meta.context import Asker, Context
+from fireflyer.fs.core.meta.context import Context, Requester
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.inodes.permissions import READ, STICKY, WRITE, owns, require
 from fireflyer.fs.core.meta.tables import VALUES, number_key
 from fireflyer.fs.schema.errors import file_error
-from fireflyer.fs.schema.inodes import Inode, Kind, SymlinkBody
+from fireflyer.fs.schema.inodes import Inode, Kind, SymlinkDetails
 from fireflyer.fs.schema.meta import (
     MAX_VALUE_BYTES,
     Done,
-    GetValue,
-    ListValues,
-    Names,
-    RemoveValue,
-    SetValue,
-    Value,
-    ValueFlag,
+    GetXattr,
+    ListXattrs,
+    RemoveXattr,
+    SetXattr,
+    XattrFlag,
+    XattrNames,
+    XattrValue,
 )
 
-__all__ = ["get_value", "list_values", "remove_value", "set_value"]
+__all__ = ["get_xattr", "list_xattrs", "remove_value", "set_value"]
 
 _MAX_VALUE_NAME_BYTES: Final = 255
 _MAX_ALL_BYTES: Final = 2 * MAX_VALUE_BYTES
@@ -45,7 +45,7 @@ _TRUSTED: Final = b"trusted."
 _SECURITY: Final = b"security."
 
 
-async def get_value(request: GetValue, context: Context) -> Value:
+async def get_xattr(request: GetXattr, context: Context) -> XattrValue:
     _check_name(request.name)
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, request.name, READ)
@@ -53,25 +53,25 @@ async def get_value(request: GetValue, context: Context) -> Value:
     value = await context.rows.get(_key(inode, request.name))
     if value is None:
         raise file_error(errno.ENODATA)
-    return Value(value)
+    return XattrValue(value)
 
 
-async def list_values(request: ListValues, context: Context) -> Names:
+async def list_xattrs(request: ListXattrs, context: Context) -> XattrNames:
     inode = await find(context, request.place, follow=request.follow)
     names = [name for name, _ in await _all(context, inode)]
-    return Names(tuple(name for name in names if context.asker.unrestricted or not name.startswith(_TRUSTED)))
+    return XattrNames(tuple(name for name in names if context.asker.unrestricted or not name.startswith(_TRUSTED)))
 
 
-async def set_value(request: SetValue, context: Context) -> Done:
+async def set_value(request: SetXattr, context: Context) -> Done:
     name = request.name
     _check_name(name)
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, name, WRITE)
     _check_namespace(name)
     kept = dict(await _all(context, inode))
-    if request.flag is ValueFlag.CREATE and name in kept:
+    if request.flag is XattrFlag.CREATE and name in kept:
         raise file_error(errno.EEXIST)
-    if request.flag is ValueFlag.REPLACE and name not in kept:
+    if request.flag is XattrFlag.REPLACE and name not in kept:
         raise file_error(errno.ENODATA)
     kept[name] = len(request.value)
     if sum(len(each) + size for each, size in kept.items()) > _MAX_ALL_BYTES or len(kept) > _MAX_VALUES:
@@ -81,7 +81,7 @@ async def set_value(request: SetValue, context: Context) -> Done:
     return Done()
 
 
-async def remove_value(request: RemoveValue, context: Context) -> Done:
+async def remove_value(request: RemoveXattr, context: Context) -> Done:
     _check_name(request.name)
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, request.name, WRITE)
@@ -96,11 +96,11 @@ async def remove_value(request: RemoveValue, context: Context) -> Done:
 
 async def _charge(context: Context, inode: Inode, kept: Mapping[bytes, int]) -> None:
     """For what it has from now on: names and sizes. Raises EDQUOT, and then has written nothing."""
-    target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkBody) else 0
-    value_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
-    if value_bytes != inode.value_bytes:
-        await quota_trees.charge(context, inode.area, value_bytes - inode.value_bytes, 0)
-    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns, value_bytes=value_bytes))
+    target_bytes = len(inode.body.target) if isinstance(inode.body, SymlinkDetails) else 0
+    xattr_bytes = target_bytes + sum(len(name) + size for name, size in kept.items())
+    if xattr_bytes != inode.xattr_bytes:
+        await quota_trees.charge(context, inode.quota_tree, xattr_bytes - inode.xattr_bytes, 0)
+    context.put(msgspec.structs.replace(inode, ctime_ns=context.now_ns, xattr_bytes=xattr_bytes))
 
 
 def _check_name(name: bytes) -> None:
@@ -117,7 +117,7 @@ def _check_namespace(name: bytes) -> None:
     raise file_error(errno.EOPNOTSUPP, "extended attributes are called user.*, trusted.* or security.*")
 
 
-def _check_right(asker: Asker, inode: Inode, name: bytes, mask: int) -> None:
+def _check_right(asker: Requester, inode: Inode, name: bytes, mask: int) -> None:
     if name.startswith(_SECURITY):
         if mask & WRITE and not asker.unrestricted:
             raise file_error(errno.EPERM)

@@ -36,10 +36,10 @@ from fireflyer.fs.core.meta.open_rows import (
     PAGE_ROWS,
     UNLINKED_ROWS,
     any_in,
-    cut_of,
     holds_of,
     next_key,
     pair_of,
+    truncation_of,
 )
 from fireflyer.fs.core.meta.ports import LASTING, Ports
 from fireflyer.fs.core.meta.tables import (
@@ -55,10 +55,10 @@ from fireflyer.fs.core.meta.tables import (
 )
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.manager import COUNTED
 
-__all__ = ["AT_ONCE", "BACKLOG_ROWS", "Backlog", "Collector", "backlog"]
+__all__ = ["AT_ONCE", "BACKLOG_ROWS", "Backlog", "GarbageCollector", "backlog"]
 
 AT_ONCE: Final = 64
 """Inodes of one step."""
@@ -108,7 +108,7 @@ class _Failure:
     reason: str
 
 
-class Collector:
+class GarbageCollector:
     """What one process knows. Another begins anew."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Collector:
         """It was told to be called again at once."""
         self._silent: dict[ClientId, _Silence] = {}
         self._failed: dict[InodeId, _Failure] = {}
-        self.struck = 0
+        self.evicted = 0
         """Clients, by this process."""
 
     @property
@@ -146,7 +146,7 @@ class Collector:
         """True: there is more to do at once."""
         await self._mark(ports)
         if not self._busy or ports.now_ns() - self._looked_ns >= MARK_EVERY_NS:  # it reads two rows of each client
-            await self._ripen(ports)
+            await self._advance_marks(ports)
         self._busy = self._ripe >= 0 and await self._collect(ports)
         return self._busy
 
@@ -170,7 +170,7 @@ class Collector:
         set_generation(context.rows, number + 1)
         return number
 
-    async def _ripen(self, ports: Ports) -> None:
+    async def _advance_marks(self, ports: Ports) -> None:
         while self._marks:
             mark = self._marks[0]
 
@@ -178,13 +178,13 @@ class Collector:
                 return await _have_not_told(context, mark.waits_for)
 
             silent = await ports.transact(look)
-            await self._strike(silent, ports)
+            await self._evict(silent, ports)
             if silent:
                 mark.waits_for = {one: mark.waits_for[one] for one in silent}
                 return
             self._ripe = self._marks.popleft().generation
 
-    async def _strike(self, silent: dict[ClientId, int], ports: Ports) -> None:
+    async def _evict(self, silent: dict[ClientId, int], ports: Ports) -> None:
         """Those that have had no beat for too long, of these with as many beats."""
         now_ns = ports.now_ns()
         passed_ns, self._looked_ns = min(now_ns - self._looked_ns, MAX_LOOK_NS), now_ns
@@ -197,8 +197,8 @@ class Collector:
                 silence.ns += passed_ns
             self._silent[client] = silence
         for client in [one for one, silence in self._silent.items() if silence.ns >= STRIKE_NS]:
-            await ports.transact(_striking(client, silent[client]))
-            self.struck += 1
+            await ports.transact(_evicting(client, silent[client]))
+            self.evicted += 1
 
     # --- what ---
 
@@ -267,7 +267,7 @@ class Collector:
     ) -> Callable[[], Awaitable[None]]:
         async def empty() -> None:
             try:
-                if isinstance(inode.body, FileBody):
+                if isinstance(inode.body, FileDetails):
                     layout = inode.body.layout
                     await remove_all(inode.id, order_of(layout, ports.chunks.chains(layout.table)), ports)
                 emptied.append((key, inode))
@@ -298,7 +298,7 @@ async def _beats_to_be(context: Context) -> dict[ClientId, int]:
         for key, value in page.items:
             client = int.from_bytes(key[2:], "big")
             row = CLIENT_ROWS.decode(key, value)
-            if not row.struck:
+            if not row.evicted:
                 wanted[client] = row.beats + BEATS_AFTER
         if not page.more:
             return wanted
@@ -315,18 +315,18 @@ async def _have_not_told(context: Context, waits_for: dict[ClientId, int]) -> di
         waiting: dict[ClientId, int] = {}
         for client, key, value in zip(some, keys, await context.rows.get_many(keys), strict=True):
             row = None if value is None else CLIENT_ROWS.decode(key, value)
-            if row is not None and row.beats < waits_for[client] and not row.struck:
+            if row is not None and row.beats < waits_for[client] and not row.evicted:
                 waiting[client] = row.beats
         sessions = await context.rows.get_many([SESSIONS.key(one) for one in waiting])
         silent.update(one for one, session in zip(waiting.items(), sessions, strict=True) if session is not None)
     return silent
 
 
-def _striking(client: ClientId, beats: int) -> Callable[[Context], Awaitable[None]]:
+def _evicting(client: ClientId, beats: int) -> Callable[[Context], Awaitable[None]]:
     async def body(context: Context) -> None:
         row = await client_row(context.rows, client)
         if row is not None and row.beats == beats:
-            put_client(context, client, msgspec.structs.replace(row, struck=True))
+            put_client(context, client, msgspec.structs.replace(row, evicted=True))
 
     return body
 
@@ -347,9 +347,9 @@ async def _doomed(context: Context, key: bytes) -> Inode | None:
     if inode is None or inode.links:
         raise corrupt(key, "names an inode that has links, or is not there")
     used = await any_in(context.rows, number_key(WRITERS, inode_id), number_key(WRITERS, inode_id + 1))
-    if used or await holds_of(context, inode_id) or await cut_of(context, inode_id) is not None:
+    if used or await holds_of(context, inode_id) or await truncation_of(context, inode_id) is not None:
         return None
-    if isinstance(inode.body, FileBody) and inode.body.cutting is None:
+    if isinstance(inode.body, FileDetails) and inode.body.cutting is None:
         inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(inode.body, cutting=0))
         context.put(inode)
     return inode
@@ -363,4 +363,4 @@ async def _clear(context: Context, key: bytes, inode: Inode) -> None:
     context.rows.clear(inode_key(inode.id))
     context.rows.clear(number_key(LOCKS, inode.id))
     context.rows.clear_range(number_key(VALUES, inode.id), number_key(VALUES, inode.id + 1))
-    await quota_trees.charge(context, inode.area, -inode.charged_bytes, -1)
+    await quota_trees.charge(context, inode.quota_tree, -inode.charged_bytes, -1)

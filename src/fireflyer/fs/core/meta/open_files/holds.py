@@ -33,8 +33,8 @@ from fireflyer.fs.core.meta.tables import FORMAT, HOLDS, UNLINKED, decode_inode,
 from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
-from fireflyer.fs.schema.meta import Beat, Done
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
+from fireflyer.fs.schema.meta import ClientHeartbeat, Done
 
 __all__ = [
     "BEATS_AFTER",
@@ -65,7 +65,7 @@ async def enrol(context: Context) -> None:
         put_client(context, client, ClientRow(user=user))
 
 
-async def beat(request: Beat, context: Context) -> Done:
+async def beat(request: ClientHeartbeat, context: Context) -> Done:
     client, rows = context.asker.client, context.rows
     before = await client_row(rows, client) or ClientRow()
     holds = before.holds
@@ -113,7 +113,7 @@ async def _may_hold(context: Context, inode_id: InodeId, value: bytes) -> bool:
 async def unlink(context: Context, inode: Inode) -> None:
     """Its last name has gone, and its row with no links is put: it is to be collected."""
     number = await generation(context.rows)
-    length = inode.body.length if isinstance(inode.body, FileBody) else 0
+    length = inode.body.length if isinstance(inode.body, FileDetails) else 0
     context.rows.set(pair_key(UNLINKED, number, inode.id), UNLINKED_ROWS.encode(UnlinkedRow(length)))
 
 

@@ -36,26 +36,26 @@ from fireflyer.fs.core.meta.open_rows import (
     CUT_ROWS,
     CUTS,
     WRITER_ROWS,
-    CutKind,
-    CutRow,
+    TruncationKind,
+    TruncationRow,
     WriterRow,
-    cut_of,
+    truncation_of,
     writers_of,
 )
 from fireflyer.fs.core.meta.ports import NotAtOnce
 from fireflyer.fs.core.meta.tables import WRITERS, number_key, pair_key
 from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId
-from fireflyer.fs.schema.meta import Close, Found, Open, OpenFlag, Refused, Report, Reserve, Reserved, SetAttributes
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
+from fireflyer.fs.schema.meta import Close, ErrorReply, Found, Open, OpenFlag, Report, Reserve, Reserved, SetAttributes
 
-__all__ = ["MAX_HANDLES", "Measured", "close", "drop_writer", "file_of", "grown", "opened", "report"]
+__all__ = ["MAX_HANDLES", "ChunkEnd", "close", "drop_writer", "file_of", "grown", "opened", "report"]
 __all__ += [
-    "cut_excess",
     "found_excess",
     "reserve",
     "set_attributes_of_written",
-    "start_cut",
+    "start_truncation",
+    "truncate_excess",
     "unprivileged",
     "writer_of",
     "writer_row",
@@ -65,18 +65,18 @@ MAX_HANDLES: Final = 65536
 """Of one file, open for writing at one client."""
 
 
-class Measured(NamedTuple):
+class ChunkEnd(NamedTuple):
     """What the chains have, and the `cut` that the file had all the while."""
 
     cut: int
     end: int
 
 
-def file_of(inode: Inode | None) -> tuple[Inode, FileBody]:
+def file_of(inode: Inode | None) -> tuple[Inode, FileDetails]:
     """Raises ESTALE where it is gone, EINVAL where it is no file."""
     if inode is None:
         raise file_error(errno.ESTALE)
-    if not isinstance(inode.body, FileBody):
+    if not isinstance(inode.body, FileDetails):
         raise file_error(errno.EINVAL, "it is not a regular file")
     return inode, inode.body
 
@@ -93,33 +93,33 @@ async def opened(request: Open, context: Context, inode: Inode, *, created: bool
     """What an `Open` of a file that writes or truncates does besides finding it; the inode to be answered. Raises
     `NotAtOnce` before it writes anything."""
     inode, body = file_of(inode)
-    if inode.links == 0 and body.cutting is not None and await cut_of(context, inode.id) is None:
+    if inode.links == 0 and body.cutting is not None and await truncation_of(context, inode.id) is None:
         raise file_error(errno.ESTALE, "it was removed")  # it is being collected
     writers = [] if created else await writers_of(context, inode.id)
     truncates = bool(request.flags & OpenFlag.TRUNCATE) and not created
     cuts = truncates and (body.length > 0 or bool(writers))
     if body.cutting is not None:
         raise NotAtOnce(inode.id, "a truncation is not through")
-    if cuts and (not context.owner or await cut_of(context, inode.id) is not None):
+    if cuts and (not context.owner or await truncation_of(context, inode.id) is not None):
         raise NotAtOnce(inode.id, "chunks have to be removed")
     if request.flags & OpenFlag.WRITE:
         _add_handle(context, inode.id, request.handle, dict(writers).get(context.asker.client))
         _noted_writer(context, inode.id, body)
     if cuts:
-        row = CutRow(
-            CutKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=request.flags
+        row = TruncationRow(
+            TruncationKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=request.flags
         )  # fmt: skip
-        return start_cut(context, unprivileged(context, inode), row)
+        return start_truncation(context, unprivileged(context, inode), row)
     if truncates:
         inode = _written(context, inode)
         context.put(inode)
     return inode
 
 
-def start_cut(context: Context, inode: Inode, row: CutRow) -> Inode:
+def start_truncation(context: Context, inode: Inode, row: TruncationRow) -> Inode:
     """Writes down what is to be done with the chunks; nothing of it is seen before it is through."""
     inode, body = file_of(inode)
-    if row.kind is CutKind.TRUNCATE:
+    if row.kind is TruncationKind.TRUNCATE:
         inode = msgspec.structs.replace(
             inode, body=msgspec.structs.replace(body, cut=body.cut + 1, cutting=row.start)
         )  # fmt: skip
@@ -128,7 +128,7 @@ def start_cut(context: Context, inode: Inode, row: CutRow) -> Inode:
     return inode
 
 
-async def report(request: Report, context: Context, measured: Measured | None = None) -> Found | Refused:
+async def report(request: Report, context: Context, measured: ChunkEnd | None = None) -> Found | ErrorReply:
     inode, row = await _reported(request, context, measured)
     inode, refused = await grown(context, inode, _end_of(request, inode, measured))
     if refused is not None:
@@ -138,8 +138,8 @@ async def report(request: Report, context: Context, measured: Measured | None = 
 
 
 async def set_attributes_of_written(
-    request: SetAttributes, context: Context, measured: Measured | None = None
-) -> Found | Refused:
+    request: SetAttributes, context: Context, measured: ChunkEnd | None = None
+) -> Found | ErrorReply:
     """And before that its report. Raises `FileError`: then neither is done."""
     told = request.report
     if told is not None:
@@ -147,13 +147,13 @@ async def set_attributes_of_written(
         if inode.id != told.inode:
             raise file_error(errno.EINVAL, f"the report is of inode {told.inode}, and this is {inode.id}")
         answer = await report(told, context, measured)
-        if isinstance(answer, Refused):
+        if isinstance(answer, ErrorReply):
             return answer
     return await set_attributes(request, context)
 
 
-async def close(request: Close, context: Context, measured: Measured | None = None) -> Found | Refused:
-    refused: Refused | None = None
+async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | ErrorReply:
+    refused: ErrorReply | None = None
     if request.lazy:
         inode, _ = file_of(await context.inode(request.inode))
         row = await writer_of(context, inode.id, request.handle)
@@ -178,21 +178,21 @@ async def drop_writer(context: Context, inode: Inode, client: ClientId, *, exces
         _put_row(context, inode.id, client, WriterRow((), excess=True))
     else:
         context.rows.clear(pair_key(WRITERS, inode.id, client))
-    return await cut_excess(context, inode)
+    return await truncate_excess(context, inode)
 
 
-async def cut_excess(context: Context, inode: Inode) -> Inode:
+async def truncate_excess(context: Context, inode: Inode) -> Inode:
     """Where nobody writes the file any more: begins to cut off what was written over the quota. While another cut is
     under way that is still to be done, and the rows that say so stay until its end."""
     rows = await writers_of(context, inode.id)
     excess = any(row.excess for _, row in rows)
-    if any(row.handles for _, row in rows) or (excess and await cut_of(context, inode.id) is not None):
+    if any(row.handles for _, row in rows) or (excess and await truncation_of(context, inode.id) is not None):
         return inode
     for one, _ in rows:
         context.rows.clear(pair_key(WRITERS, inode.id, one))
     inode, body = file_of(inode)
     if excess and inode.links and body.cutting is None:
-        return start_cut(context, inode, CutRow(CutKind.TRUNCATE, body.length, 0, 0, 0, 0, 0))
+        return start_truncation(context, inode, TruncationRow(TruncationKind.TRUNCATE, body.length, 0, 0, 0, 0, 0))
     return inode
 
 
@@ -202,9 +202,11 @@ async def found_excess(context: Context, inode: Inode) -> None:
     if rows:
         client, row = rows[0]
         _put_row(context, inode.id, client, msgspec.structs.replace(row, excess=True))
-        await cut_excess(context, inode)
+        await truncate_excess(context, inode)
     elif inode.links:
-        start_cut(context, inode, CutRow(CutKind.TRUNCATE, file_of(inode)[1].length, 0, 0, 0, 0, 0))
+        start_truncation(
+            context, inode, TruncationRow(TruncationKind.TRUNCATE, file_of(inode)[1].length, 0, 0, 0, 0, 0)
+        )
 
 
 async def reserve(request: Reserve, context: Context) -> Reserved:
@@ -224,21 +226,21 @@ async def reserve(request: Reserve, context: Context) -> Reserved:
     return Reserved(body.length, inode)
 
 
-async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, Refused | None]:
+async def grown(context: Context, inode: Inode, end: int) -> tuple[Inode, ErrorReply | None]:
     """The inode with at least this length, charged but not put; or as it was, with EDQUOT as the answer."""
     inode, body = file_of(inode)
     if end <= body.length:
         return inode, None
     try:
-        await quota_trees.charge(context, inode.area, end - body.length, 0)
+        await quota_trees.charge(context, inode.quota_tree, end - body.length, 0)
     except FileError as error:
         if error.errno != errno.EDQUOT:
             raise
-        return inode, Refused(errno.EDQUOT, error.message)
+        return inode, ErrorReply(errno.EDQUOT, error.message)
     return msgspec.structs.replace(inode, body=msgspec.structs.replace(body, length=end)), None
 
 
-async def _reported(request: Report | Close, context: Context, measured: Measured | None) -> tuple[Inode, WriterRow]:
+async def _reported(request: Report | Close, context: Context, measured: ChunkEnd | None) -> tuple[Inode, WriterRow]:
     """Raises `NotAtOnce` where the chains have to be asked, or asked again."""
     inode, body = file_of(await context.inode(request.inode))
     row = await writer_of(context, inode.id, request.handle)
@@ -251,7 +253,7 @@ async def _reported(request: Report | Close, context: Context, measured: Measure
     return inode, row
 
 
-def _end_of(request: Report | Close, inode: Inode, measured: Measured | None) -> int:
+def _end_of(request: Report | Close, inode: Inode, measured: ChunkEnd | None) -> int:
     _, body = file_of(inode)
     if request.cut == body.cut:
         return request.end
@@ -291,7 +293,7 @@ def _add_handle(context: Context, inode: InodeId, handle: int, row: WriterRow | 
     _put_row(context, inode, context.asker.client, WriterRow(tuple(sorted((*handles, handle))), excess))
 
 
-def _noted_writer(context: Context, inode: InodeId, body: FileBody) -> None:
+def _noted_writer(context: Context, inode: InodeId, body: FileDetails) -> None:
     if context.asker.by_path:
         put_grant(context, inode, body.layout)
 

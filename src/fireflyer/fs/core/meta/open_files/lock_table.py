@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import msgspec
 
-from fireflyer.fs.core.meta.open_rows import Held
+from fireflyer.fs.core.meta.open_rows import HeldLock
 from fireflyer.fs.schema.meta import LockKind, Window
 
 __all__ = ["changed", "in_the_way", "without_owner"]
 
 
-def _same_owner(one: Held, other: Held) -> bool:
+def _same_owner(one: HeldLock, other: HeldLock) -> bool:
     return one.client == other.client and one.owner == other.owner
 
 
-def in_the_way(held: tuple[Held, ...], wanted: Held) -> list[Held]:
+def in_the_way(held: tuple[HeldLock, ...], wanted: HeldLock) -> list[HeldLock]:
     """Locks of others that `wanted` cannot be had beside, by start; none of a wish to unlock."""
     if wanted.kind is LockKind.NONE:
         return []
@@ -32,11 +32,11 @@ def in_the_way(held: tuple[Held, ...], wanted: Held) -> list[Held]:
     ]  # fmt: skip
 
 
-def changed(held: tuple[Held, ...], wanted: Held) -> tuple[Held, ...]:
+def changed(held: tuple[HeldLock, ...], wanted: HeldLock) -> tuple[HeldLock, ...]:
     """With `wanted`, which nothing is in the way of; without what it unlocks where its kind is NONE."""
     others = [one for one in held if one.window is not wanted.window or not _same_owner(one, wanted)]
     own = [one for one in held if one.window is wanted.window and _same_owner(one, wanted)]
-    left: list[Held] = []
+    left: list[HeldLock] = []
     if wanted.window is Window.RANGE:
         for one in own:
             if one.start < wanted.start:
@@ -48,14 +48,14 @@ def changed(held: tuple[Held, ...], wanted: Held) -> tuple[Held, ...]:
     return _ordered([*others, *_merged(left)])
 
 
-def without_owner(held: tuple[Held, ...], window: Window, client: int, owner: int) -> tuple[Held, ...]:
+def without_owner(held: tuple[HeldLock, ...], window: Window, client: int, owner: int) -> tuple[HeldLock, ...]:
     """After that owner has let all of a window go."""
     return tuple(one for one in held if one.window is not window or (one.client, one.owner) != (client, owner))
 
 
-def _merged(own: list[Held]) -> list[Held]:
+def _merged(own: list[HeldLock]) -> list[HeldLock]:
     """Locks of one owner that do not overlap."""
-    result: list[Held] = []
+    result: list[HeldLock] = []
     for one in sorted(own, key=lambda lock: lock.start):
         last = result[-1] if result else None
         if last is not None and last.end == one.start and last.kind is one.kind:
@@ -65,5 +65,5 @@ def _merged(own: list[Held]) -> list[Held]:
     return result
 
 
-def _ordered(held: list[Held]) -> tuple[Held, ...]:
+def _ordered(held: list[HeldLock]) -> tuple[HeldLock, ...]:
     return tuple(sorted(held, key=lambda one: (one.window, one.start, one.client, one.owner)))

@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta.open_rows import (
     LOCKS_ROWS,
     WAIT_ROWS,
     WAITS,
-    Held,
+    HeldLock,
     LocksRow,
     WaitRow,
     lives,
@@ -39,7 +39,7 @@ from fireflyer.fs.core.meta.tables import LOCKS, number_key, pair_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
-from fireflyer.fs.schema.meta import END_OF_FILE, Answer, Done, GetLock, Lock, LockKind, LockState, Refused, Window
+from fireflyer.fs.schema.meta import END_OF_FILE, Answer, Done, ErrorReply, GetLock, Lock, LockKind, LockState, Window
 
 __all__ = ["LOCK_PAUSE_NS", "MAX_LOCKS", "get_lock", "lock", "release_all", "wait_and_lock"]
 
@@ -54,7 +54,7 @@ WAIT_MARGIN_NS: Final = 1_000_000_000
 """Clocks of services differ by less."""
 
 
-async def lock(request: Lock, context: Context) -> Done | Refused:
+async def lock(request: Lock, context: Context) -> Done | ErrorReply:
     """Raises `NotAtOnce` where it has to be waited for, ENOLCK, EINVAL, ESTALE, EACCES."""
     wanted = await _checked(request, context)
     held = await _living(context, request.inode, wanted)
@@ -62,7 +62,7 @@ async def lock(request: Lock, context: Context) -> Done | Refused:
         if request.wait_ns:
             raise NotAtOnce(request.inode, "a lock is in the way")
         _let_go_first(context, request.inode, held, wanted)
-        return Refused(errno.EAGAIN, "a lock of another owner is in the way")
+        return ErrorReply(errno.EAGAIN, "a lock of another owner is in the way")
     _take(context, request.inode, held, wanted)
     return Done()
 
@@ -106,8 +106,8 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     key = pair_key(WAITS, context.asker.client, request.owner) + context.number.to_bytes(8, "big")
     blockers = lock_table.in_the_way(held, wanted)
     answer: Answer = Done()
-    if blockers and request.window is Window.RANGE and await _closes_circle(context, wanted, blockers):
-        answer = Refused(errno.EDEADLK, "an owner in the way waits for this one")
+    if blockers and request.window is Window.RANGE and await _closes_cycle(context, wanted, blockers):
+        answer = ErrorReply(errno.EDEADLK, "an owner in the way waits for this one")
     elif blockers and left_ns:
         if request.window is Window.RANGE:
             until_ns = context.now_ns + left_ns + WAIT_MARGIN_NS
@@ -117,7 +117,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
         return None
     elif blockers:
         _let_go_first(context, request.inode, held, wanted)
-        answer = Refused(errno.EAGAIN, "a lock of another owner is still in the way")
+        answer = ErrorReply(errno.EAGAIN, "a lock of another owner is still in the way")
     else:
         _take(context, request.inode, held, wanted)
     context.rows.clear(key)
@@ -125,7 +125,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     return answer
 
 
-async def _checked(request: Lock, context: Context) -> Held:
+async def _checked(request: Lock, context: Context) -> HeldLock:
     if request.start >= request.end:
         raise file_error(errno.EINVAL, f"a lock of bytes [{request.start}, {request.end})")
     asker = context.asker
@@ -139,10 +139,10 @@ async def _checked(request: Lock, context: Context) -> Held:
         if not allowed and asker.client not in [client for client, _ in await writers_of(context, inode.id)]:
             raise file_error(errno.EACCES)
     start, end = (request.start, request.end) if request.window is Window.RANGE else (0, END_OF_FILE)
-    return Held(request.window, request.kind, start, end, asker.client, request.owner, request.process)
+    return HeldLock(request.window, request.kind, start, end, asker.client, request.owner, request.process)
 
 
-async def _living(context: Context, inode: InodeId, wanted: Held) -> tuple[Held, ...]:
+async def _living(context: Context, inode: InodeId, wanted: HeldLock) -> tuple[HeldLock, ...]:
     """What is held, without the locks in the way whose clients are no more."""
     held = await locks_of(context, inode)
     checked: dict[ClientId, bool] = {}
@@ -152,21 +152,21 @@ async def _living(context: Context, inode: InodeId, wanted: Held) -> tuple[Held,
     return tuple(one for one in held if checked.get(one.client, True))
 
 
-def _take(context: Context, inode: InodeId, held: tuple[Held, ...], wanted: Held) -> None:
+def _take(context: Context, inode: InodeId, held: tuple[HeldLock, ...], wanted: HeldLock) -> None:
     after = lock_table.changed(held, wanted)
     if len(after) > MAX_LOCKS and len(after) > len(held):
         raise file_error(errno.ENOLCK, f"inode {inode} has {MAX_LOCKS} locks")
     _put(context, inode, after)
 
 
-def _let_go_first(context: Context, inode: InodeId, held: tuple[Held, ...], wanted: Held) -> None:
+def _let_go_first(context: Context, inode: InodeId, held: tuple[HeldLock, ...], wanted: HeldLock) -> None:
     if wanted.window is Window.WHOLE:
         left = lock_table.without_owner(held, Window.WHOLE, wanted.client, wanted.owner)
         if len(left) < len(held):
             _put(context, inode, left)
 
 
-def _put(context: Context, inode: InodeId, held: tuple[Held, ...]) -> None:
+def _put(context: Context, inode: InodeId, held: tuple[HeldLock, ...]) -> None:
     key = number_key(LOCKS, inode)
     if held:
         context.rows.set(key, LOCKS_ROWS.encode(LocksRow(held)))
@@ -174,7 +174,7 @@ def _put(context: Context, inode: InodeId, held: tuple[Held, ...]) -> None:
         context.rows.clear(key)
 
 
-async def _closes_circle(context: Context, wanted: Held, blockers: list[Held]) -> bool:
+async def _closes_cycle(context: Context, wanted: HeldLock, blockers: list[HeldLock]) -> bool:
     """Whether one of those in the way waits, perhaps over others, for this owner."""
     me = (wanted.client, wanted.owner)
     seen: dict[tuple[ClientId, int], None] = {}

@@ -14,7 +14,7 @@ from fireflyer.fs.core.capability import LIFETIME_S, Rights
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import require_reach
 from fireflyer.fs.core.meta.inodes.permissions import READ, owns, require
-from fireflyer.fs.core.meta.open_rows import WRITER_ROWS, is_doomed
+from fireflyer.fs.core.meta.open_rows import WRITER_ROWS, is_being_collected
 from fireflyer.fs.core.meta.tables import WRITERS, pair_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.inodes import Kind
@@ -30,7 +30,7 @@ async def renew(request: Renew, context: Context) -> Opened:
         raise file_error(errno.ESTALE)
     if inode.kind is not Kind.FILE:
         raise file_error(errno.EINVAL, "only files have chunks")
-    if await is_doomed(context, inode):
+    if await is_being_collected(context, inode):
         raise file_error(errno.ESTALE, "the file was removed, and is not open any more")
     if request.rights & Rights.WRITE:
         key = pair_key(WRITERS, inode.id, context.asker.client)

@@ -21,7 +21,7 @@ from fireflyer.base.errors import TransientError
 from fireflyer.fs.core.meta import replies
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.open_files import locks, truncate
-from fireflyer.fs.core.meta.open_files.lengths import Measured, drop_writer, file_of, grown, writer_row
+from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, drop_writer, file_of, grown, writer_row
 from fireflyer.fs.core.meta.open_rows import CLIENTS, LOCKS_ROWS, PAGE_ROWS, WAITS, lives, next_key, pair_of
 from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import HOLDS, LOCKS, WRITERS, number_key, pair_key, prefix_end
@@ -29,7 +29,7 @@ from fireflyer.fs.core.rows import SESSIONS
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 
-__all__ = ["KEPT_NS", "Reaper", "end_writer"]
+__all__ = ["KEPT_NS", "SessionCleaner", "end_writer"]
 
 KEPT_NS: Final = 600_000_000_000
 """Answers of a client whose session is over: it may ask once more what became of its last requests."""
@@ -39,7 +39,7 @@ STEP_NS: Final = 10_000_000_000
 _TABLES: Final = (LOCKS, WAITS, HOLDS, WRITERS)
 
 
-class Reaper:
+class SessionCleaner:
     """What one process knows of sessions that are over. Another begins anew, which costs only time."""
 
     def __init__(self) -> None:
@@ -157,10 +157,10 @@ class Reaper:
 
 async def end_writer(inode_id: InodeId, client: ClientId, ports: Ports) -> bool:
     """Ends what a client with no session has open for writing. False: not now, a cut is under way."""
-    measured: Measured | None = None
+    measured: ChunkEnd | None = None
     while True:
 
-        async def body(context: Context, measured: Measured | None = measured) -> None:
+        async def body(context: Context, measured: ChunkEnd | None = measured) -> None:
             row = await writer_row(context, inode_id, client)
             if row is None or await lives(context.rows, client):
                 return

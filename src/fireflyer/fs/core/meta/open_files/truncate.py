@@ -1,7 +1,7 @@
 """Truncation, holes and ranges of zeros: what changes chunks for a file.
 
     carry_out ──nothing to cut──> done in one transaction
-        └── NotAtOnce ──> begin: CutRow with its owner ──> chunks ──> end: length, answer; CutRow cleared
+        └── NotAtOnce ──> begin: TruncationRow with its owner ──> chunks ──> end: length, answer; row cleared
 
 *Between begin and end* the file is as long as before, and nobody extends it, or old bytes would come back. What is read
 behind the cut may be zeros already; the truncation happens at its end.
@@ -33,23 +33,32 @@ from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.layout import MAX_CHUNKS, chain_of, max_bytes, order_of, pieces
 from fireflyer.fs.core.meta.inodes.permissions import granted
 from fireflyer.fs.core.meta.open_files.lengths import (
-    Measured,
-    cut_excess,
+    ChunkEnd,
     file_of,
     grown,
-    start_cut,
+    start_truncation,
+    truncate_excess,
     unprivileged,
     writer_of,
 )
-from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS, CutKind, CutRow, cut_of, is_doomed, lives, writers_of
+from fireflyer.fs.core.meta.open_rows import (
+    CUT_ROWS,
+    CUTS,
+    TruncationKind,
+    TruncationRow,
+    is_being_collected,
+    lives,
+    truncation_of,
+    writers_of,
+)
 from fireflyer.fs.core.meta.ports import NotAtOnce, Ports
 from fireflyer.fs.core.meta.tables import number_key
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ChainId, ClientId
-from fireflyer.fs.schema.inodes import FileBody, Inode, InodeId, Kind
-from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, Found, Refused, Truncate
+from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId, Kind
+from fireflyer.fs.schema.meta import Allocate, AllocateMode, Answer, ErrorReply, Found, Truncate
 
-__all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "forget_doubts", "go_on", "measure", "remove_all"]
+__all__ = ["CUT_PAUSE_NS", "REMOVED_AT_ONCE", "allocate", "forget_in_doubt", "go_on", "measure", "remove_all"]
 __all__ += ["truncate"]
 
 REMOVED_AT_ONCE: Final = 256
@@ -83,8 +92,8 @@ async def truncate(request: Truncate, context: Context, inode: Inode) -> Found:
         raise NotAtOnce(inode.id, "chunks have to be removed")
     if grows:
         await _allowed(context, inode, request.length - body.length)
-    row = _row(context, CutKind.TRUNCATE, request.length, request.length)
-    return Found(start_cut(context, unprivileged(context, inode), row))
+    row = _row(context, TruncationKind.TRUNCATE, request.length, request.length)
+    return Found(start_truncation(context, unprivileged(context, inode), row))
 
 
 async def allocate(request: Allocate, context: Context) -> Found:
@@ -106,14 +115,14 @@ async def allocate(request: Allocate, context: Context) -> Found:
     least = end if request.mode is AllocateMode.ZERO_RANGE else 0
     if least > body.length:
         await _allowed(context, inode, least - body.length)
-    row = _row(context, CutKind.ZERO, request.offset, end, least)
+    row = _row(context, TruncationKind.ZERO, request.offset, end, least)
     inode = unprivileged(context, inode)
     context.put(inode)
-    return Found(start_cut(context, inode, row))
+    return Found(start_truncation(context, inode, row))
 
 
 async def _undisturbed(context: Context, inode: Inode) -> None:
-    if await cut_of(context, inode.id) is not None:
+    if await truncation_of(context, inode.id) is not None:
         raise NotAtOnce(inode.id, "another cut is not through")
     if file_of(inode)[1].cutting is not None:
         raise file_error(errno.ESTALE, "it was removed")  # it is being collected
@@ -121,8 +130,8 @@ async def _undisturbed(context: Context, inode: Inode) -> None:
 
 async def _allowed(context: Context, inode: Inode, bytes_more: int) -> None:
     """Raises EDQUOT. It is charged at the end."""
-    await quota_trees.charge(context, inode.area, bytes_more, 0)
-    await quota_trees.charge(context, inode.area, -bytes_more, 0)
+    await quota_trees.charge(context, inode.quota_tree, bytes_more, 0)
+    await quota_trees.charge(context, inode.quota_tree, -bytes_more, 0)
 
 
 async def _extended(context: Context, inode: Inode, length: int) -> Inode:
@@ -138,23 +147,23 @@ def _stamped(inode: Inode, now_ns: int) -> Inode:
     return msgspec.structs.replace(inode, mtime_ns=now_ns, ctime_ns=now_ns)
 
 
-def _row(context: Context, kind: CutKind, start: int, end: int, least_length: int = 0) -> CutRow:
-    return CutRow(kind, start, end, least_length, context.owner, context.asker.client, context.number)
+def _row(context: Context, kind: TruncationKind, start: int, end: int, least_length: int = 0) -> TruncationRow:
+    return TruncationRow(kind, start, end, least_length, context.owner, context.asker.client, context.number)
 
 
 # --- work on chunks ---
 
 
-async def measure(inode_id: InodeId, ports: Ports, *, patient: bool = True) -> Measured | None:
+async def measure(inode_id: InodeId, ports: Ports, *, patient: bool = True) -> ChunkEnd | None:
     """Where the last chunk of the file ends, and the `cut` that it had before. None where `go_on` gives up. Raises
     ESTALE where it is gone."""
     while True:
         if not await go_on(inode_id, ports, patient=patient):
             return None
 
-        async def look(context: Context) -> FileBody:
+        async def look(context: Context) -> FileDetails:
             inode, body = file_of(await context.inode(inode_id))
-            if await is_doomed(context, inode):
+            if await is_being_collected(context, inode):
                 raise file_error(errno.ESTALE, "it was removed")
             return body
 
@@ -163,7 +172,7 @@ async def measure(inode_id: InodeId, ports: Ports, *, patient: bool = True) -> M
             layout = body.layout
             found = await ports.chunks.last(inode_id, order_of(layout, ports.chunks.chains(layout.table)))
             ends = [index * layout.chunk_bytes + length for index, length in filter(None, found)]
-            return Measured(body.cut, min(max(ends, default=0), max_bytes(layout)))
+            return ChunkEnd(body.cut, min(max(ends, default=0), max_bytes(layout)))
 
 
 async def go_on(inode_id: InodeId, ports: Ports, *, patient: bool = True, settled: ClientId = 0) -> bool:
@@ -171,8 +180,8 @@ async def go_on(inode_id: InodeId, ports: Ports, *, patient: bool = True, settle
     who lives; False instead of waiting unless `patient`. `settled`: a session that has been over for long enough."""
     while True:
 
-        async def look(context: Context) -> tuple[CutRow | None, bool]:
-            row = await cut_of(context, inode_id)
+        async def look(context: Context) -> tuple[TruncationRow | None, bool]:
+            row = await truncation_of(context, inode_id)
             return row, row is not None and row.owner != 0 and await lives(context.rows, row.owner)
 
         row, owner_lives = await ports.transact(look)
@@ -195,35 +204,35 @@ async def go_on(inode_id: InodeId, ports: Ports, *, patient: bool = True, settle
             settled = row.owner
 
 
-async def forget_doubts(inode_id: InodeId, ports: Ports) -> None:
+async def forget_in_doubt(inode_id: InodeId, ports: Ports) -> None:
     """Of a cut that another process has ended: when nothing of this one could arrive any more."""
     if not ports.claim(inode_id):
         return
     try:
 
         async def look(context: Context) -> bool:
-            return await cut_of(context, inode_id) is not None
+            return await truncation_of(context, inode_id) is not None
 
         if not await ports.transact(look):
-            ports.doubts(inode_id).clear()
+            ports.in_doubt(inode_id).clear()
     finally:
         ports.release(inode_id)
 
 
-async def _take_over(inode_id: InodeId, row: CutRow, session: ClientId, ports: Ports) -> None:
+async def _take_over(inode_id: InodeId, row: TruncationRow, session: ClientId, ports: Ports) -> None:
     async def body(context: Context) -> None:
-        if await cut_of(context, inode_id) == row:
+        if await truncation_of(context, inode_id) == row:
             mine = msgspec.structs.replace(row, owner=session)
             context.rows.set(number_key(CUTS, inode_id), CUT_ROWS.encode(mine))
 
     await ports.transact(body)
 
 
-async def _carry_through(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
+async def _carry_through(inode_id: InodeId, row: TruncationRow, ports: Ports) -> None:
     """Looks at the row again: between the last look and the claim another task may have ended this cut."""
 
-    async def look(context: Context) -> FileBody | None:
-        if await cut_of(context, inode_id) != row:
+    async def look(context: Context) -> FileDetails | None:
+        if await truncation_of(context, inode_id) != row:
             return None
         return file_of(await context.inode(inode_id))[1]
 
@@ -232,7 +241,7 @@ async def _carry_through(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
         return
     order = order_of(body.layout, ports.chunks.chains(body.layout.table))
     await _resolve(inode_id, row, ports)
-    if row.kind is CutKind.TRUNCATE:
+    if row.kind is TruncationKind.TRUNCATE:
         await _cut_off(inode_id, body, order, row, ports)
     else:
         await _make_hole(inode_id, body, order, row, ports)
@@ -243,22 +252,22 @@ async def _carry_through(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
     await ports.transact(end)
 
 
-async def _resolve(inode_id: InodeId, row: CutRow, ports: Ports) -> None:
+async def _resolve(inode_id: InodeId, row: TruncationRow, ports: Ports) -> None:
     """Doubts of another cut count no more: it was ended by who took it over, when nothing of it could arrive."""
-    doubts = ports.doubts(inode_id)
-    for (of, chain, index), change in list(doubts.items()):
+    in_doubt = ports.in_doubt(inode_id)
+    for (of, chain, index), change in list(in_doubt.items()):
         if of == row:
             await _change(inode_id, row, [(chain, index)], change, ports)
         else:
-            del doubts[of, chain, index]
+            del in_doubt[of, chain, index]
 
 
 async def _change(
-    inode_id: InodeId, row: CutRow, chunks: Sequence[tuple[ChainId, int]], change: _Change, ports: Ports
+    inode_id: InodeId, row: TruncationRow, chunks: Sequence[tuple[ChainId, int]], change: _Change, ports: Ports
 ) -> None:  # fmt: skip
-    doubts = ports.doubts(inode_id)
+    in_doubt = ports.in_doubt(inode_id)
     keys = [(row, chain, index) for chain, index in chunks]
-    doubts.update(dict.fromkeys(keys, change))
+    in_doubt.update(dict.fromkeys(keys, change))
     if change is None:
         await ports.chunks.remove(inode_id, chunks, session=row.owner)
     else:
@@ -268,10 +277,12 @@ async def _change(
             else:
                 await ports.chunks.write_zeros(inode_id, chain, index, *change, session=row.owner)
     for key in keys:
-        doubts.pop(key, None)
+        in_doubt.pop(key, None)
 
 
-async def _cut_off(inode_id: InodeId, body: FileBody, order: Sequence[ChainId], row: CutRow, ports: Ports) -> None:
+async def _cut_off(
+    inode_id: InodeId, body: FileDetails, order: Sequence[ChainId], row: TruncationRow, ports: Ports
+) -> None:
     index, within = divmod(row.start, body.layout.chunk_bytes)
     if within:
         await _shorten(inode_id, row, (chain_of(order, index), index), within, ports)
@@ -318,7 +329,9 @@ async def remove_all(inode_id: InodeId, order: Sequence[ChainId], ports: Ports) 
         await ports.chunks.remove(inode_id, found, session=0)
 
 
-async def _shorten(inode_id: InodeId, row: CutRow, chunk: tuple[ChainId, int], length: int, ports: Ports) -> None:
+async def _shorten(
+    inode_id: InodeId, row: TruncationRow, chunk: tuple[ChainId, int], length: int, ports: Ports
+) -> None:
     chain, index = chunk
     listed = await ports.chunks.list(chain, inode_id, index, 1)
     if listed and listed[0][0] == index and listed[0][1] > length:
@@ -326,7 +339,7 @@ async def _shorten(inode_id: InodeId, row: CutRow, chunk: tuple[ChainId, int], l
 
 
 async def _make_hole(
-    inode_id: InodeId, body: FileBody, order: Sequence[ChainId], row: CutRow, ports: Ports
+    inode_id: InodeId, body: FileDetails, order: Sequence[ChainId], row: TruncationRow, ports: Ports
 ) -> None:  # fmt: skip
     """Bytes of a chunk that has no more of them are zeros already: it must not become longer by this."""
     chunk_bytes = body.layout.chunk_bytes
@@ -344,20 +357,20 @@ async def _make_hole(
             await _change(inode_id, row, [(chain, piece.chunk)], (piece.offset, size), ports)
 
 
-async def _end(context: Context, inode_id: InodeId, row: CutRow) -> None:
+async def _end(context: Context, inode_id: InodeId, row: TruncationRow) -> None:
     """Nothing where another has ended it: its commit was not known."""
-    if await cut_of(context, inode_id) != row:
+    if await truncation_of(context, inode_id) != row:
         return
     inode, body = file_of(await context.inode(inode_id))
     context.rows.clear(number_key(CUTS, inode_id))
-    length = row.start if row.kind is CutKind.TRUNCATE else max(body.length, row.least_length)
-    refused: Refused | None = None
+    length = row.start if row.kind is TruncationKind.TRUNCATE else max(body.length, row.least_length)
+    refused: ErrorReply | None = None
     if length > body.length:
         inode, refused = await grown(context, inode, length)
     elif length < body.length:
-        await quota_trees.charge(context, inode.area, length - body.length, 0)
+        await quota_trees.charge(context, inode.quota_tree, length - body.length, 0)
         inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(body, length=length))
-    if row.kind is CutKind.TRUNCATE:
+    if row.kind is TruncationKind.TRUNCATE:
         _, body = file_of(inode)
         inode = msgspec.structs.replace(inode, body=msgspec.structs.replace(body, cutting=None, cut=body.cut + 1))
     if row.client:
@@ -366,4 +379,4 @@ async def _end(context: Context, inode_id: InodeId, row: CutRow) -> None:
     if row.client and row.number:
         answer: Answer = granted(inode, row.opens, context.now_ns) if row.opens else Found(inode)
         await replies.keep_late(context.rows, row.client, row.number, refused or answer)
-    await cut_excess(context, inode)
+    await truncate_excess(context, inode)

@@ -19,11 +19,11 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.open_files import truncate
-from fireflyer.fs.core.meta.open_files.lengths import Measured, file_of, found_excess, grown
+from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of, found_excess, grown
 from fireflyer.fs.core.meta.open_files.write_grants import GRANT_ROWS, GRANTS, due_end, put_grant, put_off
-from fireflyer.fs.core.meta.open_rows import cut_of, is_doomed, next_key, pair_of, writers_of
+from fireflyer.fs.core.meta.open_rows import is_being_collected, next_key, pair_of, truncation_of, writers_of
 from fireflyer.fs.core.meta.ports import LASTING, NotAtOnce, Ports
-from fireflyer.fs.schema.inodes import FileBody, InodeId, Layout
+from fireflyer.fs.schema.inodes import FileDetails, InodeId, Layout
 
 __all__ = ["PUT_OFF_NS", "Surveyor"]
 
@@ -103,15 +103,19 @@ async def _survey(key: bytes, layout: Layout, ports: Ports) -> None:
     async def look(context: Context) -> bool | None:
         """Whether it is to be measured; None: it is gone."""
         inode = await context.inode(inode_id)
-        return None if inode is None else isinstance(inode.body, FileBody) and not await is_doomed(context, inode)
+        return (
+            None
+            if inode is None
+            else isinstance(inode.body, FileDetails) and not await is_being_collected(context, inode)
+        )
 
     measurable = await ports.transact(look)
     if measurable is None:
         await truncate.remove_all(inode_id, order_of(layout, ports.chunks.chains(layout.table)), ports)
-    measured: Measured | None = None
+    measured: ChunkEnd | None = None
     while True:
 
-        async def body(context: Context, measured: Measured | None = measured) -> None:
+        async def body(context: Context, measured: ChunkEnd | None = measured) -> None:
             if await context.rows.get(key) is not None:
                 context.rows.clear(key)
                 if measurable:
@@ -126,13 +130,18 @@ async def _survey(key: bytes, layout: Layout, ports: Ports) -> None:
                 raise obstacle
 
 
-async def _compare(context: Context, inode_id: InodeId, measured: Measured | None) -> None:
+async def _compare(context: Context, inode_id: InodeId, measured: ChunkEnd | None) -> None:
     """Nothing where it has been collected meanwhile: that was after all that could be written to it."""
     inode = await context.inode(inode_id)
-    if inode is None or await is_doomed(context, inode):
+    if inode is None or await is_being_collected(context, inode):
         return
     before, body = file_of(inode)
-    if measured is None or measured.cut != body.cut or body.cutting is not None or await cut_of(context, inode_id):
+    if (
+        measured is None
+        or measured.cut != body.cut
+        or body.cutting is not None
+        or await truncation_of(context, inode_id)
+    ):
         raise NotAtOnce(inode_id, "its chains are asked for its length")
     inode, refused = await grown(context, before, measured.end)
     if inode is not before:

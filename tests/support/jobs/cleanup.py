@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-__all__ = ["leash", "leashed"]
+__all__ = ["clean_up_at_exit", "cleaned_up_at_exit"]
 
 END_S: Final = 120.0
 _numbers: Final = itertools.count(1)
@@ -27,7 +27,7 @@ _watchers: Final[dict[int, subprocess.Popen[bytes]]] = {}
 """By the process that started it: a fork has one of its own."""
 
 
-def leash(command: Sequence[str]) -> Callable[[], None]:
+def clean_up_at_exit(command: Sequence[str]) -> Callable[[], None]:
     """`command` is run when this process is gone, unless what is returned is called before. With absolute paths: it is
     run in the directory that this process is in now."""
     number = next(_numbers)
@@ -36,9 +36,9 @@ def leash(command: Sequence[str]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def leashed(command: Sequence[str]) -> Iterator[None]:
+def cleaned_up_at_exit(command: Sequence[str]) -> Iterator[None]:
     """The same until the end of the block, which ends by itself what it began."""
-    release = leash(command)
+    release = clean_up_at_exit(command)
     try:
         yield
     finally:
