@@ -78,10 +78,19 @@ class Tree:
             for path in sorted((root / folder).rglob("*"))
             if path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts
         }
+        self._words = {path: frozenset(re.findall(r"\w+", text)) for path, text in self.texts.items()}
+        self._lower = {path: frozenset(map(str.lower, words)) for path, words in self._words.items()}
         self._identifiers: dict[str, frozenset[str]] = {}
+
+    def _has_words(self, path: str, row: Row) -> bool:
+        """All words of the old name: a fast test that most files do not pass."""
+        words, old = (self._lower, row.old.lower()) if row.kind == "word" else (self._words, row.old)
+        return words[path].issuperset(re.findall(r"\w+", old))
 
     def _uses(self, path: str, row: Row) -> bool:
         text = self.texts[path]
+        if not self._has_words(path, row):
+            return False
         if not re.search(rf"\b{re.escape(row.old)}\b", text, re.IGNORECASE if row.kind == "word" else 0):
             return False
         if row.kind in ("word", "C++") or not path.endswith((".py", ".pyi")):
