@@ -1,7 +1,7 @@
 """Where the simulations found each planted bug: the seed is tried first, so that finding it again takes one history.
 
 A change of the code may change what a seed leads to. Then the search goes on from the first seed, as far as the bug
-allows, and finds the bug later. To record the seeds again: `FF_ACCEPT=1 pytest -k planted tests/sim`.
+allows, and finds the bug later. To record the seeds again: `FF_ACCEPT=1 pytest -k mutant tests/sim`.
 """
 
 from __future__ import annotations
