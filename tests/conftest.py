@@ -17,10 +17,15 @@ from tests.support.shared_paths import module_path, session_path
 
 __all__ = ["module_path", "session_path", "shared_cluster", "whole_session_cluster"]
 
-# Whoever runs the tests in the background may have them ignore Ctrl-C, and what they start would inherit that: some
-# tests interrupt what they start.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Whoever runs the tests in the background or under nohup may have them ignore these signals, and what they start would
+# inherit that: some tests send them to what they start.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 notice_stalls()
 
