@@ -23,7 +23,7 @@ std::optional<ChunkStat> ChunkEngine::State::stat(const ChunkId& chunk) const {
   return stat_of(*record);
 }
 
-Ticket ChunkEngine::State::record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request) {
+Lsn ChunkEngine::State::record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request) {
   const bool gone = now.committed.state == ContentState::none && now.pending.state == ContentState::none;
   Entry entry;
   entry.kind = gone ? EntryKind::erase_chunk : EntryKind::put_chunk;
@@ -146,14 +146,14 @@ void ChunkEngine::State::write_staged(Lock& lock, ChunkEngine& engine, const Chu
   }
 }
 
-Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Ticket& ticket) {
+Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Lsn& lsn) {
   State& s = *state_;
   if (!checked_as_written(update)) check_data(update);
   State::Lock lock(s.mutex);
   s.check_usable();
   const ChunkStat before = s.check(chunk, update);
   if (before.pending.state != ContentState::none && before.pending.id() == update.next) {
-    ticket = s.last;  // its entry is among those that are known by now
+    lsn = s.last;  // its entry is among those that are known by now
     lock.unlock();
     if (checked_as_written(update)) check_data(update);
     return before.pending;
@@ -175,7 +175,7 @@ Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Ticket& t
   // The chunk is what it was: stage, commit and drop of a chunk that is being staged are refused.
   auto request = update.request ? std::optional(RequestRow{*update.request, chunk, update.next}) : std::nullopt;
   if (request && !s.replaces(*request)) request.reset();
-  ticket = s.record(chunk, {before.committed, content}, request);
+  lsn = s.record(chunk, {before.committed, content}, request);
   return content;
 }
 
@@ -188,7 +188,7 @@ ChunkStat ChunkEngine::State::to_finish(const ChunkId& chunk, const ContentId& c
   return *now;
 }
 
-Ticket ChunkEngine::commit(const ChunkId& chunk, const ContentId& content) {
+Lsn ChunkEngine::commit(const ChunkId& chunk, const ContentId& content) {
   State& s = *state_;
   const State::Lock lock(s.mutex);
   const ChunkStat now = s.to_finish(chunk, content);
@@ -196,7 +196,7 @@ Ticket ChunkEngine::commit(const ChunkId& chunk, const ContentId& content) {
   return s.record(chunk, {now.pending.state == ContentState::removed ? Content{} : now.pending, Content{}});
 }
 
-Ticket ChunkEngine::drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
+Lsn ChunkEngine::drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
   State& s = *state_;
   const State::Lock lock(s.mutex);
   const ChunkStat now = s.to_finish(chunk, content);
@@ -207,7 +207,7 @@ Ticket ChunkEngine::drop(const ChunkId& chunk, const ContentId& content, const s
   return s.record(chunk, {now.committed, Content{}}, later ? std::nullopt : row);
 }
 
-Ticket ChunkEngine::adopt(const std::vector<RequestRow>& rows, bool reset) {
+Lsn ChunkEngine::adopt(const std::vector<RequestRow>& rows, bool reset) {
   State& s = *state_;
   const State::Lock lock(s.mutex);
   s.check_usable();
@@ -225,7 +225,7 @@ Ticket ChunkEngine::adopt(const std::vector<RequestRow>& rows, bool reset) {
   return s.last;
 }
 
-Ticket ChunkEngine::forget_client(std::uint64_t client) {
+Lsn ChunkEngine::forget_client(std::uint64_t client) {
   State& s = *state_;
   const State::Lock lock(s.mutex);
   s.check_usable();
@@ -236,7 +236,7 @@ Ticket ChunkEngine::forget_client(std::uint64_t client) {
   return s.add(entry);
 }
 
-Ticket ChunkEngine::durable() const {
+Lsn ChunkEngine::durable() const {
   const State::Lock lock(state_->mutex);
   return state_->durable;
 }

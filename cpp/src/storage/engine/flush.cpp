@@ -68,7 +68,7 @@ void ChunkEngine::State::flush_waiting(Lock& lock) {
   auto group = std::exchange(entries, {});
   auto files = std::exchange(touched, {});
   auto replaced = std::exchange(freed, {});
-  const Ticket ticket = last;
+  const Lsn lsn = last;
   lock.unlock();
   std::exception_ptr failure;
   bool room = false;
@@ -93,7 +93,7 @@ void ChunkEngine::State::flush_waiting(Lock& lock) {
     freed.insert(freed.begin(), replaced.begin(), replaced.end());
     fail(EngineErrorKind::no_space, "no space for more journal; free some on the disk");
   }
-  durable = ticket;
+  durable = lsn;
   new_bytes = journal->bytes();
   for (const BlockAddress& block : replaced) free_now(block);
 }
@@ -130,7 +130,7 @@ std::uint64_t ChunkEngine::State::flush_all() {
   return journal->batches();
 }
 
-Ticket ChunkEngine::flush() {
+Lsn ChunkEngine::flush() {
   state_->flush_all();
   return durable();
 }

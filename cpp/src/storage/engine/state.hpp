@@ -60,7 +60,7 @@ struct ChunkEngine::State {
   std::vector<Entry> entries;
   std::set<DiskFile*> touched;
   std::vector<BlockAddress> freed;
-  Ticket last = 0, durable = 0;
+  Lsn last = 0, durable = 0;
   std::string broken;  // why no more is written
 
   std::unique_ptr<BatchWriter> journal;
@@ -98,8 +98,8 @@ struct ChunkEngine::State {
   ChunkStat stat_of(const ChunkRecord& record) const;
   std::optional<ChunkStat> stat(const ChunkId& chunk) const;
   // Applies it, and lets the next flush write it.
-  Ticket record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request = std::nullopt);
-  Ticket add(const Entry& entry) {
+  Lsn record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request = std::nullopt);
+  Lsn add(const Entry& entry) {
     entries.push_back(entry);
     return ++last;
   }

@@ -193,17 +193,17 @@ void ChunkTarget::stage(StageJob job) {
 }
 
 // Blocks that are free after the next flush are asked for before space is refused.
-Content ChunkTarget::stage_with_room(const StageJob& job, Ticket& ticket) {
+Content ChunkTarget::stage_with_room(const StageJob& job, Lsn& lsn) {
   Update update = job.update;
   if (job.data) update.data = job.data->bytes();
   update.data_crc = job.crc;
   try {
-    return engine_.stage(job.chunk, update, ticket);
+    return engine_.stage(job.chunk, update, lsn);
   } catch (const EngineError& error) {
     if (error.kind() != EngineErrorKind::no_space) throw;
   }
   engine_.flush();
-  return engine_.stage(job.chunk, update, ticket);
+  return engine_.stage(job.chunk, update, lsn);
 }
 
 void ChunkTarget::stage_now(const StageJob& job) {
@@ -211,8 +211,8 @@ void ChunkTarget::stage_now(const StageJob& job) {
   const auto bad = [&] { stage_failed(job.job, "bad_data", "the data are not those that the update speaks of"); };
   if (data.size() != job.bytes) return bad();
   try {
-    Ticket ticket = 0;
-    const Content content = stage_with_room(job, ticket);
+    Lsn lsn = 0;
+    const Content content = stage_with_room(job, lsn);
     tell_when_flushed(StagedEvent{number_, job.job, content}, job.job);
   } catch (const EngineError& error) {
     if (error.kind() == EngineErrorKind::failed) disk_failed(error.what());

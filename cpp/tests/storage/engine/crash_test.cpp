@@ -81,7 +81,7 @@ class Workload {
     for (const auto& [channel, row] : now_.requests) version_ = std::max(version_, row.request.sequence);
   }
 
-  std::map<ff::Ticket, Point> points;
+  std::map<ff::Lsn, Point> points;
 
   void step() {
     const ChunkId chunk{random_.below(3), static_cast<std::uint32_t>(random_.below(2))};
@@ -99,7 +99,7 @@ class Workload {
   }
 
  private:
-  void note(ff::Ticket ticket) { points[ticket] = now_; }
+  void note(ff::Lsn lsn) { points[lsn] = now_; }
 
   // A cut may come between the rows of one call, so each is a call of its own.
   void adopt() {
@@ -163,9 +163,9 @@ class Workload {
     }
     now_.pending[chunk] = version;
     if (update.request) keep({*update.request, chunk, update.next});
-    ff::Ticket ticket = 0;
-    engine_.stage(chunk, update, ticket);
-    note(ticket);
+    ff::Lsn lsn = 0;
+    engine_.stage(chunk, update, lsn);
+    note(lsn);
   }
 
   ChunkEngine& engine_;
@@ -188,14 +188,14 @@ void killed_then_cut(const LoggedDisk& disk, std::size_t count, Random& random) 
 void run(const Image& start, Random& random, int steps, int depth) {
   auto owned = std::make_unique<LoggedDisk>(start);
   LoggedDisk& disk = *owned;
-  std::vector<std::pair<std::size_t, ff::Ticket>> durable{{0, 0}};
-  std::map<ff::Ticket, Point> points;
+  std::vector<std::pair<std::size_t, ff::Lsn>> durable{{0, 0}};
+  std::map<ff::Lsn, Point> points;
   {
     ChunkEngine engine(std::move(owned), options());
     Workload work(engine, point_of(engine), random);
     const auto flush = [&] {
-      const ff::Ticket ticket = engine.flush();
-      durable.emplace_back(disk.log.size(), ticket);
+      const ff::Lsn lsn = engine.flush();
+      durable.emplace_back(disk.log.size(), lsn);
     };
     bool inside = false;
     disk.before_write = [&](int file) {  // updates and flushes go on while a snapshot is written
@@ -216,9 +216,9 @@ void run(const Image& start, Random& random, int steps, int depth) {
     CHECK(points.rbegin()->second == point_of(engine));
 
     for (std::size_t cut = 0; cut <= disk.log.size(); ++cut) {
-      ff::Ticket least = 0;
-      for (const auto& [operations, ticket] : durable)
-        if (operations <= cut) least = ticket;
+      ff::Lsn least = 0;
+      for (const auto& [operations, lsn] : durable)
+        if (operations <= cut) least = lsn;
       const Image image = disk.after_power_cut(cut, random);
       ChunkEngine again(std::make_unique<LoggedDisk>(image), options());
       const Point found = point_of(again);

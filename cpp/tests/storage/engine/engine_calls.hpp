@@ -43,8 +43,8 @@ inline Update update(UpdateKind kind, std::uint64_t version, std::uint32_t offse
 }
 
 inline void put(ChunkEngine& engine, const ChunkId& id, std::uint64_t version, const Data& data, UpdateKind kind = UpdateKind::write, std::uint32_t offset = 0) {
-  Ticket ticket = 0;
-  engine.stage(id, update(kind, version, offset, data), ticket);
+  Lsn lsn = 0;
+  engine.stage(id, update(kind, version, offset, data), lsn);
   engine.commit(id, {1, version});
   engine.flush();
 }

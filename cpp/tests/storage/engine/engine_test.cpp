@@ -60,19 +60,19 @@ void holes_are_zeros_and_ends_move() {
   put(engine, chunk, 1, piece, UpdateKind::write, 69'500);
   std::copy(piece.begin(), piece.end(), expected.begin() + 69'500);
   CHECK(got(engine, chunk) == expected);
-  ff::Ticket ticket = 0;
+  ff::Lsn lsn = 0;
   Update cut = update(UpdateKind::truncate, 2, 0, {});
   cut.length = 69'700;
-  engine.stage(chunk, cut, ticket);
+  engine.stage(chunk, cut, lsn);
   engine.commit(chunk, {1, 2});
   cut = update(UpdateKind::truncate, 3, 0, {});
   cut.length = 69'900;
-  engine.stage(chunk, cut, ticket);
+  engine.stage(chunk, cut, lsn);
   engine.commit(chunk, {1, 3});
   expected.resize(69'700);
   expected.resize(69'900, std::byte{0});
   CHECK(got(engine, chunk) == expected);
-  refused(EngineErrorKind::usage, "is above 67108864", [&] { engine.stage(chunk, update(UpdateKind::write, 4, 64u << 20, piece), ticket); });
+  refused(EngineErrorKind::usage, "is above 67108864", [&] { engine.stage(chunk, update(UpdateKind::write, 4, 64u << 20, piece), lsn); });
 }
 
 void what_does_not_fit_is_refused() {
@@ -80,7 +80,7 @@ void what_does_not_fit_is_refused() {
   LoggedDisk& disk = *owned;
   ChunkEngine engine(std::move(owned), options());
   const Data data = noise(10'000, 1);
-  ff::Ticket first = 0, second = 0;
+  ff::Lsn first = 0, second = 0;
   const Update u = update(UpdateKind::write, 1, 0, data);
   engine.stage(chunk, u, first);
   CHECK(engine.flush() == first);
@@ -134,15 +134,15 @@ void data_that_are_not_those_of_the_update_are_refused() {
     const std::uint32_t crc = ff::crc32c(0, data.data(), data.size());
     for (const std::uint32_t wrong : {crc ^ 1u, crc ^ 0x8000'0000u, ~crc}) {
       u.data_crc = wrong;
-      ff::Ticket ticket = 0;
-      refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, ticket); });
+      ff::Lsn lsn = 0;
+      refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, lsn); });
       CHECK(engine.stats().taken_bytes == before.taken_bytes && engine.stats().pending == 0 && engine.stats().chunks == before.chunks);
     }
     u.data_crc = crc;
-    ff::Ticket ticket = 0;
-    engine.stage(chunk, u, ticket);
+    ff::Lsn lsn = 0;
+    engine.stage(chunk, u, lsn);
     u.data_crc = ~crc;  // of what is staged already, too
-    refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, ticket); });
+    refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, lsn); });
     engine.commit(chunk, u.next);
     Data expected = one.fresh || one.kind == UpdateKind::replace ? Data{} : old;
     expected.resize(std::max(expected.size(), one.offset + data.size()));
@@ -167,8 +167,8 @@ void the_disk_begins_with_what_is_staged() {
         if (op.kind == ff::test::Operation::write && op.file == file && op.offset >= offset && op.offset + op.data.size() <= offset + bytes) written += op.data.size();
       CHECK(written == 300'001 + ff::trailer_bytes(ff::class_of(300'001)));
     };
-    ff::Ticket ticket = 0;
-    for (std::uint32_t index = 0; index < 3; ++index) engine.stage({1, index}, update(UpdateKind::write, 1, 0, noise(300'001, index)), ticket);
+    ff::Lsn lsn = 0;
+    for (std::uint32_t index = 0; index < 3; ++index) engine.stage({1, index}, update(UpdateKind::write, 1, 0, noise(300'001, index)), lsn);
     CHECK(begun == (durable ? 3 : 0));
   }
 }
@@ -181,10 +181,10 @@ void rows_stay_in_the_order_of_their_updates() {
   CHECK(kept() == row(5, 50));
   engine.adopt({row(5, 0)}, false);
   CHECK(kept() == row(5, 50));
-  ff::Ticket ticket = 0;
+  ff::Lsn lsn = 0;
   Update u = update(UpdateKind::remove, 1, 0, {});
   u.request = ff::Request{4, 3, 1};
-  engine.stage(chunk, u, ticket);
+  engine.stage(chunk, u, lsn);
   CHECK(kept() == row(5, 50));  // an older one changes nothing
   engine.drop(chunk, {1, 1}, row(5, 0));
   CHECK(kept() == row(5, 0) && !engine.stat(chunk));
@@ -214,12 +214,12 @@ void at_the_limit_updates_are_refused_and_the_rest_goes_on() {
   ChunkEngine engine(std::make_unique<LoggedDisk>(), small);
   const Data data = noise(100, 1);
   for (std::uint32_t i = 0; i < 4; ++i) put(engine, {1, i}, 1, data);
-  ff::Ticket ticket = 0;
-  refused(EngineErrorKind::no_space, "remove files or add disks", [&] { engine.stage({1, 9}, update(UpdateKind::write, 1, 0, data), ticket); });
+  ff::Lsn lsn = 0;
+  refused(EngineErrorKind::no_space, "remove files or add disks", [&] { engine.stage({1, 9}, update(UpdateKind::write, 1, 0, data), lsn); });
   CHECK(got(engine, {1, 2}) == data);
-  engine.stage({1, 2}, update(UpdateKind::remove, 2, 0, {}), ticket);
+  engine.stage({1, 2}, update(UpdateKind::remove, 2, 0, {}), lsn);
   engine.commit({1, 2}, {1, 2});
-  refused(EngineErrorKind::no_space, "no space", [&] { engine.stage({1, 9}, update(UpdateKind::write, 1, 0, data), ticket); });
+  refused(EngineErrorKind::no_space, "no space", [&] { engine.stage({1, 9}, update(UpdateKind::write, 1, 0, data), lsn); });
   engine.flush();  // only now is the old block free
   put(engine, {1, 9}, 1, data);
 
@@ -228,7 +228,7 @@ void at_the_limit_updates_are_refused_and_the_rest_goes_on() {
   ff::EngineOptions reserved = options();
   reserved.reserve = 0.2;
   ChunkEngine full(std::move(owned), reserved);
-  refused(EngineErrorKind::no_space, "no space", [&] { full.stage(chunk, update(UpdateKind::write, 1, 0, data), ticket); });
+  refused(EngineErrorKind::no_space, "no space", [&] { full.stage(chunk, update(UpdateKind::write, 1, 0, data), lsn); });
 
   auto large = std::make_unique<LoggedDisk>();
   large->free_bytes = large->total_bytes / 10;
@@ -247,8 +247,8 @@ void small_content_takes_a_large_block_rather_than_none() {
     LoggedDisk* const disk = owned.get();
     ChunkEngine engine(std::move(owned), one);
     put(engine, {1, 0}, 1, large);
-    ff::Ticket ticket = 0;
-    engine.stage({1, 0}, update(UpdateKind::remove, 2, 0, {}), ticket);
+    ff::Lsn lsn = 0;
+    engine.stage({1, 0}, update(UpdateKind::remove, 2, 0, {}), lsn);
     engine.commit({1, 0}, {1, 2});
     engine.flush();
     put(engine, {1, 1}, 1, small);
@@ -269,9 +269,9 @@ void blocks_leave_space_for_the_journal() {
   LoggedDisk* const disk = owned.get();
   ChunkEngine engine(std::move(owned), o);
   disk->free_bytes = 4 * o.journal_step + ff::stride_bytes(0) - 1;
-  ff::Ticket ticket = 0;
+  ff::Lsn lsn = 0;
   const Data data = noise(100, 1);
-  refused(EngineErrorKind::no_space, "remove files or add disks", [&] { engine.stage(chunk, update(UpdateKind::write, 1, 0, data), ticket); });
+  refused(EngineErrorKind::no_space, "remove files or add disks", [&] { engine.stage(chunk, update(UpdateKind::write, 1, 0, data), lsn); });
   ++disk->free_bytes;
   put(engine, chunk, 1, data);
 }
@@ -291,8 +291,8 @@ void content_of_no_bytes_takes_no_block() {
   put(engine, chunk, 1, {});
   put(engine, {5, 8}, 1, noise(5000, 1));
   Update cut = update(UpdateKind::truncate, 2, 0, {});
-  ff::Ticket ticket = 0;
-  engine.stage({5, 8}, cut, ticket);
+  ff::Lsn lsn = 0;
+  engine.stage({5, 8}, cut, lsn);
   CHECK(engine.view({5, 8}, true)->content().length == 0);
   engine.commit({5, 8}, {1, 2});
   engine.flush();
@@ -377,8 +377,8 @@ void damage_is_found() {
     CHECK(engine.read(*view, 0, into) == 4096);  // another granule
     refused(EngineErrorKind::damaged, "bytes 8192 and following", [&] { engine.read(*view, 9001, ff::MutableBytes(into).first(1)); });
     refused(EngineErrorKind::damaged, "repair it from another replica", [&] { engine.verify(chunk, *view); });
-    ff::Ticket ticket = 0;  // damaged bytes are not copied into new content
-    refused(EngineErrorKind::damaged, "not what was written", [&] { engine.stage(chunk, update(UpdateKind::write, 2, 0, Data(10)), ticket); });
+    ff::Lsn lsn = 0;  // damaged bytes are not copied into new content
+    refused(EngineErrorKind::damaged, "not what was written", [&] { engine.stage(chunk, update(UpdateKind::write, 2, 0, Data(10)), lsn); });
   });
   flipped(ff::block_bytes(0) + 9, [&] { refused(EngineErrorKind::damaged, "the trailer of chunk 5:7", [&] { engine.verify(chunk, *view); }); });
   flipped(ff::block_bytes(0) + ff::trailer_header_bytes + 4, [&] { refused(EngineErrorKind::damaged, "", [&] { engine.verify(chunk, *view); }); });
@@ -393,11 +393,11 @@ void another_content_of_the_block_is_damage() {
   ChunkEngine engine(std::move(owned), options());
   const Data data = noise(20'000, 1);
   const ChunkId other{5, 8};
-  ff::Ticket ticket = 0;
+  ff::Lsn lsn = 0;
   put(engine, chunk, 1, data);
   const auto block = engine.stat(chunk)->committed.block();
   const Data before = disk.content("blocks-00-0000");
-  engine.stage(chunk, update(UpdateKind::remove, 2, 0, {}), ticket);
+  engine.stage(chunk, update(UpdateKind::remove, 2, 0, {}), lsn);
   engine.commit(chunk, {1, 2});
   engine.flush();
   put(engine, other, 1, noise(20'000, 2));
@@ -426,9 +426,9 @@ void threads() {
     for (std::uint32_t w = 0; w < writers; ++w)
       all.emplace_back([&, w] {
         for (std::uint64_t version = 1; version <= versions; ++version) {
-          ff::Ticket ticket = 0;
-          engine.stage({1, w}, update(UpdateKind::replace, version, 0, content(w, version)), ticket);
-          while (engine.durable() < ticket) engine.flush();
+          ff::Lsn lsn = 0;
+          engine.stage({1, w}, update(UpdateKind::replace, version, 0, content(w, version)), lsn);
+          while (engine.durable() < lsn) engine.flush();
           engine.tidy();
           engine.commit({1, w}, {1, version});
         }
@@ -456,10 +456,10 @@ void many_records_are_found_in_order() {
   ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
   Random random{5};
   std::vector<ChunkId> ids;
-  ff::Ticket ticket = 0;
+  ff::Lsn lsn = 0;
   for (int i = 0; i < 3000; ++i) {
     const ChunkId id{random.below(40), static_cast<std::uint32_t>(random.below(1u << 31))};
-    engine.stage(id, update(UpdateKind::remove, 1, 0, {}), ticket);
+    engine.stage(id, update(UpdateKind::remove, 1, 0, {}), lsn);
     ids.push_back(id);
   }
   std::sort(ids.begin(), ids.end());
@@ -481,13 +481,13 @@ void pages_tell_what_stays_once() {
   ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
   constexpr std::uint32_t chunks = 600, rounds = 20;
   const auto id = [](std::uint32_t i) { return ChunkId{1 + i / 200, i % 200}; };
-  ff::Ticket ticket = 0;
-  for (std::uint32_t i = 0; i < chunks; i += 3) engine.stage(id(i), update(UpdateKind::remove, 1, 0, {}), ticket);
+  ff::Lsn lsn = 0;
+  for (std::uint32_t i = 0; i < chunks; i += 3) engine.stage(id(i), update(UpdateKind::remove, 1, 0, {}), lsn);
   std::atomic<std::uint32_t> left = 2;
   std::vector<std::thread> all;
   for (std::uint32_t first = 1; first < 3; ++first)
     all.emplace_back([&, first] {
-      ff::Ticket mine = 0;
+      ff::Lsn mine = 0;
       for (std::uint64_t round = 1; round <= rounds; ++round) {
         for (std::uint32_t i = first; i < chunks; i += 3) engine.stage(id(i), update(UpdateKind::remove, 1, 0, {}), mine);
         for (std::uint32_t i = first; i < chunks; i += 3) engine.drop(id(i), {1, 1});

@@ -83,9 +83,9 @@ void a_disk_that_refuses_is_believed_once() {
   const Data data = noise(100, 1);
   put(engine, chunk, 1, data);
   disk.refuse = [](const ff::test::Operation& op) { return op.kind == ff::test::Operation::sync ? EIO : 0; };
-  ff::Ticket ticket = 0;
-  engine.stage(chunk, update(UpdateKind::write, 2, 0, data), ticket);
-  const ff::Ticket before = engine.durable();
+  ff::Lsn lsn = 0;
+  engine.stage(chunk, update(UpdateKind::write, 2, 0, data), lsn);
+  const ff::Lsn before = engine.durable();
   refused(EngineErrorKind::failed, "Input/output error", [&] { engine.flush(); });
   disk.refuse = nullptr;  // a later sync that succeeds says nothing about what was lost
   refused(EngineErrorKind::failed, "Input/output error", [&] { engine.flush(); });
@@ -129,18 +129,18 @@ void a_snapshot_knows_its_journal() {
   ff::EngineOptions o = options();
   o.snapshot_bytes = 1;
   ChunkEngine engine(std::move(owned), o);
-  ff::Ticket ticket = 0;
+  ff::Lsn lsn = 0;
   put(engine, {1, 1}, 1, noise(100, 1));
   bool once = true;
   disk.before_write = [&](int file) {  // while the snapshot is written
     if (!disk.name_of(file).starts_with("snapshot-") || !std::exchange(once, false)) return;
-    engine.stage({1, 2}, update(UpdateKind::write, 1, 0, noise(100, 2)), ticket);
+    engine.stage({1, 2}, update(UpdateKind::write, 1, 0, noise(100, 2)), lsn);
     engine.commit({1, 2}, {1, 1});
     engine.flush();  // nobody waits for a snapshot
   };
   CHECK(engine.untidy());
   engine.tidy();
-  CHECK(!once && engine.durable() >= ticket);
+  CHECK(!once && engine.durable() >= lsn);
   Random random{1};
   auto image = disk.after_power_cut(disk.log.size(), random);
   CHECK(image.contains("snapshot-00000001"));
@@ -180,12 +180,12 @@ void without_space_for_more_journal() {
   ChunkEngine engine(std::move(owned), o);
   bool full = false;
   disk.refuse = [&](const ff::test::Operation& op) { return full && op.kind == ff::test::Operation::grow ? ENOSPC : 0; };
-  ff::Ticket ticket = 0;
+  ff::Lsn lsn = 0;
   const Data data = noise(100, 1);
   for (std::uint32_t i = 0; i < 20; ++i) put(engine, {1, i}, 1, data);
   full = true;
   std::uint32_t written = 20;
-  const auto write = [&] { engine.stage({1, written}, update(UpdateKind::write, 1, 0, data), ticket); };
+  const auto write = [&] { engine.stage({1, written}, update(UpdateKind::write, 1, 0, data), lsn); };
   for (; written < 40; ++written) {
     try {
       write();
@@ -198,12 +198,12 @@ void without_space_for_more_journal() {
   CHECK(written < 30);
   for (std::uint32_t i = 20; i < written; ++i) engine.commit({1, i}, {1, 1});
   engine.flush();
-  engine.stage({1, 0}, update(UpdateKind::remove, 2, 0, {}), ticket);
+  engine.stage({1, 0}, update(UpdateKind::remove, 2, 0, {}), lsn);
   engine.commit({1, 0}, {1, 2});
-  CHECK(engine.flush() > ticket);
+  CHECK(engine.flush() > lsn);
   bool waited = false;
   for (std::uint32_t i = 1; i < 20 && !waited; ++i) {  // in the end all of it is used
-    engine.stage({1, i}, update(UpdateKind::remove, 2, 0, {}), ticket);
+    engine.stage({1, i}, update(UpdateKind::remove, 2, 0, {}), lsn);
     engine.commit({1, i}, {1, 2});
     try {
       engine.flush();
@@ -212,17 +212,17 @@ void without_space_for_more_journal() {
       waited = true;
     }
   }
-  CHECK(waited && engine.durable() < ticket);
+  CHECK(waited && engine.durable() < lsn);
   {
     Random random{1};
     auto left = std::make_unique<LoggedDisk>(disk.after_power_cut(disk.log.size(), random));
     left->refuse = disk.refuse;
     ChunkEngine reader(std::move(left), o);  // a full disk is no reason not to read
     CHECK(got(reader, {1, 19}) == data);
-    refused(EngineErrorKind::no_space, "free some on the disk", [&] { reader.stage({1, 99}, update(UpdateKind::write, 1, 0, data), ticket); });
+    refused(EngineErrorKind::no_space, "free some on the disk", [&] { reader.stage({1, 99}, update(UpdateKind::write, 1, 0, data), lsn); });
   }
   full = false;
-  CHECK(engine.flush() >= ticket);
+  CHECK(engine.flush() >= lsn);
   write();
 }
 
@@ -253,8 +253,8 @@ void whatever_fails_in_a_flush_ends_it() {
   auto owned = std::make_unique<LoggedDisk>();
   LoggedDisk& disk = *owned;
   ChunkEngine engine(std::move(owned), options());
-  ff::Ticket ticket = 0;
-  engine.stage(chunk, update(UpdateKind::write, 1, 0, noise(100, 1)), ticket);
+  ff::Lsn lsn = 0;
+  engine.stage(chunk, update(UpdateKind::write, 1, 0, noise(100, 1)), lsn);
   disk.before_sync = [] { throw std::bad_alloc(); };
   refused(EngineErrorKind::failed, "bad_alloc", [&] { engine.flush(); });
   disk.before_sync = nullptr;

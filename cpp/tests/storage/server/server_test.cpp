@@ -69,8 +69,8 @@ void stage(ChunkTarget& target, std::uint32_t index, std::uint64_t version, cons
   update.kind = ff::UpdateKind::replace;
   update.data = data;
   update.next = {chain_version, version};
-  ff::Ticket ticket = 0;
-  target.engine().stage({1, index}, update, ticket);
+  ff::Lsn lsn = 0;
+  target.engine().stage({1, index}, update, lsn);
 }
 
 void put(ChunkTarget& target, std::uint32_t index, std::uint64_t version, const Data& data) {

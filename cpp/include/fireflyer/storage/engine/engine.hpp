@@ -95,7 +95,7 @@ struct EngineStats {
   std::uint64_t chunks = 0, pending = 0, file_bytes = 0, taken_bytes = 0, journal_bytes = 0, memory_bytes = 0, requests = 0;
 };
 
-using Ticket = std::uint64_t;  // grows; what has ticket t is durable when t is
+using Lsn = std::uint64_t;  // log sequence number of an entry; an entry is durable when durable() >= its number
 
 class ChunkEngine {
  public:
@@ -128,23 +128,23 @@ class ChunkEngine {
   ChunkEngine& operator=(const ChunkEngine&) = delete;
 
   // Writes the content; returns what is pending then. Repeating it (same next id) changes nothing.
-  Content stage(const ChunkId& chunk, const Update& update, Ticket& ticket);
-  Ticket commit(const ChunkId& chunk, const ContentId& content);  // what is pending; a removal leaves no record
+  Content stage(const ChunkId& chunk, const Update& update, Lsn& lsn);
+  Lsn commit(const ChunkId& chunk, const ContentId& content);  // what is pending; a removal leaves no record
   // What is pending goes. `row`, if any, stands for its row from now on, also where that said that it was done.
-  Ticket drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row = std::nullopt);
-  Ticket adopt(const std::vector<RequestRow>& rows, bool reset);  // `reset`: forgets all others first
-  Ticket forget_client(std::uint64_t client);
+  Lsn drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row = std::nullopt);
+  Lsn adopt(const std::vector<RequestRow>& rows, bool reset);  // `reset`: forgets all others first
+  Lsn forget_client(std::uint64_t client);
 
-  // Makes durable what waits for it, and returns the last durable ticket. One caller at a time does it for all. Throws
+  // Makes durable what waits for it, and returns the last durable one. One caller at a time does it for all. Throws
   // EngineError no_space if the disk has no space for more journal: then all still waits, and may be tried again.
-  Ticket flush();
+  Lsn flush();
   // Writes a snapshot when the journal has become long, while all else goes on. May take seconds, so that nobody should wait
   // for it; without space it is tried again when the journal has grown.
   void tidy();
   bool untidy() const;
   // Ends tidy, flushes, and notes that there is nothing in doubt.
   void end();
-  Ticket durable() const;
+  Lsn durable() const;
 
   std::optional<ChunkStat> stat(const ChunkId& chunk) const;
   std::optional<RequestRow> request(std::uint64_t client, std::uint32_t channel) const;

@@ -88,7 +88,7 @@ class ChunkTarget : public std::enable_shared_from_this<ChunkTarget> {
   void tidy();
   std::string end();
   void stage_now(const StageJob& job);
-  Content stage_with_room(const StageJob& job, Ticket& ticket);
+  Content stage_with_room(const StageJob& job, Lsn& lsn);
   void verify_now(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes);
   SharedBuffer load_now(const ChunkId& chunk, const ContentId& content, BufferPool& pool);
   void stage_failed(std::uint64_t job, const std::string& kind, const std::string& message);
