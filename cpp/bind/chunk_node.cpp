@@ -28,7 +28,7 @@ namespace {
 using Released = nb::call_guard<nb::gil_scoped_release>;
 using ChunkTuple = std::tuple<std::uint64_t, std::uint32_t>;
 using ContentTuple = std::tuple<std::uint32_t, std::uint64_t>;
-using RowTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint64_t, std::uint32_t, std::uint32_t, std::uint64_t>;
+using CompletionTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t, std::uint64_t, std::uint32_t, std::uint32_t, std::uint64_t>;
 using RequestTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint64_t>;
 using TableTuple = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, bool, std::int64_t, std::uint64_t, bool>;
 
@@ -37,13 +37,13 @@ constexpr std::size_t of_file_step = 256;
 ff::ChunkId chunk_of(const ChunkTuple& chunk) { return {std::get<0>(chunk), std::get<1>(chunk)}; }
 ff::ContentId content_of(const ContentTuple& content) { return {std::get<0>(content), std::get<1>(content)}; }
 
-ff::RequestRow row_of(const RowTuple& row) {
-  const auto& [client, channel, sequence, file, index, made_in, version] = row;
+ff::CompletionRecord completion_of(const CompletionTuple& completion) {
+  const auto& [client, channel, sequence, file, index, made_in, version] = completion;
   return {{client, sequence, channel}, {file, index}, {made_in, version}};
 }
 
-RowTuple to_tuple(const ff::RequestRow& row) {
-  return {row.request.client, row.request.channel, row.request.sequence, row.chunk.file, row.chunk.index, row.content.made_in, row.content.version};
+CompletionTuple to_tuple(const ff::CompletionRecord& completion) {
+  return {completion.request.client, completion.request.channel, completion.request.sequence, completion.chunk.file, completion.chunk.index, completion.content.made_in, completion.content.version};
 }
 
 ChunkTuple to_tuple(const ff::ChunkId& chunk) { return {chunk.file, chunk.index}; }
@@ -272,7 +272,7 @@ std::vector<std::uint32_t> of_file(const NodeTarget& self, std::uint64_t file, s
   return indices;
 }
 
-std::vector<RowTuple> rows(const NodeTarget& self, const std::optional<std::tuple<std::uint64_t, std::uint32_t>>& after, std::size_t limit) {
+std::vector<CompletionTuple> completions(const NodeTarget& self, const std::optional<std::tuple<std::uint64_t, std::uint32_t>>& after, std::size_t limit) {
   std::uint64_t client = 0;
   std::uint32_t channel = 0;
   if (after) {
@@ -281,8 +281,8 @@ std::vector<RowTuple> rows(const NodeTarget& self, const std::optional<std::tupl
     client += channel == UINT32_MAX ? 1 : 0;
     ++channel;
   }
-  std::vector<RowTuple> found;
-  for (const ff::RequestRow& row : self.engine().requests(client, channel, limit)) found.push_back(to_tuple(row));
+  std::vector<CompletionTuple> found;
+  for (const ff::CompletionRecord& completion : self.engine().requests(client, channel, limit)) found.push_back(to_tuple(completion));
   return found;
 }
 
@@ -305,15 +305,15 @@ void bind_updates(nb::class_<NodeTarget>& target) {
       nb::arg("chunk"), nb::arg("content"), Released());
   target.def(
       "drop",
-      [](const NodeTarget& self, std::uint64_t job, const ChunkTuple& chunk, const ContentTuple& content, const std::optional<RowTuple>& row) {
-        self.target().drop(job, chunk_of(chunk), content_of(content), row ? std::optional(row_of(*row)) : std::nullopt);
+      [](const NodeTarget& self, std::uint64_t job, const ChunkTuple& chunk, const ContentTuple& content, const std::optional<CompletionTuple>& row) {
+        self.target().drop(job, chunk_of(chunk), content_of(content), row ? std::optional(completion_of(*row)) : std::nullopt);
       },
       nb::arg("job"), nb::arg("chunk"), nb::arg("content"), nb::arg("row").none(), Released());
   target.def(
       "adopt",
-      [](const NodeTarget& self, std::uint64_t job, const std::vector<RowTuple>& given, bool reset) {
-        std::vector<ff::RequestRow> made;
-        for (const RowTuple& row : given) made.push_back(row_of(row));
+      [](const NodeTarget& self, std::uint64_t job, const std::vector<CompletionTuple>& given, bool reset) {
+        std::vector<ff::CompletionRecord> made;
+        for (const CompletionTuple& completion : given) made.push_back(completion_of(completion));
         self.target().adopt(job, made, reset);
       },
       nb::arg("job"), nb::arg("rows"), nb::arg("reset"), Released());
@@ -342,7 +342,7 @@ void bind_target(nb::module_& m) {
         return found ? std::optional(to_tuple(*found)) : std::nullopt;
       },
       nb::arg("client"), nb::arg("channel"));
-  target.def("rows", &rows, nb::arg("after").none(), nb::arg("limit"));
+  target.def("rows", &completions, nb::arg("after").none(), nb::arg("limit"));
   target.def("chunks", &chunks, nb::arg("after").none(), nb::arg("limit"));
   target.def("of_file", &of_file, nb::arg("file"), nb::arg("index"), nb::arg("limit"), nb::kw_only(), nb::arg("backwards") = false);
   target.def("pending", [](const NodeTarget& self) {

@@ -23,7 +23,7 @@ std::optional<ChunkStat> ChunkEngine::State::stat(const ChunkId& chunk) const {
   return stat_of(*record);
 }
 
-Lsn ChunkEngine::State::record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request) {
+Lsn ChunkEngine::State::record(const ChunkId& chunk, const ChunkStat& now, const std::optional<CompletionRecord>& request) {
   const bool gone = now.committed.state == ContentState::none && now.pending.state == ContentState::none;
   Entry entry;
   entry.kind = gone ? EntryKind::erase_chunk : EntryKind::put_chunk;
@@ -173,7 +173,7 @@ Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Lsn& lsn)
     if (length > 0) s.write_staged(lock, *this, chunk, update, static_cast<std::uint32_t>(length), has_old, content);
   }
   // The chunk is what it was: stage, commit and drop of a chunk that is being staged are refused.
-  auto request = update.request ? std::optional(RequestRow{*update.request, chunk, update.next}) : std::nullopt;
+  auto request = update.request ? std::optional(CompletionRecord{*update.request, chunk, update.next}) : std::nullopt;
   if (request && !s.replaces(*request)) request.reset();
   lsn = s.record(chunk, {before.committed, content}, request);
   return content;
@@ -196,18 +196,18 @@ Lsn ChunkEngine::commit(const ChunkId& chunk, const ContentId& content) {
   return s.record(chunk, {now.pending.state == ContentState::removed ? Content{} : now.pending, Content{}});
 }
 
-Lsn ChunkEngine::drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
+Lsn ChunkEngine::drop(const ChunkId& chunk, const ContentId& content, const std::optional<CompletionRecord>& completion) {
   State& s = *state_;
   const State::Lock lock(s.mutex);
   const ChunkStat now = s.to_finish(chunk, content);
   s.free_later(now.pending);
-  // A channel that has gone on to a later update keeps the row of that one.
-  const auto last = row ? s.requests.find({row->request.client, row->request.channel}) : s.requests.end();
-  const bool later = last != s.requests.end() && last->second.request.sequence > row->request.sequence;
-  return s.record(chunk, {now.committed, Content{}}, later ? std::nullopt : row);
+  // A channel that has gone on to a later update keeps the record of that one.
+  const auto last = completion ? s.requests.find({completion->request.client, completion->request.channel}) : s.requests.end();
+  const bool later = last != s.requests.end() && last->second.request.sequence > completion->request.sequence;
+  return s.record(chunk, {now.committed, Content{}}, later ? std::nullopt : completion);
 }
 
-Lsn ChunkEngine::adopt(const std::vector<RequestRow>& rows, bool reset) {
+Lsn ChunkEngine::adopt(const std::vector<CompletionRecord>& completions, bool reset) {
   State& s = *state_;
   const State::Lock lock(s.mutex);
   s.check_usable();
@@ -220,8 +220,8 @@ Lsn ChunkEngine::adopt(const std::vector<RequestRow>& rows, bool reset) {
     entry.kind = EntryKind::erase_requests;
     take(entry);
   }
-  for (const RequestRow& row : rows)
-    if (s.replaces(row)) take(request_entry(row));
+  for (const CompletionRecord& completion : completions)
+    if (s.replaces(completion)) take(request_entry(completion));
   return s.last;
 }
 
@@ -248,17 +248,17 @@ std::optional<ChunkStat> ChunkEngine::stat(const ChunkId& chunk) const {
   return state_->stat(chunk);
 }
 
-std::optional<RequestRow> ChunkEngine::request(std::uint64_t client, std::uint32_t channel) const {
+std::optional<CompletionRecord> ChunkEngine::request(std::uint64_t client, std::uint32_t channel) const {
   const State::Lock lock(state_->mutex);
   const auto found = state_->requests.find({client, channel});
   return found == state_->requests.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::vector<RequestRow> ChunkEngine::requests(std::uint64_t client, std::uint32_t channel, std::size_t limit) const {
+std::vector<CompletionRecord> ChunkEngine::requests(std::uint64_t client, std::uint32_t channel, std::size_t limit) const {
   const State::Lock lock(state_->mutex);
-  std::vector<RequestRow> rows;
-  for (auto at = state_->requests.lower_bound({client, channel}); at != state_->requests.end() && rows.size() < limit; ++at) rows.push_back(at->second);
-  return rows;
+  std::vector<CompletionRecord> completions;
+  for (auto at = state_->requests.lower_bound({client, channel}); at != state_->requests.end() && completions.size() < limit; ++at) completions.push_back(at->second);
+  return completions;
 }
 
 std::vector<ChunkId> ChunkEngine::pending() const {
@@ -359,7 +359,7 @@ EngineStats ChunkEngine::stats() const {
   const State::Lock lock(s.mutex);
   constexpr std::size_t node_bytes = 48;  // of a map's node, beside what it holds
   const std::uint64_t pending_bytes = s.pending.size() * (sizeof(ChunkId) + sizeof(Content) + node_bytes);
-  const std::uint64_t request_bytes = s.requests.size() * (sizeof(RequestRow) + 16 + node_bytes);
+  const std::uint64_t request_bytes = s.requests.size() * (sizeof(CompletionRecord) + 16 + node_bytes);
   return {s.index.size(), s.pending.size(), s.blocks.file_bytes(), s.blocks.taken_bytes(), s.journal_bytes(),
           s.index.memory_bytes() + pending_bytes + request_bytes, s.requests.size()};
 }

@@ -203,7 +203,7 @@ void ChunkEngine::State::begin_journal(std::unique_ptr<BatchWriter> fresh) {
   ++journal_number;
 }
 
-// Writes all records, and returns the entries of the rows.
+// Writes all chunks, and returns the entries of the completion records.
 std::vector<Entry> ChunkEngine::State::copy_records(BatchWriter& writer) {
   Lock lock(mutex);
   for (std::optional<ChunkId> next = ChunkId{}; next;) {
@@ -213,9 +213,9 @@ std::vector<Entry> ChunkEngine::State::copy_records(BatchWriter& writer) {
     if (ending) return {};
     lock.lock();
   }
-  std::vector<Entry> rows;
-  for (const auto& [key, row] : requests) rows.push_back(request_entry(row));
-  return rows;
+  std::vector<Entry> completions;
+  for (const auto& [key, completion] : requests) completions.push_back(request_entry(completion));
+  return completions;
 }
 
 // Writes all records while others change them. What changes meanwhile is in the new journal as well; entries say what is

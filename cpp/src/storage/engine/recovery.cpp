@@ -32,14 +32,14 @@ Entry follows_entry(std::uint32_t journal, std::uint64_t batches) {
   return entry;
 }
 
-RequestEntry stored(const RequestRow& row) {
-  return {row.request.client, row.request.sequence, row.chunk.file, row.content.version, row.request.channel, row.chunk.index, row.content.made_in, 0};
+RequestEntry stored(const CompletionRecord& completion) {
+  return {completion.request.client, completion.request.sequence, completion.chunk.file, completion.content.version, completion.request.channel, completion.chunk.index, completion.content.made_in, 0};
 }
 
-Entry request_entry(const RequestRow& row) {
+Entry request_entry(const CompletionRecord& completion) {
   Entry entry;
   entry.kind = EntryKind::put_request;
-  entry.request = stored(row);
+  entry.request = stored(completion);
   return entry;
 }
 
@@ -54,11 +54,11 @@ void ChunkEngine::State::keep_request(const RequestEntry& r) {
   requests[{r.client, r.channel}] = {{r.client, r.sequence, r.channel}, {r.chunk_file, r.chunk_index}, {r.made_in, r.version}};
 }
 
-bool ChunkEngine::State::replaces(const RequestRow& row) const {
-  const auto now = requests.find({row.request.client, row.request.channel});
-  if (now == requests.end() || now->second.request.sequence != row.request.sequence)
-    return now == requests.end() || row.request.sequence > now->second.request.sequence;
-  return now->second.content.version == 0 || (row.content.version != 0 && row.content > now->second.content);
+bool ChunkEngine::State::replaces(const CompletionRecord& completion) const {
+  const auto now = requests.find({completion.request.client, completion.request.channel});
+  if (now == requests.end() || now->second.request.sequence != completion.request.sequence)
+    return now == requests.end() || completion.request.sequence > now->second.request.sequence;
+  return now->second.content.version == 0 || (completion.content.version != 0 && completion.content > now->second.content);
 }
 
 void ChunkEngine::State::apply(const Entry& entry) {

@@ -27,8 +27,8 @@ namespace ff {
 inline std::string name_of(const ChunkId& chunk) { return "chunk " + std::to_string(chunk.file) + ":" + std::to_string(chunk.index); }
 inline std::string name_of(const ContentId& id) { return std::to_string(id.made_in) + "." + std::to_string(id.version); }
 
-RequestEntry stored(const RequestRow& row);
-Entry request_entry(const RequestRow& row);
+RequestEntry stored(const CompletionRecord& completion);
+Entry request_entry(const CompletionRecord& completion);
 Entry follows_entry(std::uint32_t journal, std::uint64_t batches);
 // The id behind `chunk`; none behind the last.
 std::optional<ChunkId> after(const ChunkId& chunk);
@@ -51,7 +51,7 @@ struct ChunkEngine::State {
   ChunkIndex index;
   std::map<ChunkId, Content> pending;
   std::set<ChunkId> staging;  // their blocks are being written
-  std::map<std::pair<std::uint64_t, std::uint32_t>, RequestRow> requests;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, CompletionRecord> requests;
   Blocks blocks;
   ChecksumCache checksums;
   std::set<BlockAddress> unwanted;  // free as soon as their last reader is gone
@@ -78,7 +78,7 @@ struct ChunkEngine::State {
   bool arrived(const std::vector<Entry>& group);
   void apply(const Entry& entry);
   void keep_request(const RequestEntry& r);
-  bool replaces(const RequestRow& row) const;
+  bool replaces(const CompletionRecord& completion) const;
   template <class Each>
   void for_all(const Each& each) const {
     std::optional<ChunkId> next = ChunkId{};
@@ -98,7 +98,7 @@ struct ChunkEngine::State {
   ChunkStat stat_of(const ChunkRecord& record) const;
   std::optional<ChunkStat> stat(const ChunkId& chunk) const;
   // Applies it, and lets the next flush write it.
-  Lsn record(const ChunkId& chunk, const ChunkStat& now, const std::optional<RequestRow>& request = std::nullopt);
+  Lsn record(const ChunkId& chunk, const ChunkStat& now, const std::optional<CompletionRecord>& request = std::nullopt);
   Lsn add(const Entry& entry) {
     entries.push_back(entry);
     return ++last;

@@ -238,14 +238,14 @@ void ChunkTarget::commit(const ChunkId& chunk, const ContentId& content) {
   flush_later();
 }
 
-void ChunkTarget::drop(std::uint64_t job, const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row) {
-  engine_.drop(chunk, content, row);
+void ChunkTarget::drop(std::uint64_t job, const ChunkId& chunk, const ContentId& content, const std::optional<CompletionRecord>& completion) {
+  engine_.drop(chunk, content, completion);
   if (job == 0) return flush_later();
   tell_when_flushed(DroppedEvent{number_, job}, job);
 }
 
-void ChunkTarget::adopt(std::uint64_t job, const std::vector<RequestRow>& rows, bool reset) {
-  engine_.adopt(rows, reset);
+void ChunkTarget::adopt(std::uint64_t job, const std::vector<CompletionRecord>& completions, bool reset) {
+  engine_.adopt(completions, reset);
   tell_when_flushed(AdoptedEvent{number_, job}, job);
 }
 

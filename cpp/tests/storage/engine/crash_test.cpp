@@ -35,7 +35,7 @@ struct Version {
 // One point of the history: what the engine holds.
 struct Point {
   std::map<ChunkId, Version> committed, pending;
-  std::map<std::pair<std::uint64_t, std::uint32_t>, ff::RequestRow> requests;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, ff::CompletionRecord> requests;
   bool operator==(const Point&) const = default;
 };
 
@@ -56,7 +56,7 @@ Point point_of(ChunkEngine& engine) {
     if (stat.committed.state != ff::ContentState::none) point.committed[chunk] = version_of(engine, chunk, stat.committed, false);
     if (stat.pending.state != ff::ContentState::none) point.pending[chunk] = version_of(engine, chunk, stat.pending, true);
   }
-  for (const auto& row : engine.requests(0, 0, SIZE_MAX)) point.requests[{row.request.client, row.request.channel}] = row;
+  for (const auto& completion : engine.requests(0, 0, SIZE_MAX)) point.requests[{completion.request.client, completion.request.channel}] = completion;
   return point;
 }
 
@@ -78,7 +78,7 @@ class Workload {
     points[0] = now_;
     for (const auto* versions : {&now_.committed, &now_.pending})
       for (const auto& [chunk, version] : *versions) version_ = std::max(version_, version.id.version);
-    for (const auto& [channel, row] : now_.requests) version_ = std::max(version_, row.request.sequence);
+    for (const auto& [channel, completion] : now_.requests) version_ = std::max(version_, completion.request.sequence);
   }
 
   std::map<ff::Lsn, Point> points;
@@ -89,7 +89,7 @@ class Workload {
       adopt();
     } else if (random_.below(20) == 0) {
       const std::uint64_t client = random_.below(3) + 1;
-      std::erase_if(now_.requests, [client](const auto& row) { return row.first.first == client; });
+      std::erase_if(now_.requests, [client](const auto& completion) { return completion.first.first == client; });
       note(engine_.forget_client(client));
     } else if (now_.pending.contains(chunk)) {
       finish(chunk);
@@ -101,37 +101,37 @@ class Workload {
  private:
   void note(ff::Lsn lsn) { points[lsn] = now_; }
 
-  // A cut may come between the rows of one call, so each is a call of its own.
+  // A cut may come between the records of one call, so each is a call of its own.
   void adopt() {
     const bool reset = random_.below(3) == 0;
     const ff::Request request{random_.below(3) + 1, version_ + 1 + random_.below(3), static_cast<std::uint32_t>(random_.below(2))};
-    const ff::RequestRow row{request, {1, 1}, {7, random_.below(2) * version_}};
+    const ff::CompletionRecord completion{request, {1, 1}, {7, random_.below(2) * version_}};
     if (reset) {
       now_.requests.clear();
       note(engine_.adopt({}, true));
     }
-    keep(row);
-    note(engine_.adopt({row}, false));
+    keep(completion);
+    note(engine_.adopt({completion}, false));
   }
 
-  void keep(const ff::RequestRow& row) {
-    auto& now = now_.requests[{row.request.client, row.request.channel}];
-    const bool newer = row.request.sequence > now.request.sequence;
-    const bool same = row.request.sequence == now.request.sequence && (now.content.version == 0 || row.content > now.content);
-    if (newer || same) now = row;
+  void keep(const ff::CompletionRecord& completion) {
+    auto& now = now_.requests[{completion.request.client, completion.request.channel}];
+    const bool newer = completion.request.sequence > now.request.sequence;
+    const bool same = completion.request.sequence == now.request.sequence && (now.content.version == 0 || completion.content > now.content);
+    if (newer || same) now = completion;
   }
 
   void finish(const ChunkId& chunk) {
     const Version version = now_.pending.at(chunk);
     now_.pending.erase(chunk);
     if (random_.below(5) == 0) {
-      std::optional<ff::RequestRow> row;
+      std::optional<ff::CompletionRecord> completion;
       if (random_.below(2) == 0) {
-        row = ff::RequestRow{{random_.below(3) + 1, version.id.version, static_cast<std::uint32_t>(random_.below(2))}, chunk, {}};
-        auto& now = now_.requests[{row->request.client, row->request.channel}];
-        if (row->request.sequence >= now.request.sequence) now = *row;
+        completion = ff::CompletionRecord{{random_.below(3) + 1, version.id.version, static_cast<std::uint32_t>(random_.below(2))}, chunk, {}};
+        auto& now = now_.requests[{completion->request.client, completion->request.channel}];
+        if (completion->request.sequence >= now.request.sequence) now = *completion;
       }
-      return note(engine_.drop(chunk, version.id, row));
+      return note(engine_.drop(chunk, version.id, completion));
     }
     if (version.removed) now_.committed.erase(chunk);
     else now_.committed[chunk] = version;

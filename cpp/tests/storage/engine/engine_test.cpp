@@ -175,21 +175,21 @@ void the_disk_begins_with_what_is_staged() {
 
 void rows_stay_in_the_order_of_their_updates() {
   ChunkEngine engine(std::make_unique<LoggedDisk>(), options());
-  const auto row = [](std::uint64_t sequence, std::uint64_t version) { return ff::RequestRow{{4, sequence, 1}, chunk, {1, version}}; };
+  const auto completion = [](std::uint64_t sequence, std::uint64_t version) { return ff::CompletionRecord{{4, sequence, 1}, chunk, {1, version}}; };
   const auto kept = [&] { return *engine.request(4, 1); };
-  engine.adopt({row(5, 50), row(4, 60)}, false);
-  CHECK(kept() == row(5, 50));
-  engine.adopt({row(5, 0)}, false);
-  CHECK(kept() == row(5, 50));
+  engine.adopt({completion(5, 50), completion(4, 60)}, false);
+  CHECK(kept() == completion(5, 50));
+  engine.adopt({completion(5, 0)}, false);
+  CHECK(kept() == completion(5, 50));
   ff::Lsn lsn = 0;
   Update u = update(UpdateKind::remove, 1, 0, {});
   u.request = ff::Request{4, 3, 1};
   engine.stage(chunk, u, lsn);
-  CHECK(kept() == row(5, 50));  // an older one changes nothing
-  engine.drop(chunk, {1, 1}, row(5, 0));
-  CHECK(kept() == row(5, 0) && !engine.stat(chunk));
-  engine.adopt({row(1, 1)}, true);
-  CHECK(kept() == row(1, 1));
+  CHECK(kept() == completion(5, 50));  // an older one changes nothing
+  engine.drop(chunk, {1, 1}, completion(5, 0));
+  CHECK(kept() == completion(5, 0) && !engine.stat(chunk));
+  engine.adopt({completion(1, 1)}, true);
+  CHECK(kept() == completion(1, 1));
   engine.forget_client(4);
   CHECK(!engine.request(4, 1));
 }

@@ -68,13 +68,13 @@ struct Request {
   auto operator<=>(const Request&) const = default;
 };
 
-// What became of a channel's last update. Rows may come in any order: the highest sequence stays, and of one update the
+// What became of the last update of a channel. Records may come in any order: the highest sequence stays, and of one update the
 // content that was made rather than that it was given up (version 0).
-struct RequestRow {
+struct CompletionRecord {
   Request request;
   ChunkId chunk;
   ContentId content;
-  bool operator==(const RequestRow&) const = default;
+  bool operator==(const CompletionRecord&) const = default;
 };
 
 struct Update {
@@ -130,9 +130,9 @@ class ChunkEngine {
   // Writes the content; returns what is pending then. Repeating it (same next id) changes nothing.
   Content stage(const ChunkId& chunk, const Update& update, Lsn& lsn);
   Lsn commit(const ChunkId& chunk, const ContentId& content);  // what is pending; a removal leaves no record
-  // What is pending goes. `row`, if any, stands for its row from now on, also where that said that it was done.
-  Lsn drop(const ChunkId& chunk, const ContentId& content, const std::optional<RequestRow>& row = std::nullopt);
-  Lsn adopt(const std::vector<RequestRow>& rows, bool reset);  // `reset`: forgets all others first
+  // Drops what is pending. `completion`, if any, replaces the record of its channel, also one that says that it was done.
+  Lsn drop(const ChunkId& chunk, const ContentId& content, const std::optional<CompletionRecord>& completion = std::nullopt);
+  Lsn adopt(const std::vector<CompletionRecord>& completions, bool reset);  // `reset`: forgets all others first
   Lsn forget_client(std::uint64_t client);
 
   // Makes durable what waits for it, and returns the last durable one. One caller at a time does it for all. Throws
@@ -147,8 +147,8 @@ class ChunkEngine {
   Lsn durable() const;
 
   std::optional<ChunkStat> stat(const ChunkId& chunk) const;
-  std::optional<RequestRow> request(std::uint64_t client, std::uint32_t channel) const;
-  std::vector<RequestRow> requests(std::uint64_t client, std::uint32_t channel, std::size_t limit) const;  // from there on, in order
+  std::optional<CompletionRecord> request(std::uint64_t client, std::uint32_t channel) const;
+  std::vector<CompletionRecord> requests(std::uint64_t client, std::uint32_t channel, std::size_t limit) const;  // from there on, in order
   std::vector<ChunkId> pending() const;                                                                    // chunks, in order
   std::vector<std::pair<ChunkId, ChunkStat>> list(const ChunkId& from, const ChunkId& to, std::size_t limit) const;
   std::optional<std::pair<ChunkId, ChunkStat>> last_before(const ChunkId& to) const;

@@ -57,8 +57,8 @@ class ChunkTarget : public std::enable_shared_from_this<ChunkTarget> {
   void stage(StageJob job);                                                           // StagedEvent or StageFailedEvent
   void commit(const ChunkId& chunk, const ContentId& content);
   void drop(std::uint64_t job, const ChunkId& chunk, const ContentId& content,
-            const std::optional<RequestRow>& row);  // DroppedEvent when durable; job 0: nobody waits for it
-  void adopt(std::uint64_t job, const std::vector<RequestRow>& rows, bool reset);     // AdoptedEvent when durable, in order
+            const std::optional<CompletionRecord>& completion);  // DroppedEvent when durable; job 0: nobody waits for it
+  void adopt(std::uint64_t job, const std::vector<CompletionRecord>& completions, bool reset);     // AdoptedEvent when durable, in order
   void forget(std::uint64_t client);
   void verify(std::uint64_t job, std::optional<ChunkId> after, std::uint64_t limit_bytes);  // VerifiedEvent
   // All of a content that is pending or committed, verified; `loaded` is not called if it is not there or damaged.
