@@ -153,7 +153,7 @@ void bind_collectives(nb::module_& m) {
           [](ff::Executor* self, int rank, std::vector<int> node_of_rank, std::vector<std::string> labels, std::vector<std::vector<int>> trees,
              std::int64_t timeout_ns, int window_fd, int doorbell_fd, int leader_fd, std::vector<std::pair<int, int>> local_fds,
              const std::vector<std::tuple<int, int, int, int>>& connections, const std::vector<PythonRoute>& routes, const std::vector<PythonProgram>& programs,
-             std::shared_ptr<ff::Arena> arena, const std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, int>>& neighbours, std::vector<int> cpus, std::vector<int> network_cpus,
+             std::shared_ptr<ff::Arena> arena, const std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, int>>& local_peers, std::vector<int> cpus, std::vector<int> network_cpus,
              std::shared_ptr<ff::Fabric> fabric) {
             ff::Config config;
             config.group = ff::Group{rank, std::move(node_of_rank), std::move(labels), std::move(trees), timeout_ns};
@@ -166,7 +166,7 @@ void bind_collectives(nb::module_& m) {
             for (const auto& [channel, node, socket, fd] : connections) config.connections.push_back({channel, node, socket, fd});
             config.arena = std::move(arena);
             config.fabric = std::move(fabric);
-            for (const auto& [pid, address, number, fd] : neighbours) config.neighbours.push_back({{pid, address, number}, fd});
+            for (const auto& [pid, address, number, fd] : local_peers) config.local_peers.push_back({{pid, address, number}, fd});
             config.cpus = std::move(cpus);
             config.network_cpus = std::move(network_cpus);
             with_os_errors([&] {
@@ -176,7 +176,7 @@ void bind_collectives(nb::module_& m) {
           },
           nb::kw_only(), nb::arg("rank"), nb::arg("node_of_rank"), nb::arg("labels"), nb::arg("trees"), nb::arg("timeout_ns"), nb::arg("window_fd"),
           nb::arg("doorbell_fd"), nb::arg("leader_fd"), nb::arg("local_fds"), nb::arg("connections"),
-          nb::arg("routes"), nb::arg("programs"), nb::arg("arena").none(), nb::arg("neighbours"),
+          nb::arg("routes"), nb::arg("programs"), nb::arg("arena").none(), nb::arg("local_peers"),
           nb::arg("cpus") = std::vector<int>(), nb::arg("network_cpus") = std::vector<int>(), nb::arg("fabric").none() = nb::none())
       .def(
           "submit",
@@ -215,11 +215,11 @@ void bind_collectives(nb::module_& m) {
       nb::arg("local_ranks"), nb::arg("slots"), nb::arg("chunk_bytes"));
   m.def("interleave_window", &ff::Window::interleave, nb::arg("fd"), nb::arg("nodes"));
   nb::class_<ff::OpenMemory>(m, "OpenMemory").def(nb::init<>()).def("close", &ff::OpenMemory::close);
-  m.def("beacon", [] {
-    const ff::Beacon b = ff::beacon();
+  m.def("memory_probe", [] {
+    const ff::MemoryProbe b = ff::memory_probe();
     return std::make_tuple(b.pid, b.address, b.number);
   });
-  m.def("sees", [](std::uint64_t pid, std::uint64_t address, std::uint64_t number) { return ff::sees({pid, address, number}); },
+  m.def("can_access", [](std::uint64_t pid, std::uint64_t address, std::uint64_t number) { return ff::can_access({pid, address, number}); },
         nb::arg("pid"), nb::arg("address"), nb::arg("number"));
   m.def(
       "orient",

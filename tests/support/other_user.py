@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from fireflyer.native import sees
+from fireflyer.native import can_access
 
 NOBODY = 65534
 
@@ -19,7 +19,7 @@ def main() -> None:
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     reached = [path for path in (f"/proc/{pid}/{name}" for name in ("fd", "map_files", "maps", "mem")) if reaches(path)]
-    if sees(*arguments["beacon"]):
+    if can_access(*arguments["probe"]):
         reached.append("memory")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(f"\0{arguments['unix']}")

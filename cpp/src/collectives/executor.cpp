@@ -62,12 +62,12 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     window_ = std::make_unique<Window>(config_.window_fd, config_.doorbell_fd);
     local_ = group_.local_index(group_.rank);
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
-    if (config_.neighbours.size() > 1 && all_open(config_.neighbours)) open_.emplace();
+    if (config_.local_peers.size() > 1 && all_open(config_.local_peers)) open_.emplace();
     exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_, config_.cpus, open_.has_value());
-    reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.neighbours);
-    for (auto& neighbour : config_.neighbours) {  // mapped by now
-      if (neighbour.arena_fd >= 0) ::close(neighbour.arena_fd);
-      neighbour.arena_fd = -1;
+    reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.local_peers);
+    for (auto& peer : config_.local_peers) {  // mapped by now
+      if (peer.arena_fd >= 0) ::close(peer.arena_fd);
+      peer.arena_fd = -1;
     }
     scene_ = std::make_unique<Scene>(Scene{group_, *window_, *reach_, local_});
     spin_ = window_->ranks() <= usable_processors();
@@ -189,7 +189,7 @@ void Executor::close_descriptors() {
   shut(config_.leader_fd);
   for (auto& [rank, fd] : config_.local_fds) shut(fd);
   for (auto& connection : config_.connections) shut(connection.fd);
-  for (auto& neighbour : config_.neighbours) shut(neighbour.arena_fd);
+  for (auto& peer : config_.local_peers) shut(peer.arena_fd);
 }
 
 Stats Executor::stats() {

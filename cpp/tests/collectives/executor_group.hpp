@@ -85,9 +85,9 @@ inline void introduce(std::vector<ff::Config>& configs, const std::vector<int>& 
     fds.push_back(ff::Arena::create(setting.arena_bytes));
     configs[static_cast<std::size_t>(rank)].arena = std::make_shared<ff::Arena>(fds.back());
   }
-  const ff::Beacon beacon = setting.memory == Memory::foreign && ff::sees(ff::beacon()) ? ff::beacon() : ff::Beacon{};
+  const ff::MemoryProbe probe = setting.memory == Memory::foreign && ff::can_access(ff::memory_probe()) ? ff::memory_probe() : ff::MemoryProbe{};
   for (const int rank : ranks) {
-    for (const int fd : fds) configs[static_cast<std::size_t>(rank)].neighbours.push_back({beacon, dup(fd)});
+    for (const int fd : fds) configs[static_cast<std::size_t>(rank)].local_peers.push_back({probe, dup(fd)});
   }
   for (const int fd : fds) close(fd);
 }

@@ -55,10 +55,10 @@ class Child {
   pid_t pid_ = 0;
 };
 
-ff::Beacon beacon_of(const Child& child) {
-  ff::Beacon beacon = ff::beacon();
-  beacon.pid = static_cast<std::uint64_t>(child.pid());
-  return beacon;
+ff::MemoryProbe probe_of(const Child& child) {
+  ff::MemoryProbe probe = ff::memory_probe();
+  probe.pid = static_cast<std::uint64_t>(child.pid());
+  return probe;
 }
 
 // Rank 0 is here, rank 1 is the child, whose entering and finishing is done for it in the shared memory.
@@ -74,7 +74,7 @@ struct Pair {
     config.group = group;
     config.window_fd = fd;
     config.doorbell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    config.neighbours = {{ff::beacon(), -1}, {beacon_of(child), -1}};
+    config.local_peers = {{ff::memory_probe(), -1}, {probe_of(child), -1}};
     ff::Executor executor(std::move(config));
     ff::Places places;
     places.in = places.out = reinterpret_cast<std::uint64_t>(theirs);
@@ -96,7 +96,7 @@ void expect(const ff::Failure& failure, ff::FailureKind kind, int culprit, const
 
 bool can_see_children() {
   const Child child;
-  return ff::sees(beacon_of(child));
+  return ff::can_access(probe_of(child));
 }
 
 void an_array_that_was_freed_is_no_death() {
@@ -132,7 +132,7 @@ void a_process_that_has_ended_is_named() {
 void other_errors_blame_nobody_for_dying() {
   Pair pair;
   const Child child;
-  const ff::Reach reach(pair.window, 0, nullptr, {{ff::beacon(), -1}, {beacon_of(child), -1}});
+  const ff::Reach reach(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {probe_of(child), -1}});
   expect(reach.lost(pair.group, 1, pair.op, EPERM), ff::FailureKind::peer_failed, -1, std::string(std::strerror(EPERM)) + "; the permission was taken back");
   expect(reach.lost(pair.group, 1, pair.op, ENOMEM), ff::FailureKind::peer_failed, 0, std::strerror(ENOMEM));
   expect(reach.lost(pair.group, 1, pair.op, EIO), ff::FailureKind::peer_failed, -1, std::strerror(EIO));
@@ -144,7 +144,7 @@ void other_errors_blame_nobody_for_dying() {
 void what_was_read_of_an_ended_process_is_not_believed() {
   Pair pair;
   Child child;
-  const ff::Reach reach(pair.window, 0, nullptr, {{ff::beacon(), -1}, {beacon_of(child), -1}});
+  const ff::Reach reach(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {probe_of(child), -1}});
   CHECK(!reach.betrayed(pair.group, pair.op));
   const ff::Process process(child.pid());
   if (process.descriptor() >= 0) {
@@ -167,9 +167,9 @@ void another_process_is_not_taken_for_a_rank() {
   Pair pair;
   std::vector<float> theirs(count, 1.0F);
   const Child child;
-  ff::Beacon wrong = beacon_of(child);
+  ff::MemoryProbe wrong = probe_of(child);
   ++wrong.number;
-  const ff::Reach reach(pair.window, 0, nullptr, {{ff::beacon(), -1}, {wrong, -1}});
+  const ff::Reach reach(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {wrong, -1}});
   ff::Places places;
   places.in = reinterpret_cast<std::uint64_t>(theirs.data());
   char scratch[64];
@@ -203,7 +203,7 @@ void others_may_read_only_while_a_group_needs_it() {
     config.group = ff::Group{0, {0}, {"rank 0"}, {{-1}, {-1}}, second};
     config.window_fd = ff::Window::create(1, 4, page);
     config.doorbell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    config.neighbours = {{ff::beacon(), -1}};
+    config.local_peers = {{ff::memory_probe(), -1}};
     ff::Executor alone(std::move(config));
   }
   CHECK(permissions.empty());
@@ -239,7 +239,7 @@ void many_groups_map_an_arena_once() {
   std::vector<std::unique_ptr<ff::Reach>> groups;
   std::vector<const char*> seen;
   for (int group = 0; group < 50; ++group) {
-    groups.push_back(std::make_unique<ff::Reach>(pair.window, 0, nullptr, std::vector<ff::Neighbour>{{{}, -1}, {{}, group % 2 ? fd : again}}));
+    groups.push_back(std::make_unique<ff::Reach>(pair.window, 0, nullptr, std::vector<ff::LocalPeer>{{{}, -1}, {{}, group % 2 ? fd : again}}));
     ff::Places places;
     places.in_arena = 0;
     seen.push_back(groups.back()->input(1, places, 0, 1, nullptr));

@@ -113,7 +113,7 @@ void nonsense_is_told_as_such() {
 void a_rank_works_on_its_own_arrays_whatever_the_window_says() {
   std::vector<ff::Config> configs = configs_of({.node_of_rank = {0, 0}, .timeout_ns = 20 * second, .memory = Memory::foreign});
   const Twin twin(configs[0].window_fd);
-  if (configs[0].neighbours[0].beacon.pid == 0) return;
+  if (configs[0].local_peers[0].probe.pid == 0) return;
   Ranks ranks;
   for (auto& config : configs) ranks.push_back(std::make_unique<ff::Executor>(std::move(config)));
   constexpr std::size_t count = 40'000;

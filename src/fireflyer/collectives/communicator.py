@@ -147,7 +147,7 @@ class Communicator(GroupMember):
             routes=native_routes(plan),
             programs=native_programs(plan, self.node) if resources.leader_fd < 0 else [],
             arena=memory.arena,
-            neighbours=[one.native for one in resources.neighbours],
+            local_peers=[one.native for one in resources.local_peers],
             cpus=list(seat.cpus),
             network_cpus=list(seat.network_cpus),
             fabric=resources.fabric,

@@ -43,8 +43,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.p2p.peer_listener import ListenAddress
 from fireflyer.identity.secrets import new_secret
-from fireflyer.native import Arena, create_window, sees
-from fireflyer.native import beacon as native_beacon
+from fireflyer.native import Arena, can_access, create_window, memory_probe
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import LocalStore
 
@@ -270,22 +269,22 @@ def unsealed() -> int:
     return fd
 
 
-def beacon(**changes: Any) -> bytes:
+def encoded_probe(**changes: Any) -> bytes:
     return json.dumps([RIGHT | changes]).encode()
 
 
 LIES: dict[str, tuple[bytes, Callable[[], list[int]], int | None]] = {
-    "no arena": (beacon(), list, None),
-    "two arenas": (beacon(), lambda: [Arena.create(1), Arena.create(1)], None),
-    "a pipe": (beacon(), lambda: [pipe_end()], None),
-    "an arena that may shrink": (beacon(), lambda: [unsealed()], None),
+    "no arena": (encoded_probe(), list, None),
+    "two arenas": (encoded_probe(), lambda: [Arena.create(1), Arena.create(1)], None),
+    "a pipe": (encoded_probe(), lambda: [pipe_end()], None),
+    "an arena that may shrink": (encoded_probe(), lambda: [unsealed()], None),
     "two ranks at once": (json.dumps([RIGHT] * 2).encode(), lambda: [Arena.create(1)], None),
     "no rank": (b"[]", lambda: [Arena.create(1)], None),
-    "a pid below 0": (beacon(pid=-1), lambda: [Arena.create(1)], None),
-    "a pid of 33 bits": (beacon(pid=2**32 + 1), lambda: [Arena.create(1)], None),
-    "an address of 65 bits": (beacon(address=2**64), lambda: [Arena.create(1)], None),
-    "a number of 65 bits": (beacon(number=2**64), lambda: [Arena.create(1)], None),
-    "text": (beacon(pid="me"), lambda: [Arena.create(1)], None),
+    "a pid below 0": (encoded_probe(pid=-1), lambda: [Arena.create(1)], None),
+    "a pid of 33 bits": (encoded_probe(pid=2**32 + 1), lambda: [Arena.create(1)], None),
+    "an address of 65 bits": (encoded_probe(address=2**64), lambda: [Arena.create(1)], None),
+    "a number of 65 bits": (encoded_probe(number=2**64), lambda: [Arena.create(1)], None),
+    "text": (encoded_probe(pid="me"), lambda: [Arena.create(1)], None),
     "garbage": (b"\xff" * 100, lambda: [Arena.create(1)], None),
     "four gigabytes": (b"", lambda: [Arena.create(1)], 2**32 - 1),
 }
@@ -312,13 +311,13 @@ def test_a_leader_that_hands_over_no_window_is_refused() -> None:
     window = create_window(2, 4, 4096)
     small = os.memfd_create("small", os.MFD_ALLOW_SEALING)
     try:
-        for fds, beacons in (
+        for fds, probes in (
             ([unsealed(), window], 2),
             ([small, window], 2),
             ([window, window], 1),
             ([window, window], 3),
         ):
-            assert isinstance(from_lying_leader(fds, beacons), Unreachable)
+            assert isinstance(from_lying_leader(fds, probes), Unreachable)
             if fds[0] not in (window, small):
                 os.close(fds[0])
     finally:
@@ -326,13 +325,13 @@ def test_a_leader_that_hands_over_no_window_is_refused() -> None:
         os.close(small)
 
 
-def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | None:
+def from_lying_leader(window_fds: list[int], probes: int) -> BaseException | None:
     """What rank 1 makes of it."""
     from fireflyer.collectives.bootstrap import local_peers
     from fireflyer.native import Executor
 
     ours, theirs = socket.socketpair()
-    arenas = [Arena.create(1) for _ in range(beacons)]
+    arenas = [Arena.create(1) for _ in range(probes)]
     with ours, theirs, ExitStack() as stack:
         for fd in arenas:
             stack.callback(os.close, fd)
@@ -355,7 +354,7 @@ def from_lying_leader(window_fds: list[int], beacons: int) -> BaseException | No
                 routes=[],
                 programs=[],
                 arena=None,
-                neighbours=[(0, 0, 0, os.dup(one.arena_fd)) for one in everybody],
+                local_peers=[(0, 0, 0, os.dup(one.arena_fd)) for one in everybody],
             ).close()
         except RuntimeError as error:
             return Unreachable(str(error))
@@ -374,7 +373,7 @@ def test_another_user_cannot_reach_the_memory_of_a_rank() -> None:
     with job([0, 0]) as group:
         group.last_may_come.set()
         door = group.door(0)
-        arguments = {"pid": os.getpid(), "beacon": native_beacon(), "unix": door.unix}
+        arguments = {"pid": os.getpid(), "probe": memory_probe(), "unix": door.unix}
         with ExitStack() as stack:
             process = Forked("tests.support.other_user", json.dumps(arguments), imports=NUMPY)
             stack.callback(process.kill)
@@ -382,7 +381,7 @@ def test_another_user_cannot_reach_the_memory_of_a_rank() -> None:
         assert said["user"] != os.getuid()
         assert said["reached"] == []
         assert len(said["answer"]) < 400
-        assert sees(*native_beacon()), "else the test shows nothing"
+        assert can_access(*memory_probe()), "else the test shows nothing"
         group.check()
 
 

@@ -56,7 +56,7 @@ struct Config {
   std::vector<Connection> connections;             // of the leader: to its neighbours
   std::shared_ptr<Fabric> fabric;                  // of the leader: carries the data connections that have no descriptor
   std::shared_ptr<Arena> arena;                    // of this rank; may be null
-  std::vector<Neighbour> neighbours;               // the ranks of the node, in order; none: only slots serve
+  std::vector<LocalPeer> local_peers;              // the ranks of the node, in order; none: only slots serve
   std::vector<int> cpus, network_cpus;             // for the threads; none: wherever the system puts them
 };
 

@@ -41,7 +41,7 @@ void permit(bool everyone) {
 }
 
 // Written by others when they look whether they may: [0] holds the number, [1] is theirs to write.
-std::array<std::uint64_t, 2> beacon_words{};
+std::array<std::uint64_t, 2> probe_words{};
 
 using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
@@ -77,17 +77,17 @@ void OpenMemory::close() {
   if (--all.count == 0) permit(false);
 }
 
-Beacon beacon() {
+MemoryProbe memory_probe() {
   static const std::uint64_t number = [] {
     std::uint64_t random = 0;
     if (getentropy(&random, sizeof random) != 0) throw std::runtime_error("the system gives no random numbers");
     return random;
   }();
-  beacon_words[0] = number;
-  return Beacon{static_cast<std::uint64_t>(getpid()), reinterpret_cast<std::uint64_t>(beacon_words.data()), number};
+  probe_words[0] = number;
+  return MemoryProbe{static_cast<std::uint64_t>(getpid()), reinterpret_cast<std::uint64_t>(probe_words.data()), number};
 }
 
-bool sees(const Beacon& of) {
+bool can_access(const MemoryProbe& of) {
   std::uint64_t found = 0;
   const auto pid = static_cast<pid_t>(of.pid);
   return read_memory(pid, &found, of.address, sizeof found) == 0 && found == of.number && write_memory(pid, of.address + sizeof found, &found, sizeof found) == 0;

@@ -15,25 +15,25 @@ constexpr pid_t no_process = -1;  // whose memory is never found
 
 }  // namespace
 
-bool all_open(const std::vector<Neighbour>& neighbours) {
-  return !neighbours.empty() && std::all_of(neighbours.begin(), neighbours.end(), [](const Neighbour& one) { return one.beacon.pid != 0; });
+bool all_open(const std::vector<LocalPeer>& local_peers) {
+  return !local_peers.empty() && std::all_of(local_peers.begin(), local_peers.end(), [](const LocalPeer& one) { return one.probe.pid != 0; });
 }
 
-Reach::Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<Neighbour>& neighbours)
-    : window_(window), local_(local), foreign_(all_open(neighbours)) {
+Reach::Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<LocalPeer>& local_peers)
+    : window_(window), local_(local), foreign_(all_open(local_peers)) {
   ranks_.resize(static_cast<std::size_t>(window.ranks()));
-  for (std::size_t r = 0; r < neighbours.size() && r < ranks_.size(); ++r) {
+  for (std::size_t r = 0; r < local_peers.size() && r < ranks_.size(); ++r) {
     Mapping& rank = ranks_[r];
-    const Neighbour& neighbour = neighbours[r];
-    if (foreign_ && neighbour.beacon.pid != static_cast<std::uint64_t>(getpid())) {
-      rank.pid = static_cast<pid_t>(neighbour.beacon.pid);
+    const LocalPeer& peer = local_peers[r];
+    if (foreign_ && peer.probe.pid != static_cast<std::uint64_t>(getpid())) {
+      rank.pid = static_cast<pid_t>(peer.probe.pid);
       rank.process = Process::met(rank.pid);
-      if (!sees(neighbour.beacon)) rank.pid = no_process;  // it has ended, or closed its communicator: the descriptor may be another's
+      if (!can_access(peer.probe)) rank.pid = no_process;  // it has ended, or closed its communicator: the descriptor may be another's
     } else {
       rank.pid = getpid();
     }
     if (static_cast<int>(r) == local) rank.arena = own;
-    else if (neighbour.arena_fd >= 0) rank.arena = Arena::shared(neighbour.arena_fd);
+    else if (peer.arena_fd >= 0) rank.arena = Arena::shared(peer.arena_fd);
   }
 }
 

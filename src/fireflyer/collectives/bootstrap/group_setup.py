@@ -216,7 +216,7 @@ class GroupMember(ABC):
                 fabric=fabric,
                 stack=meeting.stack,
             )
-            masks = [one.cpus for one in resources.neighbours]
+            masks = [one.cpus for one in resources.local_peers]
             seat = cpu_binding_of(
                 config.machine, masks, resources.plan.ranks_of(resources.plan.node_of_rank[rank]).index(rank)
             )
@@ -227,7 +227,7 @@ class GroupMember(ABC):
                 if error.errno != errno.ENOMEM:
                     raise translate_os_error(error, "make use of what the ranks share") from error
                 raise UsageError(
-                    f"cannot map the arenas of {len(resources.neighbours)} ranks of {memory.arena.bytes} bytes each: "
+                    f"cannot map the arenas of {len(resources.local_peers)} ranks of {memory.arena.bytes} bytes each: "
                     f"{error}; pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
                 ) from error
             except (RuntimeError, ValueError) as error:

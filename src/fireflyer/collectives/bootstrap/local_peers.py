@@ -1,6 +1,6 @@
 """What the ranks of one node tell each other about their memory, over their authenticated Unix sockets.
 
-Every rank hands its arena (a descriptor) and a beacon (process, address, a random number that lies there) to the
+Every rank hands its arena (a descriptor) and a memory probe (process, address, a random number that lies there) to the
 leader, and gets those of all others back with the window. Then each tries to read and write every other process; only
 if all of them can reach all others is reading foreign memory used on this node, since all must go the same way.
 """
@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from fireflyer.base.errors import Unreachable
 from fireflyer.collectives.bootstrap.cpu_binding import MAX_MASK_TEXT
-from fireflyer.native import beacon, sees
+from fireflyer.native import can_access, memory_probe
 from fireflyer.runtime.sockets import receive_exactly
 
 __all__ = [
@@ -52,34 +52,34 @@ class MemoryProbe(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.number >= 2**64:
-            raise ValueError("the number of a beacon has 64 bits")
+            raise ValueError("the number of a memory probe has 64 bits")
 
 
 class LocalPeerInfo(NamedTuple):
-    beacon: MemoryProbe
+    probe: MemoryProbe
     arena_fd: int
 
 
 class LocalPeer(NamedTuple):
     """A rank of the node, as native code and the choice of processors need it."""
 
-    beacon: MemoryProbe
+    probe: MemoryProbe
     """`pid` 0: its memory is not to be read."""
     arena_fd: int
     cpus: str
 
     @property
     def native(self) -> tuple[int, int, int, int]:
-        return self.beacon.pid, self.beacon.address, self.beacon.number, self.arena_fd
+        return self.probe.pid, self.probe.address, self.probe.number, self.arena_fd
 
 
 def own_peer_info(arena_fd: int, *, peer_memory: bool, cpus: str = "") -> LocalPeerInfo:
     """This process, with its arena. With `peer_memory` it has an `OpenMemory` until the others have looked."""
-    return LocalPeerInfo(MemoryProbe(*(beacon() if peer_memory else (0, 0, 0)), cpus), arena_fd)
+    return LocalPeerInfo(MemoryProbe(*(memory_probe() if peer_memory else (0, 0, 0)), cpus), arena_fd)
 
 
 def send(sock: socket.socket, own: LocalPeerInfo, peer: str) -> None:
-    _send(sock, [own.beacon], [own.arena_fd], peer)
+    _send(sock, [own.probe], [own.arena_fd], peer)
 
 
 def receive(sock: socket.socket, peer: str, stack: ExitStack) -> LocalPeerInfo:
@@ -91,7 +91,7 @@ def receive(sock: socket.socket, peer: str, stack: ExitStack) -> LocalPeerInfo:
 
 
 def send_all(sock: socket.socket, window_fds: Sequence[int], peers: Sequence[LocalPeerInfo]) -> None:
-    _send(sock, [one.beacon for one in peers], [*window_fds, *(one.arena_fd for one in peers)], "a rank")
+    _send(sock, [one.probe for one in peers], [*window_fds, *(one.arena_fd for one in peers)], "a rank")
 
 
 def receive_all(
@@ -136,12 +136,12 @@ def decide(others: Mapping[str, socket.socket], own: LocalPeerInfo, peers: Seque
 def local_peers(peers: Sequence[LocalPeerInfo], open_: bool) -> list[LocalPeer]:
     """Of each rank of the node."""
     closed = MemoryProbe(0, 0, 0)
-    return [LocalPeer(one.beacon if open_ else closed, one.arena_fd, one.beacon.cpus) for one in peers]
+    return [LocalPeer(one.probe if open_ else closed, one.arena_fd, one.probe.cpus) for one in peers]
 
 
 def _sees_all(own: LocalPeerInfo, peers: Sequence[LocalPeerInfo]) -> bool:
-    return own.beacon.pid != 0 and all(
-        one.beacon.pid > 0 and sees(one.beacon.pid, one.beacon.address, one.beacon.number) for one in peers
+    return own.probe.pid != 0 and all(
+        one.probe.pid > 0 and can_access(one.probe.pid, one.probe.address, one.probe.number) for one in peers
     )
 
 

@@ -90,7 +90,7 @@ class GroupResources(NamedTuple):
     local_fds: tuple[tuple[int, int], ...]
     connections: tuple[tuple[int, int, int, int], ...]
     """Channel, node, socket (see `programs.Link`), descriptor; -1 where `fabric` carries it."""
-    neighbours: tuple[LocalPeer, ...]
+    local_peers: tuple[LocalPeer, ...]
     """The ranks of the node."""
     choice: Choice = Choice()
     fabric: Fabric | None = None
@@ -114,7 +114,7 @@ class GroupResources(NamedTuple):
                     leader_fd=own(self.leader_fd),
                     local_fds=tuple((rank, own(fd)) for rank, fd in self.local_fds),
                     connections=tuple((c, node, n, own(fd)) for c, node, n, fd in self.connections),
-                    neighbours=tuple(one._replace(arena_fd=own(one.arena_fd)) for one in self.neighbours),
+                    local_peers=tuple(one._replace(arena_fd=own(one.arena_fd)) for one in self.local_peers),
                 )
             except OSError as error:
                 raise translate_os_error(error, f"keep the connections of {len(self.labels)} ranks open") from error

@@ -57,7 +57,7 @@ def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
         with only_free(7):
             copies = resources(fd).duplicate()
         mine = [copies.window_fd, copies.doorbell_fd, *(fd for _, fd in copies.local_fds)]
-        mine += [fd for _, _, _, fd in copies.connections if fd >= 0] + [one.arena_fd for one in copies.neighbours]
+        mine += [fd for _, _, _, fd in copies.connections if fd >= 0] + [one.arena_fd for one in copies.local_peers]
         assert open_descriptors() == before | set(mine)
         assert len(set(mine)) == 7
         assert copies.leader_fd == copies.connections[2][3] == -1

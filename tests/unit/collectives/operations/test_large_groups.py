@@ -30,7 +30,7 @@ def executor(nodes: list[int], **changes: Any) -> Executor:
         "routes": native_routes(plan),
         "programs": native_programs(plan, 0),
         "arena": None,
-        "neighbours": [],
+        "local_peers": [],
     }
     return Executor(**arguments | changes)
 

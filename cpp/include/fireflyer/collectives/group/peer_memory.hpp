@@ -25,12 +25,12 @@ class OpenMemory {
 };
 
 // A random number of this process and where it lies, by which others prove that it is this process's memory they see.
-struct Beacon {
+struct MemoryProbe {
   std::uint64_t pid = 0, address = 0, number = 0;
 };
 
-Beacon beacon();
-bool sees(const Beacon& beacon);   // true where this process can read and write that one's memory
+MemoryProbe memory_probe();
+bool can_access(const MemoryProbe& probe);   // true where this process can read and write that one's memory
 
 // A process that is not taken for a later one with the same number, where the system has descriptors of processes (Linux 5.3).
 // Looking whether it has ended after its memory was read shows that nobody else's was. What remains: a process that ends, is

@@ -16,18 +16,18 @@
 
 namespace ff {
 
-// What the ranks of a node find out about each other when they meet; see `sees`.
-struct Neighbour {
-  Beacon beacon;           // pid 0: its memory cannot be read, only arenas and slots serve
-  int arena_fd = -1;       // -1: it has none
+// What the ranks of a node find out about each other when they meet; see `can_access`.
+struct LocalPeer {
+  MemoryProbe probe;   // pid 0: its memory cannot be read, only arenas and slots serve
+  int arena_fd = -1;   // -1: it has none
 };
 
-bool all_open(const std::vector<Neighbour>& neighbours);  // any of them can read and write any other's memory
+bool all_open(const std::vector<LocalPeer>& local_peers);  // any of them can read and write any other's memory
 
 class Reach {
  public:
-  // `neighbours` of all local ranks; takes no descriptor. `own` is mapped by the caller already.
-  Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<Neighbour>& neighbours);
+  // `local_peers` of all local ranks; takes no descriptor. `own` is mapped by the caller already.
+  Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<LocalPeer>& local_peers);
 
   Places locate(const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes) const;  // of this rank's arrays
   // Of all ranks in an operation; this rank's own are `mine`, whatever the window says by now.
