@@ -64,12 +64,12 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     if (window_->ranks() != static_cast<int>(group_.ranks_of(group_.node()).size())) throw std::invalid_argument("the window is for another number of ranks");
     if (config_.local_peers.size() > 1 && all_open(config_.local_peers)) open_.emplace();
     exchange_ = std::make_unique<Exchange>(group_, *window_, config_.leader_fd, &recorder_, config_.cpus, open_.has_value());
-    reach_ = std::make_unique<Reach>(*window_, local_, config_.arena, config_.local_peers);
+    peer_access_ = std::make_unique<PeerAccess>(*window_, local_, config_.arena, config_.local_peers);
     for (auto& peer : config_.local_peers) {  // mapped by now
       if (peer.arena_fd >= 0) ::close(peer.arena_fd);
       peer.arena_fd = -1;
     }
-    scene_ = std::make_unique<Scene>(Scene{group_, *window_, *reach_, local_});
+    scene_ = std::make_unique<Scene>(Scene{group_, *window_, *peer_access_, local_});
     spin_ = window_->ranks() <= usable_processors();
     glance_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, longest_glance_ns);
     if (local_ == 0) {
@@ -299,8 +299,8 @@ void Executor::begin(Current& current) {
     window_->enter(local_, current.geometry, Places{});
     return;
   }
-  const Places places = current.mine = reach_->locate(task.in, in_bytes, task.out, out_bytes);
-  if (reach_->everywhere() && window_->ranks() > 1) {
+  const Places places = current.mine = peer_access_->locate(task.in, in_bytes, task.out, out_bytes);
+  if (peer_access_->everywhere() && window_->ranks() > 1) {
     if (places.in_arena == never) huge_pages_.seen(task.in, in_bytes);
     if (places.out_arena == never && task.out != task.in) huge_pages_.seen(task.out, out_bytes);
   }
@@ -366,7 +366,7 @@ void Executor::note_route(const Current& current, Path path) {
   current.task.entry.route(path, algorithm, current.run->chunks(), chunk_bytes);
 }
 
-bool Executor::flat(const Current& current) const { return reach_->everywhere() || in_arenas(current); }
+bool Executor::flat(const Current& current) const { return peer_access_->everywhere() || in_arenas(current); }
 
 bool Executor::in_arenas(const Current& current) const {
   const OpDescriptor& op = current.task.op;
@@ -483,7 +483,7 @@ void Executor::withdraw(const Current& current) {
   const std::uint64_t mine = current.task.op.seq + 1;
   if (network_ && group_.nodes() > 1) network_->wait_until_harmless();
   window_->line(local_).withdrawn.store(mine, std::memory_order_release);
-  if (group_.nodes() > 1 && !current.shared && !reach_->everywhere()) return;
+  if (group_.nodes() > 1 && !current.shared && !peer_access_->everywhere()) return;
   const Failure failure = window_->failure();
   const std::int64_t until_ns = monotonic_ns() + std::min(withdrawal_ns, group_.timeout_ns);
   for (int local = 0; local < window_->ranks(); ++local) {

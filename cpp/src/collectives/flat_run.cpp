@@ -25,7 +25,7 @@ class FlatRun final : public Run {
  public:
   FlatRun(const Scene& scene, const Geometry& geometry, const Places& mine)
       : scene_(scene), op_(geometry.op), base_(geometry.base), unit_(geometry.unit), out_(reinterpret_cast<char*>(mine.out)), ranks_(scene.window.ranks()),
-        places_(scene.reach.places(op_, mine)) {
+        places_(scene.peer_access.places(op_, mine)) {
     for (int r = 0; r < ranks_; ++r) {
       const Places& places = places_[static_cast<std::size_t>(r)];
       foreign_ = foreign_ || (r != scene.local && (places.in_arena == never || places.out_arena == never));
@@ -52,7 +52,7 @@ class FlatRun final : public Run {
     }
     if (!announced_) {
       if (foreign_ && share_.count > 0) {  // nobody takes this rank's results for good before this
-        if (const auto failure = scene_.reach.betrayed(scene_.group, op_)) {
+        if (const auto failure = scene_.peer_access.betrayed(scene_.group, op_)) {
           scene_.window.fail(*failure);
           return true;
         }
@@ -129,7 +129,7 @@ class FlatRun final : public Run {
   }
 
   void copy(int from, std::size_t offset, char* to, std::size_t bytes) {
-    const char* source = scene_.reach.input(from, places_[static_cast<std::size_t>(from)], offset, bytes, to);
+    const char* source = scene_.peer_access.input(from, places_[static_cast<std::size_t>(from)], offset, bytes, to);
     if (source == nullptr) return lost(from, errno);
     if (source != to) std::memmove(to, source, bytes);
   }
@@ -138,7 +138,7 @@ class FlatRun final : public Run {
     std::array<const void*, max_local_ranks> inputs{};
     for (int r = 0; r < ranks_; ++r) {
       char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * block_bytes : nullptr;
-      const char* input = scene_.reach.input(r, places_[static_cast<std::size_t>(r)], from, elems * unit_, scratch);
+      const char* input = scene_.peer_access.input(r, places_[static_cast<std::size_t>(r)], from, elems * unit_, scratch);
       if (input == nullptr) return lost(r, errno);
       inputs[static_cast<std::size_t>(r)] = input;
     }
@@ -147,7 +147,7 @@ class FlatRun final : public Run {
     int near = 0, far = 0;
     for (int r = 0; r < ranks_; ++r) {
       if (!receives(r)) continue;
-      char* output = scene_.reach.direct_output(r, places_[static_cast<std::size_t>(r)], to, elems * unit_);
+      char* output = scene_.peer_access.direct_output(r, places_[static_cast<std::size_t>(r)], to, elems * unit_);
       if (output != nullptr) outputs[static_cast<std::size_t>(near++)] = output;
       else remote[static_cast<std::size_t>(far++)] = r;
     }
@@ -157,7 +157,7 @@ class FlatRun final : public Run {
     saturated_ += reduce_to_many(outputs.data(), near, inputs.data(), ranks_, elems, op_.dtype, op_.reduce, divisor, stream_);
     for (int i = 0; i < far; ++i) {
       const int r = remote[static_cast<std::size_t>(i)];
-      if (!scene_.reach.write(r, places_[static_cast<std::size_t>(r)], to, static_cast<const char*>(outputs[0]), elems * unit_)) return lost(r, errno);
+      if (!scene_.peer_access.write(r, places_[static_cast<std::size_t>(r)], to, static_cast<const char*>(outputs[0]), elems * unit_)) return lost(r, errno);
     }
   }
 
@@ -167,7 +167,7 @@ class FlatRun final : public Run {
     return local == scene_.local;
   }
 
-  void lost(int local, int error) const { scene_.window.fail(scene_.reach.lost(scene_.group, local, op_, error)); }
+  void lost(int local, int error) const { scene_.window.fail(scene_.peer_access.lost(scene_.group, local, op_, error)); }
 
   const Scene& scene_;
   OpDescriptor op_;

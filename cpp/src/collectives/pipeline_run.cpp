@@ -23,13 +23,13 @@ class PipelineRun final : public Run {
   PipelineRun(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out)
       : scene_(scene), geometry_(geometry), rules_(rules), in_(in), out_(out), ranks_(scene.window.ranks()) {
     const Places mine = scene.window.places(scene.local, geometry.op.seq);
-    lent_ = scene.reach.everywhere() || mine.in_arena != never;
+    lent_ = scene.peer_access.everywhere() || mine.in_arena != never;
     for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
       const bool works = rules.takes(stage, scene.local) && !(stage == Stage::in && lent_) && !(stage == Stage::reduce && at_home());
       next(stage) = works ? geometry.base : geometry.end;
       scene.window.advance(scene.local, counter_of(stage), next(stage));  // operations of other kinds left it behind
     }
-    if (rules.takes(Stage::reduce, scene.local) && geometry.sums() && ranks_ > 1 && scene.reach.everywhere()) {
+    if (rules.takes(Stage::reduce, scene.local) && geometry.sums() && ranks_ > 1 && scene.peer_access.everywhere()) {
       const std::size_t bytes = (scene.window.chunk_bytes() + 4095) / 4096 * 4096 * static_cast<std::size_t>(ranks_);
       scratch_.reset(static_cast<char*>(std::aligned_alloc(4096, bytes)));
       if (!scratch_) throw std::bad_alloc();
@@ -43,7 +43,7 @@ class PipelineRun final : public Run {
       if (chunk >= geometry_.end || !rules_.holds(rules_.needs(stage, chunk))) continue;
       perform(stage, chunk);
       if (stage == Stage::reduce && chunk + 1 == geometry_.base + geometry_.chunks && scratch_) {  // no rank has a result without this chunk
-        if (const auto failure = scene_.reach.betrayed(scene_.group, geometry_.op)) scene_.window.fail(*failure);
+        if (const auto failure = scene_.peer_access.betrayed(scene_.group, geometry_.op)) scene_.window.fail(*failure);
       }
       if (scene_.window.failed()) return true;
       ++chunk;
@@ -179,10 +179,10 @@ class PipelineRun final : public Run {
   const char* input(std::uint64_t chunk, int r, std::uint64_t offset, Slice slice) {
     if (r == scene_.local) return in_ + offset;
     const Places places = scene_.window.places(r, geometry_.op.seq);
-    if (!scene_.reach.everywhere() && places.in_arena == never) return scene_.window.input(chunk, r) + slice.first * geometry_.unit;
+    if (!scene_.peer_access.everywhere() && places.in_arena == never) return scene_.window.input(chunk, r) + slice.first * geometry_.unit;
     char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * scene_.window.chunk_bytes() : nullptr;
-    const char* from = scene_.reach.input(r, places, offset, slice.count * geometry_.unit, scratch);
-    if (from == nullptr) scene_.window.fail(scene_.reach.lost(scene_.group, r, geometry_.op, errno));
+    const char* from = scene_.peer_access.input(r, places, offset, slice.count * geometry_.unit, scratch);
+    if (from == nullptr) scene_.window.fail(scene_.peer_access.lost(scene_.group, r, geometry_.op, errno));
     return from;
   }
 

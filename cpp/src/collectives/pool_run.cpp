@@ -19,7 +19,7 @@ constexpr std::size_t slice_align = 64;  // elements
 class PoolRun final : public Run {
  public:
   PoolRun(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine)
-      : scene_(scene), geometry_(geometry), rules_(rules), ranks_(scene.window.ranks()), last_(geometry.base + geometry.chunks), places_(scene.reach.places(geometry.op, mine)) {
+      : scene_(scene), geometry_(geometry), rules_(rules), ranks_(scene.window.ranks()), last_(geometry.base + geometry.chunks), places_(scene.peer_access.places(geometry.op, mine)) {
     const auto ranks = static_cast<std::uint64_t>(ranks_);
     turn_ = (static_cast<std::uint64_t>(scene.local) + geometry.op.seq) % ranks;  // not always the same rank works for the others
     for (const Counter which : {counter_in, counter_reduced, counter_out}) {
@@ -113,7 +113,7 @@ class PoolRun final : public Run {
     const std::uint64_t offset = geometry_.offset_bytes(chunk) + slice.first * geometry_.unit;
     std::array<const void*, max_local_ranks> inputs{};
     for (int r = 0; r < ranks_; ++r) {
-      const char* from = scene_.reach.input(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit, nullptr);
+      const char* from = scene_.peer_access.input(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit, nullptr);
       if (from == nullptr) return outside(r);
       inputs[static_cast<std::size_t>(r)] = from;
     }
@@ -123,13 +123,13 @@ class PoolRun final : public Run {
   void spread(std::uint64_t chunk, Slice slice) {
     const std::uint64_t offset = geometry_.offset_bytes(chunk) + slice.first * geometry_.unit;
     for (int r = 0; r < ranks_; ++r) {
-      char* to = scene_.reach.direct_output(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit);
+      char* to = scene_.peer_access.direct_output(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit);
       if (to == nullptr) return outside(r);
       std::memcpy(to, rules_.result(chunk) + slice.first * geometry_.unit, slice.count * geometry_.unit);
     }
   }
 
-  void outside(int local) const { scene_.window.fail(scene_.reach.lost(scene_.group, local, geometry_.op, ERANGE)); }
+  void outside(int local) const { scene_.window.fail(scene_.peer_access.lost(scene_.group, local, geometry_.op, ERANGE)); }
 
   // Every rank has raised the count of pieces to the first of this operation before it takes one.
   void turned_back() const {

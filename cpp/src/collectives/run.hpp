@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fireflyer/collectives/group/group.hpp"
-#include "fireflyer/collectives/group/reach.hpp"
+#include "fireflyer/collectives/group/peer_access.hpp"
 #include "fireflyer/collectives/group/window.hpp"
 
 namespace ff {
@@ -29,7 +29,7 @@ Slice slice_of(std::size_t elems, int parts, int part, std::size_t align);
 struct Scene {  // where a run takes place; outlives it
   const Group& group;
   const Window& window;
-  const Reach& reach;
+  const PeerAccess& peer_access;
   int local;
 };
 

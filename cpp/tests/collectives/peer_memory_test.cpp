@@ -132,11 +132,11 @@ void a_process_that_has_ended_is_named() {
 void other_errors_blame_nobody_for_dying() {
   Pair pair;
   const Child child;
-  const ff::Reach reach(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {probe_of(child), -1}});
-  expect(reach.lost(pair.group, 1, pair.op, EPERM), ff::FailureKind::peer_failed, -1, std::string(std::strerror(EPERM)) + "; the permission was taken back");
-  expect(reach.lost(pair.group, 1, pair.op, ENOMEM), ff::FailureKind::peer_failed, 0, std::strerror(ENOMEM));
-  expect(reach.lost(pair.group, 1, pair.op, EIO), ff::FailureKind::peer_failed, -1, std::strerror(EIO));
-  expect(reach.lost(pair.group, 1, pair.op, ERANGE), ff::FailureKind::peer_failed, 1, "named an array outside its arena");
+  const ff::PeerAccess access(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {probe_of(child), -1}});
+  expect(access.lost(pair.group, 1, pair.op, EPERM), ff::FailureKind::peer_failed, -1, std::string(std::strerror(EPERM)) + "; the permission was taken back");
+  expect(access.lost(pair.group, 1, pair.op, ENOMEM), ff::FailureKind::peer_failed, 0, std::strerror(ENOMEM));
+  expect(access.lost(pair.group, 1, pair.op, EIO), ff::FailureKind::peer_failed, -1, std::strerror(EIO));
+  expect(access.lost(pair.group, 1, pair.op, ERANGE), ff::FailureKind::peer_failed, 1, "named an array outside its arena");
   close(pair.fd);
 }
 
@@ -144,8 +144,8 @@ void other_errors_blame_nobody_for_dying() {
 void what_was_read_of_an_ended_process_is_not_believed() {
   Pair pair;
   Child child;
-  const ff::Reach reach(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {probe_of(child), -1}});
-  CHECK(!reach.betrayed(pair.group, pair.op));
+  const ff::PeerAccess access(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {probe_of(child), -1}});
+  CHECK(!access.betrayed(pair.group, pair.op));
   const ff::Process process(child.pid());
   if (process.descriptor() >= 0) {
     const pid_t pid = child.pid();
@@ -154,10 +154,10 @@ void what_was_read_of_an_ended_process_is_not_believed() {
     child.end();
     CHECK(process.ended());
     CHECK(ff::Process::met(pid) != met);
-    const auto failure = reach.betrayed(pair.group, pair.op);
+    const auto failure = access.betrayed(pair.group, pair.op);
     CHECK(failure);
     expect(*failure, ff::FailureKind::peer_failed, 1, "its process has ended");
-    expect(reach.lost(pair.group, 1, pair.op, EFAULT), ff::FailureKind::peer_failed, 1, "its process has ended");
+    expect(access.lost(pair.group, 1, pair.op, EFAULT), ff::FailureKind::peer_failed, 1, "its process has ended");
   }
   close(pair.fd);
 }
@@ -169,11 +169,11 @@ void another_process_is_not_taken_for_a_rank() {
   const Child child;
   ff::MemoryProbe wrong = probe_of(child);
   ++wrong.number;
-  const ff::Reach reach(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {wrong, -1}});
+  const ff::PeerAccess access(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {wrong, -1}});
   ff::Places places;
   places.in = reinterpret_cast<std::uint64_t>(theirs.data());
   char scratch[64];
-  CHECK(reach.input(1, places, 0, sizeof scratch, scratch) == nullptr && errno == ESRCH);
+  CHECK(access.input(1, places, 0, sizeof scratch, scratch) == nullptr && errno == ESRCH);
   close(pair.fd);
 }
 
@@ -236,10 +236,10 @@ void many_groups_map_an_arena_once() {
     first->base()[0] = 1;
   }
   Pair pair;
-  std::vector<std::unique_ptr<ff::Reach>> groups;
+  std::vector<std::unique_ptr<ff::PeerAccess>> groups;
   std::vector<const char*> seen;
   for (int group = 0; group < 50; ++group) {
-    groups.push_back(std::make_unique<ff::Reach>(pair.window, 0, nullptr, std::vector<ff::LocalPeer>{{{}, -1}, {{}, group % 2 ? fd : again}}));
+    groups.push_back(std::make_unique<ff::PeerAccess>(pair.window, 0, nullptr, std::vector<ff::LocalPeer>{{{}, -1}, {{}, group % 2 ? fd : again}}));
     ff::Places places;
     places.in_arena = 0;
     seen.push_back(groups.back()->input(1, places, 0, 1, nullptr));

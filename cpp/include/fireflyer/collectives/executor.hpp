@@ -23,7 +23,7 @@
 #include "fireflyer/collectives/group/arena.hpp"
 #include "fireflyer/collectives/group/group.hpp"
 #include "fireflyer/collectives/group/huge_pages.hpp"
-#include "fireflyer/collectives/group/reach.hpp"
+#include "fireflyer/collectives/group/peer_access.hpp"
 #include "fireflyer/collectives/group/recorder.hpp"
 #include "fireflyer/collectives/group/small_log.hpp"
 #include "fireflyer/collectives/group/window.hpp"
@@ -138,7 +138,7 @@ class Executor {
   Config config_;
   Group& group_;
   std::unique_ptr<Window> window_;
-  std::unique_ptr<Reach> reach_;
+  std::unique_ptr<PeerAccess> peer_access_;
   HugePages huge_pages_;
   std::optional<OpenMemory> open_;  // as long as others may read this rank's arrays where they lie
   std::unique_ptr<Scene> scene_;

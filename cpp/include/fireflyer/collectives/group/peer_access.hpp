@@ -24,10 +24,10 @@ struct LocalPeer {
 
 bool all_open(const std::vector<LocalPeer>& local_peers);  // any of them can read and write any other's memory
 
-class Reach {
+class PeerAccess {
  public:
   // `local_peers` of all local ranks; takes no descriptor. `own` is mapped by the caller already.
-  Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<LocalPeer>& local_peers);
+  PeerAccess(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<LocalPeer>& local_peers);
 
   Places locate(const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes) const;  // of this rank's arrays
   // Of all ranks in an operation; this rank's own are `mine`, whatever the window says by now.

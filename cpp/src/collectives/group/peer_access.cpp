@@ -1,4 +1,4 @@
-#include "fireflyer/collectives/group/reach.hpp"
+#include "fireflyer/collectives/group/peer_access.hpp"
 
 #include <poll.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ bool all_open(const std::vector<LocalPeer>& local_peers) {
   return !local_peers.empty() && std::all_of(local_peers.begin(), local_peers.end(), [](const LocalPeer& one) { return one.probe.pid != 0; });
 }
 
-Reach::Reach(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<LocalPeer>& local_peers)
+PeerAccess::PeerAccess(const Window& window, int local, std::shared_ptr<Arena> own, const std::vector<LocalPeer>& local_peers)
     : window_(window), local_(local), foreign_(all_open(local_peers)) {
   ranks_.resize(static_cast<std::size_t>(window.ranks()));
   for (std::size_t r = 0; r < local_peers.size() && r < ranks_.size(); ++r) {
@@ -37,7 +37,7 @@ Reach::Reach(const Window& window, int local, std::shared_ptr<Arena> own, const 
   }
 }
 
-Places Reach::locate(const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes) const {
+Places PeerAccess::locate(const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes) const {
   Places places;
   places.in = reinterpret_cast<std::uint64_t>(in);
   places.out = reinterpret_cast<std::uint64_t>(out);
@@ -47,13 +47,13 @@ Places Reach::locate(const void* in, std::size_t in_bytes, const void* out, std:
   return places;
 }
 
-std::vector<Places> Reach::places(const OpDescriptor& op, const Places& mine) const {
+std::vector<Places> PeerAccess::places(const OpDescriptor& op, const Places& mine) const {
   std::vector<Places> all;
   for (int r = 0; r < window_.ranks(); ++r) all.push_back(r == local_ ? mine : window_.places(r, op.seq));
   return all;
 }
 
-const char* Reach::input(int local, const Places& places, std::uint64_t offset, std::size_t bytes, char* scratch) const {
+const char* PeerAccess::input(int local, const Places& places, std::uint64_t offset, std::size_t bytes, char* scratch) const {
   if (local == local_) return reinterpret_cast<const char*>(places.in + offset);
   const Mapping& rank = ranks_[static_cast<std::size_t>(local)];
   errno = ERANGE;
@@ -63,21 +63,21 @@ const char* Reach::input(int local, const Places& places, std::uint64_t offset, 
   return errno == 0 ? scratch : nullptr;
 }
 
-char* Reach::direct_output(int local, const Places& places, std::uint64_t offset, std::size_t bytes) const {
+char* PeerAccess::direct_output(int local, const Places& places, std::uint64_t offset, std::size_t bytes) const {
   if (local == local_) return reinterpret_cast<char*>(places.out + offset);
   const Mapping& rank = ranks_[static_cast<std::size_t>(local)];
   if (places.out_arena == never || !rank.arena) return nullptr;
   return rank.arena->at(places.out_arena, offset, bytes);
 }
 
-bool Reach::write(int local, const Places& places, std::uint64_t offset, const char* from, std::size_t bytes) const {
+bool PeerAccess::write(int local, const Places& places, std::uint64_t offset, const char* from, std::size_t bytes) const {
   errno = ERANGE;
   if (!foreign_ || places.out_arena != never) return false;
   errno = write_memory(ranks_[static_cast<std::size_t>(local)].pid, places.out + offset, from, bytes);
   return errno == 0;
 }
 
-Failure Reach::lost(const Group& group, int local, const OpDescriptor& op, int error) const {
+Failure PeerAccess::lost(const Group& group, int local, const OpDescriptor& op, int error) const {
   const int rank = group.local_rank_at(local);
   const auto& process = ranks_[static_cast<std::size_t>(local)].process;
   if (error == ESRCH || (process && process->ended())) {
@@ -93,7 +93,7 @@ Failure Reach::lost(const Group& group, int local, const OpDescriptor& op, int e
   }
 }
 
-std::optional<Failure> Reach::betrayed(const Group& group, const OpDescriptor& op) const {
+std::optional<Failure> PeerAccess::betrayed(const Group& group, const OpDescriptor& op) const {
   std::array<pollfd, max_local_ranks> watched;
   for (std::size_t r = 0; r < ranks_.size(); ++r) watched[r] = {ranks_[r].process ? ranks_[r].process->descriptor() : -1, POLLIN, 0};
   if (poll(watched.data(), ranks_.size(), 0) <= 0) return std::nullopt;
