@@ -15,7 +15,7 @@ struct Executor::Current {
   Places mine;                    // where this rank's arrays lie
   std::unique_ptr<Rules> rules;
   std::unique_ptr<Run> run;       // null while the others are awaited to choose it
-  Watch watch;
+  StallDetector stall_detector;
   std::int64_t glance_at_ns = 0;
   std::uint64_t verified = 0;     // a bit for each local rank whose call is known to be the same; `never`: all
   bool begun = false;

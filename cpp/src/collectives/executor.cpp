@@ -285,7 +285,7 @@ void Executor::begin(Current& current) {
   }
   const std::int64_t now_ns = monotonic_ns();
   if (crowded_ > 0) --crowded_;
-  current.watch.restart(now_ns);
+  current.stall_detector.restart(now_ns);
   current.glance_at_ns = now_ns + glance_ns_;
   current.small = fits_small(group_, task.op);
   if (window_->failed()) return;
@@ -473,7 +473,7 @@ void Executor::look_around(Current& current, std::int64_t now_ns) {
   if (current.small) {
     if (const auto failure = mismatch(current.task.op, current.verified)) window_->fail(*failure);
   }
-  const std::int64_t idle_ns = current.watch.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2);
+  const std::int64_t idle_ns = current.stall_detector.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2);
   if (const auto failure = trouble(current.task.op, idle_ns)) window_->fail(*failure);
 }
 

@@ -119,8 +119,8 @@ std::optional<Failure> Executor::let_others_follow(const OpDescriptor& op) {
     for (int local = 0; local < window_->ranks(); ++local) entered = std::min(entered, window_->line(local).entered.load());
     return entered;
   };
-  Watch watch;
-  watch.restart(monotonic_ns());
+  StallDetector stall_detector;
+  stall_detector.restart(monotonic_ns());
   std::int64_t glance_at_ns = monotonic_ns() + glance_ns_;
   while (least() + max_lead <= op.seq) {
     if (window_->failed()) return std::nullopt;
@@ -128,7 +128,7 @@ std::optional<Failure> Executor::let_others_follow(const OpDescriptor& op) {
     const std::int64_t now_ns = monotonic_ns();
     if (now_ns < glance_at_ns) continue;
     glance_at_ns = now_ns + glance_ns_;
-    if (auto failure = trouble(op, watch.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) return failure;
+    if (auto failure = trouble(op, stall_detector.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) return failure;
   }
   return std::nullopt;
 }

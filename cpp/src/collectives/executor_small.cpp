@@ -48,7 +48,7 @@ std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what
   current->geometry.end = base_ += flat_chunks;
   current->run = small_run(letters, current->geometry.base);
   current->begun = current->small = true;
-  current->watch.restart(now_ns);
+  current->stall_detector.restart(now_ns);
   current->glance_at_ns = now_ns + glance_ns_;
   pending_ = 1;
   busy_since_ns_ = now_ns;

@@ -174,7 +174,7 @@ std::optional<Failure> local_culprit(const Window& window, const Group& group, c
   return std::nullopt;
 }
 
-std::int64_t Watch::idle_ns(std::uint64_t fingerprint, std::int64_t now_ns, std::int64_t own_gap_ns) {
+std::int64_t StallDetector::idle_ns(std::uint64_t fingerprint, std::int64_t now_ns, std::int64_t own_gap_ns) {
   if (fingerprint != fingerprint_ || now_ns - looked_ns_ > own_gap_ns) since_ns_ = now_ns;
   fingerprint_ = fingerprint;
   looked_ns_ = now_ns;

@@ -138,7 +138,7 @@ void Network::stop() {
 
 void Network::loop() {
   turn_ns_ = monotonic_ns();
-  watch_.restart(turn_ns_);
+  stall_detector_.restart(turn_ns_);
   try {
     while (turn()) {
     }
@@ -187,7 +187,7 @@ bool Network::take() {
   posted_.pop_front();
   rules_ = std::make_unique<Rules>(window_, group_, *current_);
   for (const auto& lane : lanes_) lane->begin(*current_, *rules_);
-  watch_.restart(monotonic_ns());
+  stall_detector_.restart(monotonic_ns());
   stalled_ns_ = 0;
   return true;
 }
@@ -412,7 +412,7 @@ void Network::farewell() {
 
 void Network::watch(std::int64_t now_ns) {
   if (!current_ || window_.failed()) return;
-  const std::int64_t idle_ns = watch_.idle_ns(window_.fingerprint() + moved_bytes_, now_ns, group_.timeout_ns / 2);
+  const std::int64_t idle_ns = stall_detector_.idle_ns(window_.fingerprint() + moved_bytes_, now_ns, group_.timeout_ns / 2);
   if (idle_ns < group_.timeout_ns) stalled_ns_ = 0;
   else if (stalled_ns_ == 0) stalled_ns_ = now_ns;
   if (const auto failure = local_culprit(window_, group_, current_->op, idle_ns, -1)) return fail(failure->kind, failure->culprit, failure->text);

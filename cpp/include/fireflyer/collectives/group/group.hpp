@@ -84,7 +84,7 @@ class Rules {
 std::optional<Failure> local_culprit(const Window& window, const Group& group, const OpDescriptor& op, std::int64_t idle_ns, int self);
 
 // How long nothing has moved, not counting time in which the observer itself did not run.
-class Watch {
+class StallDetector {
  public:
   void restart(std::int64_t now_ns) { since_ns_ = looked_ns_ = now_ns; }
   std::int64_t idle_ns(std::uint64_t fingerprint, std::int64_t now_ns, std::int64_t own_gap_ns);

@@ -132,7 +132,7 @@ class Network {
   std::vector<pollfd> polled_;
   std::unique_ptr<Geometry> current_;
   std::unique_ptr<Rules> rules_;
-  Watch watch_;
+  StallDetector stall_detector_;
   std::int64_t period_ns_;              // between heartbeats
   std::int64_t stalled_ns_ = 0;         // when the timeout of the current stall ran out; 0 where none has
   std::int64_t beat_at_ns_ = 0;
